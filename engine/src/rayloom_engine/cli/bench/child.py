@@ -1,0 +1,70 @@
+"""Runs one measurement in a fresh Python process: a JSON job in, JSON lines out, the last of them the result."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from rayloom_engine.errors import EngineError
+
+
+class ChildFailed(EngineError):
+    """A measuring process that ended without a result. Its own words went to stderr."""
+
+
+def run_child(
+    module: str, job: Mapping[str, object], *, threads: int, on_progress: Callable[[int], object] = lambda done: None
+) -> dict[str, Any]:
+    """Run `python -m module` with the job on its stdin; the object of its `{"result": ...}` line.
+
+    Lines `{"progress": N}` are passed to `on_progress`. The process is gone afterwards, whatever happened.
+    Raises ChildFailed when it ends without a result.
+    """
+    # The thread pools of torch read these once, when it is imported.
+    environment = os.environ | {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
+    process = subprocess.Popen(
+        [sys.executable, "-m", module],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=environment,
+        text=True,
+        start_new_session=True,
+    )
+    assert process.stdin is not None and process.stdout is not None  # both are pipes
+    result: dict[str, Any] | None = None
+    try:
+        try:
+            process.stdin.write(json.dumps(job))
+            process.stdin.close()
+        except BrokenPipeError:
+            pass  # it ended before it read the job; the missing result is reported below with its exit code
+        for line in process.stdout:
+            message = json.loads(line)
+            if "progress" in message:
+                on_progress(message["progress"])
+            elif "result" in message:
+                result = message["result"]
+        code = process.wait()
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+    if code != 0 or result is None:
+        raise ChildFailed(
+            f"python -m {module} ended with exit code {code} and {'no' if result is None else 'a'} result"
+        )
+    return result
+
+
+def report_progress(done: int) -> None:
+    """To be called in the child: so much is done."""
+    print(json.dumps({"progress": done}), flush=True)
+
+
+def report_result(result: Mapping[str, object]) -> None:
+    """To be called in the child, once, at the end."""
+    print(json.dumps({"result": result}), flush=True)

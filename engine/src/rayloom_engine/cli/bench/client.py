@@ -1,0 +1,216 @@
+"""Sends a workload and checks every answer: status, error events, exact token counts, `[DONE]`. Nothing is retried."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import aiohttp
+import msgspec
+import uvloop
+
+from rayloom_engine.cli.bench.endpoint import Endpoint
+from rayloom_engine.cli.bench.events import DONE, EventSplitter, Usage, parse_event
+from rayloom_engine.cli.bench.figures import RequestRecord
+from rayloom_engine.cli.bench.workload import Workload
+
+Prompt = tuple[int, ...] | str
+
+SILENCE_S = 600  # no byte for so long is a failure; far above a slow prefill
+
+FIRST_TOKEN_QUESTION = "What is the capital of France? Answer in one sentence."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    name: str  # such as "W1 request 7"
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What became of a workload's requests, in the order of their index."""
+
+    records: tuple[RequestRecord, ...]
+    failures: tuple[Failure, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestOptions:
+    ignores_eos: bool = True  # False leaves ignore_eos and min_tokens out, for servers that refuse them
+
+
+class _BadAnswer(ValueError):
+    """The server's answer breaks a rule of the bench; the text says which."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Stream:
+    """One stream that ended with `[DONE]`. Times of time.perf_counter, in seconds."""
+
+    start_s: float
+    arrivals_s: tuple[float, ...]
+    last_s: float
+    end_s: float
+    usage: Usage | None
+
+
+def run_workload(
+    endpoint: Endpoint,
+    workload: Workload,
+    prompts: Sequence[Prompt],
+    *,
+    label: str = "",
+    options: RequestOptions | None = None,
+    on_finished: Callable[[], object] = lambda: None,
+) -> Outcome:
+    """Send the prompts, `workload.concurrency` at a time, and wait for all.
+
+    `label` comes after the workload's name in the name of a failure. `on_finished` is called once for each request.
+    """
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(_run_workload(endpoint, workload, prompts, label, options or RequestOptions(), on_finished))
+
+
+def first_chat_token(endpoint: Endpoint) -> float:
+    """Ask a short question; the time.perf_counter at which the first text of the answer came.
+
+    Raises ValueError when no text comes, and OSError or aiohttp.ClientError when the server cannot be reached.
+    """
+    body = {
+        "model": endpoint.model_name,
+        "messages": [{"role": "user", "content": FIRST_TOKEN_QUESTION}],
+        "max_tokens": 8,
+        "temperature": 0,
+        "stream": True,
+    }
+
+    async def ask() -> _Stream:
+        async with _session(endpoint) as session:
+            return await _stream(session, f"{endpoint.base_url}/v1/chat/completions", body)
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(ask()).arrivals_s[0]
+
+
+def completion_body(model_name: str, prompt: Prompt, num_output: int, options: RequestOptions) -> Mapping[str, object]:
+    """The JSON body of one request: greedy, of exact length, streamed, with usage at the end."""
+    body: dict[str, object] = {
+        "model": model_name,
+        "prompt": prompt,
+        "max_tokens": num_output,
+        "temperature": 0,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    if options.ignores_eos:
+        body |= {"min_tokens": num_output, "ignore_eos": True}
+    return body
+
+
+async def _run_workload(
+    endpoint: Endpoint,
+    workload: Workload,
+    prompts: Sequence[Prompt],
+    label: str,
+    options: RequestOptions,
+    on_finished: Callable[[], object],
+) -> Outcome:
+    # Bodies are made before the clock starts: encoding 2048 ids is work that would be measured as the server's.
+    bodies = [
+        msgspec.json.encode(completion_body(endpoint.model_name, prompt, workload.num_output, options))
+        for prompt in prompts
+    ]
+    records: dict[int, RequestRecord] = {}
+    failures: dict[int, Failure] = {}
+    waiting = iter(range(len(prompts)))
+    url = f"{endpoint.base_url}/v1/completions"
+
+    async def one_lane(session: aiohttp.ClientSession) -> None:
+        for index in waiting:
+            try:
+                stream = await _stream(session, url, bodies[index])
+                records[index] = _checked(index, prompts[index], workload.num_output, stream)
+            except (_BadAnswer, aiohttp.ClientError, OSError) as error:
+                name = " ".join(part for part in (workload.name, label, f"request {index}") if part)
+                failures[index] = Failure(name=name, reason=str(error) or type(error).__name__)
+            on_finished()
+
+    async with _session(endpoint) as session, asyncio.TaskGroup() as lanes:
+        for _ in range(workload.concurrency):
+            lanes.create_task(one_lane(session))
+    return Outcome(
+        records=tuple(records[index] for index in sorted(records)),
+        failures=tuple(failures[index] for index in sorted(failures)),
+    )
+
+
+def _session(endpoint: Endpoint) -> aiohttp.ClientSession:
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0),
+        timeout=aiohttp.ClientTimeout(total=None, sock_read=SILENCE_S),
+        headers={"Content-Type": "application/json", **endpoint.headers},
+    )
+
+
+async def _stream(session: aiohttp.ClientSession, url: str, body: bytes | Mapping[str, object]) -> _Stream:
+    """Send one request and read its stream to the end. Raises _BadAnswer, aiohttp.ClientError or OSError."""
+    payload = body if isinstance(body, bytes) else msgspec.json.encode(body)
+    arrivals_s: list[float] = []
+    last_s = None
+    usage = None
+    is_done = False
+    splitter = EventSplitter()
+    start_s = time.perf_counter()
+    async with session.post(url, data=payload) as response:
+        if response.status != 200:
+            text = (await response.text(errors="replace"))[:300]
+            raise _BadAnswer(f"HTTP {response.status}: {text}")
+        async for chunk in response.content.iter_any():
+            now = time.perf_counter()
+            has_new_token = False
+            for data in splitter.feed(chunk):
+                if data == DONE:
+                    is_done = True
+                    continue
+                try:
+                    event = parse_event(data)
+                except ValueError as error:
+                    raise _BadAnswer(str(error)) from error
+                if event.error is not None:
+                    raise _BadAnswer(f"an error event: {event.error}")
+                if event.choices:
+                    last_s = now
+                has_new_token = has_new_token or event.has_new_token
+                usage = event.usage or usage
+            # Tokens of one read came together: one arrival, so that a late reader does not see gaps of zero.
+            if has_new_token:
+                arrivals_s.append(now)
+    end_s = time.perf_counter()
+    if not is_done:
+        raise _BadAnswer("the stream ended without [DONE]")
+    if not arrivals_s or last_s is None:
+        raise _BadAnswer("the stream held no token")
+    return _Stream(start_s=start_s, arrivals_s=tuple(arrivals_s), last_s=last_s, end_s=end_s, usage=usage)
+
+
+def _checked(index: int, prompt: Prompt, num_output: int, stream: _Stream) -> RequestRecord:
+    """The record of a stream whose token counts are those asked for. Raises _BadAnswer."""
+    usage = stream.usage
+    if usage is None:
+        raise _BadAnswer("no usage in the stream, though stream_options.include_usage was set")
+    if usage.completion_tokens != num_output:
+        raise _BadAnswer(f"{usage.completion_tokens} output tokens, {num_output} asked for")
+    if not isinstance(prompt, str) and usage.prompt_tokens != len(prompt):
+        raise _BadAnswer(f"{usage.prompt_tokens} prompt tokens counted, {len(prompt)} sent")
+    return RequestRecord(
+        index=index,
+        num_prompt=usage.prompt_tokens,
+        num_output=usage.completion_tokens,
+        start_s=stream.start_s,
+        arrivals_s=stream.arrivals_s,
+        last_s=stream.last_s,
+        end_s=stream.end_s,
+    )

@@ -1,0 +1,69 @@
+"""Server-sent events of OpenAI's streaming API, read cheaply: the client shares the server's cores."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+DONE = b"[DONE]"
+
+
+class Delta(msgspec.Struct, frozen=True):
+    content: str | None = None
+
+
+class Choice(msgspec.Struct, frozen=True):
+    text: str | None = None  # completions
+    delta: Delta | None = None  # chat
+    finish_reason: str | None = None
+
+
+class Usage(msgspec.Struct, frozen=True):
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+
+class StreamEvent(msgspec.Struct, frozen=True):
+    """The fields of a chunk that are measured; the others are skipped without being built."""
+
+    choices: tuple[Choice, ...] = ()
+    usage: Usage | None = None
+    error: Any = None  # whatever the server puts there; shown to the user as it is
+
+    @property
+    def has_new_token(self) -> bool:
+        """A completion chunk stands for a token even when it shows no text yet; a chat stream opens without one."""
+        for choice in self.choices:
+            if choice.delta is not None:
+                if choice.delta.content:
+                    return True
+            elif choice.text or choice.finish_reason is None:
+                return True
+        return False
+
+
+_decoder = msgspec.json.Decoder(StreamEvent)
+
+
+def parse_event(data: bytes) -> StreamEvent:
+    """The event in the data of one `data:` line. Raises ValueError when it is not such JSON."""
+    try:
+        return _decoder.decode(data)
+    except msgspec.MsgspecError as error:
+        raise ValueError(f"an event that is not a chunk of OpenAI's stream ({error}): {data[:200]!r}") from error
+
+
+class EventSplitter:
+    """Cuts a byte stream into the data of its `data:` lines; comments and other fields are dropped.
+
+    OpenAI's servers put each event on one data line, so lines are events.
+    """
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def feed(self, chunk: bytes) -> list[bytes]:
+        """The data of every line that `chunk` completes."""
+        *lines, self._rest = (self._rest + chunk).split(b"\n")
+        return [line[5:].strip() for line in lines if line.startswith(b"data:")]

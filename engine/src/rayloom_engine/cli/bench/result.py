@@ -1,0 +1,76 @@
+"""Everything that one run found, filled while the run goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from rayloom_engine.cli.bench.client import Failure
+from rayloom_engine.cli.bench.figures import Figures, RequestRecord
+from rayloom_engine.cli.bench.limit import MachineRates, ModelCost
+from rayloom_engine.cli.bench.workload import Workload
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """What one engine did with one workload."""
+
+    engine: str
+    figures: Figures
+    records: tuple[RequestRecord, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartUp:
+    """Seconds from starting the process to the first streamed token of a short chat."""
+
+    first_s: float  # may hold a download and a conversion
+    second_s: float
+    phases: Mapping[str, float]  # of the second start, as /status names them; they may overlap
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """Proportional set size of all processes of the server."""
+
+    after: str  # name of the workload after which it was read
+    pss_bytes: Mapping[str, int]  # by process
+
+    @property
+    def total_bytes(self) -> int:
+        return sum(self.pss_bytes.values())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Peer:
+    """What is known of a peer besides its figures."""
+
+    load_s: float
+    version: str
+    pss_bytes: Mapping[str, int]  # of its one process, by the workload after which it was read
+
+
+@dataclass(slots=True, kw_only=True)
+class RunResult:
+    """Mutable: the sequence of a run adds to it, the report reads it."""
+
+    about: dict[str, object]  # processor, versions, seed, settings
+    workloads: tuple[Workload, ...]
+    ours: str = ""  # the engine that others are compared with
+    measured: dict[str, list[Measured]] = field(default_factory=dict)  # workload name -> engines, in order of running
+    failures: list[Failure] = field(default_factory=list)
+    peers: dict[str, Peer] = field(default_factory=dict)  # by engine
+    start_up: StartUp | None = None  # None for a server that the bench did not start, as is memory
+    memory: Memory | None = None
+    rates: MachineRates | None = None  # None when the machine was not measured
+    cost: ModelCost | None = None  # None when nothing is known of the model
+
+    def add(self, workload: Workload, measured: Measured) -> None:
+        self.measured.setdefault(workload.name, []).append(measured)
+
+    def ours_tok_s(self, workload: Workload) -> float | None:
+        """Output tokens per second of the engine that others are compared with, or None when it has no figures."""
+        for measured in self.measured.get(workload.name, ()):
+            if measured.engine == self.ours:
+                return measured.figures.output_tok_s
+        return None

@@ -1,0 +1,236 @@
+"""The order of a run: the machine's limit, the server, then each peer, never two at the same time."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NoReturn
+from urllib.parse import urlsplit
+
+import aiohttp
+from tqdm import tqdm
+
+from rayloom_engine.cli.bench.child import ChildFailed, run_child
+from rayloom_engine.cli.bench.client import Failure, Outcome, Prompt, RequestOptions, first_chat_token, run_workload
+from rayloom_engine.cli.bench.endpoint import Endpoint, authorization, first_model_name
+from rayloom_engine.cli.bench.figures import summarise
+from rayloom_engine.cli.bench.limit import MachineRates, ModelCost, model_cost
+from rayloom_engine.cli.bench.machine import busy_percent, package_versions, processor_name
+from rayloom_engine.cli.bench.peer import run_transformers
+from rayloom_engine.cli.bench.result import Measured, Memory, Peer, RunResult, StartUp
+from rayloom_engine.cli.bench.server import Server, ServerFailed, running_server
+from rayloom_engine.cli.bench.settings import BenchSettings
+from rayloom_engine.cli.bench.text_prompts import text_prompts, token_counter
+from rayloom_engine.cli.bench.workload import Purpose, Workload, token_prompts
+from rayloom_engine.models.shape import ModelShape, read_shape
+from rayloom_engine.models.source import resolve
+
+FIRST_START_S = 1800  # may fetch and convert the model
+SECOND_START_S = 300
+BUSY_WARNING_PERCENT = 15
+UNKNOWN_VOCAB_SIZE = 32000  # the smallest of today's common vocabularies
+ELEMENT_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
+SHORT_DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
+
+Say = Callable[[str], None]
+MakePrompts = Callable[[Workload, Purpose], Sequence[Prompt]]
+
+
+def measure(settings: BenchSettings, api_key: str | None, *, say: Say) -> RunResult:
+    """Do the whole run. Failed requests and peers are in the result; an EngineError is raised for anything worse."""
+    busy = busy_percent()
+    result = RunResult(
+        about={
+            "processor": processor_name(),
+            "threads": settings.threads,
+            "busy_percent_before": busy,
+            "versions": package_versions(),
+            "seed": settings.seed,
+            "scale": settings.scale,
+            "url": settings.url,
+            "model": settings.model,
+            "serve_flags": list(settings.serve_flags),
+        },
+        workloads=settings.workloads,
+    )
+    say(f"prompts from seed {settings.seed}, {settings.threads} threads")
+    if busy > BUSY_WARNING_PERCENT:
+        say(
+            f"warning: something else keeps {busy:.0f} % of this machine busy; neither figures nor ratios will be right"
+        )
+    if settings.measures_limit:
+        say("measuring the machine: memory bandwidth and matrix products")
+        module = "rayloom_engine.cli.bench.limit_probe"
+        result.rates = MachineRates(**run_child(module, {"threads": settings.threads}, threads=settings.threads))
+    if settings.url is None:
+        _measure_own_engine(settings, result, say)
+    else:
+        _measure_url(settings, settings.url, api_key, result, say)
+    if settings.compares:
+        for dtype in settings.compare_dtypes:
+            _measure_transformers(settings, dtype, result, say)
+    return result
+
+
+def _measure_own_engine(settings: BenchSettings, result: RunResult, say: Say) -> None:
+    assert settings.model is not None  # settings name one whenever there is no URL
+    flags = ["--model", settings.model, "--dtype", settings.dtype, "--threads", str(settings.threads)]
+    if settings.revision is not None:
+        flags += ["--revision", settings.revision]
+    if settings.served_model_name is not None:
+        flags += ["--served-model-name", settings.served_model_name]
+    flags += settings.serve_flags
+
+    say("first start of rayloom-engine serve (converts the model when that was not done before)")
+    with running_server(flags) as server:
+        first_s = _start_to_first_token(server, FIRST_START_S)
+    say("second start, measured")
+    with running_server(flags) as server:
+        second_s = _start_to_first_token(server, SECOND_START_S)
+        status = server.status()
+        result.start_up = StartUp(
+            first_s=first_s, second_s=second_s, phases={phase.name: phase.seconds for phase in status.startup}
+        )
+        assert status.model is not None  # it has just answered
+        dtype, compute_dtype = status.model.dtype, status.model.compute_dtype
+        shape = read_shape(_folder(settings))
+        result.cost = _cost(shape, settings.weight_bytes, ELEMENT_BYTES[dtype])
+        result.ours = f"rayloom {SHORT_DTYPES[dtype]}"
+        if compute_dtype != dtype:
+            result.ours += f" (computes in {SHORT_DTYPES[compute_dtype]})"
+        result.about["server"] = {**status.model.model_dump(), "engine_version": status.engine_version}
+        # Memory is that after W1, the first workload where all are measured; else that after the first one asked for.
+        memory_after = next((each for each in settings.workloads if each.name == "W1"), settings.workloads[0])
+        make_prompts = _token_prompt_maker(settings, shape.vocab_size)
+        for workload in settings.workloads:
+            _measure_workload(server.endpoint(), workload, make_prompts, settings, result, say)
+            if workload is memory_after:
+                result.memory = Memory(after=workload.name, pss_bytes=server.pss_bytes())
+
+
+def _start_to_first_token(server: Server, timeout_s: float) -> float:
+    """Seconds from the start of the process to the first streamed token of a short chat. Raises ServerFailed."""
+    server.wait_ready(timeout_s)
+    try:
+        return first_chat_token(server.endpoint()) - server.started_s
+    except (ValueError, OSError, aiohttp.ClientError) as error:
+        raise ServerFailed(f"the first chat request failed: {error}\n{server.log_end()}") from error
+
+
+def _measure_url(settings: BenchSettings, url: str, api_key: str | None, result: RunResult, say: Say) -> None:
+    headers = authorization(api_key)
+    endpoint = Endpoint(
+        base_url=url, model_name=settings.served_model_name or first_model_name(url, headers), headers=headers
+    )
+    result.ours = settings.name or urlsplit(url).netloc
+    shape = None if settings.model is None else read_shape(_folder(settings))
+    dtype = settings.dtype if settings.dtype != "auto" or shape is None else shape.checkpoint_dtype
+    result.cost = _cost(shape, settings.weight_bytes, ELEMENT_BYTES.get(dtype, 2))
+    if settings.uses_text:
+        make_prompts = _text_prompt_maker(settings, endpoint)
+    else:
+        make_prompts = _token_prompt_maker(settings, UNKNOWN_VOCAB_SIZE if shape is None else shape.vocab_size)
+    for workload in settings.workloads:
+        _measure_workload(endpoint, workload, make_prompts, settings, result, say)
+
+
+def _measure_workload(
+    endpoint: Endpoint,
+    workload: Workload,
+    make_prompts: MakePrompts,
+    settings: BenchSettings,
+    result: RunResult,
+    say: Say,
+) -> None:
+    """One batch of other prompts to warm up, then the measured set. A set with a failed request has no figures."""
+    say(f"{result.ours}, {workload.name}: {workload.description}")
+    options = RequestOptions(ignores_eos=settings.ignores_eos)
+    warm_up = workload.warm_up()
+    outcome = run_workload(endpoint, warm_up, make_prompts(warm_up, "warm-up"), label="warm-up", options=options)
+    if not outcome.failures:
+        prompts = make_prompts(workload, "measured")
+        with _bar(f"{result.ours} {workload.name}", len(prompts)) as bar:
+            outcome = run_workload(endpoint, workload, prompts, options=options, on_finished=bar.update)
+        _add(result, workload, result.ours, outcome)
+    result.failures += outcome.failures
+
+
+def _add(result: RunResult, workload: Workload, engine: str, outcome: Outcome) -> None:
+    if not outcome.failures:
+        figures = summarise(outcome.records)
+        result.add(workload, Measured(engine=engine, figures=figures, records=outcome.records))
+
+
+def _measure_transformers(settings: BenchSettings, dtype: str, result: RunResult, say: Say) -> None:
+    engine = f"transformers {SHORT_DTYPES[dtype]}, static batches"
+    say(f"{engine}: " + ", ".join(workload.name for workload in settings.workloads))
+    folder = _folder(settings)
+    vocab_size = settings.vocab_size or read_shape(folder).vocab_size
+    prompts = [
+        (workload, token_prompts(workload, seed=settings.seed, vocab_size=vocab_size))
+        for workload in settings.workloads
+    ]
+    try:
+        with _bar(engine, sum(workload.num_requests for workload in settings.workloads)) as bar:
+            peer = run_transformers(
+                folder,
+                dtype,
+                prompts,
+                threads=settings.threads,
+                on_progress=lambda done: bar.update(done - bar.n),
+            )
+    except ChildFailed as error:
+        # What was measured before is worth its table all the same.
+        result.failures.append(Failure(name=engine, reason=str(error)))
+        return
+    result.peers[engine] = Peer(load_s=peer.load_s, version=peer.version, pss_bytes=peer.pss_bytes)
+    for workload, _ in prompts:
+        records = peer.records[workload.name]
+        result.add(workload, Measured(engine=engine, figures=summarise(records), records=records))
+
+
+def _cost(shape: ModelShape | None, weight_bytes: int | None, element_bytes: int) -> ModelCost | None:
+    """What a pass costs, or None when nothing is known of the model. Without a shape all weights are layers'."""
+    if shape is None and weight_bytes is None:
+        return None
+    if shape is None:
+        assert weight_bytes is not None  # the case above
+        return model_cost(
+            num_parameters=weight_bytes // element_bytes,
+            num_head_parameters=0,
+            element_bytes=element_bytes,
+            is_tied=True,
+        )
+    cost = model_cost(
+        num_parameters=shape.num_parameters,
+        num_head_parameters=shape.vocab_size * shape.hidden_size,
+        element_bytes=element_bytes,
+        is_tied=shape.tie_word_embeddings,
+    )
+    return cost if weight_bytes is None else dataclasses.replace(cost, weight_bytes=weight_bytes)
+
+
+def _token_prompt_maker(settings: BenchSettings, known_vocab_size: int) -> MakePrompts:
+    vocab_size = settings.vocab_size or known_vocab_size
+    return lambda workload, purpose: token_prompts(workload, seed=settings.seed, vocab_size=vocab_size, purpose=purpose)
+
+
+def _text_prompt_maker(settings: BenchSettings, endpoint: Endpoint) -> MakePrompts:
+    count_tokens = token_counter(endpoint)
+    return lambda workload, purpose: text_prompts(
+        workload, seed=settings.seed, count_tokens=count_tokens, purpose=purpose
+    )
+
+
+def _folder(settings: BenchSettings) -> Path:
+    assert settings.model is not None  # callers have checked
+    return resolve(settings.model, settings.revision).path
+
+
+@contextmanager
+def _bar(title: str, total: int) -> Iterator[tqdm[NoReturn]]:
+    """A progress bar on stderr, silent where that is not a terminal."""
+    with tqdm(total=total, desc=title, unit="req", disable=None, leave=False) as bar:
+        yield bar

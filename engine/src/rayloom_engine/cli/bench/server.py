@@ -1,0 +1,143 @@
+"""An engine of our own, started for the measurement and ended with it: start-up seconds, memory, clean stop."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from rayloom_engine.cli.bench.endpoint import Endpoint, EndpointError, call_json, first_model_name
+from rayloom_engine.errors import EngineError
+from rayloom_engine.status import EngineStatus
+
+READY_POLL_S = 0.02  # adds half of it to a start, on average
+STOP_S = 15  # an idle server stops in well under a second; past this it is killed
+LOG_LINES_SHOWN = 30
+
+
+class ServerFailed(EngineError):
+    """The server ended or did not become ready. The message holds the end of its log."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Server:
+    """A running `rayloom-engine serve`."""
+
+    process: subprocess.Popen[bytes]
+    started_s: float  # time.perf_counter just before the process was started
+    url: str
+    admin_url: str
+    log: Path
+
+    def endpoint(self) -> Endpoint:
+        """Where clients find it, with the model's name in the API. Raises EndpointError before it is ready."""
+        return Endpoint(base_url=self.url, model_name=first_model_name(self.url, {}))
+
+    def status(self) -> EngineStatus:
+        """The admin port's /status. Raises EndpointError."""
+        return EngineStatus.model_validate(call_json(f"{self.admin_url}/status"))
+
+    def wait_ready(self, timeout_s: float) -> None:
+        """Return once requests are accepted. Raises ServerFailed when the process ends or the time is over."""
+        deadline = time.perf_counter() + timeout_s
+        while True:
+            code = self.process.poll()
+            if code is not None:
+                raise ServerFailed(f"rayloom-engine serve ended with exit code {code}:\n{self.log_end()}")
+            try:
+                call_json(f"{self.url}/ready", timeout_s=5)
+                return
+            except EndpointError as error:
+                if time.perf_counter() > deadline:
+                    raise ServerFailed(
+                        f"rayloom-engine serve was not ready after {timeout_s:g} s ({error}):\n{self.log_end()}"
+                    ) from error
+            time.sleep(READY_POLL_S)
+
+    def pss_bytes(self) -> dict[str, int]:
+        """Proportional set size of each process of the server, by `name pid`; pages that are shared count once."""
+        return tree_pss_bytes(self.process.pid)
+
+    def log_end(self) -> str:
+        """The last lines that the server's processes wrote."""
+        return "\n".join(self.log.read_text(encoding="utf-8", errors="replace").splitlines()[-LOG_LINES_SHOWN:])
+
+
+@contextmanager
+def running_server(flags: Sequence[str]) -> Iterator[Server]:
+    """Start `rayloom-engine serve` on free ports with these flags; it is gone, with all its children, afterwards."""
+    port, admin_port = free_ports(2)
+    command = [sys.executable, "-m", "rayloom_engine", "serve", *flags]
+    command += ["--host", "127.0.0.1", "--port", str(port)]
+    command += ["--admin-host", "127.0.0.1", "--admin-port", str(admin_port)]
+    with tempfile.TemporaryDirectory(prefix="rayloom-bench-") as folder:
+        log = Path(folder) / "serve.log"
+        with log.open("wb") as output:
+            started_s = time.perf_counter()
+            # A session of its own, so that Ctrl-C reaches the bench alone, which then ends the server in order.
+            process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+            )
+        try:
+            yield Server(
+                process=process,
+                started_s=started_s,
+                url=f"http://127.0.0.1:{port}",
+                admin_url=f"http://127.0.0.1:{admin_port}",
+                log=log,
+            )
+        finally:
+            stop_tree(process)
+
+
+def stop_tree(process: subprocess.Popen[bytes], grace_s: float = STOP_S) -> None:
+    """End a process and everything below it: SIGTERM, and SIGKILL for what is left after `grace_s` seconds."""
+    try:
+        family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
+    except psutil.NoSuchProcess:
+        family = []
+    if process.poll() is None:
+        process.send_signal(signal.SIGTERM)
+    _, alive = psutil.wait_procs(family, timeout=grace_s)
+    for member in alive:
+        member.kill()  # psutil checks the start time first, so a pid that was given away again is left alone
+    psutil.wait_procs(alive)
+    process.wait()
+
+
+def tree_pss_bytes(pid: int) -> dict[str, int]:
+    """Proportional set size in bytes of a process and everything below it, by `name pid`."""
+    parent = psutil.Process(pid)
+    sizes = {}
+    for process in (parent, *parent.children(recursive=True)):
+        try:
+            sizes[f"{_role(process)} {process.pid}"] = int(process.memory_full_info().pss)
+        except (psutil.NoSuchProcess, psutil.ZombieProcess):
+            continue  # ended between the listing and the reading: it holds nothing now
+    return sizes
+
+
+def free_ports(count: int) -> tuple[int, ...]:
+    """Ports of the loopback address that nothing listens on at this moment."""
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = tuple(each.getsockname()[1] for each in sockets)
+    for each in sockets:
+        each.close()
+    return ports
+
+
+def _role(process: psutil.Process) -> str:
+    """The module that a process runs, such as `rayloom_engine.front`, or its name."""
+    arguments = process.cmdline()
+    if "-m" in arguments[:-1]:
+        return arguments[arguments.index("-m") + 1]
+    return process.name()

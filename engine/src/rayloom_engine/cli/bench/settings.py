@@ -1,0 +1,73 @@
+"""What a run shall measure, checked before anything is started."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rayloom_engine.cli.bench.workload import Workload
+from rayloom_engine.errors import ConfigError
+
+COMPARE_DTYPES = ("bfloat16", "float16", "float32")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchSettings:
+    """The checked command line of `rayloom-engine bench`."""
+
+    url: str | None  # None: an engine of our own is started
+    name: str | None  # of the engine at `url`, in the table
+    model: str | None  # the checkpoint; None with a URL whose model is not at hand
+    revision: str | None
+    served_model_name: str | None  # None: the first that the server lists
+    dtype: str
+    serve_flags: tuple[str, ...]  # passed to `rayloom-engine serve` as they are
+    workloads: tuple[Workload, ...]
+    scale: float
+    seed: int
+    threads: int
+    compares: bool
+    compare_dtypes: tuple[str, ...]
+    uses_text: bool
+    ignores_eos: bool
+    vocab_size: int | None
+    weight_bytes: int | None
+    measures_limit: bool
+    json_file: Path | None
+
+    def __post_init__(self) -> None:
+        """Raises ConfigError for settings that cannot go together."""
+        if self.url is not None and self.serve_flags:
+            raise ConfigError(
+                f"flags for serve ({' '.join(self.serve_flags)}) have no effect with --url; leave one of the two out"
+            )
+        if self.compares and self.uses_text:
+            raise ConfigError("--compare needs prompts of token ids; leave --text-prompts out")
+        if self.compares and self.model is None:
+            raise ConfigError("--compare with --url needs the checkpoint's folder or hub id; add --model")
+        if self.json_file is not None and not self.json_file.absolute().parent.is_dir():
+            raise ConfigError(f"--json: the folder {self.json_file.absolute().parent} does not exist; make it first")
+
+
+def parse_compare_dtypes(names: str) -> tuple[str, ...]:
+    """The types of a list such as `bfloat16,float32`. Raises ConfigError for an unknown or repeated one."""
+    chosen = tuple(name.strip() for name in names.split(",") if name.strip())
+    if not chosen or len(set(chosen)) < len(chosen) or not set(chosen) <= set(COMPARE_DTYPES):
+        raise ConfigError(
+            f"--compare-dtype: {names!r} given; name one or more of {', '.join(COMPARE_DTYPES)}, each once, "
+            "with commas between"
+        )
+    return chosen
+
+
+def positive(flag: str, value: int | None) -> int | None:
+    """The value itself. Raises ConfigError when it is given and below 1."""
+    if value is not None and value < 1:
+        raise ConfigError(f"{flag}: {value} given, it must be 1 or more")
+    return value
+
+
+def without_separator(flags: Sequence[str]) -> tuple[str, ...]:
+    """The flags after `--`, which argparse leaves in front of them in some versions of Python."""
+    return tuple(flags[1:] if flags[:1] == ["--"] else flags)

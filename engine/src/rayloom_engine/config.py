@@ -1,0 +1,143 @@
+"""EngineConfig: the one document that says what an engine serves and how.
+
+The operator writes it, `rayloom-engine --config FILE` reads it, and every field is also a flag of the same name
+(`max_model_len` is `--max-model-len`). Its JSON schema is `schemas/engine-config.v1.json`, written by `make schemas`.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from rayloom_engine.errors import ConfigError
+
+DType = Literal["auto", "bfloat16", "float16", "float32"]
+Executor = Literal["auto", "uni"]
+
+BLOCK_SIZE = 16  # tokens in a KV block
+
+
+class EngineConfig(BaseModel):
+    """What to serve and how. Frozen: built once at start, passed down in the smallest piece a thing needs."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    version: Literal["v1"] = Field("v1", description="Version of this document.")
+
+    model: str = Field(
+        "builtin://smollm2-135m",
+        min_length=1,
+        description="builtin://NAME, hf://ORG/NAME, file:///PATH, a local path (folder or .gguf file) or a hub id.",
+    )
+    revision: str | None = Field(None, description="Hub revision (branch, tag or commit). Default: main.")
+    served_model_name: str | None = Field(
+        None, min_length=1, description="Name in the API. Default: the last part of `model`."
+    )
+    dtype: DType = Field(
+        "auto", description="Weights' type. auto: the checkpoint's own, where the device can compute in it."
+    )
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: cuda where one is present, else cpu.")
+    max_model_len: int | None = Field(
+        None,
+        ge=1,
+        description="Longest prompt + output in tokens. Default: what the model's config says, or what fits.",
+    )
+
+    tensor_parallel_size: int = Field(1, ge=1, description="Ranks that share each layer.")
+    pipeline_parallel_size: int = Field(1, ge=1, description="Stages that share the layers.")
+    executor: Executor = Field("auto", description="How ranks are started. auto: uni for one rank.")
+
+    max_num_seqs: int = Field(64, ge=1, le=4096, description="Most sequences in one step.")
+    max_num_batched_tokens: int | None = Field(
+        None, ge=1, description="Token budget of one step. Default: 512 on CPU, 8192 on GPU."
+    )
+    max_queued_requests: int = Field(
+        1024, ge=1, description="Sequences that may wait; further requests get 429 with Retry-After."
+    )
+    kv_cache_memory_bytes: int | None = Field(
+        None, ge=1, description="Bytes for KV blocks. Default: computed from free memory (cgroup limit respected)."
+    )
+    num_kv_blocks: int | None = Field(
+        None, ge=2, description=f"Number of KV blocks of {BLOCK_SIZE} tokens; overrides kv_cache_memory_bytes."
+    )
+    enable_prefix_caching: bool = Field(True, description="Reuse KV blocks of equal prompt prefixes.")
+    threads: int | None = Field(
+        None, ge=1, description="Compute threads. Default: the cores this process may use (affinity and cgroup quota)."
+    )
+
+    host: str = Field("127.0.0.1", description="Address of the API port.")
+    port: int = Field(8000, ge=0, le=65535, description="API port; 0 picks a free one.")
+    admin_host: str = Field("127.0.0.1", description="Address of the admin port.")
+    admin_port: int = Field(8001, ge=0, le=65535, description="Admin port (/status, /drain); 0 picks a free one.")
+    admin_token_file: str | None = Field(
+        None, description="File with the admin port's bearer token. Required when admin_host is not loopback."
+    )
+    api_key_file: str | None = Field(
+        None, description="File with accepted API keys, one a line. RAYLOOM_API_KEYS (comma-separated) adds to it."
+    )
+    cors_allowed_origins: tuple[str, ...] = Field(
+        (), strict=False, description="Origins that browsers may call from; * for all."
+    )
+    max_body_bytes: int = Field(8 * 1024 * 1024, ge=1024, description="Largest request body; more gets 413.")
+    max_output_tokens: int | None = Field(
+        None, ge=1, description="Upper bound of a request's max_tokens. Default: what the context leaves."
+    )
+    drain_seconds: float = Field(
+        30.0, ge=0, strict=False, description="How long requests may finish after SIGTERM before they are ended."
+    )
+    restart_budget: int = Field(
+        5, ge=0, description="Restarts of a child process within 10 minutes before the engine gives up."
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least level that is logged.")
+
+    @field_validator("model")
+    @classmethod
+    def _model_has_no_blank(cls, model: str) -> str:
+        if model != model.strip():
+            raise ValueError("remove the blanks around the model's name")
+        return model
+
+    @property
+    def world_size(self) -> int:
+        return self.tensor_parallel_size * self.pipeline_parallel_size
+
+    @property
+    def api_model_name(self) -> str:
+        """The name that clients use: served_model_name, or the last part of `model`."""
+        return self.served_model_name or self.model.rstrip("/").rsplit("/", 1)[-1].removesuffix(".gguf")
+
+
+def parse_config(document: object) -> EngineConfig:
+    """An EngineConfig from a decoded JSON document.
+
+    Raises ConfigError that names each field at fault, what was given and what is allowed.
+    """
+    try:
+        config = EngineConfig.model_validate(document)
+    except ValidationError as error:
+        lines = []
+        for item in error.errors():
+            field = ".".join(str(part) for part in item["loc"]) or "(document)"
+            hint = " (remove it, or check its spelling)" if item["type"] == "extra_forbidden" else ""
+            lines.append(f"{field}: {item['msg']}, given {item['input']!r}{hint}")
+        raise ConfigError("EngineConfig: " + "; ".join(lines)) from error
+    if config.world_size > 1:
+        raise ConfigError(
+            f"EngineConfig: tensor_parallel_size {config.tensor_parallel_size} x pipeline_parallel_size "
+            f"{config.pipeline_parallel_size} needs {config.world_size} ranks; this version serves with 1, so set both to 1"
+        )
+    return config
+
+
+def load_config(path: Path) -> EngineConfig:
+    """The EngineConfig in a JSON file. Raises ConfigError when it cannot be read or used."""
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"cannot read the config file {path}: {error.strerror}") from error
+    except ValueError as error:
+        raise ConfigError(f"the config file {path} is not JSON: {error}") from error
+    return parse_config(document)

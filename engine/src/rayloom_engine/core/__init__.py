@@ -1,0 +1,1 @@
+"""The scheduler and its books. Pure: no torch, no clock, no logging, no randomness."""

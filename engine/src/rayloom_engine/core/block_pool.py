@@ -1,0 +1,120 @@
+"""KV blocks: who holds them, which hold a reusable prefix, and which to give away next.
+
+A block is in exactly one of these states:
+
+  held      ref_count > 0; in the block table of that many sequences
+  cached    ref_count = 0, has a hash: content is a known prefix; in the free list, may be taken back by a hit
+  free      ref_count = 0, no hash; in the free list, at its head, so that cached content lives longest
+
+The free list is least-recently-used first. A sequence gives its blocks back last block first, so the tail of a prefix
+is evicted before its beginning (a chain without its beginning is of no use).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+
+
+def block_hash(parent: bytes, token_ids: Sequence[int]) -> bytes:
+    """Identity of a full block: its tokens and everything before them. 16 bytes, equal in every process and run."""
+    return hashlib.blake2b(parent + array("q", token_ids).tobytes(), digest_size=16).digest()
+
+
+class BlockPool:
+    """`num_blocks` blocks with reference counts, a prefix index and LRU eviction."""
+
+    def __init__(self, num_blocks: int) -> None:
+        assert num_blocks > 0
+        self.num_blocks = num_blocks
+        self._ref_counts = [0] * num_blocks
+        self._hashes: list[bytes | None] = [None] * num_blocks  # block id -> what it holds, if that is reusable
+        self._cached: dict[bytes, int] = {}  # hash -> block id
+        # Both ordered oldest first; together they are the free list. OrderedDict is a linked list with O(1) removal.
+        self._free_plain: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
+        self._free_cached: OrderedDict[int, None] = OrderedDict()
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that can be allocated: free or only cached."""
+        return len(self._free_plain) + len(self._free_cached)
+
+    def ref_count(self, block_id: int) -> int:
+        return self._ref_counts[block_id]
+
+    def allocate(self, num: int) -> list[int]:
+        """`num` blocks with ref_count 1 and no hash. The caller has checked `num_free`."""
+        assert num <= self.num_free, f"asked for {num} blocks, {self.num_free} free"
+        block_ids = []
+        for _ in range(num):
+            if self._free_plain:
+                # The last one freed is taken first: its memory is warm, and untouched memory stays untouched.
+                block_id, _ = self._free_plain.popitem(last=False)
+            else:
+                block_id, _ = self._free_cached.popitem(last=False)
+                evicted = self._hashes[block_id]
+                assert evicted is not None
+                del self._cached[evicted]
+                self._hashes[block_id] = None
+            self._ref_counts[block_id] = 1
+            block_ids.append(block_id)
+        return block_ids
+
+    def hold(self, block_ids: Iterable[int]) -> None:
+        """One more holder for each block, which is held or cached."""
+        for block_id in block_ids:
+            if self._ref_counts[block_id] == 0:
+                del self._free_cached[block_id]
+            self._ref_counts[block_id] += 1
+
+    def release(self, block_ids: Sequence[int]) -> None:
+        """One holder less for each block of a sequence, given in order of position."""
+        for block_id in reversed(block_ids):
+            assert self._ref_counts[block_id] > 0, f"block {block_id} released more often than held"
+            self._ref_counts[block_id] -= 1
+            if self._ref_counts[block_id] == 0:
+                if self._hashes[block_id] is not None:
+                    self._free_cached[block_id] = None
+                else:
+                    self._free_plain[block_id] = None
+                    self._free_plain.move_to_end(block_id, last=False)
+
+    def register(self, block_id: int, content: bytes) -> None:
+        """The held block is full and holds `content`. A second block with the same content stays unregistered."""
+        assert self._ref_counts[block_id] > 0
+        if self._hashes[block_id] is None and content not in self._cached:
+            self._hashes[block_id] = content
+            self._cached[content] = block_id
+
+    def find(self, hashes: Iterable[bytes]) -> list[int]:
+        """Block ids of the longest known beginning of the chain `hashes`. Nothing is held yet."""
+        found = []
+        for content in hashes:
+            block_id = self._cached.get(content)
+            if block_id is None:
+                break
+            found.append(block_id)
+        return found
+
+    def num_cached_only(self, block_ids: Iterable[int]) -> int:
+        """How many of these blocks nobody holds, so that holding them takes from `num_free`."""
+        return sum(1 for block_id in block_ids if self._ref_counts[block_id] == 0)
+
+    def check_integrity(self, block_tables: Iterable[Sequence[int]]) -> None:
+        """Raises AssertionError when the books do not add up with the given block tables of all sequences."""
+        expected = [0] * self.num_blocks
+        for table in block_tables:
+            assert len(set(table)) == len(table), f"a block table names a block twice: {list(table)}"
+            for block_id in table:
+                expected[block_id] += 1
+        assert expected == self._ref_counts, f"tables hold {expected}, counts say {self._ref_counts}"
+        free = set(self._free_plain) | set(self._free_cached)
+        held = {block_id for block_id, count in enumerate(self._ref_counts) if count}
+        assert not free & held, f"both free and held: {sorted(free & held)}"
+        assert len(free) + len(held) == self.num_blocks, f"{len(free)} free + {len(held)} held != {self.num_blocks}"
+        assert len(self._free_plain) + len(self._free_cached) == len(free), "a block is in both free lists"
+        assert {h: b for b, h in enumerate(self._hashes) if h is not None} == self._cached, "index and blocks differ"
+        assert all(self._hashes[block_id] is None for block_id in self._free_plain)
+        assert all(self._hashes[block_id] is not None for block_id in self._free_cached)

@@ -1,0 +1,390 @@
+"""The scheduler: decides which sequences compute how many tokens in the next step, and keeps the books.
+
+One rule does everything: a step hands out a budget of tokens so that each sequence's computed tokens catch up with its
+known tokens. Prefill in chunks, prefix hits, preemption and replay after a crash are all the same subtraction.
+
+A step, in order:
+  1. running sequences that lack one token (decode), oldest first; then those that lack more (prefill, resume)
+  2. waiting sequences, if nothing was preempted: prefix lookup or fork, then admission
+When blocks run out the newest, least urgent running sequence is preempted: its blocks go back and it waits again.
+
+With one plan in flight, `schedule` and `update` alternate.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from rayloom_engine.core.block_pool import BlockPool
+from rayloom_engine.core.sequence import Sequence, SequenceState
+from rayloom_engine.core.step import NewSlot, SlotStep, StepPlan, StepResult, TokenLogprobs
+from rayloom_engine.errors import QueueFull, RequestError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerConfig:
+    num_blocks: int
+    block_size: int  # tokens in a block
+    max_num_seqs: int  # sequences in a step
+    max_num_batched_tokens: int  # token budget of a step
+    max_model_len: int  # tokens of a sequence, prompt included; always fits the pool
+    max_queued: int  # waiting sequences; more are refused
+    enable_prefix_caching: bool = True
+
+    def __post_init__(self) -> None:
+        assert self.max_model_len <= self.num_blocks * self.block_size, "the longest sequence must fit the pool"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SequenceOutput:
+    """What a step brought for one sequence."""
+
+    request_id: str
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    finish_reason: str | None = None
+    stop_token_id: int | None = None
+    num_cached_tokens: int = 0
+
+
+@dataclass(slots=True)
+class Counters:
+    """Totals since start."""
+
+    num_preemptions: int = 0
+    prefix_queries: int = 0  # tokens looked up
+    prefix_hits: int = 0  # tokens found
+    prompt_tokens: int = 0
+    generation_tokens: int = 0
+
+
+@dataclass(slots=True)
+class _Draft:
+    """A plan being made."""
+
+    budget: int
+    num_tokens: dict[Sequence, int] = field(default_factory=dict)  # what each scheduled sequence computes
+    copies: dict[Sequence, tuple[int, int]] = field(default_factory=dict)
+    num_preempted: int = 0
+
+
+class Scheduler:
+    def __init__(self, config: SchedulerConfig, epoch: int = 0) -> None:
+        self.config = config
+        self.epoch = epoch
+        self.pool = BlockPool(config.num_blocks)
+        self.counters = Counters()
+        self._sequences: dict[str, Sequence] = {}  # request id -> every unfinished sequence
+        self._running: list[Sequence] = []  # sorted by order
+        self._waiting: list[Sequence] = []  # sorted by order
+        self._free_slots = list(range(config.max_num_seqs - 1, -1, -1))
+        self._slots_to_free: list[int] = []  # the ranks learn of them with the next plan
+        self._next_number = 0
+        self._step_id = 0
+        self._in_flight: StepPlan | None = None
+
+    # --- what the engine asks for ---
+
+    @property
+    def num_running(self) -> int:
+        return len(self._running)
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def has_unfinished(self) -> bool:
+        return bool(self._sequences)
+
+    def add(self, sequence: Sequence, is_resume: bool = False) -> None:
+        """Accepts a sequence into the queue.
+
+        Raises RequestError when it can never run, QueueFull when the queue is full and this is not a resume.
+        """
+        longest = self.config.max_model_len
+        if sequence.num_prompt_tokens == 0:
+            raise RequestError("the prompt is empty; give at least one token", "prompt")
+        if sequence.num_tokens >= longest:
+            raise RequestError(
+                f"{sequence.num_tokens} tokens leave no room to generate; at most {longest - 1}", "prompt"
+            )
+        if sequence.request_id in self._sequences:
+            raise RequestError(f"the id {sequence.request_id!r} is in use by an unfinished request", "request_id")
+        if not is_resume and len(self._waiting) >= self.config.max_queued:
+            raise QueueFull(f"{len(self._waiting)} sequences wait already, at most {self.config.max_queued} may", 1)
+        sequence.number = self._next_number
+        self._next_number += 1
+        self._sequences[sequence.request_id] = sequence
+        insort(self._waiting, sequence, key=_order)
+        self.counters.prompt_tokens += sequence.num_prompt_tokens
+
+    def abort(self, request_id: str) -> bool:
+        """Forgets a sequence and gives its blocks back at once. False when it is unknown or finished already."""
+        assert self._in_flight is None, "abort between steps only"
+        sequence = self._sequences.get(request_id)
+        if sequence is None:
+            return False
+        self._finish(sequence)
+        return True
+
+    def schedule(self) -> StepPlan | None:
+        """The next step, or None when there is nothing to do. The blocks it needs are allocated."""
+        assert self._in_flight is None, "the last plan has no result yet"
+        draft = _Draft(budget=self.config.max_num_batched_tokens)
+        self._schedule_running(draft)
+        if draft.num_preempted == 0:
+            self._schedule_waiting(draft)
+        if not draft.num_tokens:
+            return None
+        self._in_flight = self._commit(draft)
+        return self._in_flight
+
+    def update(self, plan: StepPlan, result: StepResult) -> list[SequenceOutput]:
+        """Books the result of `plan`: appends the sampled ids, finishes what is complete."""
+        assert plan is self._in_flight, "a result for a plan that is not in flight"
+        assert (result.step_id, result.epoch) == (plan.step_id, plan.epoch)
+        self._in_flight = None
+        slot_to_sequence = {sequence.slot: sequence for sequence in self._running}
+        for part in result.prompt_logprobs:
+            sequence = slot_to_sequence[part.slot]
+            # A preempted prompt is computed twice; what is known already is not added again.
+            known = len(sequence.prompt_logprobs) + 1
+            sequence.prompt_logprobs.extend(part.entries[known - part.start :])
+        outputs = []
+        for sampled in result.sampled:
+            sequence = slot_to_sequence[sampled.slot]
+            is_first = sequence.num_generated == 0
+            sequence.token_ids.append(sampled.token_id)
+            self.counters.generation_tokens += 1
+            reason = sequence.finish_reason(self.config.max_model_len)
+            outputs.append(
+                SequenceOutput(
+                    request_id=sequence.request_id,
+                    token_ids=(sampled.token_id,),
+                    logprobs=(sampled.logprobs,) if sampled.logprobs is not None else (),
+                    prompt_logprobs=tuple(sequence.prompt_logprobs) if is_first else (),
+                    finish_reason=reason,
+                    stop_token_id=sampled.token_id if reason == "stop" else None,
+                    num_cached_tokens=(sequence.num_cached_tokens or 0) if is_first else 0,
+                )
+            )
+            if reason is not None:
+                self._finish(sequence)
+        return outputs
+
+    def check_integrity(self) -> None:
+        """Raises AssertionError when queues, slots and blocks do not add up."""
+        assert sorted([*self._running, *self._waiting], key=_order) == sorted(self._sequences.values(), key=_order)
+        assert self._running == sorted(self._running, key=_order)
+        assert self._waiting == sorted(self._waiting, key=_order)
+        assert all(s.state is SequenceState.RUNNING and s.slot is not None for s in self._running)
+        assert all(s.state is SequenceState.WAITING and s.slot is None and not s.block_ids for s in self._waiting)
+        slots = [s.slot for s in self._running if s.slot is not None]
+        assert sorted([*slots, *self._free_slots]) == list(range(self.config.max_num_seqs))
+        for sequence in self._running:
+            needed = -(-sequence.num_computed // self.config.block_size)
+            assert len(sequence.block_ids) >= needed, f"{sequence.request_id}: KV without a block"
+            assert sequence.num_computed <= sequence.num_tokens
+        self.pool.check_integrity(s.block_ids for s in self._running)
+
+    # --- how a step is made ---
+
+    def _schedule_running(self, draft: _Draft) -> None:
+        lacking = [(s.num_tokens - s.num_computed, s) for s in self._running]
+        decodes = [s for lack, s in lacking if lack == 1]
+        prefills = [s for lack, s in lacking if lack > 1]
+        for sequence in [*decodes, *prefills]:
+            if draft.budget == 0:
+                break
+            if sequence.state is not SequenceState.RUNNING:
+                continue  # preempted by one before it
+            num = min(sequence.num_tokens - sequence.num_computed, draft.budget)
+            while not self._try_extend(sequence, sequence.num_computed + num):
+                victim = self._running[-1]
+                self._preempt(victim, draft)
+                if victim is sequence:
+                    break
+            if sequence.state is SequenceState.RUNNING:
+                draft.num_tokens[sequence] = num
+                draft.budget -= num
+
+    def _schedule_waiting(self, draft: _Draft) -> None:
+        # Some blocks stay free for the running ones to grow into, or admission would preempt what it just admitted.
+        watermark = len(self._running)
+        for sequence in list(self._waiting):
+            if draft.budget == 0 or not self._free_slots:
+                break
+            leader = self._leader(sequence)
+            if leader is not None and leader.num_computed < sequence.num_prompt_tokens - 1:
+                continue  # its prompt is being computed for it; it joins in a later step
+            found, source = self._known_blocks(sequence, leader)
+            num_known = min(len(found) * self.config.block_size, sequence.num_tokens - 1)
+            if source is not None:
+                num_known = sequence.num_prompt_tokens - 1
+            num_blocks = -(-sequence.num_tokens // self.config.block_size)
+            needed = num_blocks - len(found) + self.pool.num_cached_only(found)
+            if needed + (watermark if self._running else 0) > self.pool.num_free:
+                break  # the whole sequence must fit; nobody overtakes the one that waits for room
+            self.pool.hold(found)
+            sequence.block_ids = list(found)
+            sequence.num_computed = num_known
+            # Blocks that were found are in the index already.
+            sequence.num_registered_blocks = len(found)
+            num = min(sequence.num_tokens - num_known, draft.budget)
+            is_extended = self._try_extend(sequence, num_known + num)
+            assert is_extended, "admission checked the room"
+            if source is not None:
+                draft.copies[sequence] = (source, sequence.block_ids[len(found)])
+            self._admit(sequence)
+            watermark += 1
+            self._count_lookup(sequence, num_known)
+            draft.num_tokens[sequence] = num
+            draft.budget -= num
+
+    def _leader(self, sequence: Sequence) -> Sequence | None:
+        """The running sequence with the same prompt that this one may share blocks with."""
+        if sequence.fork_of is None or sequence.wants_prompt_logprobs or sequence.num_generated:
+            return None
+        leader = self._sequences.get(sequence.fork_of)
+        if leader is None or leader.state is not SequenceState.RUNNING:
+            return None
+        num = sequence.num_prompt_tokens
+        is_same = leader.num_prompt_tokens == num and leader.token_ids[:num] == sequence.token_ids[:num]
+        return leader if is_same else None
+
+    def _known_blocks(self, sequence: Sequence, leader: Sequence | None) -> tuple[list[int], int | None]:
+        """Blocks whose content is the sequence's beginning, and for a fork the block to copy the rest from.
+
+        The last token is always computed, because its logits choose the next one. A fork writes into the block of that
+        token first thing, so the copy of copy-on-write is made when it joins; the leader's table never changes.
+        """
+        block_size = self.config.block_size
+        if leader is not None:
+            num_shared = (sequence.num_prompt_tokens - 1) // block_size
+            return leader.block_ids[:num_shared], leader.block_ids[num_shared]
+        if not self.config.enable_prefix_caching or sequence.wants_prompt_logprobs:
+            return [], None
+        num_full = (sequence.num_tokens - 1) // block_size
+        return self.pool.find(sequence.hashes(num_full, block_size)), None
+
+    def _count_lookup(self, sequence: Sequence, num_known: int) -> None:
+        self.counters.prefix_queries += sequence.num_tokens
+        self.counters.prefix_hits += num_known
+        if sequence.num_cached_tokens is None:
+            sequence.num_cached_tokens = min(num_known, sequence.num_prompt_tokens)
+
+    def _try_extend(self, sequence: Sequence, num_tokens: int) -> bool:
+        """Gives the sequence blocks for its first `num_tokens` tokens. False, and nothing changed, without room."""
+        num = -(-num_tokens // self.config.block_size) - len(sequence.block_ids)
+        if num > self.pool.num_free:
+            return False
+        if num > 0:
+            sequence.block_ids.extend(self.pool.allocate(num))
+        return True
+
+    def _admit(self, sequence: Sequence) -> None:
+        self._waiting.remove(sequence)
+        sequence.state = SequenceState.RUNNING
+        sequence.slot = self._free_slots.pop()
+        insort(self._running, sequence, key=_order)
+
+    def _preempt(self, sequence: Sequence, draft: _Draft) -> None:
+        draft.budget += draft.num_tokens.pop(sequence, 0)
+        draft.num_preempted += 1
+        self.counters.num_preemptions += 1
+        self._leave(sequence)
+        sequence.state = SequenceState.WAITING
+        insort(self._waiting, sequence, key=_order)
+
+    def _finish(self, sequence: Sequence) -> None:
+        if sequence.state is SequenceState.RUNNING:
+            self._leave(sequence)
+        else:
+            self._waiting.remove(sequence)
+        sequence.state = SequenceState.FINISHED
+        del self._sequences[sequence.request_id]
+
+    def _leave(self, sequence: Sequence) -> None:
+        """Takes a running sequence off the ranks: slot and blocks go back, full blocks stay in the prefix index."""
+        assert sequence.slot is not None
+        self._running.remove(sequence)
+        self._free_slots.append(sequence.slot)
+        if sequence.num_sent_blocks:
+            self._slots_to_free.append(sequence.slot)
+        self.pool.release(sequence.block_ids)
+        sequence.slot = None
+        sequence.block_ids = []
+        sequence.num_computed = 0
+        sequence.num_sent_blocks = 0
+        sequence.num_registered_blocks = 0
+
+    def _commit(self, draft: _Draft) -> StepPlan:
+        """Turns the draft into a plan and books it: the step's tokens count as computed from here on."""
+        new_slots = []
+        slots = []
+        for sequence, num in draft.num_tokens.items():
+            assert sequence.slot is not None
+            new_block_ids: tuple[int, ...] = ()
+            if sequence.num_sent_blocks == 0:
+                new_slots.append(_new_slot(sequence))
+            else:
+                new_block_ids = tuple(sequence.block_ids[sequence.num_sent_blocks :])
+            sequence.num_sent_blocks = len(sequence.block_ids)
+            start = sequence.num_computed
+            sequence.num_computed = start + num
+            self._register_full_blocks(sequence)
+            slots.append(
+                SlotStep(
+                    slot=sequence.slot,
+                    start=start,
+                    num_tokens=num,
+                    new_block_ids=new_block_ids,
+                    samples=sequence.num_computed == sequence.num_tokens,
+                )
+            )
+        freed_slots, self._slots_to_free = tuple(self._slots_to_free), []
+        self._step_id += 1
+        return StepPlan(
+            step_id=self._step_id,
+            epoch=self.epoch,
+            freed_slots=freed_slots,
+            new_slots=tuple(new_slots),
+            block_copies=tuple(draft.copies.values()),
+            slots=tuple(slots),
+        )
+
+    def _register_full_blocks(self, sequence: Sequence) -> None:
+        if not self.config.enable_prefix_caching:
+            return
+        # Ranks compute plans in order, so a block of this step may be found by the next one.
+        num_full = sequence.num_computed // self.config.block_size
+        hashes = sequence.hashes(num_full, self.config.block_size)
+        for index in range(sequence.num_registered_blocks, num_full):
+            self.pool.register(sequence.block_ids[index], hashes[index])
+        sequence.num_registered_blocks = max(sequence.num_registered_blocks, num_full)
+
+    def unfinished(self) -> Iterator[Sequence]:
+        """Every sequence that is accepted and not complete, oldest first."""
+        return iter(sorted(self._sequences.values(), key=_order))
+
+
+def _order(sequence: Sequence) -> tuple[int, float, int]:
+    return sequence.order
+
+
+def _new_slot(sequence: Sequence) -> NewSlot:
+    assert sequence.slot is not None
+    params = sequence.params
+    return NewSlot(
+        slot=sequence.slot,
+        request_id=sequence.request_id,
+        token_ids=tuple(sequence.token_ids),
+        num_prompt_tokens=sequence.num_prompt_tokens,
+        block_table=tuple(sequence.block_ids),
+        params=params,
+        eos_token_ids=sequence.eos_token_ids,
+    )

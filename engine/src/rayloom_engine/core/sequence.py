@@ -1,0 +1,91 @@
+"""One sequence as the scheduler sees it: the log of its ids, and how far the ranks have computed it.
+
+There is no prefill or decode mode. A sequence has `num_tokens` and `num_computed`; every step lets the second catch up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as SequenceOf
+from enum import Enum
+
+import msgspec
+
+from rayloom_engine.core.block_pool import block_hash
+from rayloom_engine.core.decoding import DecodingParams
+from rayloom_engine.core.step import TokenLogprobs
+
+
+class SequenceState(Enum):
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+class Sequence:
+    """Mutable and private to the scheduler. What it says about KV blocks is a cache that can be thrown away."""
+
+    def __init__(
+        self,
+        *,
+        request_id: str,
+        prompt_ids: SequenceOf[int],
+        params: DecodingParams,
+        eos_token_ids: tuple[int, ...] = (),
+        generated_ids: SequenceOf[int] = (),
+        priority: int = 0,
+        arrival: float = 0.0,
+        fork_of: str | None = None,
+    ) -> None:
+        self.request_id = request_id
+        self.token_ids = [*prompt_ids, *generated_ids]
+        self.num_prompt_tokens = len(prompt_ids)
+        if generated_ids:
+            # A resumed sequence has delivered its prompt's logprobs before.
+            params = msgspec.structs.replace(params, prompt_logprobs=None)
+        self.params = params
+        self.eos_token_ids = () if params.ignore_eos else eos_token_ids
+        self.priority = priority
+        self.arrival = arrival
+        self.number = 0  # order of arrival in this scheduler; breaks ties
+        self.fork_of = fork_of
+
+        self.state = SequenceState.WAITING
+        self.num_computed = 0  # tokens whose KV is in the blocks, counting the step in flight
+        self.block_ids: list[int] = []
+        self.slot: int | None = None  # row on the ranks while RUNNING
+        self.num_sent_blocks = 0  # of block_ids, known to the ranks; 0 = the ranks do not know the sequence
+        self.num_registered_blocks = 0  # full blocks offered to the prefix index
+        self.num_cached_tokens: int | None = None  # found in the prefix cache at first admission; None before
+        self.wants_prompt_logprobs = params.prompt_logprobs is not None
+        self.prompt_logprobs: list[TokenLogprobs] = []  # of positions 1, 2, ... in order
+        self._hashes: list[bytes] = []  # of the full blocks of token_ids, in order
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def num_generated(self) -> int:
+        return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def order(self) -> tuple[int, float, int]:
+        """First come, first served within a priority; lower runs first."""
+        return (self.priority, self.arrival, self.number)
+
+    def hashes(self, num_blocks: int, block_size: int) -> list[bytes]:
+        """Hashes of the first `num_blocks` blocks, all full. Computed once; ids never change."""
+        while len(self._hashes) < num_blocks:
+            start = len(self._hashes) * block_size
+            parent = self._hashes[-1] if self._hashes else b""
+            self._hashes.append(block_hash(parent, self.token_ids[start : start + block_size]))
+        return self._hashes[:num_blocks]
+
+    def finish_reason(self, max_model_len: int) -> str | None:
+        """Why the sequence is complete with its newest token, or None while it is not."""
+        newest = self.token_ids[-1]
+        if self.num_generated > 0 and (newest in self.eos_token_ids or newest in self.params.stop_token_ids):
+            return "stop"
+        if self.num_generated >= self.params.max_tokens or self.num_tokens >= max_model_len:
+            return "length"
+        return None

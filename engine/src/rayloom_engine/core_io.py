@@ -1,0 +1,185 @@
+"""The core's sockets, in a thread with an event loop of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import logging
+import os
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from rayloom_engine.protocol.framing import frame, front_decoder, read_frame
+from rayloom_engine.protocol.messages import (
+    PROTOCOL_VERSION,
+    Abort,
+    CoreMessage,
+    CoreStatus,
+    Hello,
+    Submit,
+    Welcome,
+)
+
+logger = logging.getLogger(__name__)
+
+_HELLO_SECONDS = 5.0
+_START_STATUS_SECONDS = 0.1  # while starting, so that progress bars move
+_STATUS_SECONDS = 1.0
+_MAX_UNSENT_BYTES = 64 * 1024 * 1024  # a front that does not read this much is as good as dead
+
+
+class Disconnected:
+    """Inbox entry: the connection is gone, and with it every request of that front."""
+
+
+@dataclass(frozen=True, slots=True)
+class Inbox:
+    """Front messages in order of arrival, from the I/O thread to the main thread."""
+
+    items: deque[tuple[int, Submit | Abort | Disconnected]]
+    event: threading.Event
+
+    def put(self, connection: int, message: Submit | Abort | Disconnected) -> None:
+        self.items.append((connection, message))
+        self.event.set()
+
+    def take(self) -> list[tuple[int, Submit | Abort | Disconnected]]:
+        """Everything that has arrived."""
+        self.event.clear()
+        taken = []
+        while self.items:
+            taken.append(self.items.popleft())
+        return taken
+
+    def wait(self, seconds: float, at_most: float) -> bool:
+        """True as soon as something is there, False after the shorter of both times."""
+        return self.event.wait(min(seconds, at_most))
+
+
+class CoreIo:
+    """Listens for fronts, feeds the inbox, sends what the main thread gives it, and a status every second."""
+
+    def __init__(self, address: str, token: str, epoch: int, inbox: Inbox, status: Callable[[], CoreStatus]) -> None:
+        self._address = address
+        self._token = token
+        self._epoch = epoch
+        self._inbox = inbox
+        self._status = status
+        self._loop = asyncio.new_event_loop()
+        self._writers: dict[int, asyncio.StreamWriter] = {}
+        self._next_connection = 1
+        self._listening = threading.Event()
+        self._stopping = asyncio.Event()
+        self._thread = threading.Thread(target=self._run, name="core-io", daemon=True)
+
+    def start(self) -> None:
+        """Returns once the core listens. Raises OSError's child through the thread's log when it cannot."""
+        self._thread.start()
+        self._listening.wait()
+
+    def send(self, connection: int, message: CoreMessage) -> None:
+        """Sends soon; silently nothing when the front is gone, because then nobody waits for it."""
+        data = frame(message)
+        self._loop.call_soon_threadsafe(self._write, connection, data)
+
+    def stop(self) -> None:
+        """Closes every socket and returns when the thread has ended."""
+        self._loop.call_soon_threadsafe(self._stopping.set)
+        self._thread.join()
+
+    def flush_status(self) -> None:
+        """Sends a status now and returns when the sockets have taken it."""
+        asyncio.run_coroutine_threadsafe(self._flush_status(), self._loop).result(timeout=2.0)
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        try:
+            self._loop.run_until_complete(self._serve())
+        except BaseException:
+            # Without sockets the core is of no use; the supervisor starts another one.
+            logger.exception("the core cannot listen at %s", self._address)
+            os._exit(1)
+
+    async def _serve(self) -> None:
+        kind, _, where = self._address.partition(":")
+        if kind == "unix":
+            Path(where).unlink(missing_ok=True)
+            server = await asyncio.start_unix_server(self._accept, path=where)
+            Path(where).chmod(0o600)
+        else:
+            host, _, port = where.rpartition(":")
+            server = await asyncio.start_server(self._accept, host=host, port=int(port))
+        self._listening.set()
+        while not self._stopping.is_set():
+            status = self._status()
+            self._broadcast(status)
+            pause = _START_STATUS_SECONDS if status.state == "starting" else _STATUS_SECONDS
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stopping.wait(), pause)
+        server.close()
+        for writer in self._writers.values():
+            writer.transport.abort()
+        # One more turn, so that the readers see the end.
+        await asyncio.sleep(0)
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connection = self._next_connection
+        self._next_connection += 1
+        try:
+            hello = front_decoder.decode(await asyncio.wait_for(read_frame(reader), _HELLO_SECONDS))
+            if not self._is_welcome(hello):
+                writer.close()
+                return
+            writer.write(frame(Welcome(epoch=self._epoch, pid=os.getpid())))
+            writer.write(frame(self._status()))
+            self._writers[connection] = writer
+            while True:
+                message = front_decoder.decode(await read_frame(reader))
+                if not isinstance(message, Hello):
+                    self._inbox.put(connection, message)
+        except (asyncio.IncompleteReadError, ConnectionError, TimeoutError):
+            pass  # the front is gone; its requests go below
+        except (msgspec.DecodeError, ValueError) as error:
+            logger.warning("connection %d sent what is no message: %s", connection, error)
+        finally:
+            if self._writers.pop(connection, None) is not None:
+                self._inbox.put(connection, Disconnected())
+            writer.close()
+
+    def _is_welcome(self, hello: object) -> bool:
+        if not isinstance(hello, Hello) or not hmac.compare_digest(hello.token, self._token):
+            logger.warning("refused a connection without the right token")
+            return False
+        if hello.version != PROTOCOL_VERSION:
+            logger.warning("refused front %s: protocol %d, ours is %d", hello.front_id, hello.version, PROTOCOL_VERSION)
+            return False
+        return True
+
+    def _write(self, connection: int, data: bytes) -> None:
+        writer = self._writers.get(connection)
+        if writer is None:
+            return
+        writer.write(data)
+        transport = writer.transport
+        if isinstance(transport, asyncio.WriteTransport) and transport.get_write_buffer_size() > _MAX_UNSENT_BYTES:
+            logger.warning("connection %d does not read; closed", connection)
+            transport.abort()
+
+    def _broadcast(self, status: CoreStatus) -> None:
+        data = frame(status)
+        for connection in list(self._writers):
+            self._write(connection, data)
+
+    async def _flush_status(self) -> None:
+        self._broadcast(self._status())
+        for writer in list(self._writers.values()):
+            try:
+                await asyncio.wait_for(writer.drain(), 1.0)
+            except (ConnectionError, TimeoutError):
+                continue  # gone, or too slow to matter

@@ -1,0 +1,171 @@
+"""The front's process: `python -m rayloom_engine.front`, started by the supervisor with two listening sockets.
+
+SIGTERM drains: new requests get 503, running ones may finish for drain_seconds. SIGINT, or a second SIGTERM, ends now.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import logging
+import os
+import secrets
+import signal
+import socket
+import sys
+from collections.abc import Generator
+from pathlib import Path
+
+import uvicorn
+import uvloop
+from starlette.types import ASGIApp
+
+from rayloom_engine.config import EngineConfig, load_config
+from rayloom_engine.errors import ConfigError, EngineDead
+from rayloom_engine.front.admin import admin_app, load_admin_token
+from rayloom_engine.front.app import api_app
+from rayloom_engine.front.gate import load_api_keys
+from rayloom_engine.front.service import Service
+from rayloom_engine.process import EXIT_CONFIG, end_with_parent, set_up_logging
+
+KEEP_ALIVE_S = 75  # longer than clients' and proxies' pools keep a connection, so that they close it, not we
+LAST_EVENTS_S = 0.3  # for handlers to write their last event when the process must end
+FORCED_EXIT_S = 0.8  # after a stop signal the process is gone by then, whatever still runs in a thread
+
+logger = logging.getLogger(__name__)
+
+
+class Server(uvicorn.Server):
+    """uvicorn without its own signal handling: two servers share this process, and draining is ours."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        yield
+
+
+class Front:
+    """Both servers, the core's connection, and the way to an orderly end."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        service: Service,
+        api: tuple[ASGIApp, socket.socket],
+        admin: tuple[ASGIApp, socket.socket],
+    ) -> None:
+        self._config = config
+        self._service = service
+        self._sockets = (api[1], admin[1])
+        self._servers = (http_server(api[0]), http_server(admin[0]))
+        self._stop = asyncio.Event()
+        self._num_signals = 0
+        self._draining: asyncio.Task[None] | None = None
+
+    async def run(self) -> None:
+        """Serve until told to stop."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_signal, number)
+        serving = [
+            asyncio.create_task(server.serve(sockets=[listener]))
+            for server, listener in zip(self._servers, self._sockets, strict=True)
+        ]
+        core = asyncio.create_task(self._service.run())
+        stop = asyncio.create_task(self._stop.wait())
+        # A server or the core's connection that ends by itself is a fault; its exception ends the process.
+        done, _ = await asyncio.wait([*serving, core, stop], return_when=asyncio.FIRST_COMPLETED)
+        for server in self._servers:
+            server.should_exit = True
+        await asyncio.wait(serving)
+        core.cancel()
+        for task in done:
+            task.result()
+
+    def _on_signal(self, number: int) -> None:
+        self._num_signals += 1
+        if number == signal.SIGTERM and self._num_signals == 1:
+            self._draining = asyncio.create_task(self._drain())
+        else:
+            self._stop_now()
+
+    async def _drain(self) -> None:
+        lifecycle = self._service.lifecycle
+        lifecycle.is_draining = True
+        logger.info(
+            "draining: %d requests in flight, at most %.0f s", lifecycle.num_in_flight, self._config.drain_seconds
+        )
+        if await lifecycle.wait_idle(self._config.drain_seconds):
+            logger.info("drained")
+        else:
+            logger.warning("%d requests were not finished in time", lifecycle.num_in_flight)
+            self._service.client.fail_all(EngineDead("the engine was stopped before this request was finished"))
+            await lifecycle.wait_idle(LAST_EVENTS_S)
+        self._stop.set()
+        # Idle connections are closed at once; a client that does not read its last bytes must not hold us up.
+        asyncio.get_running_loop().call_later(FORCED_EXIT_S, os._exit, 0)
+
+    def _stop_now(self) -> None:
+        self._service.lifecycle.is_draining = True
+        self._service.client.fail_all(EngineDead("the engine was stopped before this request was finished"))
+        self._stop.set()
+        # The interpreter would wait for threads (a long prompt being tokenised) before it exits.
+        asyncio.get_running_loop().call_later(FORCED_EXIT_S, os._exit, 0)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m rayloom_engine.front", description=__doc__)
+    parser.add_argument("--run-dir", type=Path, required=True, help="folder with config.json and token")
+    parser.add_argument("--core-address", required=True, help="unix:PATH or tcp:HOST:PORT of the core")
+    parser.add_argument("--api-fd", type=int, required=True, help="listening socket of the API port")
+    parser.add_argument("--admin-fd", type=int, required=True, help="listening socket of the admin port")
+    parser.add_argument("--parent", type=int, required=True, help="process id to end with")
+    args = parser.parse_args()
+    end_with_parent(args.parent)
+    config = load_config(args.run_dir / "config.json")
+    set_up_logging("front", config.log_level)
+    logging.getLogger("uvicorn.error").setLevel(logging.WARNING)  # its start and stop lines repeat the supervisor's
+    api_socket, admin_socket = socket.socket(fileno=args.api_fd), socket.socket(fileno=args.admin_fd)
+    try:
+        api_keys = load_api_keys(config.api_key_file, os.environ)
+        admin_token = load_admin_token(config.admin_token_file)
+    except ConfigError as error:
+        logger.error("%s", error)
+        return EXIT_CONFIG
+    token = (args.run_dir / "token").read_text().strip()
+
+    async def serve() -> None:
+        front_id = f"front-{secrets.token_hex(8)}"
+        service = Service(config, args.core_address, token, front_id, api_url=_url(api_socket))
+        api, admin = api_app(service, api_keys), admin_app(service, admin_token)
+        await Front(config, service, (api, api_socket), (admin, admin_socket)).run()
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(serve())
+    return 0
+
+
+def http_server(app: ASGIApp) -> Server:
+    """A server for one application; call its serve(sockets=[...])."""
+    return Server(
+        uvicorn.Config(
+            app,
+            http="httptools",
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            timeout_keep_alive=KEEP_ALIVE_S,
+            timeout_graceful_shutdown=1,
+        )
+    )
+
+
+def _url(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,127 @@
+"""Answer: from a checked request to its response, the same way for chat and completions, streaming or not."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from abc import ABC, abstractmethod
+from typing import Any
+
+from msgspec.json import encode
+from starlette.requests import Request
+from starlette.responses import Response
+
+from rayloom_engine.front.errors import ApiError
+from rayloom_engine.front.generation import ChoiceDelta, ChoiceResult, Generation, watch_client
+from rayloom_engine.front.openai_models import GenerationRequest, StreamOptions
+from rayloom_engine.front.service import ModelText, Service
+from rayloom_engine.front.stream import EventStream
+from rayloom_engine.sampling_params import SamplingParams
+
+
+class Answer(ABC):
+    """Writes the documents of one request. `generation` is set before the first of them."""
+
+    id_prefix: str
+    full_object: str
+    chunk_object: str
+    generation: Generation
+
+    def __init__(self, service: Service, wire: GenerationRequest) -> None:
+        options = wire.stream_options or StreamOptions()
+        self.include_usage = bool(options.include_usage)
+        self.continuous_usage = self.include_usage and bool(options.continuous_usage_stats)
+        self.returns_ids = bool(wire.return_token_ids)
+        self.request_id = f"{self.id_prefix}-{secrets.token_hex(16)}"
+        self._created = int(time.time())
+        self._model = service.config.api_model_name
+
+    @abstractmethod
+    def chunks(self, delta: ChoiceDelta, usage: dict[str, Any] | None) -> list[dict[str, Any]]:
+        """The stream's chunks for one delta; `usage` goes into each when it is given."""
+
+    @abstractmethod
+    def choice(self, generation: Generation, result: ChoiceResult) -> dict[str, Any]:
+        """One choice of the full document."""
+
+    def full(self, generation: Generation, results: list[ChoiceResult]) -> dict[str, Any]:
+        """The document of a request that does not stream."""
+        choices = [self.choice(generation, result) for result in results]
+        return {**self._head(self.full_object), "choices": choices, "usage": generation.usage()}
+
+    def chunk(self, choice: dict[str, Any], usage: dict[str, Any] | None) -> dict[str, Any]:
+        """A chunk with one choice. With include_usage every chunk has the key, as OpenAI defines."""
+        document = {**self._head(self.chunk_object), "choices": [choice]}
+        if self.include_usage:
+            document["usage"] = usage
+        return document
+
+    def usage_chunk(self, usage: dict[str, Any]) -> dict[str, Any]:
+        """The last chunk of a stream with include_usage."""
+        return {**self._head(self.chunk_object), "choices": [], "usage": usage}
+
+    def _head(self, kind: str) -> dict[str, Any]:
+        return {
+            "id": self.request_id,
+            "object": kind,
+            "created": self._created,
+            "model": self._model,
+            "system_fingerprint": None,
+        }
+
+
+async def answer(
+    request: Request,
+    service: Service,
+    text: ModelText,
+    writer: Answer,
+    wire: GenerationRequest,
+    prompts: list[tuple[int, ...]],
+    params: SamplingParams,
+) -> Response:
+    """Generate and answer. Raises what refuses the request before its response has begun."""
+    service.lifecycle.check_accepts()  # draining may have begun while the body was read
+    generation = Generation(
+        service,
+        text,
+        request_id=writer.request_id,
+        prompts=prompts,
+        params=params,
+        priority=wire.priority or 0,
+        fresh_seed=secrets.randbits(63),
+    )
+    writer.generation = generation
+    watcher = watch_client(request.receive, generation)
+    is_handed_over = False
+    try:
+        if not wire.stream:
+            document = writer.full(generation, await generation.collect())
+            return Response(encode(document), media_type="application/json")
+        deltas = generation.deltas(service.waits.ping_s, service.waits.accept_s)
+        first = await anext(deltas)
+        is_handed_over = True
+        return EventStream(
+            generation,
+            deltas,
+            first,
+            writer,
+            watcher,
+            include_usage=writer.include_usage,
+            continuous_usage=writer.continuous_usage,
+        )
+    finally:
+        if not is_handed_over:
+            watcher.cancel()
+            generation.close()
+
+
+def check_model(service: Service, model: str | None) -> None:
+    """Raises ApiError 404 unless `model` is the served one, or is not given."""
+    name = service.config.api_model_name
+    if model is not None and model != name:
+        raise ApiError(
+            404,
+            f"the model {model!r:.200} does not exist; this server has {name!r}",
+            param="model",
+            code="model_not_found",
+        )

@@ -1,0 +1,118 @@
+"""POST /v1/completions: one or several prompts, as text or as token ids."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from rayloom_engine.core.step import TokenLogprobs
+from rayloom_engine.front.answer import Answer, answer, check_model
+from rayloom_engine.front.body import read_json
+from rayloom_engine.front.generation import ChoiceDelta, ChoiceResult, Generation
+from rayloom_engine.front.logprobs import LogprobWriter
+from rayloom_engine.front.openai_models import CompletionRequest, parse_prompts, parse_request
+from rayloom_engine.front.prompts import check_ids
+from rayloom_engine.front.service import ModelText, Service
+
+
+async def completions(request: Request) -> Response:
+    service: Service = request.app.state.service
+    text = service.model_text()
+    wire = parse_request(CompletionRequest, await read_json(request, service.config.max_body_bytes))
+    check_model(service, wire.model)
+    params = wire.sampling()
+    given = parse_prompts(wire.prompt)
+    add_special_tokens = wire.add_special_tokens is not False
+    prompts = []
+    for prompt in given:
+        if isinstance(prompt, str):
+            prompts.append(tuple(await text.encode(prompt, add_special_tokens=add_special_tokens)))
+        else:
+            prompts.append(check_ids(text, prompt, "prompt"))
+        await asyncio.sleep(0)  # a request with a thousand prompts must not hold up the streams
+    texts = (
+        [prompt if isinstance(prompt, str) else text.tokenizer.decode(prompt) for prompt in given] if wire.echo else []
+    )
+    return await answer(request, service, text, CompletionAnswer(service, text, wire, texts), wire, prompts, params)
+
+
+class CompletionAnswer(Answer):
+    """Documents of the completions endpoint. `echoes` are the prompts' texts, empty without echo."""
+
+    id_prefix = "cmpl"
+    full_object = "text_completion"
+    chunk_object = "text_completion"
+
+    def __init__(self, service: Service, text: ModelText, wire: CompletionRequest, echoes: list[str]) -> None:
+        super().__init__(service, wire)
+        self._echoes = echoes
+        self._wants_logprobs = wire.logprobs is not None
+        self._wants_prompt_logprobs = wire.prompt_logprobs is not None
+        self._logprobs = LogprobWriter(text.tokenizer, as_ids=bool(wire.return_tokens_as_token_ids))
+        self._offsets: dict[int, int] = {}  # choice index -> where its next token begins in its text
+
+    def chunks(self, delta: ChoiceDelta, usage: dict[str, Any] | None) -> list[dict[str, Any]]:
+        text = delta.text
+        is_echoed = delta.is_first and bool(self._echoes)
+        logprobs = None
+        if self._wants_logprobs and (text.logprobs or is_echoed):
+            logprobs = self._logprobs_of(delta.index, text.token_ids, text.logprobs, delta.prompt_logprobs, is_echoed)
+        shown = (self._echo(delta.index) if is_echoed else "") + text.text
+        if not shown and logprobs is None and text.finish_reason is None and not self.returns_ids:
+            return []
+        choice: dict[str, Any] = {
+            "index": delta.index,
+            "text": shown,
+            "logprobs": logprobs,
+            "finish_reason": text.finish_reason,
+            "stop_reason": text.stop_reason,
+        }
+        if self.returns_ids:
+            choice["token_ids"] = list(text.token_ids)
+            choice["prompt_token_ids"] = list(self._prompt(delta.index)) if delta.is_first else None
+        return [self.chunk(choice, usage)]
+
+    def choice(self, generation: Generation, result: ChoiceResult) -> dict[str, Any]:
+        is_echoed = bool(self._echoes)
+        logprobs = None
+        if self._wants_logprobs:
+            logprobs = self._logprobs_of(
+                result.index, result.token_ids, result.logprobs, result.prompt_logprobs, is_echoed
+            )
+        choice: dict[str, Any] = {
+            "index": result.index,
+            "text": (self._echo(result.index) if is_echoed else "") + result.text,
+            "logprobs": logprobs,
+            "finish_reason": result.finish_reason,
+            "stop_reason": result.stop_reason,
+            "prompt_logprobs": self._logprobs.prompt(result.prompt_logprobs) if self._wants_prompt_logprobs else None,
+        }
+        if self.returns_ids:
+            choice["token_ids"] = result.token_ids
+            choice["prompt_token_ids"] = list(self._prompt(result.index))
+        return choice
+
+    def _logprobs_of(
+        self,
+        index: int,
+        token_ids: list[int] | tuple[int, ...],
+        entries: list[TokenLogprobs] | tuple[TokenLogprobs, ...],
+        prompt_entries: tuple[TokenLogprobs, ...],
+        is_echoed: bool,
+    ) -> dict[str, Any]:
+        all_ids, all_entries = list(token_ids), [*entries]
+        with_prompt: list[TokenLogprobs | None] = list(all_entries)
+        if is_echoed:
+            all_ids = [*self._prompt(index), *all_ids]
+            with_prompt = [None, *prompt_entries, *all_entries]
+        document, self._offsets[index] = self._logprobs.completion(all_ids, with_prompt, self._offsets.get(index, 0))
+        return document
+
+    def _prompt(self, index: int) -> tuple[int, ...]:
+        return self.generation.prompts[index // self.generation.params.n]
+
+    def _echo(self, index: int) -> str:
+        return self._echoes[index // self.generation.params.n]

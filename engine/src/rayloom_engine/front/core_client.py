@@ -1,0 +1,244 @@
+"""CoreClient: the front's connection to the core, and the memory that makes a lost core harmless.
+
+It keeps every unfinished sequence (prompt ids, ids received, parameters). When the connection ends it connects again,
+for ever, and submits them all as resumed ones. Sampling is a pure function of (logits, seed, position), so they go on
+exactly.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+
+from rayloom_engine.core.decoding import DecodingParams
+from rayloom_engine.errors import EngineDead, QueueFull, RequestError
+from rayloom_engine.front.recoveries import Recovery, RecoveryLog
+from rayloom_engine.front.request_mailbox import Mailbox
+from rayloom_engine.protocol.framing import core_decoder, frame, read_frame
+from rayloom_engine.protocol.messages import Abort, CoreStatus, Hello, Outputs, Refused, Submit, Welcome
+from rayloom_engine.sampling_params import ContextTooLong
+
+BACKOFF_MIN_S = 0.02
+BACKOFF_MAX_S = 0.25  # a core is back within seconds; waiting longer would only add to the pause that clients see
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, kw_only=True)
+class ClientSequence:
+    """One unfinished sequence, as far as its client has been told."""
+
+    sequence_id: str
+    request_id: str
+    lane: int  # which of the request's sequences this is
+    mailbox: Mailbox
+    prompt_ids: tuple[int, ...]
+    params: DecodingParams
+    priority: int
+    arrival: float  # Unix time of acceptance
+    fork_of: str | None = None
+    generated_ids: list[int] = field(default_factory=list)
+
+
+class ProtocolError(Exception):
+    """The peer is not a core that this front can talk to."""
+
+
+class CoreClient:
+    """For one event loop. The callbacks are called after the client's own state was set."""
+
+    def __init__(
+        self,
+        address: str,
+        token: str,
+        front_id: str,
+        *,
+        on_status: Callable[[CoreStatus], None],
+        on_change: Callable[[], None],
+        on_recovery: Callable[[Recovery], None],
+    ) -> None:
+        """`address` is unix:PATH or tcp:HOST:PORT. `on_change` is called when the connection came or went."""
+        self._address = address
+        self._hello = Hello(token=token, front_id=front_id)
+        self._on_status = on_status
+        self._on_change = on_change
+        self._on_recovery = on_recovery
+        self._writer: asyncio.StreamWriter | None = None
+        self._sequences: dict[str, ClientSequence] = {}  # sequence id -> unfinished sequence, in order of arrival
+        self._was_serving = False
+        self.status: CoreStatus | None = None  # the last one of any connection
+        self._status_at_s = 0.0
+        self.is_connected = False
+        self.is_core_serving = False  # the connected core said so
+        self.recoveries = RecoveryLog()
+
+    @property
+    def status_age_s(self) -> float:
+        """Seconds since `status` came. Ages in it are that much older by now: a core that hangs sends none."""
+        return time.monotonic() - self._status_at_s
+
+    def unfinished(self) -> Iterable[ClientSequence]:
+        """Sequences that still run, in order of arrival."""
+        return self._sequences.values()
+
+    @property
+    def num_silent(self) -> int:
+        """Sequences that wait for their first output."""
+        return sum(not sequence.generated_ids for sequence in self._sequences.values())
+
+    async def run(self) -> None:
+        """Connect, serve the connection, and begin again when it ends. Returns only when cancelled."""
+        backoff_s = BACKOFF_MIN_S
+        last_problem = ""
+        while True:
+            try:
+                await self._converse()
+            except (OSError, EOFError, ValueError, msgspec.MsgspecError, ProtocolError) as error:
+                problem = f"{type(error).__name__}: {error}"
+                had_connection = self.is_connected
+                self._disconnected(problem)
+                if had_connection:
+                    backoff_s, last_problem = BACKOFF_MIN_S, ""
+                elif problem != last_problem:
+                    # One line per kind of problem, not one per attempt.
+                    logger.info("waiting for the core at %s: %s", self._address, problem)
+                    last_problem = problem
+            await asyncio.sleep(backoff_s)
+            backoff_s = min(backoff_s * 2, BACKOFF_MAX_S)
+
+    def submit(self, sequences: Sequence[ClientSequence]) -> None:
+        """Hand sequences to the core, now or as soon as there is one. Their mailboxes get what becomes of them."""
+        for sequence in sequences:
+            self._sequences[sequence.sequence_id] = sequence
+        if self.is_connected:
+            self._send(b"".join(frame(_submit(sequence, is_resume=False)) for sequence in sequences))
+
+    def abort(self, sequence_id: str) -> None:
+        """Forget a sequence and let the core free it. Nothing happens when it is finished or unknown."""
+        if self._sequences.pop(sequence_id, None) is not None and self.is_connected:
+            self._send(frame(Abort(sequence_id)))
+
+    def fail_all(self, error: Exception) -> None:
+        """End every unfinished sequence with `error`."""
+        sequences, self._sequences = list(self._sequences.values()), {}
+        for sequence in sequences:
+            sequence.mailbox.fail(error)
+            if self.is_connected:
+                self._send(frame(Abort(sequence.sequence_id)))
+
+    async def _converse(self) -> None:
+        reader, writer = await self._open()
+        try:
+            writer.write(frame(self._hello))
+            welcome = core_decoder.decode(await read_frame(reader))
+            if not isinstance(welcome, Welcome):
+                raise ProtocolError(f"expected Welcome, got {type(welcome).__name__}")
+            self._writer = writer
+            self._connected(welcome)
+            while True:
+                self._receive(core_decoder.decode(await read_frame(reader)))
+        finally:
+            self._writer = None
+            writer.transport.abort()
+
+    async def _open(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        kind, _, place = self._address.partition(":")
+        if kind == "unix":
+            return await asyncio.open_unix_connection(place)
+        host, _, port = place.rpartition(":")
+        return await asyncio.open_connection(host, int(port))
+
+    def _connected(self, welcome: Welcome) -> None:
+        self.is_connected = True
+        self._on_change()
+        logger.info("connected to the core, pid %d, epoch %d", welcome.pid, welcome.epoch)
+        unfinished = list(self._sequences.values())
+        if unfinished:
+            # A fork's parent may be finished and so unknown to the new core.
+            self._send(
+                b"".join(frame(_submit(sequence, is_resume=True, known=self._sequences)) for sequence in unfinished)
+            )
+            num_requests = len({sequence.request_id for sequence in unfinished})
+            self.recoveries.replayed(num_requests)
+            logger.info("submitted %d unfinished sequences again", len(unfinished))
+
+    def _disconnected(self, problem: str) -> None:
+        if not self.is_connected:
+            return
+        self.is_connected = self.is_core_serving = False
+        logger.warning("lost the core (%s); %d sequences wait for it", problem, len(self._sequences))
+        if self._was_serving:
+            self.recoveries.begin("core_lost", "core", at=time.time(), now_s=time.monotonic())
+        self._on_change()
+
+    def _receive(self, message: object) -> None:
+        match message:
+            case Outputs():
+                self._receive_outputs(message)
+            case CoreStatus():
+                self.status = message
+                self._status_at_s = time.monotonic()
+                self.is_core_serving = message.state == "serving"
+                if self.is_core_serving:
+                    self._was_serving = True
+                    self._tokens_can_flow()
+                self._on_status(message)
+                if message.state == "failed":
+                    self.fail_all(EngineDead(f"the engine failed: {message.message}"))
+            case Refused():
+                sequence = self._sequences.pop(message.sequence_id, None)
+                if sequence is not None:
+                    sequence.mailbox.fail(_refusal(message))
+            case _:
+                raise ProtocolError(f"unexpected {type(message).__name__}")
+
+    def _receive_outputs(self, message: Outputs) -> None:
+        self._tokens_can_flow()
+        for output in message.outputs:
+            sequence = self._sequences.get(output.sequence_id)
+            if sequence is None:
+                continue  # aborted while this was on its way
+            sequence.generated_ids.extend(output.token_ids)
+            if output.finish_reason is not None:
+                del self._sequences[output.sequence_id]
+            sequence.mailbox.put(sequence.lane, output)
+
+    def _tokens_can_flow(self) -> None:
+        if self.recoveries.open is None:
+            return
+        recovery = self.recoveries.end(time.monotonic())
+        assert recovery is not None
+        logger.info("the core is back after %.2f s; %d requests go on", recovery.seconds, recovery.replayed_requests)
+        self._on_recovery(recovery)
+
+    def _send(self, data: bytes) -> None:
+        assert self._writer is not None
+        # No drain: what is sent is bounded by the accepted requests, and a dead peer ends the read loop.
+        self._writer.write(data)
+
+
+def _submit(sequence: ClientSequence, *, is_resume: bool, known: dict[str, ClientSequence] | None = None) -> Submit:
+    fork_of = sequence.fork_of if known is None or sequence.fork_of in known else None
+    return Submit(
+        sequence_id=sequence.sequence_id,
+        prompt_ids=sequence.prompt_ids,
+        params=sequence.params,
+        generated_ids=tuple(sequence.generated_ids),
+        priority=sequence.priority,
+        arrival=sequence.arrival,
+        fork_of=fork_of,
+        is_resume=is_resume,
+    )
+
+
+def _refusal(refused: Refused) -> Exception:
+    if refused.reason == "queue_full":
+        return QueueFull(refused.message, refused.retry_after_s)
+    if refused.reason == "too_long":
+        return ContextTooLong(refused.message)
+    return RequestError(refused.message)

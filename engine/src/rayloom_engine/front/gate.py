@@ -1,0 +1,84 @@
+"""The API port's gate, in front of all routes: request ids and API keys."""
+
+from __future__ import annotations
+
+import hmac
+import re
+import secrets
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from rayloom_engine.errors import ConfigError
+from rayloom_engine.front.errors import ApiError
+
+KEYS_VARIABLE = "RAYLOOM_API_KEYS"
+_GUARDED = ("/v1/", "/tokenize", "/detokenize")
+_REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
+
+
+def load_api_keys(path: str | None, environ: Mapping[str, str]) -> tuple[str, ...]:
+    """The accepted keys: one a line in the file, and RAYLOOM_API_KEYS, comma-separated. None at all = no check.
+
+    Raises ConfigError when the file cannot be read or has no key: an open server must not come from a slip.
+    """
+    keys = [key.strip() for key in environ.get(KEYS_VARIABLE, "").split(",")]
+    if path is not None:
+        try:
+            lines = Path(path).read_text(encoding="utf-8").splitlines()
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"api_key_file: cannot read {path}: {error}") from error
+        file_keys = [line.strip() for line in lines if line.strip()]
+        if not file_keys:
+            raise ConfigError(f"api_key_file: {path} has no key; write one a line, or leave the setting out")
+        keys += file_keys
+    return tuple(key for key in keys if key)
+
+
+class Gate:
+    """Middleware: checks the key where one is needed, and echoes or makes X-Request-Id."""
+
+    def __init__(self, app: ASGIApp, api_keys: Iterable[str]) -> None:
+        self._app = app
+        self._api_keys = tuple(key.encode() for key in api_keys)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        given = headers.get("x-request-id", "")
+        request_id = given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(16)
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message)["X-Request-Id"] = request_id
+            await send(message)
+
+        if (
+            self._api_keys
+            and scope["path"].startswith(_GUARDED)
+            and not self._is_known(headers.get("authorization", ""))
+        ):
+            refusal = ApiError(
+                401,
+                "no valid API key; send one as `Authorization: Bearer KEY`",
+                code="invalid_api_key",
+                headers={"WWW-Authenticate": "Bearer"},
+            )
+            await refusal.response()(scope, receive, send_with_id)
+            return
+        await self._app(scope, receive, send_with_id)
+
+    def _is_known(self, authorization: str) -> bool:
+        key = bearer_token(authorization).encode()
+        # Every key is compared, so that the time says nothing about which one came close.
+        return sum(hmac.compare_digest(key, known) for known in self._api_keys) > 0
+
+
+def bearer_token(authorization: str) -> str:
+    """The token in an Authorization header; empty when it is of another kind."""
+    kind, _, token = authorization.partition(" ")
+    return token.strip() if kind.lower() == "bearer" else ""

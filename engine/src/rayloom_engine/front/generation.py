@@ -1,0 +1,255 @@
+"""Generation: one HTTP request's sequences, from submission to the last delta.
+
+Choices are prompt-major: choice index = prompt index x n + choice of that prompt, and equal to the mailbox lane.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rayloom_engine.core.step import TokenLogprobs
+from rayloom_engine.errors import EngineDead, QueueFull, RequestError
+from rayloom_engine.front.core_client import ClientSequence
+from rayloom_engine.front.errors import ClientGone
+from rayloom_engine.front.request_mailbox import Mailbox
+from rayloom_engine.front.service import ModelText, Service
+from rayloom_engine.protocol.messages import Output
+from rayloom_engine.sampling_params import SamplingParams
+from rayloom_engine.text.output_decoder import OutputDecoder, TextDelta
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChoiceDelta:
+    """What is new in one choice."""
+
+    index: int
+    text: TextDelta
+    is_first: bool
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # with the first delta; the first prompt token has none
+
+
+@dataclass(slots=True, kw_only=True)
+class ChoiceResult:
+    """A whole choice."""
+
+    index: int
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+
+    def add(self, delta: ChoiceDelta) -> None:
+        self.text += delta.text.text
+        self.token_ids.extend(delta.text.token_ids)
+        self.logprobs.extend(delta.text.logprobs)
+        self.prompt_logprobs = self.prompt_logprobs or delta.prompt_logprobs
+        self.finish_reason = delta.text.finish_reason
+        self.stop_reason = delta.text.stop_reason
+
+
+@dataclass(slots=True, kw_only=True)
+class _Lane:
+    sequence: ClientSequence
+    decoder: OutputDecoder
+    last_output_s: float | None = None
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+
+
+class Generation:
+    """Counts as in flight from construction until `close`. For one handler."""
+
+    def __init__(
+        self,
+        service: Service,
+        text: ModelText,
+        *,
+        request_id: str,
+        prompts: Sequence[tuple[int, ...]],
+        params: SamplingParams,
+        priority: int,
+        fresh_seed: int,
+    ) -> None:
+        """Raises RequestError when the request cannot be granted and QueueFull when there is no room for it."""
+        self.request_id = request_id
+        self.prompts = tuple(prompts)
+        self.params = params
+        self._service = service
+        self._mailbox = Mailbox()
+        self._is_closed = False
+        self._started_s = time.monotonic()
+        self.num_cached_tokens = 0
+        self._lanes = self._make_lanes(text, priority, fresh_seed)
+        self._unfinished = set(range(len(self._lanes)))
+        self._check_room()
+        service.lifecycle.enter()
+        service.client.submit([lane.sequence for lane in self._lanes])
+        service.metrics.prompt_tokens.add(self.num_prompt_tokens)
+        for prompt in self.prompts:
+            service.metrics.request_prompt_tokens.observe(len(prompt))
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return sum(len(prompt) for prompt in self.prompts)
+
+    @property
+    def num_output_tokens(self) -> int:
+        return sum(lane.decoder.num_tokens for lane in self._lanes)
+
+    def usage(self) -> dict[str, Any]:
+        """OpenAI's usage object as of now."""
+        return {
+            "prompt_tokens": self.num_prompt_tokens,
+            "completion_tokens": self.num_output_tokens,
+            "total_tokens": self.num_prompt_tokens + self.num_output_tokens,
+            "prompt_tokens_details": {"cached_tokens": self.num_cached_tokens},
+        }
+
+    async def deltas(self, wait_s: float, first_wait_s: float | None = None) -> AsyncIterator[list[ChoiceDelta]]:
+        """What arrives, until every choice is finished; an empty list whenever nothing came for `wait_s`.
+
+        `first_wait_s` is the wait of the first list.
+
+        Raises what ended the request early: QueueFull, RequestError, EngineDead or ClientGone.
+        """
+        this_wait_s = wait_s if first_wait_s is None else first_wait_s
+        while self._unfinished:
+            yield self._decode(await self._mailbox.take(this_wait_s))
+            this_wait_s = wait_s
+
+    async def collect(self) -> list[ChoiceResult]:
+        """All choices, once they are finished. Raises as `deltas`."""
+        results = [ChoiceResult(index=index) for index in range(len(self._lanes))]
+        async for deltas in self.deltas(wait_s=3600.0):
+            for delta in deltas:
+                results[delta.index].add(delta)
+        return results
+
+    def client_gone(self) -> None:
+        """Free everything at once; the handler hears of it when it looks next."""
+        self._abort_unfinished()
+        self._mailbox.fail(ClientGone())
+
+    def close(self) -> None:
+        """Forget whatever is unfinished. Safe to call again."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self._abort_unfinished()
+        self._service.lifecycle.leave()
+        if not self._unfinished:
+            self._service.metrics.request_s.observe(time.monotonic() - self._started_s)
+
+    def _make_lanes(self, text: ModelText, priority: int, fresh_seed: int) -> list[_Lane]:
+        model = text.model
+        arrival = time.time()
+        lanes: list[_Lane] = []
+        for prompt in self.prompts:
+            parent: str | None = None
+            for choice in range(self.params.n):
+                decoding = self.params.decoding(
+                    choice,
+                    len(prompt),
+                    model.max_model_len,
+                    model.vocab_size,
+                    fresh_seed,
+                    max_output_tokens=self._service.config.max_output_tokens,
+                )
+                sequence = ClientSequence(
+                    sequence_id=f"{self.request_id}-{len(lanes)}",
+                    request_id=self.request_id,
+                    lane=len(lanes),
+                    mailbox=self._mailbox,
+                    prompt_ids=prompt,
+                    params=decoding,
+                    priority=priority,
+                    arrival=arrival,
+                    fork_of=parent,
+                )
+                parent = parent or sequence.sequence_id
+                decoder = OutputDecoder(text.tokenizer, self.params, model.eos_token_ids, prompt)
+                lanes.append(_Lane(sequence=sequence, decoder=decoder))
+        return lanes
+
+    def _check_room(self) -> None:
+        config = self._service.config
+        if len(self._lanes) > config.max_queued_requests:
+            raise RequestError(
+                f"the request asks for {len(self._lanes)} choices in all, this server queues at most "
+                f"{config.max_queued_requests}; send fewer prompts at a time"
+            )
+        # The core refuses by its own count. This one also holds while the core is away and nothing reaches it.
+        num_silent = self._service.client.num_silent
+        if num_silent + len(self._lanes) > config.max_queued_requests + config.max_num_seqs:
+            raise QueueFull(f"the queue is full: {num_silent} sequences wait for their first token; try again soon", 1)
+
+    def _decode(self, items: list[tuple[int, Output]]) -> list[ChoiceDelta]:
+        """One delta per choice for everything that arrived together."""
+        by_lane: dict[int, list[Output]] = {}
+        for index, output in items:
+            by_lane.setdefault(index, []).append(output)
+        now_s = time.monotonic()
+        return [self._delta(index, outputs, now_s) for index, outputs in by_lane.items() if index in self._unfinished]
+
+    def _delta(self, index: int, outputs: list[Output], now_s: float) -> ChoiceDelta:
+        lane = self._lanes[index]
+        last = outputs[-1]
+        if last.finish_reason == "abort":
+            raise EngineDead("the engine ended this request before it was finished")
+        prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+        is_first = lane.decoder.num_tokens == 0
+        if is_first:
+            # After a resume the core may send these again; the first ones count.
+            prompt_logprobs = next((output.prompt_logprobs for output in outputs if output.prompt_logprobs), ())
+            if index % self.params.n == 0:
+                self.num_cached_tokens += outputs[0].num_cached_tokens
+        num_before = lane.decoder.num_tokens
+        delta = lane.decoder.add(
+            [token_id for output in outputs for token_id in output.token_ids],
+            [entry for output in outputs for entry in output.logprobs],
+            last.finish_reason,
+            last.stop_token_id,
+        )
+        self._observe(lane, lane.decoder.num_tokens - num_before, now_s)
+        if delta.finish_reason is not None:
+            self._unfinished.discard(index)
+            self._service.client.abort(lane.sequence.sequence_id)  # a stop string: the core does not know
+            self._service.metrics.success.add(1, finished_reason=delta.finish_reason)
+            self._service.metrics.request_output_tokens.observe(lane.decoder.num_tokens)
+        return ChoiceDelta(index=index, text=delta, is_first=is_first, prompt_logprobs=prompt_logprobs)
+
+    def _observe(self, lane: _Lane, num_tokens: int, now_s: float) -> None:
+        metrics = self._service.metrics
+        if num_tokens == 0:
+            return
+        metrics.generation_tokens.add(num_tokens)
+        if lane.last_output_s is None:
+            metrics.first_token_s.observe(now_s - self._started_s)
+            if num_tokens > 1:
+                metrics.token_gap_s.observe(0.0, num_tokens - 1)
+        else:
+            metrics.token_gap_s.observe((now_s - lane.last_output_s) / num_tokens, num_tokens)
+        lane.last_output_s = now_s
+
+    def _abort_unfinished(self) -> None:
+        for index in self._unfinished:
+            self._service.client.abort(self._lanes[index].sequence.sequence_id)
+
+
+def watch_client(receive: Callable[[], Awaitable[Any]], generation: Generation) -> asyncio.Task[None]:
+    """A task that ends `generation` when its client closes the connection.
+
+    The body must have been read before; cancel the task when the answer is complete.
+    """
+
+    async def watch() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        generation.client_gone()
+
+    return asyncio.create_task(watch())

@@ -1,0 +1,102 @@
+"""Metrics of the front and of what the core reports: vLLM's names with the prefix `rayloom:`, and those of recovery."""
+
+from __future__ import annotations
+
+from rayloom_engine.front.prometheus import Family, Histogram, exposition
+from rayloom_engine.front.recoveries import Recovery
+from rayloom_engine.protocol.messages import CoreStatus, SchedulerStats
+
+_LATENCY_S = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160)
+_TOKEN_S = (0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2.5, 5, 10)
+_REQUEST_S = (0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920)
+_TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000, 200000)
+
+# What the core counts from zero after each restart: counter -> field of SchedulerStats.
+_CORE_COUNTERS = {
+    "num_preemptions_total": "num_preemptions",
+    "prefix_cache_queries_total": "prefix_queries",
+    "prefix_cache_hits_total": "prefix_hits",
+}
+
+
+class Metrics:
+    """Every metric of one engine. Handlers observe, `observe_core` takes the core's report, `text` writes."""
+
+    def __init__(self, model_name: str) -> None:
+        self._common = {"model_name": model_name}
+        self._families: dict[str, Family] = {}
+        gauge, counter = self._gauge, self._counter
+        self._running = gauge("num_requests_running", "Sequences in the running batch.")
+        self._waiting = gauge("num_requests_waiting", "Sequences waiting to be scheduled.")
+        self._kv_usage = gauge("kv_cache_usage_perc", "KV blocks in use; 1 means all.")
+        self._heartbeat = gauge("rank_heartbeat_age_seconds", "Seconds since each rank's last sign of life.")
+        self._startup = gauge("startup_seconds", "Seconds of each phase of the last start.")
+        self.prompt_tokens = counter("prompt_tokens_total", "Prompt tokens of accepted requests.")
+        self.generation_tokens = counter("generation_tokens_total", "Generated tokens.")
+        self.success = counter("request_success_total", "Sequences finished, by reason.")
+        self._core_counters = {
+            "num_preemptions_total": counter("num_preemptions_total", "Sequences preempted for want of KV blocks."),
+            "prefix_cache_queries_total": counter(
+                "prefix_cache_queries_total", "Tokens looked up in the prefix cache."
+            ),
+            "prefix_cache_hits_total": counter("prefix_cache_hits_total", "Tokens found in the prefix cache."),
+        }
+        self.recoveries = counter(
+            "recoveries_total", "Losses of the core or a rank that were recovered from, by cause."
+        )
+        self.replayed = counter("replayed_requests_total", "Requests submitted again after a loss.")
+        self.first_token_s = self._histogram("time_to_first_token_seconds", "Seconds to the first token.", _LATENCY_S)
+        self.token_gap_s = self._histogram("inter_token_latency_seconds", "Seconds between tokens.", _TOKEN_S)
+        self.request_s = self._histogram("e2e_request_latency_seconds", "Seconds of a whole request.", _REQUEST_S)
+        self.request_prompt_tokens = self._histogram("request_prompt_tokens", "Prompt tokens per request.", _TOKENS)
+        self.request_output_tokens = self._histogram("request_generation_tokens", "Tokens per sequence.", _TOKENS)
+        self.recovery_s = self._histogram("recovery_seconds", "Seconds from a loss until tokens flow.", _REQUEST_S)
+        for family in (self.prompt_tokens, self.generation_tokens, self.replayed, *self._core_counters.values()):
+            family.add(0)  # a counter that is there from the start can be watched from the start
+        self._epoch = 0
+        self._last_stats = SchedulerStats()
+
+    def observe_core(self, status: CoreStatus) -> None:
+        """Take over a CoreStatus. Counters go on rising over a restart of the core."""
+        stats = status.stats
+        self._running.set(stats.num_running)
+        self._waiting.set(stats.num_waiting)
+        used = stats.num_blocks - stats.num_free_blocks
+        self._kv_usage.set(used / stats.num_blocks if stats.num_blocks else 0.0)
+        before = self._last_stats if status.epoch == self._epoch else SchedulerStats()
+        for name, field in _CORE_COUNTERS.items():
+            self._core_counters[name].add(max(0, getattr(stats, field) - getattr(before, field)))
+        self._epoch, self._last_stats = status.epoch, stats
+        for phase in status.phases:
+            self._startup.set(phase.seconds, phase=phase.name)
+
+    def observe_heartbeats(self, status: CoreStatus, status_age_s: float) -> None:
+        """Set the ages as of now, `status_age_s` after the core reported them."""
+        for rank in status.ranks:
+            self._heartbeat.set(rank.heartbeat_age_s + status_age_s, rank=str(rank.rank))
+
+    def observe_recovery(self, recovery: Recovery) -> None:
+        """Take over a recovery that ended."""
+        self.recoveries.add(1, cause=recovery.cause)
+        self.replayed.add(recovery.replayed_requests)
+        if recovery.seconds is not None:
+            self.recovery_s.observe(recovery.seconds)
+
+    def text(self) -> str:
+        """All metrics in Prometheus' text format."""
+        return exposition(self._families.values(), self._common)
+
+    def _gauge(self, name: str, meaning: str) -> Family:
+        return self._register(Family("gauge", f"rayloom:{name}", meaning))
+
+    def _counter(self, name: str, meaning: str) -> Family:
+        return self._register(Family("counter", f"rayloom:{name}", meaning))
+
+    def _histogram(self, name: str, meaning: str, bounds: tuple[float, ...]) -> Histogram:
+        histogram = Histogram(f"rayloom:{name}", meaning, bounds)
+        self._register(histogram)
+        return histogram
+
+    def _register(self, family: Family) -> Family:
+        self._families[family.name] = family
+        return family

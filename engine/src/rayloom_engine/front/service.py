@@ -1,0 +1,225 @@
+"""Service: what the front's handlers share. The model's text side is loaded here, when the core says where it is."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+from rayloom_engine.config import BLOCK_SIZE, EngineConfig
+from rayloom_engine.errors import ModelError
+from rayloom_engine.front.core_client import CoreClient
+from rayloom_engine.front.lifecycle import Lifecycle
+from rayloom_engine.front.metrics import Metrics
+from rayloom_engine.protocol.messages import CoreStatus, ModelStatus
+from rayloom_engine.sampling_params import ContextTooLong
+from rayloom_engine.status import EngineStatus, KvCache, Model, Phase, Rank, Recovery, Requests
+from rayloom_engine.text.chat_template import ChatTemplate
+from rayloom_engine.text.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
+
+ENGINE_VERSION = version("rayloom-engine")
+
+# Below this many characters, tokenising takes less than the hop to a thread and back.
+ENCODE_IN_THREAD_ABOVE_CHARS = 4096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelText:
+    """What turns a model's text into ids and back."""
+
+    model: ModelStatus
+    tokenizer: Tokenizer
+    template: ChatTemplate | None
+
+    async def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """Token ids of `text`; long texts in a thread, so that the streams go on.
+
+        Raises ContextTooLong at once for a text that cannot fit whatever its tokens are: megabytes take seconds.
+        """
+        if len(text) > self.model.max_model_len * self.tokenizer.max_token_chars:
+            raise ContextTooLong(
+                f"the text has {len(text)} characters, more than the model's context of "
+                f"{self.model.max_model_len} tokens can hold; shorten it"
+            )
+        if len(text) <= ENCODE_IN_THREAD_ABOVE_CHARS:
+            return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        return await asyncio.to_thread(self.tokenizer.encode, text, add_special_tokens=add_special_tokens)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waits:
+    """Times of the HTTP side, in seconds."""
+
+    ping_s: float = 10.0  # an SSE comment after this long without an event, so that proxies keep the connection
+    # A stream's status line is sent after this long even when the core has said nothing yet. Until then a refusal (full
+    # queue) can still be a 429.
+    accept_s: float = 1.0
+
+
+class Service:
+    """One front. `run` must be running for anything to happen."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        core_address: str,
+        token: str,
+        front_id: str,
+        *,
+        api_url: str,
+        waits: Waits | None = None,
+    ) -> None:
+        self.config = config
+        self.waits = waits or Waits()
+        self.lifecycle = Lifecycle()
+        self.metrics = Metrics(config.api_model_name)
+        self.text: ModelText | None = None
+        self.created = int(time.time())
+        self._api_url = api_url
+        self._started_s = time.monotonic()
+        self._loading: asyncio.Task[None] | None = None
+        self.client = CoreClient(
+            core_address,
+            token,
+            front_id,
+            on_status=self._on_status,
+            on_change=self._update,
+            on_recovery=self.metrics.observe_recovery,
+        )
+
+    async def run(self) -> None:
+        """Talk to the core until cancelled."""
+        await self.client.run()
+
+    def model_text(self) -> ModelText:
+        """The loaded text side. Raises ApiError 503 when the front does not accept requests."""
+        self.lifecycle.check_accepts()
+        assert self.text is not None
+        return self.text
+
+    def status(self) -> EngineStatus:
+        """The admin port's /status document."""
+        core = self.client.status
+        state, reason = self.lifecycle.state
+        stats = core.stats if core is not None else None
+        age_s = self.client.status_age_s
+        last_token_age_s = core.last_token_age_s if core else None
+        num_blocks = stats.num_blocks if stats else 0
+        num_free = stats.num_free_blocks if stats else 0
+        return EngineStatus(
+            engine_version=ENGINE_VERSION,
+            state=state,
+            reason=reason,
+            epoch=core.epoch if core else 0,
+            step=core.step if core else 0,
+            last_token_age_seconds=None if last_token_age_s is None else last_token_age_s + age_s,
+            uptime_seconds=time.monotonic() - self._started_s,
+            model=self._model(core.model) if core and core.model else None,
+            startup=[
+                Phase(
+                    name=phase.name,
+                    seconds=phase.seconds,
+                    done=phase.done,
+                    total=phase.total,
+                    unit=phase.unit,
+                    finished=phase.is_finished,
+                )
+                for phase in (core.phases if core else ())
+            ],
+            ranks=[
+                Rank(
+                    rank=rank.rank,
+                    node=rank.node,
+                    pid=rank.pid,
+                    phase=rank.phase,
+                    heartbeat_age_seconds=rank.heartbeat_age_s + age_s,
+                    step=rank.step,
+                    memory_bytes=rank.memory_bytes,
+                )
+                for rank in (core.ranks if core else ())
+            ],
+            requests=Requests(
+                in_flight=self.lifecycle.num_in_flight,
+                running=stats.num_running if stats else 0,
+                waiting=stats.num_waiting if stats else 0,
+            ),
+            kv_cache=KvCache(
+                num_blocks=num_blocks,
+                num_free_blocks=num_free,
+                block_size=BLOCK_SIZE,
+                usage=(num_blocks - num_free) / num_blocks if num_blocks else 0.0,
+            ),
+            recoveries=[
+                Recovery(
+                    cause=recovery.cause,
+                    process=recovery.process,
+                    at=recovery.at,
+                    seconds=recovery.seconds,
+                    replayed_requests=recovery.replayed_requests,
+                )
+                for recovery in self.client.recoveries.recoveries
+            ],
+            api_url=self._api_url,
+        )
+
+    def metrics_text(self) -> str:
+        """All metrics in Prometheus' text format."""
+        if self.client.status is not None:
+            self.metrics.observe_heartbeats(self.client.status, self.client.status_age_s)
+        return self.metrics.text()
+
+    def _model(self, model: ModelStatus) -> Model:
+        return Model(
+            name=self.config.api_model_name,
+            source=self.config.model,
+            commit=model.commit,
+            architecture=model.architecture,
+            num_parameters=model.num_parameters,
+            dtype=model.dtype,
+            compute_dtype=model.compute_dtype,
+            weight_bytes=model.weight_bytes,
+            max_model_len=model.max_model_len,
+        )
+
+    def _on_status(self, status: CoreStatus) -> None:
+        self.metrics.observe_core(status)
+        if status.model is not None and self._loading is None:
+            self._loading = asyncio.create_task(self._load_text(status.model))
+        if status.state == "failed" and not self.lifecycle.failure:
+            self.lifecycle.failure = status.message or "the core failed"
+            logger.error("the engine failed: %s", self.lifecycle.failure)
+        self._update()
+
+    async def _load_text(self, model: ModelStatus) -> None:
+        folder = Path(model.path)
+        try:
+            tokenizer = await asyncio.to_thread(Tokenizer.load, folder)
+            template = await asyncio.to_thread(ChatTemplate.load, folder, tokenizer.special_tokens)
+        except (ModelError, OSError) as error:
+            self.lifecycle.failure = str(error)
+            logger.error("cannot load the tokenizer: %s", error)
+            return
+        self.text = ModelText(model=model, tokenizer=tokenizer, template=template)
+        self._update()
+
+    def _update(self) -> None:
+        """Bring the lifecycle in line with what is known of core and tokenizer."""
+        lifecycle = self.lifecycle
+        lifecycle.is_core_serving = self.client.is_core_serving
+        if not lifecycle.was_ready and self.client.is_core_serving and self.text is not None:
+            lifecycle.was_ready = True
+            logger.info("ready: %s at %s", self.config.api_model_name, self._api_url)
+        lifecycle.waiting_for = self._waiting_for()
+
+    def _waiting_for(self) -> str:
+        core = self.client.status
+        if not self.client.is_connected:
+            return "waiting for the core"
+        if not self.client.is_core_serving and core is not None and core.phases:
+            return f"the core is at {core.phases[-1].name}"
+        return "loading the tokenizer" if self.text is None else "the core is starting"

@@ -1,0 +1,43 @@
+"""POST /tokenize and /detokenize, in vLLM's shapes."""
+
+from __future__ import annotations
+
+import asyncio
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from rayloom_engine.errors import RequestError
+from rayloom_engine.front.answer import check_model
+from rayloom_engine.front.body import read_json
+from rayloom_engine.front.openai_models import DetokenizeRequest, TokenizeRequest, parse_request
+from rayloom_engine.front.prompts import chat_prompt, check_ids
+from rayloom_engine.front.service import Service
+
+
+async def tokenize(request: Request) -> Response:
+    service: Service = request.app.state.service
+    text = service.model_text()
+    wire = parse_request(TokenizeRequest, await read_json(request, service.config.max_body_bytes))
+    check_model(service, wire.model)
+    if (wire.prompt is None) == (wire.messages is None):
+        raise RequestError("give either prompt or messages", "prompt")
+    if wire.messages is not None:
+        ids = await chat_prompt(text, wire.messages, wire)
+    else:
+        assert wire.prompt is not None
+        ids = await text.encode(wire.prompt, add_special_tokens=wire.add_special_tokens is not False)
+    tokens = [text.tokenizer.token(token_id) for token_id in ids] if wire.return_token_strs else None
+    return JSONResponse(
+        {"tokens": ids, "count": len(ids), "max_model_len": text.model.max_model_len, "token_strs": tokens}
+    )
+
+
+async def detokenize(request: Request) -> Response:
+    service: Service = request.app.state.service
+    text = service.model_text()
+    wire = parse_request(DetokenizeRequest, await read_json(request, service.config.max_body_bytes))
+    check_model(service, wire.model)
+    ids = check_ids(text, wire.tokens, "tokens")
+    prompt = await asyncio.to_thread(text.tokenizer.decode, ids, skip_special_tokens=False)
+    return JSONResponse({"prompt": prompt})

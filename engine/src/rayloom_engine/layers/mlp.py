@@ -1,0 +1,23 @@
+"""One layer's gated MLP, with gate and up fused into one matrix."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from rayloom_engine.kernels.silu_mul import silu_mul
+from rayloom_engine.layers.linear import Linear
+
+
+@dataclass(slots=True, kw_only=True)
+class GatedMlp:
+    gate_up: Linear  # rows: gate, then up
+    down: Linear
+
+    def __call__(self, hidden_TD: torch.Tensor) -> torch.Tensor:
+        return self.down(silu_mul(self.gate_up(hidden_TD)))
+
+    @property
+    def linears(self) -> tuple[Linear, ...]:
+        return (self.gate_up, self.down)

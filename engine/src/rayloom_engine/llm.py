@@ -1,0 +1,249 @@
+"""`LLM`: the engine in this process, for scripts and notebooks.
+
+with LLM("builtin://smollm2-135m") as llm:
+    for output in llm.generate(["Hello"], SamplingParams(max_tokens=32)):
+        print(output.outputs[0].text)
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from tqdm import tqdm
+
+from rayloom_engine.build import build_engine
+from rayloom_engine.config import parse_config
+from rayloom_engine.core.scheduler import SequenceOutput
+from rayloom_engine.core.sequence import Sequence as CoreSequence
+from rayloom_engine.core.step import TokenLogprobs
+from rayloom_engine.errors import EngineDead, RequestError
+from rayloom_engine.models.progress import no_progress
+from rayloom_engine.sampling_params import SamplingParams
+from rayloom_engine.text.chat_template import ChatTemplate
+from rayloom_engine.text.output_decoder import OutputDecoder
+from rayloom_engine.text.tokenizer import Tokenizer
+
+Prompt = str | Sequence[int]
+Messages = Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompletionOutput:
+    """One generated choice."""
+
+    index: int
+    text: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...]  # one per token when asked for
+    finish_reason: str  # "stop" | "length"
+    stop_reason: str | int | None  # the stop string or stop id; None for EOS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestOutput:
+    """One prompt and its choices."""
+
+    prompt: str | None  # None when the prompt was given as ids
+    prompt_token_ids: tuple[int, ...]
+    prompt_logprobs: tuple[TokenLogprobs, ...]  # of all prompt tokens but the first, when asked for
+    num_cached_tokens: int  # prompt tokens found in the prefix cache
+    outputs: tuple[CompletionOutput, ...]
+
+
+class _Choice:
+    """A sequence in the making."""
+
+    def __init__(self, decoder: OutputDecoder, prompt_index: int, index: int) -> None:
+        self.decoder = decoder
+        self.prompt_index = prompt_index
+        self.index = index
+        self.text = ""
+        self.token_ids: list[int] = []
+        self.logprobs: list[TokenLogprobs] = []
+        self.prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+        self.num_cached_tokens = 0
+        self.finish_reason = ""
+        self.stop_reason: str | int | None = None
+
+    def add(self, output: SequenceOutput) -> bool:
+        """Adds what a step brought. True when the choice is complete."""
+        self.prompt_logprobs = self.prompt_logprobs or output.prompt_logprobs
+        self.num_cached_tokens = self.num_cached_tokens or output.num_cached_tokens
+        delta = self.decoder.add(output.token_ids, output.logprobs, output.finish_reason, output.stop_token_id)
+        self.text += delta.text
+        self.token_ids += delta.token_ids
+        self.logprobs += delta.logprobs
+        if delta.finish_reason is None:
+            return False
+        self.finish_reason, self.stop_reason = delta.finish_reason, delta.stop_reason
+        return True
+
+    def output(self) -> CompletionOutput:
+        return CompletionOutput(
+            index=self.index,
+            text=self.text,
+            token_ids=tuple(self.token_ids),
+            logprobs=tuple(self.logprobs),
+            finish_reason=self.finish_reason,
+            stop_reason=self.stop_reason,
+        )
+
+
+class LLM:
+    """A model, loaded once, that answers batches of prompts. Not for use by several threads at once."""
+
+    def __init__(self, model: str = "builtin://smollm2-135m", **settings: Any) -> None:
+        """`settings` are EngineConfig's fields (dtype, max_model_len, num_kv_blocks, threads, ...).
+
+        Raises ConfigError or ModelError.
+        """
+        config = parse_config({"model": model, **settings})
+        built = build_engine(config, epoch=1, progress=no_progress)
+        folder = Path(built.model.path)
+        self._engine = built.engine
+        self.model = built.model
+        self.tokenizer = Tokenizer.load(folder)
+        self._template = ChatTemplate.load(folder, self.tokenizer.special_tokens)
+        self._is_shut_down = False
+        self._next_id = 0
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.shutdown()
+
+    def shutdown(self) -> None:
+        """Frees the model and its KV cache. Safe to call twice."""
+        if not self._is_shut_down:
+            self._is_shut_down = True
+            del self._engine
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+    ) -> list[RequestOutput]:
+        """One RequestOutput per prompt, in order. A prompt is a text or a list of token ids.
+
+        Raises RequestError, before anything is computed, when one of the prompts cannot be run.
+        """
+        many = _many_prompts(prompts)
+        texts = [prompt if isinstance(prompt, str) else None for prompt in many]
+        ids = [self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt) for prompt in many]
+        return self._run(texts, ids, _params_for(sampling_params, len(many), SamplingParams()), use_tqdm)
+
+    def chat(
+        self,
+        messages: Messages | Sequence[Messages],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+    ) -> list[RequestOutput]:
+        """One RequestOutput per conversation, in order; one conversation may be given without a list around it.
+
+        Without sampling_params an answer may be as long as the context allows. Raises RequestError, as `generate`.
+        """
+        if self._template is None:
+            raise RequestError("this model has no chat template; use generate with a prompt")
+        many = _many_conversations(messages)
+        texts = [self._template.render(conversation) for conversation in many]
+        ids = [self.tokenizer.encode(text, add_special_tokens=False) for text in texts]
+        params = _params_for(sampling_params, len(many), SamplingParams(max_tokens=None))
+        return self._run(list(texts), ids, params, use_tqdm)
+
+    def _run(
+        self, texts: list[str | None], prompts: list[list[int]], params: list[SamplingParams], use_tqdm: bool
+    ) -> list[RequestOutput]:
+        if self._is_shut_down:
+            raise EngineDead("this LLM was shut down; make a new one")
+        choices: dict[str, _Choice] = {}
+        sequences = []
+        for prompt_index, (prompt_ids, wishes) in enumerate(zip(prompts, params, strict=True)):
+            seed = secrets.randbits(62)
+            leader = None
+            for index in range(wishes.n):
+                request_id = f"local/{self._next_id}"
+                self._next_id += 1
+                decoding = wishes.decoding(
+                    index, len(prompt_ids), self.model.max_model_len, self.model.vocab_size, seed
+                )
+                decoder = OutputDecoder(self.tokenizer, wishes, self.model.eos_token_ids, prompt_ids)
+                choices[request_id] = _Choice(decoder, prompt_index, index)
+                sequences.append(
+                    CoreSequence(
+                        request_id=request_id,
+                        prompt_ids=prompt_ids,
+                        params=decoding,
+                        eos_token_ids=self.model.eos_token_ids,
+                        fork_of=leader,
+                    )
+                )
+                leader = leader or request_id
+        for sequence in sequences:
+            self._engine.add(sequence, is_resume=True)  # our own batch has no queue limit
+        try:
+            self._finish_all(choices, use_tqdm)
+        finally:
+            for sequence in sequences:  # after an interrupt nothing of this batch stays behind
+                self._engine.abort(sequence.request_id)
+        return [
+            _request_output(text, ids, [c for c in choices.values() if c.prompt_index == prompt_index])
+            for prompt_index, (text, ids) in enumerate(zip(texts, prompts, strict=True))
+        ]
+
+    def _finish_all(self, choices: dict[str, _Choice], use_tqdm: bool) -> None:
+        unfinished = set(choices)
+        with tqdm(total=len(choices), desc="generate", unit="seq", disable=not use_tqdm) as bar:
+            while unfinished:
+                for output in self._engine.step():
+                    if choices[output.request_id].add(output):
+                        if output.finish_reason is None:  # ended by a stop string, which only the text shows
+                            self._engine.abort(output.request_id)
+                        unfinished.discard(output.request_id)
+                        bar.update()
+
+
+def _many_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """One text or one list of ids counts as one prompt."""
+    if isinstance(prompts, str):
+        return [prompts]
+    if all(isinstance(item, int) for item in prompts) and prompts:
+        return [[item for item in prompts if isinstance(item, int)]]
+    return [item for item in prompts if not isinstance(item, int)]
+
+
+def _many_conversations(messages: Messages | Sequence[Messages]) -> list[Messages]:
+    """A list of messages counts as one conversation."""
+    if all(isinstance(item, Mapping) for item in messages) and messages:
+        return [[item for item in messages if isinstance(item, Mapping)]]
+    return [item for item in messages if not isinstance(item, Mapping)]
+
+
+def _params_for(
+    given: SamplingParams | Sequence[SamplingParams] | None, num_prompts: int, default: SamplingParams
+) -> list[SamplingParams]:
+    if given is None or isinstance(given, SamplingParams):
+        return [given or default] * num_prompts
+    if len(given) != num_prompts:
+        raise RequestError(f"{len(given)} sampling_params for {num_prompts} prompts; give one, or one per prompt")
+    return list(given)
+
+
+def _request_output(text: str | None, prompt_ids: list[int], choices: list[_Choice]) -> RequestOutput:
+    return RequestOutput(
+        prompt=text,
+        prompt_token_ids=tuple(prompt_ids),
+        prompt_logprobs=choices[0].prompt_logprobs,
+        num_cached_tokens=choices[0].num_cached_tokens,
+        outputs=tuple(choice.output() for choice in choices),
+    )

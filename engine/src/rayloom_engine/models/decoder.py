@@ -1,0 +1,109 @@
+"""The decoder-only transformer that Llama, Mistral, Qwen2 and Qwen3 all are; a ModelShape says which one.
+
+Plain tensors and plain calls: there is no module tree, so a step costs little beyond its tensor operations.
+Legend: T tokens of the step, D model width, N rows whose logits are wanted, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from rayloom_engine.kernels.kv_cache import AttentionBatch, KvCache
+from rayloom_engine.kernels.linear import LinearMethod
+from rayloom_engine.kernels.paged_attention import AttentionPlan, plan_attention
+from rayloom_engine.kernels.rms_norm import rms_norm
+from rayloom_engine.layers.attention import Attention
+from rayloom_engine.layers.linear import Linear
+from rayloom_engine.layers.mlp import GatedMlp
+from rayloom_engine.models.rope import RotaryAngles
+from rayloom_engine.models.shape import ModelShape
+
+
+@dataclass(slots=True, kw_only=True)
+class DecoderLayer:
+    attention_norm_D: torch.Tensor
+    attention: Attention
+    mlp_norm_D: torch.Tensor
+    mlp: GatedMlp
+
+
+class CausalLM:
+    """A model whose weights are in place. Made by `models.loader.load_model`; stateless apart from its weights."""
+
+    def __init__(
+        self,
+        *,
+        shape: ModelShape,
+        compute_dtype: torch.dtype,
+        embedding_VD: torch.Tensor,
+        layers: list[DecoderLayer],
+        final_norm_D: torch.Tensor,
+        head: Linear,
+    ) -> None:
+        """`head.weight` is `embedding_VD` itself when they are tied."""
+        self.shape = shape
+        self.compute_dtype = compute_dtype
+        self.device = embedding_VD.device
+        self.linear_method = LinearMethod(uses_onednn=False, reason="not chosen yet")
+        self._embedding_VD = embedding_VD
+        self._layers = layers
+        self._final_norm_D = final_norm_D
+        self._head = head
+        self._angles = RotaryAngles(shape.rope, shape.head_dim, compute_dtype, self.device)
+        self._windows = tuple(dict.fromkeys(shape.layer_windows))
+
+    @torch.no_grad()
+    def forward(
+        self, token_ids_T: torch.Tensor, positions_T: torch.Tensor, batch: AttentionBatch, cache: KvCache
+    ) -> torch.Tensor:
+        """Hidden states after the final norm, [T, D]. Writes the keys and values of the T tokens into the cache.
+
+        token_ids_T and positions_T are int64 on the model's device; positions count from 0 in each sequence. Whatever a
+        sequence's tokens attend to must be in the cache already or be part of this batch.
+        """
+        plans: dict[int | None, AttentionPlan] = {
+            window: plan_attention(batch, num_heads=self.shape.num_heads, pages=cache.keys[0], window=window)
+            for window in self._windows
+        }
+        angles = self._angles(positions_T)
+        eps = self.shape.rms_norm_eps
+        residual_TD = self._embedding_VD.index_select(0, token_ids_T)
+        update_TD: torch.Tensor | None = None  # what the last block adds to the residual stream
+        for layer in self._layers:
+            if update_TD is None:
+                normed_TD = rms_norm(residual_TD, layer.attention_norm_D, eps)
+            else:
+                normed_TD = rms_norm(update_TD, layer.attention_norm_D, eps, residual_TD)
+            update_TD = layer.attention(normed_TD, angles, plans[layer.attention.window], cache)
+            normed_TD = rms_norm(update_TD, layer.mlp_norm_D, eps, residual_TD)
+            update_TD = layer.mlp(normed_TD)
+        assert update_TD is not None, "a model has at least one layer"
+        return rms_norm(update_TD, self._final_norm_D, eps, residual_TD)
+
+    @torch.no_grad()
+    def logits(self, hidden_ND: torch.Tensor) -> torch.Tensor:
+        """Logits of some rows of `forward`'s result, [N, V], float32."""
+        return self._head(hidden_ND).float()
+
+    def pack(self, method: LinearMethod) -> None:
+        """Brings the weights into the layout of `method`, one matrix at a time. Once, after they are filled."""
+        self.linear_method = method
+        for layer in self._layers:
+            for linear in (*layer.attention.linears, *layer.mlp.linears):
+                linear.pack(method)
+        self._head.pack(method, keeps_layout=self.shape.tie_word_embeddings)
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of memory that the weights take in this process."""
+        total = self._embedding_VD.nbytes + self._final_norm_D.nbytes
+        if not self.shape.tie_word_embeddings:
+            total += self._head.num_bytes
+        for layer in self._layers:
+            total += layer.attention_norm_D.nbytes + layer.mlp_norm_D.nbytes
+            total += sum(linear.num_bytes for linear in (*layer.attention.linears, *layer.mlp.linears))
+            for norm_d in (layer.attention.q_norm_d, layer.attention.k_norm_d):
+                total += 0 if norm_d is None else norm_d.nbytes
+        return total

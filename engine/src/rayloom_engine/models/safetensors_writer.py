@@ -1,0 +1,70 @@
+"""Writes one safetensors file piece by piece, so that a checkpoint never has to be in memory as a whole.
+
+Format: 8 bytes with the header's length, a JSON header {name: {dtype, shape, data_offsets}}, the tensors' bytes
+(https://github.com/huggingface/safetensors#format).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import IO, Any
+
+import numpy as np
+
+DTYPE_NAMES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
+_ELEMENT_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorSpec:
+    name: str
+    shape: tuple[int, ...]
+
+
+class SafetensorsWriter:
+    """Takes the values of the announced tensors in order, row-major, in pieces of any size. A context manager."""
+
+    def __init__(self, file: IO[bytes], specs: Sequence[TensorSpec], dtype: str) -> None:
+        """`dtype` is one of DTYPE_NAMES and holds for all tensors."""
+        self._file = file
+        self._dtype = dtype
+        self.num_bytes = sum(math.prod(spec.shape) for spec in specs) * _ELEMENT_BYTES[dtype]
+        self.num_written = 0
+        header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+        offset = 0
+        for spec in specs:
+            end = offset + math.prod(spec.shape) * _ELEMENT_BYTES[dtype]
+            header[spec.name] = {"dtype": DTYPE_NAMES[dtype], "shape": list(spec.shape), "data_offsets": [offset, end]}
+            offset = end
+        text = json.dumps(header, separators=(",", ":")).encode()
+        text += b" " * (-len(text) % 8)  # the data must start at a multiple of 8
+        file.write(len(text).to_bytes(8, "little") + text)
+
+    def write(self, values: np.ndarray[Any, np.dtype[np.float32]]) -> None:
+        """Appends float32 values, rounded to the nearest value of the file's type, ties to even."""
+        if self._dtype == "bfloat16":
+            data = _bfloat16_bits(values)
+        else:
+            data = np.ascontiguousarray(values.astype(self._dtype, copy=False))
+        self._file.write(data.data)
+        self.num_written += data.nbytes
+
+    def __enter__(self) -> SafetensorsWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            assert self.num_written == self.num_bytes, (self.num_written, self.num_bytes)
+
+
+def _bfloat16_bits(values: np.ndarray[Any, np.dtype[np.float32]]) -> np.ndarray[Any, Any]:
+    """The upper halves of the float32 values, rounded. Weights are finite: a carry into infinity is no concern."""
+    bits = np.array(values, dtype=np.float32, order="C").view(np.uint32)
+    bits += ((bits >> 16) & 1) + np.uint32(0x7FFF)
+    return (bits >> 16).astype(np.uint16)

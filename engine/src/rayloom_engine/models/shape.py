@@ -1,0 +1,239 @@
+"""ModelShape: everything about a model that its config.json decides, read before any weight and without torch.
+
+Sizing, `inspect`, the loader and the decoder all start from it, so an unsupported model is refused here and nowhere
+else.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from rayloom_engine.errors import ModelError
+from rayloom_engine.models.config_json import ConfigJson, read_json
+
+RopeKind = Literal["default", "llama3", "linear"]
+ROPE_KINDS: tuple[RopeKind, ...] = ("default", "llama3", "linear")
+ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+DTYPES = ("bfloat16", "float16", "float32")
+
+_MODEL_TYPE_TO_ARCHITECTURE = {
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RopeParameters:
+    """Rotary embedding. `factor` counts for linear and llama3, the three fields after it for llama3 alone."""
+
+    theta: float = 10000.0
+    kind: RopeKind = "default"
+    factor: float = 1.0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    original_max_position: int = 8192  # positions that the model was trained with before its context was stretched
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelShape:
+    """Sizes and switches of a decoder-only model."""
+
+    architecture: str
+    num_layers: int
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int
+    max_position_embeddings: int
+    rms_norm_eps: float
+    rope: RopeParameters
+    layer_windows: tuple[int | None, ...]  # per layer: how many positions a token sees, itself included; None = all
+    qkv_bias: bool
+    o_bias: bool
+    mlp_bias: bool
+    qk_norm: bool
+    tie_word_embeddings: bool
+    checkpoint_dtype: str  # one of DTYPES
+    eos_token_ids: tuple[int, ...]
+
+    @property
+    def sliding_window(self) -> int | None:
+        """The window of the layers that have one; None when every layer sees everything."""
+        return next((window for window in self.layer_windows if window is not None), None)
+
+    @property
+    def query_size(self) -> int:
+        return self.num_heads * self.head_dim
+
+    @property
+    def kv_size(self) -> int:
+        return self.num_kv_heads * self.head_dim
+
+    @property
+    def num_parameters(self) -> int:
+        qkv_size = self.query_size + 2 * self.kv_size
+        layer = (
+            self.hidden_size * qkv_size
+            + self.hidden_size * self.query_size  # o
+            + self.hidden_size * self.intermediate_size * 3  # gate, up, down
+            + self.hidden_size * 2  # the two norms
+            + qkv_size * self.qkv_bias
+            + self.hidden_size * self.o_bias
+            + (2 * self.intermediate_size + self.hidden_size) * self.mlp_bias
+            + 2 * self.head_dim * self.qk_norm
+        )
+        num_embeddings = 1 if self.tie_word_embeddings else 2
+        return layer * self.num_layers + num_embeddings * self.vocab_size * self.hidden_size + self.hidden_size
+
+    def weight_bytes(self, element_bytes: int) -> int:
+        """Bytes of all weights at `element_bytes` each."""
+        return self.num_parameters * element_bytes
+
+    def kv_bytes_per_token(self, element_bytes: int) -> int:
+        """Bytes that one token takes in the KV cache, all layers together."""
+        return (
+            2  # key and value
+            * self.num_layers
+            * self.kv_size
+            * element_bytes
+        )
+
+
+def read_shape(folder: Path) -> ModelShape:
+    """The shape of the model in a Hugging Face folder, from config.json and generation_config.json alone.
+
+    Raises ModelError when the folder has no usable config.json, or the model needs something that this engine does not
+    do; the message names it and lists what works.
+    """
+    config = ConfigJson(path=folder / "config.json", values=read_json(folder / "config.json"))
+    architecture = _architecture(config)
+    if config.get("quantization_config"):
+        method = (config.get("quantization_config") or {}).get("quant_method", "unknown")
+        raise ModelError(
+            f"{config.path}: the checkpoint is quantised ({method}); "
+            f"works: {', '.join(DTYPES)} safetensors, or a GGUF file"
+        )
+    if (activation := config.text("hidden_act", default="silu")) != "silu":
+        raise ModelError(f"{config.path}: hidden_act {activation!r} is not supported; works: silu")
+
+    hidden_size = config.count("hidden_size")
+    num_layers = config.count("num_hidden_layers")
+    num_heads = config.count("num_attention_heads")
+    num_kv_heads = config.count("num_key_value_heads", default=num_heads)
+    default_head_dim = 128 if architecture == "Qwen3ForCausalLM" else hidden_size // num_heads
+    head_dim = config.count("head_dim", default=default_head_dim)
+    if num_heads % num_kv_heads != 0:
+        raise ModelError(
+            f"{config.path}: num_attention_heads {num_heads} is not a multiple of num_key_value_heads {num_kv_heads}"
+        )
+    if head_dim % 2 != 0:
+        raise ModelError(f"{config.path}: head_dim {head_dim} is odd; rotary embedding needs an even one")
+    max_position_embeddings = config.count("max_position_embeddings", default=2048)
+    has_attention_bias = architecture in ("LlamaForCausalLM", "Qwen3ForCausalLM") and config.flag("attention_bias")
+
+    return ModelShape(
+        architecture=architecture,
+        num_layers=num_layers,
+        hidden_size=hidden_size,
+        intermediate_size=config.count("intermediate_size"),
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        vocab_size=config.count("vocab_size"),
+        max_position_embeddings=max_position_embeddings,
+        rms_norm_eps=config.number("rms_norm_eps", default=1e-6),
+        rope=_rope(config, max_position_embeddings),
+        layer_windows=_layer_windows(config, architecture, num_layers),
+        qkv_bias=has_attention_bias or architecture == "Qwen2ForCausalLM",
+        o_bias=has_attention_bias,
+        mlp_bias=architecture == "LlamaForCausalLM" and config.flag("mlp_bias"),
+        qk_norm=architecture == "Qwen3ForCausalLM",
+        tie_word_embeddings=config.flag("tie_word_embeddings"),
+        checkpoint_dtype=_checkpoint_dtype(config),
+        eos_token_ids=_eos_token_ids(folder, config),
+    )
+
+
+def _architecture(config: ConfigJson) -> str:
+    named = config.get("architectures")
+    if isinstance(named, list) and named:
+        architecture = str(named[0])
+    else:
+        model_type = str(config.get("model_type"))
+        architecture = _MODEL_TYPE_TO_ARCHITECTURE.get(model_type, f"model_type {model_type}")
+    if architecture not in ARCHITECTURES:
+        raise ModelError(
+            f"{config.path}: architecture {architecture} is not supported; works: {', '.join(ARCHITECTURES)}"
+        )
+    return architecture
+
+
+def _rope(config: ConfigJson, max_position_embeddings: int) -> RopeParameters:
+    """transformers 5 writes rope_parameters {rope_theta, rope_type, ...}; 4 wrote rope_theta and rope_scaling."""
+    scaling = config.mapping("rope_parameters") or config.mapping("rope_scaling")
+    rope = ConfigJson(path=config.path, values={"rope_theta": config.get("rope_theta"), **scaling})
+    kind = rope.get("rope_type") or rope.get("type") or "default"
+    known = next((name for name in ROPE_KINDS if name == kind), None)
+    if known is None or any(isinstance(value, dict) for value in scaling.values()):
+        given = kind if known is None else "one per layer type"
+        raise ModelError(f"{config.path}: rope type {given!r} is not supported; works: {', '.join(ROPE_KINDS)}")
+    for holder in (config, rope):
+        if holder.number("partial_rotary_factor", default=1.0) != 1.0:
+            raise ModelError(f"{config.path}: partial_rotary_factor is not supported; works: rotation of whole heads")
+    theta = rope.number("rope_theta", default=10000.0)
+    if known == "default":
+        return RopeParameters(theta=theta)
+    if known == "linear":
+        return RopeParameters(theta=theta, kind=known, factor=rope.number("factor"))
+    return RopeParameters(
+        theta=theta,
+        kind=known,
+        factor=rope.number("factor"),
+        low_freq_factor=rope.number("low_freq_factor"),
+        high_freq_factor=rope.number("high_freq_factor"),
+        original_max_position=rope.count("original_max_position_embeddings", default=max_position_embeddings),
+    )
+
+
+def _layer_windows(config: ConfigJson, architecture: str, num_layers: int) -> tuple[int | None, ...]:
+    if architecture == "LlamaForCausalLM":
+        return (None,) * num_layers
+    # A file that leaves sliding_window out means transformers' default of 4096; null means none.
+    window = config.count("sliding_window", default=4096) if config.get("sliding_window", 4096) is not None else None
+    if architecture == "MistralForCausalLM":
+        return (window,) * num_layers
+    if window is None or not config.flag("use_sliding_window"):
+        return (None,) * num_layers
+    layer_types = config.get("layer_types")
+    if layer_types is None:
+        first = config.count("max_window_layers", default=28, at_least=0)
+        return tuple(window if layer >= first else None for layer in range(num_layers))
+    allowed = ("full_attention", "sliding_attention")
+    if not isinstance(layer_types, list) or len(layer_types) != num_layers or not set(layer_types) <= set(allowed):
+        raise ModelError(f"{config.path}: layer_types must name {num_layers} layers, each one of {', '.join(allowed)}")
+    return tuple(window if kind == "sliding_attention" else None for kind in layer_types)
+
+
+def _checkpoint_dtype(config: ConfigJson) -> str:
+    dtype = str(config.get("dtype") or config.get("torch_dtype") or "float32").removeprefix("torch.")
+    if dtype not in DTYPES:
+        raise ModelError(f"{config.path}: dtype {dtype!r} is not supported; works: {', '.join(DTYPES)}")
+    return dtype
+
+
+def _eos_token_ids(folder: Path, config: ConfigJson) -> tuple[int, ...]:
+    path = folder / "generation_config.json"
+    generation = ConfigJson(path=path, values=read_json(path) if path.is_file() else {})
+    for holder in (generation, config):
+        if (given := holder.get("eos_token_id")) is not None:
+            ids = given if isinstance(given, list) else [given]
+            if not all(isinstance(token_id, int) and token_id >= 0 for token_id in ids):
+                raise ModelError(f"{holder.path}: eos_token_id must be a token id or a list of them, given {given!r}")
+            return tuple(ids)
+    return ()

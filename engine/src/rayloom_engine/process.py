@@ -1,0 +1,40 @@
+"""What every process of the engine does at its start: logging, and a bond to the life of its parent."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+
+EXIT_CONFIG = 78  # the settings or the model cannot be used (sysexits.h EX_CONFIG); a restart would not help
+EXIT_GIVEN_UP = 70  # a process kept dying until the restart budget was spent (EX_SOFTWARE)
+
+_PR_SET_PDEATHSIG = 1
+
+
+def set_up_logging(role: str, level: str) -> None:
+    """Logs to stderr, one line a record, with the process's role."""
+    logging.basicConfig(
+        level=level.upper(),
+        stream=sys.stderr,
+        format=f"%(asctime)s %(levelname)s {role} %(name)s: %(message)s",
+        force=True,
+    )
+
+
+def end_with_parent(parent_pid: int) -> None:
+    """This process is killed when the process `parent_pid`, which started it, ends for whatever reason."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    # The parent may be gone before the call; and other systems have no such call.
+    threading.Thread(target=_watch_parent, args=(parent_pid,), daemon=True, name="parent-watch").start()
+
+
+def _watch_parent(parent_pid: int) -> None:
+    while os.getppid() == parent_pid:
+        time.sleep(1.0)
+    os._exit(1)

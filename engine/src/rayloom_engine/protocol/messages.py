@@ -1,0 +1,137 @@
+"""Messages between fronts and the core. Version 1; msgpack, each with a 4-byte big-endian length before it.
+
+A front says Hello (with the token) and gets Welcome, or the connection is closed. One Submit is one sequence; a request
+with n > 1 is n sequences. A front that sees the connection end (the core died) connects again and submits every
+unfinished sequence with the ids it has received: that is `resume`, and it is the same message. Sequence ids are unique per front.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from rayloom_engine.core.decoding import DecodingParams
+from rayloom_engine.core.step import TokenLogprobs
+
+PROTOCOL_VERSION = 1
+
+
+class Hello(msgspec.Struct, frozen=True, tag="hello", kw_only=True):
+    token: str
+    front_id: str
+    version: int = PROTOCOL_VERSION
+
+
+class Submit(msgspec.Struct, frozen=True, tag="submit", kw_only=True):
+    sequence_id: str
+    prompt_ids: tuple[int, ...]
+    params: DecodingParams
+    generated_ids: tuple[int, ...] = ()  # already delivered to the client; never changed, counted in max_tokens
+    priority: int = 0  # lower runs first, as in vLLM
+    arrival: float = 0.0  # seconds since the Unix epoch at acceptance; order within a priority, also after a resume
+    fork_of: str | None = None  # sequence id with the same prompt whose KV blocks may be shared (n > 1)
+    is_resume: bool = False  # accepted before: never refused for a full queue
+
+
+class Abort(msgspec.Struct, frozen=True, tag="abort"):
+    sequence_id: str
+
+
+class Welcome(msgspec.Struct, frozen=True, tag="welcome", kw_only=True):
+    epoch: int
+    pid: int
+
+
+class Output(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """New tokens of one sequence."""
+
+    sequence_id: str
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] = ()  # one per token id when asked for
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # with the first output; the first prompt token has none
+    finish_reason: str | None = None  # "stop" | "length" | "abort"; the sequence is gone after it
+    stop_token_id: int | None = None  # the id that ended it (EOS or a stop id), which is also the last of token_ids
+    num_cached_tokens: int = 0  # prompt tokens found in the prefix cache; with the first output
+
+
+class Outputs(msgspec.Struct, frozen=True, tag="outputs"):
+    outputs: tuple[Output, ...]
+
+
+class Refused(msgspec.Struct, frozen=True, tag="refused", kw_only=True):
+    """A sequence that was not accepted. The front must not have promised anything for it."""
+
+    sequence_id: str
+    reason: str  # "queue_full" | "too_long" | "invalid"
+    message: str
+    retry_after_s: int = 1
+
+
+class PhaseStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """One named phase of start-up. `total` 0 = not countable."""
+
+    name: str  # "resolve" | "convert" | "import" | "load" | "kv_cache" | "warm_up"
+    seconds: float
+    done: int = 0
+    total: int = 0
+    unit: str = ""
+    is_finished: bool = False
+
+
+class ModelStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """What the front needs of the model before it can accept requests; known once the model is resolved."""
+
+    path: str  # folder with config.json and tokenizer.json
+    architecture: str
+    num_parameters: int
+    vocab_size: int
+    max_model_len: int
+    eos_token_ids: tuple[int, ...]
+    dtype: str  # of the weights
+    compute_dtype: str  # of the arithmetic
+    weight_bytes: int
+    commit: str | None = None
+
+
+class SchedulerStats(msgspec.Struct, frozen=True, kw_only=True):
+    num_running: int = 0
+    num_waiting: int = 0
+    num_blocks: int = 0
+    num_free_blocks: int = 0  # free or only held by the prefix cache
+    num_preemptions: int = 0
+    prefix_queries: int = 0  # tokens looked up
+    prefix_hits: int = 0  # tokens found
+    prompt_tokens: int = 0  # accepted
+    generation_tokens: int = 0  # produced
+    num_steps: int = 0
+    step_tokens: int = 0  # tokens computed in all steps
+    forward_seconds: float = 0.0
+    sample_seconds: float = 0.0
+    host_seconds: float = 0.0  # scheduling and input preparation
+
+
+class RankStatus(msgspec.Struct, frozen=True, kw_only=True):
+    rank: int
+    node: str
+    pid: int
+    phase: str  # "start" | "idle" | "step"
+    heartbeat_age_s: float
+    step: int
+    memory_bytes: int  # resident
+
+
+class CoreStatus(msgspec.Struct, frozen=True, tag="status", kw_only=True):
+    """Sent to every front when something changes in start-up, and once a second."""
+
+    state: str  # "starting" | "serving" | "failed"
+    epoch: int
+    step: int
+    last_token_age_s: float | None  # since a token last passed through all ranks; None before the first
+    phases: tuple[PhaseStatus, ...]
+    stats: SchedulerStats
+    ranks: tuple[RankStatus, ...]
+    model: ModelStatus | None = None
+    message: str = ""  # why it failed, or the KV sizing line
+
+
+FrontMessage = Hello | Submit | Abort
+CoreMessage = Welcome | Outputs | Refused | CoreStatus

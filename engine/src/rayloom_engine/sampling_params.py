@@ -1,0 +1,232 @@
+"""SamplingParams: what a user asks of one request, with vLLM's names and defaults.
+
+Not to be confused with `core.decoding.DecodingParams`, what the ranks need for one sequence: a request becomes n
+sequences. Stop strings, include_stop_str_in_output and skip_special_tokens stay with whoever turns tokens into text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from rayloom_engine.core.decoding import DecodingParams
+from rayloom_engine.errors import RequestError
+
+MAX_CHOICES = 128  # OpenAI's limit of n
+MAX_LOGPROBS = 20  # OpenAI's limit of top_logprobs
+MAX_STOP_STRINGS = 64
+MAX_STOP_STRING_CHARS = 1024
+MAX_LOGIT_BIASES = 1024
+GREEDY_BELOW = 1e-5  # a smaller temperature overflows float32 logits; vLLM calls it greedy at the same limit
+
+_MASK_64 = 2**64 - 1
+_MASK_63 = 2**63 - 1
+
+
+class ContextTooLong(RequestError):
+    """The prompt and what it asks for do not fit in the model's context."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """One request's wishes. Raises RequestError naming the field when one cannot be granted."""
+
+    n: int = 1  # choices per prompt
+    temperature: float = 1.0  # 0 = greedy
+    top_p: float = 1.0  # (0, 1]
+    top_k: int = 0  # 0 or -1 = all
+    min_p: float = 0.0  # [0, 1]
+    repetition_penalty: float = 1.0  # > 0; 1 = off
+    presence_penalty: float = 0.0  # [-2, 2]
+    frequency_penalty: float = 0.0  # [-2, 2]
+    logit_bias: Mapping[int, float] = field(default_factory=dict)  # token id -> bias in [-100, 100]
+    seed: int | None = None  # None or -1 = a fresh one per request
+    stop: str | Iterable[str] | None = ()  # kept as a tuple
+    stop_token_ids: Iterable[int] | None = ()  # kept as a tuple
+    min_tokens: int = 0  # no EOS, stop id or stop string before that many tokens
+    max_tokens: int | None = 16  # None = to the end of the context
+    ignore_eos: bool = False
+    logprobs: int | None = None  # alternatives per generated token; None = none, 0 = the chosen token only
+    prompt_logprobs: int | None = None  # the same for the prompt's tokens
+    skip_special_tokens: bool = True  # leave special tokens out of the text
+    include_stop_str_in_output: bool = False
+
+    def __post_init__(self) -> None:
+        _check_int("n", self.n, 1, MAX_CHOICES)
+        _check_float("temperature", self.temperature, 0.0, None)
+        _check_float("top_p", self.top_p, 0.0, 1.0, above_low=True)
+        _check_int("top_k", self.top_k, -1, None)
+        _check_float("min_p", self.min_p, 0.0, 1.0)
+        _check_float("repetition_penalty", self.repetition_penalty, 0.0, None, above_low=True)
+        _check_float("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        _check_float("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        if self.seed is not None:
+            _check_int("seed", self.seed, -(2**63), 2**63 - 1)
+        _check_int("min_tokens", self.min_tokens, 0, None)
+        if self.max_tokens is not None:
+            _check_int("max_tokens", self.max_tokens, 1, None)
+            if self.min_tokens > self.max_tokens:
+                raise RequestError(
+                    f"min_tokens {self.min_tokens} is more than max_tokens {self.max_tokens}; lower it", "min_tokens"
+                )
+        for name in ("logprobs", "prompt_logprobs"):
+            if getattr(self, name) is not None:
+                _check_int(name, getattr(self, name), 0, MAX_LOGPROBS)
+        for name in ("ignore_eos", "skip_special_tokens", "include_stop_str_in_output"):
+            if not isinstance(getattr(self, name), bool):
+                raise RequestError(f"{name} must be true or false, given {shown(getattr(self, name))}", name)
+        # The dataclass is frozen; these fields accept more shapes than they keep, so they are set once, here.
+        object.__setattr__(self, "stop", _stop_strings(self.stop))
+        object.__setattr__(self, "stop_token_ids", _token_ids(self.stop_token_ids))
+        object.__setattr__(self, "logit_bias", _logit_bias(self.logit_bias))
+
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        """`stop` as it is kept: a tuple without repeats."""
+        assert isinstance(self.stop, tuple)
+        return self.stop
+
+    def decoding(
+        self,
+        index: int,
+        prompt_len: int,
+        max_model_len: int,
+        vocab_size: int,
+        fresh_seed: int,
+        *,
+        max_output_tokens: int | None = None,
+    ) -> DecodingParams:
+        """The DecodingParams of choice `index` of a prompt of `prompt_len` tokens.
+
+        `fresh_seed` (any integer >= 0) counts where the user gave none. Raises ContextTooLong when prompt and output do
+        not fit in `max_model_len`, RequestError for ids outside the vocabulary or more than `max_output_tokens`.
+        """
+        if prompt_len < 1:
+            raise RequestError("the prompt has no tokens; give at least one", "prompt")
+        room = max_model_len - prompt_len
+        wanted = max(self.max_tokens or 0, self.min_tokens, 1)
+        if wanted > room:
+            raise ContextTooLong(
+                f"the model's context is {max_model_len} tokens, but the prompt has {prompt_len} and {wanted} more "
+                f"were asked for, {prompt_len + wanted} in all; shorten the prompt or lower max_tokens"
+            )
+        if max_output_tokens is not None and wanted > max_output_tokens:
+            raise RequestError(
+                f"max_tokens {wanted} is more than this server allows; ask for at most {max_output_tokens}",
+                "max_tokens",
+            )
+        max_tokens = self.max_tokens if self.max_tokens is not None else min(room, max_output_tokens or room)
+        assert isinstance(self.stop_token_ids, tuple)
+        for name, ids in (("stop_token_ids", self.stop_token_ids), ("logit_bias", tuple(self.logit_bias))):
+            outside = [token_id for token_id in ids if token_id >= vocab_size]
+            if outside:
+                raise RequestError(
+                    f"{name} has token id {outside[0]}, but the vocabulary ends at {vocab_size - 1}; use smaller ids",
+                    name,
+                )
+        seed = fresh_seed if self.seed is None or self.seed == -1 else self.seed
+        return DecodingParams(
+            max_tokens=max_tokens,
+            min_tokens=self.min_tokens,
+            temperature=float(self.temperature) if self.temperature >= GREEDY_BELOW else 0.0,
+            top_p=float(self.top_p),
+            top_k=max(self.top_k, 0),
+            min_p=float(self.min_p),
+            repetition_penalty=float(self.repetition_penalty),
+            presence_penalty=float(self.presence_penalty),
+            frequency_penalty=float(self.frequency_penalty),
+            logit_bias=tuple(sorted(self.logit_bias.items())),
+            seed=choice_seed(seed, index),
+            stop_token_ids=self.stop_token_ids,
+            ignore_eos=self.ignore_eos,
+            logprobs=self.logprobs,
+            prompt_logprobs=self.prompt_logprobs,
+        )
+
+
+def choice_seed(seed: int, index: int) -> int:
+    """The seed of choice `index`, in [0, 2**63): `seed` itself for choice 0, a mix of both (splitmix64) for others."""
+    if index == 0:
+        return seed & _MASK_63
+    mixed = (seed + index * 0x9E3779B97F4A7C15) & _MASK_64
+    mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) & _MASK_64
+    mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & _MASK_64
+    return (mixed ^ (mixed >> 31)) & _MASK_63
+
+
+def shown(value: object) -> str:
+    """`value` for an error message, cut when it is long: what a user sent can be megabytes."""
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def _check_int(name: str, value: object, low: int, high: int | None) -> None:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise RequestError(f"{name} must be an integer, given {shown(value)}", name)
+    if value < low or (high is not None and value > high):
+        allowed = f"at least {low}" if high is None else f"from {low} to {high}"
+        raise RequestError(f"{name} must be {allowed}, given {shown(value)}", name)
+
+
+def _check_float(name: str, value: object, low: float, high: float | None, *, above_low: bool = False) -> None:
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise RequestError(f"{name} must be a number, given {shown(value)}", name)
+    too_low = value <= low if above_low else value < low
+    # A huge integer is not infinite, but no float either.
+    if not -1e300 < value < 1e300 or too_low or (high is not None and value > high):
+        allowed = f"{'more than' if above_low else 'at least'} {low:g}"
+        if high is not None:
+            allowed += f" and at most {high:g}"
+        raise RequestError(f"{name} must be {allowed}, given {shown(value)}", name)
+
+
+def _stop_strings(stop: object) -> tuple[str, ...]:
+    if stop is None:
+        return ()
+    strings: tuple[object, ...] = (stop,)
+    if isinstance(stop, Iterable) and not isinstance(stop, str | bytes | Mapping):
+        strings = tuple(stop)
+    if len(strings) > MAX_STOP_STRINGS:
+        raise RequestError(f"stop has {len(strings)} strings, at most {MAX_STOP_STRINGS} are allowed", "stop")
+    checked: dict[str, None] = {}  # a set that keeps the order
+    for string in strings:
+        if not isinstance(string, str):
+            raise RequestError(f"stop must be a string or a list of strings, given {shown(string)}", "stop")
+        if not 1 <= len(string) <= MAX_STOP_STRING_CHARS:
+            raise RequestError(
+                f"each stop string must have 1 to {MAX_STOP_STRING_CHARS} characters, given one with {len(string)}",
+                "stop",
+            )
+        checked[string] = None
+    return tuple(checked)
+
+
+def _token_ids(ids: object) -> tuple[int, ...]:
+    if ids is None:
+        return ()
+    if not isinstance(ids, Iterable) or isinstance(ids, str | bytes):
+        raise RequestError(f"stop_token_ids must be a list of token ids, given {shown(ids)}", "stop_token_ids")
+    token_ids = tuple(ids)
+    for token_id in token_ids:
+        _check_int("stop_token_ids", token_id, 0, None)
+    return tuple(dict.fromkeys(token_ids))
+
+
+def _logit_bias(biases: object) -> dict[int, float]:
+    if biases is None:
+        return {}
+    if not isinstance(biases, Mapping):
+        raise RequestError(f"logit_bias must map token ids to numbers, given {shown(biases)}", "logit_bias")
+    if len(biases) > MAX_LOGIT_BIASES:
+        raise RequestError(
+            f"logit_bias has {len(biases)} entries, at most {MAX_LOGIT_BIASES} are allowed", "logit_bias"
+        )
+    checked = {}
+    for key, bias in biases.items():
+        # JSON has only strings as keys, so a string of digits is an id too.
+        token_id = int(key) if isinstance(key, str) and key.isascii() and key.isdigit() and len(key) < 10 else key
+        if not isinstance(token_id, int) or isinstance(token_id, bool) or token_id < 0:
+            raise RequestError(f"logit_bias must have token ids as keys, given {shown(key)}", "logit_bias")
+        _check_float("logit_bias", bias, -100.0, 100.0)
+        checked[token_id] = float(bias)
+    return checked

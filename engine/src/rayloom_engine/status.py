@@ -1,0 +1,91 @@
+"""The admin port's `/status` document, version 1. Its JSON schema is `schemas/status.v1.json`.
+
+`state` is what the operator acts on:
+  starting    the first load is not done; nothing is accepted
+  serving     requests are accepted and tokens flow
+  recovering  the core (or a rank) is gone and being rebuilt; accepted requests wait, new ones queue
+  draining    running requests finish, new ones get 503
+  failed      given up; `reason` holds the first cause
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+State = Literal["starting", "serving", "recovering", "draining", "failed"]
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Phase(_Part):
+    name: str
+    seconds: float
+    done: int = Field(description="Units done, of `total`.")
+    total: int = Field(description="0 = not countable.")
+    unit: str
+    finished: bool
+
+
+class Model(_Part):
+    name: str = Field(description="Name in the API.")
+    source: str
+    commit: str | None
+    architecture: str
+    num_parameters: int
+    dtype: str = Field(description="Type of the weights.")
+    compute_dtype: str = Field(description="Type of the arithmetic on this device.")
+    weight_bytes: int
+    max_model_len: int
+
+
+class Rank(_Part):
+    rank: int
+    node: str
+    pid: int
+    phase: str = Field(description="start, idle or step.")
+    heartbeat_age_seconds: float
+    step: int
+    memory_bytes: int = Field(description="Resident memory of the rank's process.")
+
+
+class Requests(_Part):
+    in_flight: int = Field(description="Accepted HTTP requests not yet answered in full.")
+    running: int = Field(description="Sequences in the running batch.")
+    waiting: int = Field(description="Sequences in the core's queue.")
+
+
+class KvCache(_Part):
+    num_blocks: int
+    num_free_blocks: int
+    block_size: int
+    usage: float = Field(ge=0, le=1)
+
+
+class Recovery(_Part):
+    cause: str
+    process: str = Field(description="core, front or rank N.")
+    at: float = Field(description="Unix time at which the loss was noticed.")
+    seconds: float | None = Field(description="Until tokens could flow again; null while it lasts.")
+    replayed_requests: int
+
+
+class EngineStatus(_Part):
+    version: Literal["v1"] = "v1"
+    engine_version: str
+    state: State
+    reason: str = Field(description="Why this state; empty when serving.")
+    epoch: int = Field(description="Raised by every rebuild.")
+    step: int
+    last_token_age_seconds: float | None = Field(description="Since a token passed through every rank; null before.")
+    uptime_seconds: float
+    model: Model | None
+    startup: list[Phase]
+    ranks: list[Rank]
+    requests: Requests
+    kv_cache: KvCache
+    recoveries: list[Recovery] = Field(description="The last 100.")
+    api_url: str

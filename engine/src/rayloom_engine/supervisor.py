@@ -1,0 +1,225 @@
+"""`rayloom-engine serve`: owns the listening sockets, starts front and core, restarts them with a budget.
+
+No torch, no ray, next to no code: what does little seldom dies. The sockets outlive the front, so while a front is
+being restarted new connections wait instead of being refused.
+
+SIGTERM: the front drains, then everything ends with 0. SIGINT, or a second signal: everything ends now.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+
+from rayloom_engine.config import EngineConfig
+from rayloom_engine.errors import ConfigError
+from rayloom_engine.process import EXIT_CONFIG, EXIT_GIVEN_UP
+
+logger = logging.getLogger(__name__)
+
+_BUDGET_SECONDS = 600.0  # restarts are counted over this long
+_MAX_BACKOFF_SECONDS = 10.0
+_STOP_SECONDS = 2.0  # after a stop signal children have this long before SIGKILL
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+def backoff_seconds(num_recent_restarts: int) -> float:
+    """How long to wait before the next restart: nothing the first time, then 0.5, 1, 2, ... up to 10 seconds."""
+    return 0.0 if num_recent_restarts == 0 else min(_MAX_BACKOFF_SECONDS, 0.5 * 2 ** (num_recent_restarts - 1))
+
+
+class Child:
+    """One supervised process. `starts` counts from 1 and is the core's epoch."""
+
+    def __init__(self, name: str, budget: int) -> None:
+        self.name = name
+        self.starts = 0
+        self.process: subprocess.Popen[bytes] | None = None
+        self.start_at: float | None = 0.0  # by time.monotonic; None while it runs
+        self._budget = budget
+        self._deaths: deque[float] = deque()
+
+    def started(self, process: subprocess.Popen[bytes]) -> None:
+        self.process = process
+        self.starts += 1
+        self.start_at = None
+
+    def died(self, now: float) -> bool:
+        """Books a death. False when the restart budget is spent."""
+        while self._deaths and now - self._deaths[0] > _BUDGET_SECONDS:
+            self._deaths.popleft()
+        self.process = None
+        self.start_at = now + backoff_seconds(len(self._deaths))
+        self._deaths.append(now)
+        return len(self._deaths) <= self._budget
+
+
+class Supervisor:
+    def __init__(self, config: EngineConfig) -> None:
+        self._config = config
+        self._run_dir = Path(tempfile.mkdtemp(prefix="rayloom-"))
+        self._api, self._admin = bind_sockets(config)
+        self._front = Child("front", config.restart_budget)
+        self._core = Child("core", config.restart_budget)
+        self._signals: deque[int] = deque()
+        self._exit_code: int | None = None  # set when stopping has begun
+        self._is_draining = False
+
+    @property
+    def api_url(self) -> str:
+        return _url(self._api)
+
+    @property
+    def admin_url(self) -> str:
+        return _url(self._admin)
+
+    def run(self) -> int:
+        """Supervises until a signal or a child's failure ends it. Returns the exit code."""
+        wake_read, wake_write = socket.socketpair()
+        wake_write.setblocking(False)
+        signal.set_wakeup_fd(wake_write.fileno())
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda received, _: self._signals.append(received))
+        signal.signal(signal.SIGCHLD, lambda *_: None)  # only to wake up
+        try:
+            self._write_run_dir()
+            while self._exit_code is None:
+                self._start_due()
+                select.select([wake_read], [], [], self._next_wake())
+                _drain(wake_read)
+                self._reap()
+                self._act_on_signals()
+            return self._exit_code
+        finally:
+            self._stop_children()
+            shutil.rmtree(self._run_dir, ignore_errors=True)
+
+    def _write_run_dir(self) -> None:
+        token = self._run_dir / "token"
+        token.touch(mode=0o600)
+        token.write_text(secrets.token_hex(32))
+        (self._run_dir / "config.json").write_text(self._config.model_dump_json())
+
+    def _start_due(self) -> None:
+        now = time.monotonic()
+        address = f"unix:{self._run_dir}/core.sock"
+        common = ["--run-dir", str(self._run_dir), "--core-address", address, "--parent", str(os.getpid())]
+        if self._core.start_at is not None and self._core.start_at <= now:
+            epoch = str(self._core.starts + 1)
+            self._core.started(_spawn("rayloom_engine.core_process", [*common, "--epoch", epoch]))
+        if self._front.start_at is not None and self._front.start_at <= now:
+            fds = (self._api.fileno(), self._admin.fileno())
+            ports = ["--api-fd", str(fds[0]), "--admin-fd", str(fds[1])]
+            self._front.started(_spawn("rayloom_engine.front", [*common, *ports], fds))
+
+    def _next_wake(self) -> float:
+        """Seconds until something is due. One at most, should a signal ever be lost."""
+        due = [child.start_at for child in (self._front, self._core) if child.start_at is not None]
+        return min(1.0, max(0.0, min(due, default=float("inf")) - time.monotonic()))
+
+    def _reap(self) -> None:
+        for child in (self._core, self._front):
+            code = child.process.poll() if child.process is not None else None
+            if code is None:
+                continue
+            if child is self._front and code == 0 and self._signals:
+                self._exit_code = 0  # drained
+            elif code == EXIT_CONFIG:
+                logger.error("%s cannot start with this config; see its message above", child.name)
+                self._exit_code = EXIT_CONFIG
+            elif child.died(time.monotonic()):
+                logger.warning("%s died (%s), restarting", child.name, _cause(code))
+            else:
+                logger.error(
+                    "%s died (%s); restart budget of %d spent", child.name, _cause(code), self._config.restart_budget
+                )
+                self._exit_code = EXIT_GIVEN_UP
+
+    def _act_on_signals(self) -> None:
+        if not self._signals or self._exit_code is not None:
+            return
+        if signal.SIGINT in self._signals or len(self._signals) > 1 or self._front.process is None:
+            self._exit_code = 0
+        elif not self._is_draining:
+            logger.info("SIGTERM: draining for at most %.0f s", self._config.drain_seconds)
+            self._is_draining = True
+            self._front.process.send_signal(signal.SIGTERM)
+
+    def _stop_children(self) -> None:
+        processes = [child.process for child in (self._front, self._core) if child.process is not None]
+        for process in processes:
+            if process.poll() is None:
+                # The core has nothing to save; the front closes its connections properly.
+                process.send_signal(signal.SIGINT if process is self._front.process else signal.SIGKILL)
+        deadline = time.monotonic() + _STOP_SECONDS
+        for process in processes:
+            try:
+                process.wait(max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def bind_sockets(config: EngineConfig) -> tuple[socket.socket, socket.socket]:
+    """API and admin socket, listening. Raises ConfigError when a port is taken or the admin port is unprotected."""
+    if config.admin_host not in _LOOPBACK and config.admin_token_file is None:
+        raise ConfigError(
+            f"admin_host: {config.admin_host!r} can be reached from outside, so admin_token_file must be set; "
+            "or use 127.0.0.1"
+        )
+    api = _listen(config.host, config.port, "port")
+    try:
+        return api, _listen(config.admin_host, config.admin_port, "admin_port")
+    except ConfigError:
+        api.close()
+        raise
+
+
+def _listen(host: str, port: int, field: str) -> socket.socket:
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+        listener.listen(2048)
+    except OSError as error:
+        raise ConfigError(f"{field}: cannot listen on {host}:{port}: {error.strerror}; choose another one") from error
+    return listener
+
+
+def _url(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
+    return f"http://{host}:{port}"
+
+
+def _spawn(module: str, arguments: Sequence[str], fds: Sequence[int] = ()) -> subprocess.Popen[bytes]:
+    # A session of its own: Ctrl-C in a terminal reaches the supervisor alone, which ends the others in order.
+    return subprocess.Popen(
+        [sys.executable, "-m", module, *arguments], pass_fds=fds, stdin=subprocess.DEVNULL, start_new_session=True
+    )
+
+
+def _drain(wake: socket.socket) -> None:
+    wake.setblocking(False)
+    try:
+        while wake.recv(4096):
+            pass
+    except BlockingIOError:
+        return
+
+
+def _cause(code: int) -> str:
+    return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"

@@ -1,0 +1,183 @@
+"""ChatTemplate: the model's own Jinja template, rendered as transformers does it, in a sandbox and with bounds.
+
+A template comes with the model's files, so it is not trusted with the process: the sandbox keeps it from Python's
+internals, a budget for range from looping for ever, bounds on arithmetic and on the text's length from the commonest
+ways to fill the memory. That catches accidents; a model whose author means harm should not be served at all.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import jinja2.ext
+import jinja2.nodes
+import jinja2.parser
+from jinja2.exceptions import SecurityError
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from rayloom_engine.errors import ModelError, RequestError
+from rayloom_engine.text.messages import plain_messages
+from rayloom_engine.text.tokenizer import read_settings
+
+MAX_RANGE_ITEMS = 100_000  # in all ranges of one rendering together
+MAX_REPEATED = 1_000_000  # length of a string or list that `*` may build
+MAX_INTEGER_BITS = 10_000
+MAX_ADDED_CHARS = 1_000_000  # what a template may add to the messages' own text
+
+# What a template's code can raise when a message is not shaped as it expects.
+_TEMPLATE_ERRORS = (
+    jinja2.TemplateError,
+    TypeError,
+    ValueError,
+    AttributeError,
+    LookupError,
+    ArithmeticError,
+    RecursionError,
+    MemoryError,
+)
+
+
+class ChatTemplate:
+    """A compiled template. Safe to use from several threads."""
+
+    def __init__(
+        self,
+        source: str,
+        special_tokens: Mapping[str, str],
+        clock: Callable[[], datetime.datetime] = datetime.datetime.now,
+    ) -> None:
+        """Raises ModelError when `source` is not a template. `special_tokens` are named bos_token, eos_token, ..."""
+        environment = _Environment(
+            trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
+        )
+        environment.filters["tojson"] = _to_json
+        environment.globals["raise_exception"] = _raise_exception
+        environment.globals["strftime_now"] = lambda format: clock().strftime(format)
+        self._special_tokens = dict(special_tokens)
+        try:
+            self._template = environment.from_string(source)
+        except (jinja2.TemplateError, RecursionError) as error:
+            raise ModelError(f"the model's chat template cannot be compiled: {error}") from error
+
+    @classmethod
+    def load(cls, folder: Path, special_tokens: Mapping[str, str]) -> ChatTemplate | None:
+        """The template of a model folder: chat_template.jinja, else tokenizer_config.json; None when it has none."""
+        path = folder / "chat_template.jinja"
+        if path.is_file():
+            return cls(path.read_text(encoding="utf-8"), special_tokens)
+        source = read_settings(folder).get("chat_template")
+        if isinstance(source, list):  # several, by name
+            source = {item["name"]: item["template"] for item in source}.get("default")
+        return None if source is None else cls(source, special_tokens)
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        extra: Mapping[str, Any] | None = None,
+    ) -> str:
+        """The prompt for `messages`. `extra` (chat_template_kwargs) are further names that the template may read.
+
+        With continue_final_message the prompt ends inside the last message. Raises RequestError for messages that the
+        template refuses.
+        """
+        plain = plain_messages(messages)
+        if continue_final_message and add_generation_prompt:
+            raise RequestError(
+                "continue_final_message and add_generation_prompt exclude each other; set one to false",
+                "continue_final_message",
+            )
+        names = {
+            **self._special_tokens,
+            "tools": None,
+            "documents": None,
+            **(extra or {}),
+            "messages": plain,
+            "add_generation_prompt": add_generation_prompt,
+            "range": _RangeBudget(),
+        }
+        room = sum(len(message["content"]) for message in plain) * 4 + MAX_ADDED_CHARS
+        pieces: list[str] = []
+        try:
+            for piece in self._template.generate(names):
+                pieces.append(piece)
+                room -= len(piece)
+                if room < 0:
+                    raise SecurityError("it writes far more text than the messages have")
+        except _TEMPLATE_ERRORS as error:
+            raise RequestError(f"the model's chat template refuses these messages: {error}", "messages") from error
+        prompt = "".join(pieces)
+        return _cut_after_final_message(prompt, plain[-1]["content"]) if continue_final_message else prompt
+
+
+class _Environment(ImmutableSandboxedEnvironment):
+    intercepted_binops = frozenset(["*", "**"])
+
+    def call_binop(self, context: jinja2.runtime.Context, operator: str, left: Any, right: Any) -> Any:
+        for sized, times in ((left, right), (right, left)):
+            if isinstance(sized, str | list | tuple) and isinstance(times, int) and len(sized) * times > MAX_REPEATED:
+                raise SecurityError(f"it repeats something {times} times")
+        if isinstance(left, int) and isinstance(right, int):
+            bits = left.bit_length() * abs(right) if operator == "**" else left.bit_length() + right.bit_length()
+            if bits > MAX_INTEGER_BITS:
+                raise SecurityError("it computes a number that is far too large")
+        return super().call_binop(context, operator, left, right)
+
+
+class _RangeBudget:
+    """`range` for one rendering; nested loops share its budget, so a template cannot loop for ever."""
+
+    def __init__(self) -> None:
+        self._left = MAX_RANGE_ITEMS
+
+    def __call__(self, *bounds: int) -> range:
+        items = range(*bounds)
+        self._left -= len(items)
+        if self._left < 0:
+            raise SecurityError(f"it loops over more than {MAX_RANGE_ITEMS} numbers")
+        return items
+
+
+class _Generation(jinja2.ext.Extension):
+    """`{% generation %}`, which marks the assistant's words for training; here its body is rendered as it is."""
+
+    tags = {"generation"}  # noqa: RUF012 - declared by jinja as an instance's attribute
+
+    def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _cut_after_final_message(prompt: str, content: str) -> str:
+    final = content.strip()
+    start = prompt.rfind(final) if final else -1
+    if start < 0:
+        raise RequestError(
+            "continue_final_message needs a last message whose text the chat template keeps", "continue_final_message"
+        )
+    end = start + len(final)
+    # Blanks at the message's end stay where the template kept them.
+    kept = content[content.rfind(final) + len(final) :]
+    return prompt[: end + len(kept)] if prompt.startswith(kept, end) else prompt[:end]
+
+
+def _raise_exception(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    # Jinja's own tojson escapes HTML, which a prompt must not.
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)

@@ -1,0 +1,90 @@
+"""Detokenizer: token ids to text as they come, never half a character.
+
+Byte-level vocabularies (GPT-2, Llama 3, Qwen, SmolLM) map each token to bytes, so an incremental UTF-8 decoder is exact
+and costs the same for every token. Others (SentencePiece) look at neighbours when they decode; there a short window of
+the last tokens is decoded again with each new one.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Sequence
+from typing import Protocol
+
+from rayloom_engine.text.tokenizer import REPLACEMENT, Tokenizer
+
+MAX_HELD_TOKENS = 8  # a UTF-8 character has at most 4 bytes; more open tokens than this are broken bytes, not half ones
+
+
+class Detokenizer(Protocol):
+    """State of one text. Feeding the same ids to a new one rebuilds it."""
+
+    def add(self, token_id: int) -> str:
+        """The characters that `token_id` completes."""
+
+    def finish(self) -> str:
+        """What is still held back: U+FFFD for bytes that never became a character."""
+
+
+def make_detokenizer(
+    tokenizer: Tokenizer, prompt_ids: Sequence[int] = (), *, skip_special_tokens: bool = True
+) -> Detokenizer:
+    """A detokenizer for the text that follows `prompt_ids` (only their last few matter)."""
+    if tokenizer.is_byte_level:
+        return ByteDetokenizer(tokenizer, skip_special_tokens)
+    return WindowDetokenizer(tokenizer, prompt_ids, skip_special_tokens)
+
+
+class ByteDetokenizer:
+    """For byte-level vocabularies: all pieces together equal Tokenizer.decode of all ids."""
+
+    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool) -> None:
+        self._tokenizer = tokenizer
+        self._skip_special_tokens = skip_special_tokens
+        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def add(self, token_id: int) -> str:
+        if self._skip_special_tokens and self._tokenizer.is_special(token_id):
+            return ""
+        return self._utf8.decode(self._tokenizer.token_bytes(token_id))
+
+    def finish(self) -> str:
+        return self._utf8.decode(b"", final=True)
+
+
+class WindowDetokenizer:
+    """For every other vocabulary: decodes a window of the last tokens and returns what is new in it.
+
+    window  [start, read) was returned already, [read, end) is held back
+    """
+
+    def __init__(self, tokenizer: Tokenizer, prompt_ids: Sequence[int], skip_special_tokens: bool) -> None:
+        self._tokenizer = tokenizer
+        self._skip_special_tokens = skip_special_tokens
+        # A decoder strips the blank of a text's first word; after the prompt's last tokens, ours is not the first.
+        self._window = list(prompt_ids[-5:])
+        self._num_read = len(self._window)
+        self._read_text = self._decode(self._window)
+
+    def add(self, token_id: int) -> str:
+        if self._skip_special_tokens and self._tokenizer.is_special(token_id):
+            return ""
+        self._window.append(token_id)
+        text = self._decode(self._window)
+        if text.endswith(REPLACEMENT) and len(self._window) - self._num_read < MAX_HELD_TOKENS:
+            return ""
+        return self._advance(text)
+
+    def finish(self) -> str:
+        return self._advance(self._decode(self._window))
+
+    def _advance(self, text: str) -> str:
+        piece = text[len(self._read_text) :]
+        # What was held back becomes the context of what comes next.
+        self._window = self._window[self._num_read :] or self._window
+        self._num_read = len(self._window)
+        self._read_text = self._decode(self._window)
+        return piece
+
+    def _decode(self, ids: Sequence[int]) -> str:
+        return self._tokenizer.decode(ids, skip_special_tokens=self._skip_special_tokens)

@@ -1,0 +1,84 @@
+"""OutputDecoder: one sequence's tokens to text, stop strings applied; for the HTTP front and the Python API."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from rayloom_engine.core.step import TokenLogprobs
+from rayloom_engine.sampling_params import SamplingParams
+from rayloom_engine.text.detokenizer import make_detokenizer
+from rayloom_engine.text.stop_strings import StopStrings
+from rayloom_engine.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextDelta:
+    """What new tokens add. `text` can be empty (half a character, a possible stop string, a special token)."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...]  # one per token id when asked for
+    finish_reason: str | None = None  # "stop" | "length" | "abort"
+    stop_reason: str | int | None = None  # the stop string or stop id; None for EOS
+
+
+class OutputDecoder:
+    """State of one sequence's text. Tokens after a stop string are left out, as if they were never generated."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        params: SamplingParams,
+        eos_token_ids: Collection[int],
+        prompt_ids: Sequence[int] = (),
+    ) -> None:
+        self._params = params
+        self._eos_token_ids = frozenset(eos_token_ids)
+        self._detokenizer = make_detokenizer(tokenizer, prompt_ids, skip_special_tokens=params.skip_special_tokens)
+        self._stops = StopStrings(params.stop_strings, include_in_output=params.include_stop_str_in_output)
+        self.num_tokens = 0
+        self.finish_reason: str | None = None
+
+    def add(
+        self,
+        token_ids: Sequence[int],
+        logprobs: Sequence[TokenLogprobs] = (),
+        finish_reason: str | None = None,
+        stop_token_id: int | None = None,
+    ) -> TextDelta:
+        """The delta of newly generated tokens; `stop_token_id` is the id that ended the sequence, the last of them.
+
+        When the delta's finish_reason is set by a stop string, the sequence itself still runs and must be aborted.
+        """
+        text = ""
+        for position, token_id in enumerate(token_ids):
+            self.num_tokens += 1
+            is_stop_token = stop_token_id is not None and position == len(token_ids) - 1
+            if is_stop_token and not self._params.include_stop_str_in_output:
+                continue
+            may_stop = self.num_tokens > self._params.min_tokens  # as EOS: never among the first min_tokens
+            text += self._stops.add(self._detokenizer.add(token_id), may_stop=may_stop)
+            if self._stops.found is not None:
+                self.finish_reason = "stop"
+                kept = position + 1
+                return TextDelta(
+                    text=text,
+                    token_ids=tuple(token_ids[:kept]),
+                    logprobs=tuple(logprobs[:kept]),
+                    finish_reason="stop",
+                    stop_reason=self._stops.found,
+                )
+        stop_reason: str | int | None = None
+        if finish_reason is not None:
+            self.finish_reason = finish_reason
+            text += self._stops.add(self._detokenizer.finish(), may_stop=False) + self._stops.finish()
+            if stop_token_id is not None and stop_token_id not in self._eos_token_ids:
+                stop_reason = stop_token_id
+        return TextDelta(
+            text=text,
+            token_ids=tuple(token_ids),
+            logprobs=tuple(logprobs),
+            finish_reason=finish_reason,
+            stop_reason=stop_reason,
+        )

@@ -1,0 +1,136 @@
+"""Tokenizer: text to token ids and back, with the `tokenizers` library only (transformers takes seconds to import)."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+import tokenizers.decoders
+
+from rayloom_engine.errors import ModelError, RequestError
+
+SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+REPLACEMENT = "\ufffd"  # what a decoder puts for bytes that are not (yet) UTF-8
+
+
+class Tokenizer:
+    """A model's tokenizer. Safe to use from several threads; encoding releases the interpreter lock."""
+
+    def __init__(self, backend: tokenizers.Tokenizer, settings: dict[str, Any]) -> None:
+        """`settings` is the content of tokenizer_config.json."""
+        # The file may carry the truncation and padding of a training run; a server must see every token.
+        backend.no_truncation()
+        backend.no_padding()
+        self.backend = backend
+        self.settings = settings
+        self.special_tokens = {name: _token_text(settings[name]) for name in SPECIAL_NAMES if settings.get(name)}
+        vocabulary = backend.get_vocab(with_added_tokens=True)
+        self.vocab_size = len(vocabulary)
+        self.max_token_chars = max(map(len, vocabulary), default=1)  # no token stands for more characters
+        self.is_byte_level = isinstance(backend.decoder, tokenizers.decoders.ByteLevel)
+        self._special_ids = frozenset(
+            token_id for token_id, token in backend.get_added_tokens_decoder().items() if token.special
+        )
+        self._bos_id = self._missing_bos_id()
+
+    @classmethod
+    def load(cls, folder: Path) -> Tokenizer:
+        """The tokenizer in a model folder. Raises ModelError when tokenizer.json is missing or broken."""
+        path = folder / "tokenizer.json"
+        if not path.is_file():
+            raise ModelError(f"{folder} has no tokenizer.json; put the model's tokenizer.json there")
+        try:
+            backend = tokenizers.Tokenizer.from_str(path.read_text(encoding="utf-8"))
+        except Exception as error:  # the library raises bare Exception for a file that it cannot read
+            raise ModelError(f"{path} cannot be used: {error}") from error
+        return cls(backend, read_settings(folder))
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """The ids of `text`. `add_special_tokens` adds what the model wants around a plain text (often a BOS)."""
+        try:
+            ids: list[int] = self.backend.encode(text, add_special_tokens=add_special_tokens).ids
+        except TypeError as error:
+            raise RequestError("the text has half of a surrogate pair, which is not a character; remove it") from error
+        if add_special_tokens and self._bos_id is not None:
+            ids.insert(0, self._bos_id)
+        return ids
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """The text of `ids`. Bytes that are not UTF-8 become U+FFFD; ids outside the vocabulary are left out."""
+        text: str = self.backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
+        return text
+
+    def is_special(self, token_id: int) -> bool:
+        return token_id in self._special_ids
+
+    def token(self, token_id: int) -> str | None:
+        """The vocabulary's own spelling of an id, such as "Ġthe"; None outside the vocabulary."""
+        token: str | None = self.backend.id_to_token(token_id)
+        return token
+
+    def token_text(self, token_id: int) -> str:
+        """The text of one token alone, special tokens included; half a character shows as U+FFFD."""
+        return self.token_bytes(token_id).decode("utf-8", "replace")
+
+    @functools.lru_cache(maxsize=65536)  # noqa: B019 - one tokenizer lives as long as its process
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes that one token adds to a text."""
+        token = self.token(token_id)
+        if token is None:
+            return b""
+        if self.is_byte_level:
+            return byte_level_bytes(token)
+        if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
+            return bytes.fromhex(token[3:5])
+        if token.startswith("\u2581"):  # SentencePiece's sign for a blank, which decoding strips at the start of a text
+            return (" " + self.decode([token_id], skip_special_tokens=False).removeprefix(" ")).encode()
+        return self.decode([token_id], skip_special_tokens=False).encode()
+
+    def _missing_bos_id(self) -> int | None:
+        # Older Llama folders say add_bos_token in the settings and leave it out of tokenizer.json.
+        bos = self.special_tokens.get("bos_token")
+        if self.settings.get("add_bos_token") is not True or bos is None:
+            return None
+        bos_id: int | None = self.backend.token_to_id(bos)
+        return None if bos_id in self.backend.encode("", add_special_tokens=True).ids else bos_id
+
+
+def read_settings(folder: Path) -> dict[str, Any]:
+    """tokenizer_config.json of a folder; empty when there is none. Raises ModelError when it is broken."""
+    path = folder / "tokenizer_config.json"
+    if not path.is_file():
+        return {}
+    try:
+        settings = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ModelError(f"{path} is not JSON: {error}") from error
+    if not isinstance(settings, dict):
+        raise ModelError(f"{path} must hold an object, it holds {type(settings).__name__}")
+    return settings
+
+
+def byte_level_bytes(token: str) -> bytes:
+    """The bytes that a byte-level token stands for; an added token with other characters stands for itself."""
+    try:
+        return bytes(_CHAR_TO_BYTE[char] for char in token)
+    except KeyError:
+        return token.encode("utf-8", "replace")
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """GPT-2's byte alphabet: printable bytes are themselves, the other 68 are U+0100 and on, in order."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(0x100 + rank): byte for rank, byte in enumerate(others)}
+
+
+_CHAR_TO_BYTE = _byte_alphabet()
+
+
+def _token_text(token: object) -> str:
+    # Settings hold a token as a string, or as an object with its content.
+    return str(token["content"]) if isinstance(token, dict) else str(token)

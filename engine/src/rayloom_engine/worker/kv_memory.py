@@ -1,0 +1,70 @@
+"""How many KV blocks a rank gets. Pure arithmetic; the shell measures and logs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rayloom_engine.errors import ConfigError
+
+GIB = 1 << 30
+_CPU_SHARE = 0.5  # of free memory: the rest is for activations, the page cache and everything else on the machine
+_CPU_CAP = 4 * GIB  # beyond it a CPU is too slow to use the context; kv_cache_memory_bytes overrides
+_GPU_SHARE = 0.9  # of free memory, the rest is for activations and fragmentation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KvPlan:
+    num_blocks: int
+    max_model_len: int
+    explanation: str  # one line for the log and /status
+
+
+def plan_kv_memory(
+    *,
+    block_bytes: int,
+    block_size: int,
+    free_bytes: int,
+    is_cpu: bool,
+    max_num_seqs: int,
+    model_max_len: int,
+    max_model_len: int | None,
+    kv_cache_memory_bytes: int | None,
+    num_kv_blocks: int | None,
+) -> KvPlan:
+    """The number of blocks and the longest sequence.
+
+    `block_bytes` is for all layers, keys and values. `model_max_len` is what the model's config allows.
+    Raises ConfigError when the wanted max_model_len does not fit, or exceeds the model's.
+    """
+    if max_model_len is not None and max_model_len > model_max_len:
+        raise ConfigError(f"max_model_len: {max_model_len} is more than the model's {model_max_len} positions")
+    wanted_len = max_model_len or model_max_len
+    useful = max_num_seqs * -(-wanted_len // block_size)
+    if num_kv_blocks is not None:
+        num_blocks, why = num_kv_blocks, "num_kv_blocks"
+    elif kv_cache_memory_bytes is not None:
+        num_blocks, why = kv_cache_memory_bytes // block_bytes, "kv_cache_memory_bytes"
+    else:
+        share = _CPU_SHARE if is_cpu else _GPU_SHARE
+        budget = int(free_bytes * share)
+        why = f"{share:.0%} of {free_bytes / GIB:.2f} GiB free"
+        if is_cpu and budget > _CPU_CAP:
+            budget, why = _CPU_CAP, f"{_CPU_CAP // GIB} GiB cap on CPU, {free_bytes / GIB:.2f} GiB free"
+        num_blocks = budget // block_bytes
+        if num_blocks > useful:
+            num_blocks, why = useful, f"all that {max_num_seqs} sequences of {wanted_len} tokens need"
+    fits_len = num_blocks * block_size
+    if fits_len < 2 or (max_model_len is not None and fits_len < max_model_len):
+        needed = -(-wanted_len // block_size) * block_bytes
+        raise ConfigError(
+            f"max_model_len: one sequence of {wanted_len} tokens needs {needed / GIB:.2f} GiB of KV cache, but there "
+            f"is room for {fits_len} tokens ({why}); lower max_model_len or raise kv_cache_memory_bytes"
+        )
+    length = min(wanted_len, fits_len)
+    explanation = (
+        f"KV cache: {num_blocks} blocks x {block_size} tokens = {num_blocks * block_size} tokens, "
+        f"{num_blocks * block_bytes / GIB:.2f} GiB ({why}); max_model_len {length}"
+    )
+    if length < wanted_len:
+        explanation += f" (cut from {wanted_len} to what fits)"
+    return KvPlan(num_blocks=num_blocks, max_model_len=length, explanation=explanation)

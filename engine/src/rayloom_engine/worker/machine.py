@@ -1,0 +1,84 @@
+"""What this process may use of the machine: cores and memory, with cgroup limits (v1 and v2) respected."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+
+_CGROUP_ROOT = Path("/sys/fs/cgroup")
+
+
+def usable_cores() -> int:
+    """Cores that this process may keep busy: its affinity, and the tightest CPU quota of its cgroups."""
+    try:
+        cores = len(os.sched_getaffinity(0))
+    except AttributeError:  # not on macOS
+        cores = os.cpu_count() or 1
+    for folder in _cgroup_folders("cpu"):
+        quota, period = _cpu_quota(folder)
+        if quota > 0 and period > 0:
+            cores = min(cores, max(1, math.floor(quota / period)))
+    return cores
+
+
+def free_memory_bytes() -> int:
+    """Bytes that this process can still take before the machine or one of its cgroups runs out."""
+    free = psutil.virtual_memory().available
+    for folder in _cgroup_folders("memory"):
+        limit = _number(folder / "memory.max") or _number(folder / "memory.limit_in_bytes")
+        used = _number(folder / "memory.current") or _number(folder / "memory.usage_in_bytes")
+        if limit and used and limit < 1 << 60:  # v1 writes almost 2**63 for "no limit"
+            # Page cache that was not touched lately is given back under pressure.
+            free = min(free, limit - used + _inactive_file_bytes(folder))
+    return max(0, free)
+
+
+def _cgroup_folders(controller: str) -> Iterator[Path]:
+    """This process's cgroup folders for a controller, from its own up to the root."""
+    try:
+        lines = Path("/proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            root = _CGROUP_ROOT  # v2
+        elif controller in controllers.split(","):
+            root = _CGROUP_ROOT / controller
+        else:
+            continue
+        folder = root / path.lstrip("/")
+        # Inside a container the path may be the host's; then only the root is visible, and it is our own.
+        yield from (f for f in (folder, *folder.parents) if f.is_dir() and f.is_relative_to(root))
+
+
+def _cpu_quota(folder: Path) -> tuple[int, int]:
+    """(quota, period) in microseconds; quota 0 = none."""
+    try:
+        quota, period = (folder / "cpu.max").read_text().split()
+        return (0 if quota == "max" else int(quota)), int(period)
+    except (OSError, ValueError):
+        return (_number(folder / "cpu.cfs_quota_us") or 0), (_number(folder / "cpu.cfs_period_us") or 0)
+
+
+def _number(path: Path) -> int | None:
+    """The integer in a file, or None when there is no such file or it says "max"."""
+    try:
+        return int(path.read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def _inactive_file_bytes(folder: Path) -> int:
+    try:
+        for line in (folder / "memory.stat").read_text().splitlines():
+            name, _, value = line.partition(" ")
+            if name in ("inactive_file", "total_inactive_file"):
+                return int(value)
+    except OSError:
+        pass  # no statistics: count nothing as reclaimable
+    return 0

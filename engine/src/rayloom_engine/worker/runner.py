@@ -1,0 +1,98 @@
+"""One rank's work: a StepPlan in, a StepResult out."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+
+from rayloom_engine.config import BLOCK_SIZE
+from rayloom_engine.core.step import PromptLogprobs, SampledToken, StepPlan, StepResult, TokenLogprobs
+from rayloom_engine.kernels.kv_cache import KvCache
+from rayloom_engine.models.decoder import CausalLM
+from rayloom_engine.worker.batch import InputBatch, build_batch
+from rayloom_engine.worker.sampler import Sampler, token_logprobs
+from rayloom_engine.worker.slots import Slot, SlotTable
+
+# Rows of logits held at once for prompt logprobs; 64 rows of a 128k vocabulary in float32 are 32 MiB.
+_LOGPROB_ROWS = 64
+
+
+class Runner:
+    """Owns model, KV cache and slots of one rank."""
+
+    def __init__(self, model: CausalLM, cache: KvCache, device: torch.device, epoch: int) -> None:
+        self._model = model
+        self._cache = cache
+        self._device = device
+        self._slots = SlotTable(epoch)
+        self._sampler = Sampler(model.shape.vocab_size, device)
+
+    @torch.no_grad()  # not inference_mode: oneDNN's packed linear refuses tensors made under it
+    def run(self, plan: StepPlan) -> StepResult:
+        """Computes the plan's tokens and chooses the next one of every slot that samples."""
+        steps = self._slots.apply(plan)
+        if plan.block_copies:
+            self._cache.copy_blocks(plan.block_copies)
+        started = time.perf_counter()
+        batch = build_batch(steps, BLOCK_SIZE, self._device)
+        hidden_TD = self._model.forward(batch.token_ids_T, batch.positions_T, batch.attention, self._cache)
+        prompt_logprobs = self._prompt_logprobs(batch, hidden_TD)
+        rows = [index for index, (step, _) in enumerate(batch.steps) if step.samples]
+        sampled: dict[int, SampledToken] = {}
+        forward_end = time.perf_counter()
+        if rows:
+            last_N = torch.tensor([batch.ends[row] - 1 for row in rows], device=self._device)
+            logits_NV = self._model.logits(hidden_TD[last_N])
+            forward_end = time.perf_counter()
+            slots = [batch.steps[row][1] for row in rows]
+            token_ids, logprobs = self._choose(logits_NV, slots)
+            for row, token_id, entry in zip(rows, token_ids, logprobs, strict=True):
+                step, slot = batch.steps[row]
+                slot.append_token(token_id)
+                sampled[step.slot] = SampledToken(step.slot, token_id, entry)
+        return StepResult(
+            step_id=plan.step_id,
+            epoch=plan.epoch,
+            sampled=tuple(sampled[step.slot] for step in plan.slots if step.samples),
+            prompt_logprobs=tuple(prompt_logprobs),
+            forward_s=forward_end - started,
+            sample_s=time.perf_counter() - forward_end,
+        )
+
+    def forget_all(self) -> None:
+        """Empties every slot, as after a rebuild; the KV cache's content is worthless then."""
+        self._slots = SlotTable(self._slots.epoch)
+
+    def _choose(self, logits_NV: torch.Tensor, slots: list[Slot]) -> tuple[list[int], list[TokenLogprobs | None]]:
+        wanted = [row for row, slot in enumerate(slots) if slot.params.logprobs is not None]
+        # Logprobs are those of the raw logits, which sampling may overwrite.
+        raw_NV = logits_NV[wanted].clone() if wanted else logits_NV
+        token_ids = self._sampler(logits_NV, slots)
+        entries: list[TokenLogprobs | None] = [None] * len(slots)
+        if wanted:
+            found = token_logprobs(
+                raw_NV, [token_ids[row] for row in wanted], [slots[row].params.logprobs or 0 for row in wanted]
+            )
+            for row, entry in zip(wanted, found, strict=True):
+                entries[row] = entry
+        return token_ids, entries
+
+    def _prompt_logprobs(self, batch: InputBatch, hidden_TD: torch.Tensor) -> list[PromptLogprobs]:
+        """Logprobs of the prompt tokens that follow the positions of this step, for slots that ask."""
+        parts = []
+        for (step, slot), end in zip(batch.steps, batch.ends, strict=True):
+            num_top = slot.params.prompt_logprobs
+            # Position p predicts token p + 1; the prompt's last position predicts the first generated token.
+            last = min(step.start + step.num_tokens, slot.num_prompt_tokens - 1)
+            if num_top is None or step.start >= last:
+                continue
+            begin = end - step.num_tokens
+            entries: list[TokenLogprobs] = []
+            for first in range(step.start, last, _LOGPROB_ROWS):
+                stop = min(first + _LOGPROB_ROWS, last)
+                rows = hidden_TD[begin + first - step.start : begin + stop - step.start]
+                following = slot.token_ids[first + 1 : stop + 1].tolist()
+                entries += token_logprobs(self._model.logits(rows), following, [num_top] * len(following))
+            parts.append(PromptLogprobs(step.slot, step.start + 1, tuple(entries)))
+        return parts

@@ -1,0 +1,122 @@
+"""Chooses the next token of each sequence: a pure function of (logits, seed, position) and the sequence's own ids.
+
+Order, as in vLLM: logprobs of the raw logits; then min_tokens mask, logit_bias, penalties; temperature; min_p, top_k,
+top_p; Gumbel-max. Each row is handled alone, so that no row depends on what else is in the batch.
+
+Letters: N rows, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from rayloom_engine.core.step import TokenLogprobs
+from rayloom_engine.worker.noise import GumbelNoise
+from rayloom_engine.worker.slots import Slot
+
+
+class Sampler:
+    def __init__(self, vocab_size: int, device: torch.device) -> None:
+        self._noise = GumbelNoise(vocab_size, device)
+
+    def __call__(self, logits_NV: torch.Tensor, slots: list[Slot]) -> list[int]:
+        """One token id per row. `logits_NV` is float32 and may be overwritten."""
+        greedy_N = logits_NV.argmax(dim=-1).tolist()
+        token_ids = []
+        for row, slot in enumerate(slots):
+            if _is_plain_greedy(slot):
+                token_ids.append(int(greedy_N[row]))
+            else:
+                token_ids.append(self._sample(logits_NV[row], slot))
+        return token_ids
+
+    def _sample(self, logits_V: torch.Tensor, slot: Slot) -> int:
+        adjust_logits(logits_V, slot)
+        params = slot.params
+        if params.is_greedy:
+            return int(logits_V.argmax())
+        logits_V = logits_V / params.temperature
+        kept = _kept_token_ids(logits_V, params.top_k, params.top_p, params.min_p)
+        # The position is that of the token being chosen, so a replay from any point draws the same.
+        noise = self._noise(params.seed, slot.num_tokens, kept)
+        scores = (logits_V if kept is None else logits_V[kept]) + noise
+        best = int(scores.argmax())
+        return best if kept is None else int(kept[best])
+
+
+def _is_plain_greedy(slot: Slot) -> bool:
+    params = slot.params
+    return (
+        params.is_greedy
+        and not params.logit_bias
+        and slot.num_generated >= params.min_tokens
+        and params.repetition_penalty == 1.0
+        and params.presence_penalty == 0.0
+        and params.frequency_penalty == 0.0
+    )
+
+
+def adjust_logits(logits_V: torch.Tensor, slot: Slot) -> None:
+    """min_tokens, logit_bias and penalties, in place."""
+    params = slot.params
+    if slot.num_generated < params.min_tokens:
+        ends = [*slot.eos_token_ids, *params.stop_token_ids]
+        if ends:
+            logits_V[torch.tensor(ends, device=logits_V.device)] = -torch.inf
+    if params.logit_bias:
+        ids, biases = zip(*params.logit_bias, strict=True)
+        logits_V.index_add_(
+            0,
+            torch.tensor(ids, device=logits_V.device),
+            torch.tensor(biases, dtype=logits_V.dtype, device=logits_V.device),
+        )
+    if params.repetition_penalty != 1.0:
+        # https://arxiv.org/abs/1909.05858 section 4.1; a negative logit is multiplied, so that it sinks too.
+        seen = torch.from_numpy(np.unique(slot.token_ids[: slot.num_tokens])).to(logits_V.device)
+        logits = logits_V[seen]
+        penalty = params.repetition_penalty
+        logits_V[seen] = torch.where(logits > 0, logits / penalty, logits * penalty)
+    if (params.presence_penalty or params.frequency_penalty) and slot.num_generated:
+        generated = slot.token_ids[slot.num_prompt_tokens : slot.num_tokens]
+        unique, counts = np.unique(generated, return_counts=True)
+        ids_G, counts_G = (torch.from_numpy(values).to(logits_V.device) for values in (unique, counts))
+        logits_V[ids_G] -= params.presence_penalty + params.frequency_penalty * counts_G
+
+
+def _kept_token_ids(logits_V: torch.Tensor, top_k: int, top_p: float, min_p: float) -> torch.Tensor | None:
+    """Ids of the tokens that may be chosen, or None for all. Never empty: the most likely one always stays."""
+    has_k = 0 < top_k < logits_V.numel()
+    if not has_k and top_p >= 1.0 and min_p <= 0.0:
+        return None
+    if has_k:
+        sorted_logits, ids = logits_V.topk(top_k)
+    else:
+        sorted_logits, ids = logits_V.sort(descending=True)
+    keep = torch.ones_like(ids, dtype=torch.bool)
+    if min_p > 0.0:
+        # p >= min_p * p_max, written in logits; top_k and min_p both keep a prefix, so their order does not matter.
+        keep &= sorted_logits >= sorted_logits[0] + torch.log(torch.tensor(min_p, device=keep.device))
+    if top_p < 1.0:
+        probs = sorted_logits.masked_fill(~keep, -torch.inf).softmax(dim=-1, dtype=torch.float64)
+        keep &= probs.cumsum(dim=-1) - probs < top_p
+    keep[0] = True
+    return ids[keep]
+
+
+def token_logprobs(logits_NV: torch.Tensor, token_ids: list[int], num_tops: list[int]) -> list[TokenLogprobs]:
+    """Log-probabilities of the given tokens, with `num_tops[n]` most likely alternatives for row n."""
+    logprobs_NV = logits_NV.log_softmax(dim=-1)
+    chosen_N = logprobs_NV.gather(1, torch.tensor(token_ids, device=logits_NV.device)[:, None])
+    ranks = (logprobs_NV > chosen_N).sum(dim=-1).add_(1).tolist()
+    chosen = chosen_N[:, 0].tolist()
+    most = max(num_tops, default=0)
+    if most:
+        values, ids = logprobs_NV.topk(min(most, logits_NV.shape[-1]), dim=-1)
+        tops = [list(zip(i, v, strict=True)) for i, v in zip(ids.tolist(), values.tolist(), strict=True)]
+    else:
+        tops = [[] for _ in token_ids]
+    return [
+        TokenLogprobs(token_id, logprob, rank, tuple(top[:num]))
+        for token_id, logprob, rank, top, num in zip(token_ids, chosen, ranks, tops, num_tops, strict=True)
+    ]

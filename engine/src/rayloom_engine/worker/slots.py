@@ -1,0 +1,77 @@
+"""What a rank remembers of each running sequence between steps, changed by StepPlans only."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from rayloom_engine.core.decoding import DecodingParams
+from rayloom_engine.core.step import NewSlot, SlotStep, StepPlan
+
+
+class Slot:
+    """One sequence on a rank. `token_ids[:num_tokens]` and `block_table[:num_blocks]` are valid."""
+
+    __slots__ = (
+        "block_table",
+        "eos_token_ids",
+        "num_blocks",
+        "num_prompt_tokens",
+        "num_tokens",
+        "params",
+        "request_id",
+        "token_ids",
+    )
+
+    def __init__(self, new: NewSlot) -> None:
+        self.request_id = new.request_id
+        self.params: DecodingParams = new.params
+        self.eos_token_ids = new.eos_token_ids
+        self.num_prompt_tokens = new.num_prompt_tokens
+        self.num_tokens = len(new.token_ids)
+        self.token_ids: npt.NDArray[np.int64] = np.zeros(max(64, 2 * self.num_tokens), dtype=np.int64)
+        self.token_ids[: self.num_tokens] = new.token_ids
+        self.num_blocks = len(new.block_table)
+        self.block_table: npt.NDArray[np.int64] = np.zeros(max(8, 2 * self.num_blocks), dtype=np.int64)
+        self.block_table[: self.num_blocks] = new.block_table
+
+    @property
+    def num_generated(self) -> int:
+        return self.num_tokens - self.num_prompt_tokens
+
+    def append_token(self, token_id: int) -> None:
+        if self.num_tokens == len(self.token_ids):
+            self.token_ids = np.concatenate([self.token_ids, np.zeros_like(self.token_ids)])
+        self.token_ids[self.num_tokens] = token_id
+        self.num_tokens += 1
+
+    def append_blocks(self, block_ids: tuple[int, ...]) -> None:
+        end = self.num_blocks + len(block_ids)
+        while end > len(self.block_table):
+            self.block_table = np.concatenate([self.block_table, np.zeros_like(self.block_table)])
+        self.block_table[self.num_blocks : end] = block_ids
+        self.num_blocks = end
+
+
+class SlotTable:
+    """Slot number -> Slot. `apply` takes a plan's differences; the runner does the rest of the plan."""
+
+    def __init__(self, epoch: int) -> None:
+        self.epoch = epoch
+        self._slots: dict[int, Slot] = {}
+
+    def apply(self, plan: StepPlan) -> list[tuple[SlotStep, Slot]]:
+        """The slots that compute in this step, in plan order. Raises AssertionError for a plan of another epoch."""
+        assert plan.epoch == self.epoch, f"plan of epoch {plan.epoch} on a rank of epoch {self.epoch}"
+        for number in plan.freed_slots:
+            del self._slots[number]
+        for new in plan.new_slots:
+            assert new.slot not in self._slots, f"slot {new.slot} is taken"
+            self._slots[new.slot] = Slot(new)
+        steps = []
+        for step in plan.slots:
+            slot = self._slots[step.slot]
+            if step.new_block_ids:
+                slot.append_blocks(step.new_block_ids)
+            steps.append((step, slot))
+        return steps

@@ -1,0 +1,1 @@
+"""Rayloom's operator: from an LLMService manifest to a running engine."""

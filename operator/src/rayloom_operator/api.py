@@ -1,0 +1,194 @@
+"""LLMService v1alpha1: what a user asks for. The one source of the schema; a field is here only when it works.
+
+Attributes follow Python's names, documents use camelCase (`served_name` is `servedName`). Quantities carry their unit
+in the name or the description. `parse` is the only way in: it checks everything and names each field at fault.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic.alias_generators import to_camel
+
+from rayloom_operator.api_errors import explain
+from rayloom_operator.errors import SpecError
+
+API_VERSION = "rayloom.dev/v1alpha1"
+KIND = "LLMService"
+BUILTIN_MODELS = ("smollm2-135m",)
+
+# Written by the API server into what `kubectl get -o yaml` prints. They say nothing about what is asked for.
+_SERVER_FIELDS = (
+    "uid",
+    "resourceVersion",
+    "generation",
+    "creationTimestamp",
+    "deletionTimestamp",
+    "deletionGracePeriodSeconds",
+    "managedFields",
+    "ownerReferences",
+    "finalizers",
+    "selfLink",
+)
+
+# Objects are named `<service>-<revision>-<n>` in at most 53 characters: 40, "-", 8, "-" and 3.
+_MAX_NAME = 40
+
+_SOURCES = (
+    r"hf://[\w.-]+/[\w.-]+",
+    r"pvc://[a-z0-9.-]+/.+",
+    r"file:///.+",
+    "builtin://(" + "|".join(BUILTIN_MODELS) + ")",
+)
+_SOURCES_IN_WORDS = "hf://ORG/NAME, pvc://CLAIM/PATH, file:///PATH, " + ", ".join(
+    f"builtin://{name}" for name in BUILTIN_MODELS
+)
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, alias_generator=to_camel)
+
+
+class Metadata(_Part):
+    name: str = Field(
+        pattern=r"^[a-z]([-a-z0-9]*[a-z0-9])?$",
+        max_length=_MAX_NAME,
+        description="Name of the service: lower-case letters, digits and '-', at most 40 characters.",
+    )
+    namespace: str = Field("default", min_length=1, description="Kubernetes namespace. No effect without a cluster.")
+    labels: dict[str, str] = Field(default_factory=dict, description="Labels. No effect without a cluster.")
+    annotations: dict[str, str] = Field(default_factory=dict, description="Annotations. No effect without a cluster.")
+
+
+class Model(_Part):
+    source: str = Field(description=f"Where the model is: {_SOURCES_IN_WORDS}.")
+    revision: str | None = Field(
+        None, min_length=1, description="Branch, tag or commit on the hub; only for hf://. Default: main."
+    )
+    served_name: str | None = Field(
+        None, min_length=1, description="Name that clients put into `model`. Default: metadata.name."
+    )
+    dtype: Literal["auto", "bfloat16", "float16", "float32"] = Field(
+        "auto", description="Type of the weights. auto: the checkpoint's own, where the device can compute in it."
+    )
+    max_model_len: int | None = Field(
+        None,
+        ge=1,
+        description="Longest prompt + output in tokens. Default: what the model's config says, or what fits.",
+    )
+
+    @field_validator("source")
+    @classmethod
+    def _source_is_known(cls, source: str) -> str:
+        if not any(re.fullmatch(pattern, source) for pattern in _SOURCES):
+            raise ValueError(f"{source!r} is not a model source; use one of {_SOURCES_IN_WORDS}")
+        return source
+
+    @model_validator(mode="after")
+    def _revision_has_an_effect(self) -> Model:
+        if self.revision is not None and self.source_kind != "hf":
+            raise ValueError(
+                f"revision {self.revision!r} has no effect for {self.source!r}; remove it, or use an hf:// source"
+            )
+        return self
+
+    @property
+    def source_kind(self) -> str:
+        """The part of `source` before `://`: hf, pvc, file or builtin."""
+        return self.source.split("://", 1)[0]
+
+
+class Parallelism(_Part):
+    tensor: int = Field(1, ge=1, description="Accelerators that share each layer. Only 1 works today.")
+    pipeline: int = Field(1, ge=1, description="Stages that share the layers. Only 1 works today.")
+
+    @model_validator(mode="after")
+    def _one_rank(self) -> Parallelism:
+        if self.tensor * self.pipeline > 1:
+            raise ValueError(
+                f"tensor {self.tensor} x pipeline {self.pipeline} needs {self.tensor * self.pipeline} ranks; "
+                "this version serves with 1: set both to 1, or leave parallelism out"
+            )
+        return self
+
+
+class EngineArgs(_Part):
+    """Settings of the engine that an LLMService has no field of its own for. Left out: the engine's default."""
+
+    device: Literal["auto", "cpu", "cuda"] | None = Field(None, description="Where to compute.")
+    max_num_seqs: int | None = Field(None, ge=1, le=4096, description="Most sequences in one step.")
+    max_num_batched_tokens: int | None = Field(None, ge=1, description="Token budget of one step.")
+    max_queued_requests: int | None = Field(
+        None, ge=1, description="Sequences that may wait; further requests get 429 with Retry-After."
+    )
+    kv_cache_memory_bytes: int | None = Field(None, ge=1, description="Bytes for KV blocks.")
+    num_kv_blocks: int | None = Field(None, ge=2, description="Number of KV blocks of 16 tokens.")
+    enable_prefix_caching: bool | None = Field(None, description="Reuse KV blocks of equal prompt prefixes.")
+    threads: int | None = Field(None, ge=1, description="Compute threads.")
+    cors_allowed_origins: tuple[str, ...] | None = Field(
+        None, strict=False, description="Origins that browsers may call from; * for all."
+    )
+    max_body_bytes: int | None = Field(None, ge=1024, description="Largest request body; more gets 413.")
+    max_output_tokens: int | None = Field(None, ge=1, description="Upper bound of a request's max_tokens.")
+    restart_budget: int | None = Field(
+        None, ge=0, description="Restarts of a child process within 10 minutes before the engine gives up."
+    )
+    log_level: Literal["debug", "info", "warning", "error"] | None = Field(
+        None, description="Least level that is logged."
+    )
+
+
+class EnvVar(_Part):
+    name: str = Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", description="Name of an environment variable.")
+    value: str = Field(description="Its value, a string: put numbers and true/false in quotes.")
+
+
+class Engine(_Part):
+    args: EngineArgs = Field(default_factory=EngineArgs, description="Settings of the engine.")
+    env: tuple[EnvVar, ...] = Field((), strict=False, description="Environment variables of the engine's processes.")
+
+
+class Spec(_Part):
+    model: Model = Field(description="What to serve.")
+    parallelism: Parallelism = Field(default_factory=Parallelism, description="How many ranks share one replica.")
+    replicas: int = Field(1, ge=1, description="Engines that serve this model. On one machine only 1 works.")
+    drain_seconds: int = Field(
+        30, ge=0, description="Seconds that running requests may take to finish when the engine is asked to stop."
+    )
+    engine: Engine = Field(default_factory=Engine, description="The engine's own settings.")
+
+
+class LLMService(_Part):
+    """One model, served."""
+
+    api_version: Literal["rayloom.dev/v1alpha1"] = Field(description="Version of this document's schema.")
+    kind: Literal["LLMService"] = Field(description="Kind of this document.")
+    metadata: Metadata = Field(description="Name and labels.")
+    spec: Spec = Field(description="What to serve and how.")
+
+    @property
+    def served_name(self) -> str:
+        """The name that clients put into `model`."""
+        return self.spec.model.served_name or self.metadata.name
+
+
+def parse(document: object) -> LLMService:
+    """The LLMService in a decoded YAML document. `document` is not changed.
+
+    Raises SpecError with one line per field at fault.
+    """
+    try:
+        return LLMService.model_validate(_without_server_fields(document))
+    except ValidationError as error:
+        raise SpecError(explain(error, LLMService)) from error
+
+
+def _without_server_fields(document: object) -> object:
+    if not isinstance(document, dict):
+        return document
+    kept = {key: value for key, value in document.items() if key != "status"}
+    if isinstance(kept.get("metadata"), dict):
+        kept["metadata"] = {key: value for key, value in kept["metadata"].items() if key not in _SERVER_FIELDS}
+    return kept

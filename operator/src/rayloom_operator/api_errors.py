@@ -1,0 +1,115 @@
+"""From pydantic's errors to lines that say what to change: `spec.model.dtype: 'int3' is not allowed; use ...`."""
+
+from __future__ import annotations
+
+import difflib
+from typing import TYPE_CHECKING
+
+from pydantic import BaseModel
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
+    from pydantic_core import ErrorDetails
+
+_TYPES_IN_WORDS = {
+    "string_type": "text; put it in quotes",
+    "int_type": "a whole number",
+    "bool_type": "true or false",
+    "dict_type": "a map",
+    "model_type": "a map",
+    "model_attributes_type": "a map",
+    "tuple_type": "a list",
+}
+# Longer input is cut: a message is to be read.
+_MAX_GIVEN = 80
+
+
+def explain(error: ValidationError, root: type[BaseModel]) -> tuple[str, ...]:
+    """One line per field at fault, in the document's order. `root` is the class that was validated."""
+    return tuple(f"{_path(item['loc'])}: {_reason(item, root)}" for item in error.errors(include_url=False))
+
+
+def _path(location: tuple[int | str, ...]) -> str:
+    path = ""
+    for part in location:
+        path += f"[{part}]" if isinstance(part, int) else f".{part}"
+    return path.removeprefix(".") or "(document)"
+
+
+def _reason(item: ErrorDetails, root: type[BaseModel]) -> str:
+    given = _given(item["input"])
+    context = item.get("ctx", {})
+    match item["type"]:
+        case "missing":
+            return f"is missing; add it{_description(item['loc'], root)}"
+        case "extra_forbidden":
+            return _unknown_field(item["loc"], root)
+        case "literal_error":
+            return f"{given} is not allowed; use {_alternatives(context['expected'])}"
+        case "value_error":
+            # Our own validators speak for themselves: the message holds what was given and what to change.
+            return str(context["error"])
+        case "greater_than_equal":
+            return f"{given} is too small; use {context['ge']} or more"
+        case "less_than_equal":
+            return f"{given} is too large; use {context['le']} or less"
+        case "string_too_short":
+            return "is empty; give it a value, or remove the field"
+        case "string_too_long":
+            return f"{given} has {len(item['input'])} characters; use at most {context['max_length']}"
+        case "string_pattern_mismatch":
+            return f"{given} is not allowed{_description(item['loc'], root)}"
+        case kind if kind in _TYPES_IN_WORDS:
+            return f"{given} is not allowed; this must be {_TYPES_IN_WORDS[kind]}"
+        case _:
+            return f"{given} is not allowed: {item['msg']}"
+
+
+def _given(value: object) -> str:
+    if value is None:
+        return "an empty value"
+    text = repr(value)
+    return text if len(text) <= _MAX_GIVEN else text[: _MAX_GIVEN - 3] + "..."
+
+
+def _alternatives(expected: str) -> str:
+    """From pydantic's "'a', 'b' or 'c'" to "one of a, b, c"."""
+    values = [value.strip("'") for value in expected.replace(" or ", ", ").split(", ")]
+    return values[0] if len(values) == 1 else "one of " + ", ".join(values)
+
+
+def _unknown_field(location: tuple[int | str, ...], root: type[BaseModel]) -> str:
+    owner = _class_at(location[:-1], root)
+    known = [field.alias or name for name, field in owner.model_fields.items()]
+    close = difflib.get_close_matches(str(location[-1]), known, n=1)
+    if close:
+        return f"is not a field; did you mean {close[0]}?"
+    return f"is not a field; remove it. Fields here: {', '.join(known)}"
+
+
+def _description(location: tuple[int | str, ...], root: type[BaseModel]) -> str:
+    owner = _class_at(location[:-1], root)
+    for name, field in owner.model_fields.items():
+        if (field.alias or name) == location[-1] and field.description:
+            return f". {field.description}"
+    return ""
+
+
+def _class_at(location: tuple[int | str, ...], root: type[BaseModel]) -> type[BaseModel]:
+    """The class of the map at `location`, following aliases; list indices stay with the list's element."""
+    owner = root
+    for part in location:
+        for name, field in owner.model_fields.items():
+            if (field.alias or name) == part:
+                owner = _model_in(field.annotation) or owner
+    return owner
+
+
+def _model_in(annotation: object) -> type[BaseModel] | None:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    for argument in getattr(annotation, "__args__", ()):
+        found = _model_in(argument)
+        if found is not None:
+            return found
+    return None

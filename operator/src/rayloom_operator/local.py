@@ -1,0 +1,213 @@
+"""`rayloom-operator local -f FILE`: serves one manifest on this machine by one `rayloom-engine` process.
+
+manifest -> LLMService -> EngineConfig file -> rayloom-engine serve -> /status until serving -> a sample -> wait
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from rayloom_operator.api import LLMService
+from rayloom_operator.engine_client import base_url, read_status, stream_chat
+from rayloom_operator.engine_config import engine_config
+from rayloom_operator.engine_process import EngineProcess, find_engine
+from rayloom_operator.engine_status import EngineStatus
+from rayloom_operator.errors import EngineEnded, EngineUnavailable, OperatorError, SpecError
+from rayloom_operator.manifest import load_service
+from rayloom_operator.startup_display import startup_display
+from rayloom_operator.stop_signals import StopRequested, StopSignals
+
+SAMPLE_PROMPT = "What is the capital of France? Answer in one sentence."
+_SAMPLE_MAX_TOKENS = 64
+_ADMIN_HOST = "127.0.0.1"
+_POLL_INTERVAL_S = 0.1
+_LOG_LINES_SHOWN = 30
+# After Ctrl-C everything is gone within 3 s: the engine gets 2.5 of them, the rest is for killing what is left.
+_STOP_GRACE_S = 2.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalOptions:
+    """The command's flags. Ports: 0 picks a free one."""
+
+    manifest: Path
+    host: str
+    port: int
+    admin_port: int
+    has_sample: bool  # ask one question once the engine serves
+
+
+def serve_local(options: LocalOptions) -> int:
+    """Serves until it is asked to stop, or the engine ends. The exit code: 0 after a stop that was asked for.
+
+    Raises SpecError for a manifest that cannot be served here, EngineUnavailable when the engine cannot be started.
+    """
+    service = load_service(options.manifest)
+    problems = refusals(service)
+    if problems:
+        raise SpecError(problems)
+    command = find_engine()
+    port = _claimable_port(options.host, options.port, "--port")
+    admin_port = _claimable_port(_ADMIN_HOST, options.admin_port, "--admin-port", other_than=port)
+
+    signals = StopSignals()
+    signals.install()
+    folder = Path(tempfile.mkdtemp(prefix="rayloom-local-"))
+    config_path = folder / "config.json"
+    config_path.write_text(
+        json.dumps(engine_config(service, host=options.host, port=port, admin_port=admin_port), indent=2) + "\n",
+        encoding="utf-8",
+    )
+    environment = {**os.environ, **{variable.name: variable.value for variable in service.spec.engine.env}}
+    engine = EngineProcess(command, config_path, folder / "engine.log", environment)
+    is_asked_to_stop = False
+    try:
+        with signals.raising():
+            status = _wait_until_serving(engine, admin_port)
+            _introduce(service, status, options.host, port, environment)
+            if options.has_sample:
+                _show_sample(service, options.host, port, environment)
+            print("Serving. Press Ctrl-C to stop.", flush=True)
+            engine.wait()
+            raise _ended(engine, "while serving")
+    except StopRequested:
+        is_asked_to_stop = True
+        print("\nStopping.", file=sys.stderr, flush=True)
+        return 0
+    except OperatorError as error:
+        _show_log(engine)
+        print(f"rayloom-operator: {error}", file=sys.stderr, flush=True)
+        return error.exit_code if isinstance(error, EngineEnded) else 1
+    finally:
+        if not engine.stop(_STOP_GRACE_S):
+            print("The engine did not end by itself and was killed.", file=sys.stderr, flush=True)
+        if is_asked_to_stop:  # Otherwise the log is needed to find out why it ended.
+            shutil.rmtree(folder)
+
+
+def refusals(service: LLMService) -> tuple[str, ...]:
+    """Why a valid manifest cannot be served on one machine without a cluster; empty when it can."""
+    problems = []
+    if service.spec.model.source_kind == "pvc":
+        problems.append(
+            f"spec.model.source: {service.spec.model.source!r} is a volume of a Kubernetes cluster, and `local` has "
+            "none; use hf://ORG/NAME, file:///PATH or builtin://NAME"
+        )
+    if service.spec.replicas > 1:
+        problems.append(
+            f"spec.replicas: {service.spec.replicas} engines need a cluster; `local` serves 1, so set it to 1"
+        )
+    return tuple(problems)
+
+
+def _claimable_port(host: str, port: int, flag: str, other_than: int | None = None) -> int:
+    """`port`, or a free one for 0, after a look whether it can be bound. Raises EngineUnavailable when it cannot."""
+    if port == other_than:
+        raise EngineUnavailable(f"port {port} is given twice; choose another one with {flag} PORT")
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        # As servers do: connections of an earlier run that still linger do not make a port busy.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise EngineUnavailable(
+                f"port {port} on {host} cannot be used ({error.strerror}); end what uses it, or choose another one "
+                f"with {flag} PORT (0 picks a free one)"
+            ) from error
+        bound = int(probe.getsockname()[1])
+    # For 0 the system may well name the port that it has just named for the other one.
+    return bound if bound != other_than else _claimable_port(host, port, flag, other_than)
+
+
+def _wait_until_serving(engine: EngineProcess, admin_port: int) -> EngineStatus:
+    display = startup_display(sys.stderr)
+    print("Starting the engine.", file=sys.stderr, flush=True)
+    try:
+        while True:
+            status = read_status(_ADMIN_HOST, admin_port)
+            if status is not None:
+                display.update(status.startup)
+                if status.state == "serving":
+                    return status
+                if status.state == "failed":
+                    raise EngineUnavailable(f"the engine could not start: {status.reason}")
+            if engine.exit_code() is not None:
+                raise _ended(engine, "before it served")
+            time.sleep(_POLL_INTERVAL_S)
+    finally:
+        display.close()
+
+
+def _ended(engine: EngineProcess, when: str) -> EngineEnded:
+    code = engine.wait()
+    return EngineEnded(f"the engine {engine.ending()} {when}", code)
+
+
+def _introduce(service: LLMService, status: EngineStatus, host: str, port: int, environment: dict[str, str]) -> None:
+    url = base_url(host, port)
+    facts = [service.spec.model.source]
+    if status.model is not None:
+        model = status.model
+        computed = "" if model.compute_dtype == model.dtype else f", computed in {model.compute_dtype}"
+        facts += [
+            model.architecture,
+            f"{model.num_parameters / 1e6:.1f} M parameters",
+            f"{model.dtype}{computed}",
+            f"{model.max_model_len} tokens of context",
+        ]
+    body = {"model": service.served_name, "messages": [{"role": "user", "content": "Say hello."}], "stream": True}
+    key_line = [] if _api_key(environment) is None else ["    -H 'Authorization: Bearer YOUR_KEY' \\"]
+    lines = [
+        "",
+        f"Model:  {service.served_name} ({', '.join(facts)})",
+        f"URL:    {url}/v1",
+        "",
+        "Try it:",
+        f"  curl -N {url}/v1/chat/completions \\",
+        "    -H 'Content-Type: application/json' \\",
+        *key_line,
+        f"    -d '{json.dumps(body)}'",
+        "",
+    ]
+    print("\n".join(lines), flush=True)
+
+
+def _show_sample(service: LLMService, host: str, port: int, environment: dict[str, str]) -> None:
+    """Prints one answer as it arrives. A failure is shown and does not end the engine: it may serve others well."""
+    print(f"Sample: {SAMPLE_PROMPT}\n> ", end="", flush=True)
+    pieces = stream_chat(
+        host,
+        port,
+        model=service.served_name,
+        prompt=SAMPLE_PROMPT,
+        max_tokens=_SAMPLE_MAX_TOKENS,
+        api_key=_api_key(environment),
+    )
+    try:
+        for piece in pieces:
+            print(piece, end="", flush=True)
+    except EngineUnavailable as error:
+        print(f"\nThe sample request failed: {error}", file=sys.stderr, flush=True)
+    print("\n", flush=True)
+
+
+def _api_key(environment: dict[str, str]) -> str | None:
+    """The first API key that the engine will accept, or None when it asks for none."""
+    keys = [key.strip() for key in environment.get("RAYLOOM_API_KEYS", "").split(",") if key.strip()]
+    return keys[0] if keys else None
+
+
+def _show_log(engine: EngineProcess) -> None:
+    lines = engine.log_tail(_LOG_LINES_SHOWN)
+    print(f"The last {len(lines)} lines of the engine's log ({engine.log_path}):", file=sys.stderr)
+    for line in lines:
+        print(f"  {line}", file=sys.stderr)

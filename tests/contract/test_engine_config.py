@@ -1,0 +1,88 @@
+"""What the operator emits is what the engine reads, field by field."""
+
+from rayloom_engine.config import EngineConfig, parse_config
+from rayloom_operator.api import EngineArgs, parse
+from rayloom_operator.engine_config import engine_config
+
+# No manifest sets these: the engine chooses its executor itself for one rank, and files with secrets are not on a
+# user's machine where a manifest could name them (API keys come by the environment, the admin port is on loopback).
+NOT_IN_MANIFESTS = {"executor", "api_key_file", "admin_token_file"}
+
+ARGS = {
+    "device": "cpu",
+    "maxNumSeqs": 8,
+    "maxNumBatchedTokens": 256,
+    "maxQueuedRequests": 100,
+    "kvCacheMemoryBytes": 1_000_000,
+    "numKvBlocks": 64,
+    "enablePrefixCaching": False,
+    "threads": 2,
+    "corsAllowedOrigins": ["https://example.org"],
+    "maxBodyBytes": 4096,
+    "maxOutputTokens": 128,
+    "restartBudget": 3,
+    "logLevel": "debug",
+}
+
+
+def manifest(**spec):
+    return parse(
+        {"apiVersion": "rayloom.dev/v1alpha1", "kind": "LLMService", "metadata": {"name": "chat"}, "spec": spec}
+    )
+
+
+FULL = {
+    "model": {
+        "source": "hf://Qwen/Qwen3-8B",
+        "revision": "v2",
+        "servedName": "qwen3-8b",
+        "dtype": "float16",
+        "maxModelLen": 4096,
+    },
+    "parallelism": {"tensor": 1, "pipeline": 1},
+    "drainSeconds": 7,
+    "engine": {"args": ARGS},
+}
+
+
+def test_every_field_of_a_full_manifest_arrives():
+    document = engine_config(manifest(**FULL), host="0.0.0.0", port=9000, admin_port=9001)
+
+    assert parse_config(document) == EngineConfig(
+        model="hf://Qwen/Qwen3-8B",
+        revision="v2",
+        served_model_name="qwen3-8b",
+        dtype="float16",
+        max_model_len=4096,
+        drain_seconds=7,
+        device="cpu",
+        max_num_seqs=8,
+        max_num_batched_tokens=256,
+        max_queued_requests=100,
+        kv_cache_memory_bytes=1_000_000,
+        num_kv_blocks=64,
+        enable_prefix_caching=False,
+        threads=2,
+        cors_allowed_origins=("https://example.org",),
+        max_body_bytes=4096,
+        max_output_tokens=128,
+        restart_budget=3,
+        log_level="debug",
+        host="0.0.0.0",
+        port=9000,
+        admin_port=9001,
+    )
+
+
+def test_a_full_manifest_sets_every_field_that_manifests_may_set():
+    document = engine_config(manifest(**FULL), host="127.0.0.1", port=9000, admin_port=9001)
+
+    assert set(document) == set(EngineConfig.model_fields) - NOT_IN_MANIFESTS
+    assert len(ARGS) == len(EngineArgs.model_fields)
+
+
+def test_a_short_manifest_leaves_the_engines_defaults():
+    service = manifest(model={"source": "builtin://smollm2-135m"})
+    document = engine_config(service, host="127.0.0.1", port=8000, admin_port=8001)
+
+    assert parse_config(document) == EngineConfig(served_model_name="chat")

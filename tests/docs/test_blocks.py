@@ -1,0 +1,151 @@
+"""Every shell, Python and YAML block of README.md and docs/ works as it is printed.
+
+The block that starts the server runs in the background while the blocks that ask it run; then Ctrl-C, and everything it
+started must be gone within 3 s. `make test` inside `make test` would never end, so targets of make other than `run` are
+only expanded by `make -n`, and benchmarks only read their flags: `rt_blocks.runnable` decides.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+import yaml
+
+from rayloom_operator.api import parse
+from rt_blocks import Block, blocks_of, runnable
+
+ROOT = Path(__file__).resolve().parents[2]
+FILES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+BLOCKS = [block for path in FILES if path.exists() for block in blocks_of(ROOT, path)]
+SHELL = [block for block in BLOCKS if block.language in ("bash", "sh", "shell", "console")]
+SERVERS = [block for block in SHELL if block.is_server]
+CLIENTS = [block for block in SHELL if block.is_client]
+START_S = 240  # the first start converts the model, on a slow machine that does other things as well
+STOP_S = 3
+
+# A make that runs these tests must not give its own flags to the make that they run.
+ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
+
+
+def by_name(block):
+    return block.name
+
+
+def run_shell(block):
+    script = "\n".join(runnable(command) for command in block.commands)
+    done = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", script], cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True
+    )
+    assert done.returncode == 0, f"{block.name}:\n{script}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+def test_the_quick_start_is_there():
+    readme = [block for block in SHELL if block.file == "README.md"]
+
+    assert readme[0].commands == ["make run"]
+    assert readme[1].is_client
+    assert readme[2].commands == ["make test"]
+
+
+def test_every_shell_block_is_marked_bash():
+    assert [block.name for block in BLOCKS if block.language not in ("bash", "python", "yaml", "text", "json")] == []
+
+
+@pytest.mark.parametrize(
+    "block", [block for block in SHELL if not block.is_server and not block.is_client], ids=by_name
+)
+def test_a_shell_block_works(block):
+    run_shell(block)
+
+
+@pytest.mark.parametrize("block", [block for block in BLOCKS if block.language == "python"], ids=by_name)
+def test_a_python_block_works(block):
+    done = subprocess.run([sys.executable, "-c", block.text], cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True)
+
+    assert done.returncode == 0, done.stderr
+    assert "Paris" in done.stdout or "Paris" not in block.text
+
+
+@pytest.mark.parametrize("block", [block for block in BLOCKS if block.language == "yaml"], ids=by_name)
+def test_a_manifest_block_is_valid(block):
+    for document in yaml.safe_load_all(block.text):
+        parse(document)
+
+
+@pytest.mark.parametrize("server", SERVERS, ids=by_name)
+def test_the_server_answers_its_blocks_and_ends_on_ctrl_c(server, tmp_path):
+    log = tmp_path / "output"
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            ["bash", "-c", f"exec {server.commands[0]}"],
+            cwd=ROOT,
+            env=ENVIRONMENT,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    try:
+        wait_until_serving(process, log)
+        assert "The capital of France is Paris." in log.read_text()
+        for block in CLIENTS:
+            run_shell(block)
+        family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
+        assert len(family) >= 5, family  # make, local, supervisor, front, core
+
+        # A terminal sends Ctrl-C to all of the foreground group, so the test does.
+        os.killpg(process.pid, signal.SIGINT)
+        started_at = time.monotonic()
+        _, alive = psutil.wait_procs(family, timeout=STOP_S)
+        print(f"gone {time.monotonic() - started_at:.2f} s after Ctrl-C")
+        assert alive == [], log.read_text()
+    finally:
+        end_all(process)
+
+
+def wait_until_serving(process, log):
+    deadline = time.monotonic() + START_S
+    while "Serving. Press Ctrl-C to stop." not in log.read_text():
+        assert process.poll() is None, f"ended with {process.returncode}:\n{log.read_text()}"
+        assert time.monotonic() < deadline, f"not serving after {START_S} s:\n{log.read_text()}"
+        time.sleep(0.1)
+
+
+def end_all(process):
+    """Leaves nothing of the server behind, however the test ended."""
+    if process.poll() is None:
+        family = psutil.Process(process.pid).children(recursive=True)
+        for member in family:
+            if member.is_running():
+                member.kill()
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def test_blocks_are_found_with_their_lines(tmp_path):
+    path = tmp_path / "x.md"
+    path.write_text("a\n\n```bash\n# why\nmake \\\n  lint\nls\n```\ntext\n```yaml\na: 1\n```\n")
+
+    assert blocks_of(tmp_path, path) == [
+        Block(file="x.md", line=4, language="bash", text="# why\nmake \\\n  lint\nls\n"),
+        Block(file="x.md", line=11, language="yaml", text="a: 1\n"),
+    ]
+    assert blocks_of(tmp_path, path)[0].commands == ["make lint", "ls"]
+
+
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        ("make test", "make -n test"),
+        ("make run", "make run"),
+        (".venv/bin/rayloom-engine bench --scale 0.5", ".venv/bin/rayloom-engine bench --scale 0.5 --help"),
+        (".venv/bin/rayloom-engine inspect", ".venv/bin/rayloom-engine inspect"),
+    ],
+)
+def test_only_what_cannot_run_inside_a_test_is_changed(command, expected):
+    assert runnable(command) == expected

@@ -1,0 +1,24 @@
+"""One real server for the tests that leave it as they found it. Tests that kill or configure one start their own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from rt_server import RunningServer, running_server
+
+API_KEY = "key-for-tests"
+
+
+@pytest.fixture(scope="session")
+def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    """`rayloom-engine serve` with the embedded model in float32. Its log is printed when a test of the run failed."""
+    folder = tmp_path_factory.mktemp("server")
+    keys = folder / "keys"
+    keys.write_text(f"{API_KEY}\n")
+    arguments = ("--dtype", "float32", "--max-model-len", "1024", "--api-key-file", str(keys))
+    with running_server(folder, *arguments) as running:
+        yield running
+        if request.session.testsfailed:
+            print(f"the server's log:\n{running.log_text()}")

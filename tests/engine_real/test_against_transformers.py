@@ -1,0 +1,125 @@
+"""The embedded model in float32 against transformers: 20 prompts, 64 greedy tokens each, equal token for token.
+
+transformers reads each prompt with our 64 tokens after it, in one pass: when its most likely token is ours at every
+position, its own greedy generation gives exactly our tokens, by induction over the positions.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from rayloom_engine import LLM, SamplingParams
+from rayloom_engine.llm import RequestOutput
+from rayloom_engine.models.source import resolve
+from rayloom_engine.text.chat_template import ChatTemplate
+from rayloom_engine.text.tokenizer import Tokenizer
+
+NUM_TOKENS = 64
+TEXTS = [
+    "Hello",
+    "A",
+    "The quick brown fox",
+    "Water boils at 100 degrees Celsius, which is",
+    "3.14159265358979 is the beginning of",
+    "a  12  345 6789 and 0.5 + 0.25 =",
+    "def quicksort(items: list[int]) -> list[int]:\n    ",
+    "#include <stdio.h>\n\nint main(void) {\n\tprintf(",
+    '{"name": "Ada", "born": 1815, "fields": ["mathematics",',
+    "SELECT name, COUNT(*) FROM orders WHERE",
+    "Die Hauptstadt von Österreich ist",
+    "El niño comió una manzana porque",
+    "日本の首都は",
+    "Emoji test: 🎉🚀👩‍👩‍👧 and then",
+    "\n\n\n",
+    "The history of the steam engine begins long before James Watt. " * 24,
+    "one two three four five six seven eight nine ten " * 40,
+]
+CHATS = [
+    [{"role": "user", "content": "What is the capital of France? Answer in one sentence."}],
+    [
+        {"role": "user", "content": "My name is Grace and I like trains."},
+        {"role": "assistant", "content": "Nice to meet you, Grace!"},
+        {"role": "user", "content": "What do I like?"},
+    ],
+    [
+        {"role": "system", "content": "You answer like a pirate."},
+        {"role": "user", "content": "How do I cook rice?"},
+        {"role": "assistant", "content": "Arr, boil it in twice its water."},
+        {"role": "user", "content": "For how long?"},
+    ],
+]
+GREEDY = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def folder() -> Path:
+    return resolve("builtin://smollm2-135m", None).path
+
+
+@pytest.fixture(scope="module")
+def prompts(folder: Path) -> list[list[int]]:
+    tokenizer = Tokenizer.load(folder)
+    template = ChatTemplate.load(folder, tokenizer.special_tokens)
+    chats = [tokenizer.encode(template.render(chat), add_special_tokens=False) for chat in CHATS]
+    return [*(tokenizer.encode(text) for text in TEXTS), *chats]
+
+
+@pytest.fixture(scope="module")
+def all_at_once(prompts: list[list[int]]) -> list[tuple[int, ...]]:
+    with LLM(dtype="float32", max_model_len=1024, enable_prefix_caching=False) as llm:
+        return _ids(llm.generate(prompts, GREEDY, use_tqdm=False))
+
+
+def _ids(outputs: list[RequestOutput]) -> list[tuple[int, ...]]:
+    return [output.outputs[0].token_ids for output in outputs]
+
+
+def test_every_token_is_the_one_that_transformers_chooses(
+    folder: Path, prompts: list[list[int]], all_at_once: list[tuple[int, ...]]
+) -> None:
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    assert len(prompts) == 20
+    for number, (prompt, ours) in enumerate(zip(prompts, all_at_once, strict=True)):
+        assert len(ours) == NUM_TOKENS
+        with torch.no_grad():
+            logits = model(torch.tensor([[*prompt, *ours]]), logits_to_keep=NUM_TOKENS + 1).logits[0]
+        assert tuple(logits[:-1].argmax(dim=-1).tolist()) == ours, f"prompt {number}"
+
+
+def test_tokens_are_the_same_alone_and_with_a_hot_prefix_cache(
+    prompts: list[list[int]], all_at_once: list[tuple[int, ...]]
+) -> None:
+    with LLM(dtype="float32", max_model_len=1024) as llm:
+        alone = [_ids(llm.generate([prompt], GREEDY, use_tqdm=False))[0] for prompt in prompts]
+        assert alone == all_at_once
+        hot = llm.generate(prompts, GREEDY, use_tqdm=False)
+        assert _ids(hot) == all_at_once
+        # Every full block but the last token's was found.
+        assert [output.num_cached_tokens for output in hot] == [(len(prompt) - 1) // 16 * 16 for prompt in prompts]
+
+
+def test_tokens_are_the_same_when_the_pool_is_so_small_that_requests_are_preempted(
+    prompts: list[list[int]], all_at_once: list[tuple[int, ...]]
+) -> None:
+    with LLM(dtype="float32", num_kv_blocks=48, max_num_batched_tokens=200) as llm:
+        outputs = llm.generate(prompts, GREEDY, use_tqdm=False)
+        stats = llm._engine.stats()
+    assert stats.num_preemptions > 0
+    assert stats.num_free_blocks == 48
+    assert _ids(outputs) == all_at_once
+
+
+def test_a_seeded_request_draws_the_same_tokens_alone_and_in_a_crowd(prompts: list[list[int]]) -> None:
+    wishes = [
+        SamplingParams(temperature=1.0, top_p=0.95, seed=seed, max_tokens=24, ignore_eos=True) for seed in range(8)
+    ]
+    with LLM(dtype="float32", max_model_len=1024) as llm:
+        crowd = _ids(llm.generate(prompts[:8], wishes, use_tqdm=False))
+        alone = [_ids(llm.generate([prompts[i]], wishes[i], use_tqdm=False))[0] for i in range(8)]
+    assert crowd == alone
+    assert len(set(crowd)) == 8

@@ -1,0 +1,83 @@
+"""The embedded model as it comes out of the conversion: its tokenizer, its shape, and the sentence that proves both.
+
+Token for token comparison with transformers is in test_against_transformers.py.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from rayloom_engine.models.shape import read_shape
+from rayloom_engine.models.source import resolve
+from rt_tiny import TinySequence, advance, load_tiny, make_cache
+
+
+@pytest.fixture(scope="module")
+def folder() -> Path:
+    return resolve("builtin://smollm2-135m").path
+
+
+@pytest.mark.parametrize(
+    ("text", "ids", "tokens"),
+    [
+        # Every digit alone, before anything else is split: the two blanks stay together.
+        ("a  12", [81, 256, 33, 34], ["a", "ĠĠ", "1", "2"]),
+        ("Hello, world! 24", [19556, 28, 905, 17, 216, 34, 36], ["Hello", ",", "Ġworld", "!", "Ġ", "2", "4"]),
+        # No token is put before a text, and special tokens inside it count as such.
+        ("<|im_start|>user\nhi<|im_end|>", [1, 4093, 198, 6004, 2], ["<|im_start|>", "user", "Ċ", "hi", "<|im_end|>"]),
+        (" it's", [357, 506], ["Ġit", "'s"]),
+        ("\n\n\tx", [1116, 197, 104], ["ĊĊ", "ĉ", "x"]),
+        ("", [], []),
+    ],
+)
+def test_texts_have_known_tokens(folder: Path, text: str, ids: list[int], tokens: list[str]) -> None:
+    from tokenizers import Tokenizer
+
+    encoding = Tokenizer.from_file(str(folder / "tokenizer.json")).encode(text)
+    assert (encoding.ids, encoding.tokens) == (ids, tokens)
+
+
+@pytest.mark.parametrize("text", ["naïve 日本語 🙂", "x = [1,  2]\n\tfor i in x: pass", "1e-05 ½ ٣", "don't  stop "])
+def test_transformers_reads_the_same_tokenizer(folder: Path, text: str) -> None:
+    from tokenizers import Tokenizer
+    from transformers import AutoTokenizer
+
+    ours = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    theirs = AutoTokenizer.from_pretrained(folder)
+    assert theirs(text)["input_ids"] == ours.encode(text).ids
+    assert ours.decode(ours.encode(text).ids) == text
+    assert (theirs.bos_token_id, theirs.eos_token_id, theirs.pad_token_id, theirs.unk_token_id) == (1, 2, 2, 0)
+
+
+def test_the_shape_is_that_of_smollm2(folder: Path) -> None:
+    shape = read_shape(folder)
+    assert shape.architecture == "LlamaForCausalLM"
+    assert (shape.num_layers, shape.hidden_size, shape.num_heads, shape.num_kv_heads) == (30, 576, 9, 3)
+    assert (shape.head_dim, shape.vocab_size, shape.max_position_embeddings) == (64, 49152, 8192)
+    assert (shape.rope.theta, shape.rms_norm_eps, shape.checkpoint_dtype) == (100000.0, 1e-5, "bfloat16")
+    assert shape.tie_word_embeddings and shape.eos_token_ids == (2,)
+    assert shape.num_parameters == 134_515_008
+    assert shape.kv_bytes_per_token(4) == 46_080
+
+
+def test_the_capital_of_france_is_paris(folder: Path) -> None:
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    question = {"role": "user", "content": "What is the capital of France? Answer in one sentence."}
+    prompt = tokenizer.apply_chat_template([question], tokenize=False, add_generation_prompt=True)
+    assert prompt.startswith("<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face")
+    token_ids = tokenizer(prompt)["input_ids"]
+
+    model = load_tiny(folder)
+    cache = make_cache(model.shape, num_blocks=8, block_size=16)
+    sequence = TinySequence(token_ids, block_table=[5, 2, 7, 1])
+    answer: list[int] = []
+    while len(answer) < 10 and 2 not in answer:
+        (logits,) = advance(model, cache, [(sequence, len(token_ids) - sequence.num_computed)])
+        answer.append(int(torch.argmax(logits[-1])))
+        token_ids.append(answer[-1])
+    assert tokenizer.decode(answer) == "The capital of France is Paris.<|im_end|>"

@@ -1,0 +1,110 @@
+"""Blocks: allocation order, prefix index, eviction order. 4 blocks, names checkable by hand."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rayloom_engine.core.block_pool import BlockPool, block_hash
+
+
+def test_blocks_without_content_are_given_out_before_cached_ones() -> None:
+    pool = BlockPool(4)
+    table = pool.allocate(2)
+    assert table == [0, 1]
+    pool.register(0, b"first")
+    pool.release(table)
+    assert pool.num_free == 4
+    # 1 was freed without content, so it comes first; 2 and 3 were never used; 0 is cached and comes last.
+    assert pool.allocate(4) == [1, 2, 3, 0]
+    assert pool.find([b"first"]) == []
+
+
+def test_the_tail_of_a_prefix_is_evicted_before_its_beginning() -> None:
+    pool = BlockPool(3)
+    table = pool.allocate(3)
+    for block_id, content in zip(table, (b"a", b"ab", b"abc"), strict=True):
+        pool.register(block_id, content)
+    pool.release(table)
+    assert pool.allocate(1) == [2]
+    assert pool.find([b"a", b"ab", b"abc"]) == [0, 1]
+
+
+def test_a_hit_takes_a_cached_block_back_and_counts_its_holders() -> None:
+    pool = BlockPool(3)
+    table = pool.allocate(1)
+    pool.register(table[0], b"a")
+    pool.release(table)
+    found = pool.find([b"a"])
+    assert pool.num_cached_only(found) == 1
+    pool.hold(found)
+    pool.hold(found)
+    assert pool.ref_count(0) == 2
+    assert pool.num_free == 2
+    pool.release(found)
+    assert pool.num_free == 2
+    pool.release(found)
+    assert pool.num_free == 3
+
+
+def test_least_recently_used_prefix_is_evicted_first() -> None:
+    pool = BlockPool(2)
+    first, second = pool.allocate(1), pool.allocate(1)
+    pool.register(first[0], b"a")
+    pool.register(second[0], b"b")
+    pool.release(first)
+    pool.release(second)
+    pool.hold(first)  # a hit makes it young again
+    pool.release(first)
+    assert pool.allocate(1) == second
+
+
+def test_equal_content_is_indexed_once() -> None:
+    pool = BlockPool(2)
+    table = pool.allocate(2)
+    pool.register(0, b"a")
+    pool.register(1, b"a")
+    assert pool.find([b"a"]) == [0]
+    pool.check_integrity([table])
+
+
+def test_the_chain_stops_at_the_first_unknown_block() -> None:
+    pool = BlockPool(3)
+    table = pool.allocate(3)
+    pool.register(0, b"a")
+    pool.register(2, b"abc")
+    assert pool.find([b"a", b"ab", b"abc"]) == [0]
+    pool.check_integrity([table])
+
+
+def test_integrity_check_sees_a_lost_block() -> None:
+    pool = BlockPool(2)
+    pool.allocate(1)
+    with pytest.raises(AssertionError, match="counts say"):
+        pool.check_integrity([])
+
+
+def test_hash_depends_on_tokens_and_on_what_precedes_them() -> None:
+    assert block_hash(b"", [1, 2]) == block_hash(b"", [1, 2])
+    assert len({block_hash(b"", [1, 2]), block_hash(b"", [2, 1]), block_hash(b"x", [1, 2]), block_hash(b"", [1])}) == 4
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 4), st.integers(0, 9)), max_size=60))
+def test_no_operation_loses_or_doubles_a_block(operations: list[tuple[int, int, int]]) -> None:
+    pool = BlockPool(8)
+    tables: list[list[int]] = []
+    for kind, num, pick in operations:
+        if kind == 0 and num <= pool.num_free:
+            tables.append(pool.allocate(num))
+        elif kind == 1 and tables:
+            pool.release(tables.pop(pick % len(tables)))
+        elif kind == 2 and tables:
+            table = tables[pick % len(tables)]
+            pool.register(table[num % len(table)], bytes([pick]))
+        elif kind == 3:
+            found = pool.find([bytes([pick])])
+            if found:
+                pool.hold(found)
+                tables.append(found)
+        pool.check_integrity(tables)

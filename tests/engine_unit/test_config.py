@@ -1,0 +1,77 @@
+"""The EngineConfig document: what is accepted, and the sentence that each mistake gets."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+import pytest
+
+from rayloom_engine.cli.arguments import add_config_arguments, config_from
+from rayloom_engine.config import EngineConfig, load_config, parse_config
+from rayloom_engine.errors import ConfigError
+
+
+def test_an_empty_document_serves_the_embedded_model() -> None:
+    config = parse_config({})
+    assert config.model == "builtin://smollm2-135m"
+    assert config.api_model_name == "smollm2-135m"
+
+
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [("hf://Qwen/Qwen3-8B", "Qwen3-8B"), ("/models/tiny/", "tiny"), ("/models/x.gguf", "x"), ("org/name", "name")],
+)
+def test_the_api_name_is_the_last_part_of_the_model(model: str, name: str) -> None:
+    assert parse_config({"model": model}).api_model_name == name
+
+
+@pytest.mark.parametrize(
+    ("document", "sentence"),
+    [
+        ({"dtype": "int3"}, "dtype: Input should be 'auto', 'bfloat16', 'float16' or 'float32', given 'int3'"),
+        ({"max_model_len": 0}, "max_model_len: .*greater than or equal to 1, given 0"),
+        ({"max_model_len": "8k"}, "max_model_len: .*valid integer, given '8k'"),
+        ({"modle": "x"}, "modle: .*given 'x' .remove it, or check its spelling"),
+        ({"port": 70000}, "port: .*65535, given 70000"),
+        ({"model": " x"}, "remove the blanks"),
+        ({"version": "v2"}, "version: .*'v1'"),
+        ([], "EngineConfig: "),
+        ({"tensor_parallel_size": 2, "pipeline_parallel_size": 2}, "needs 4 ranks; this version serves with 1"),
+    ],
+)
+def test_a_mistake_is_named_with_what_was_given(document: object, sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        parse_config(document)
+
+
+def test_a_file_that_cannot_be_used_says_why(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot read the config file"):
+        load_config(tmp_path / "none.json")
+    (tmp_path / "broken.json").write_text("{")
+    with pytest.raises(ConfigError, match="is not JSON"):
+        load_config(tmp_path / "broken.json")
+
+
+def _flags(*arguments: str) -> EngineConfig:
+    parser = argparse.ArgumentParser()
+    add_config_arguments(parser, is_server=True)
+    return config_from(parser.parse_args(arguments))
+
+
+def test_every_field_is_a_flag_and_flags_win_over_the_document(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"port": 1234, "dtype": "float32"}))
+    config = _flags("--config", str(path), "--port", "99", "--no-enable-prefix-caching", "--drain-seconds", "1.5")
+    assert (config.port, config.dtype, config.enable_prefix_caching, config.drain_seconds) == (
+        99,
+        "float32",
+        False,
+        1.5,
+    )
+    assert _flags("--cors-allowed-origins", "http://a", "http://b").cors_allowed_origins == ("http://a", "http://b")
+    for name in set(EngineConfig.model_fields) - {"version"}:
+        parser = argparse.ArgumentParser()
+        add_config_arguments(parser, is_server=True)
+        assert f"--{name.replace('_', '-')}" in parser.format_help()

@@ -1,0 +1,240 @@
+"""Every way to be refused: each gets its status, OpenAI's error object, a sentence, and no trace."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from rt_front import MODEL, FrontUnderTest, running_front
+
+MAX_BODY = 100_000
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FrontUnderTest]:
+    with running_front(tmp_path_factory.mktemp("front"), max_body_bytes=MAX_BODY, max_output_tokens=400) as front:
+        yield front
+
+
+@pytest.fixture
+def front(running: FrontUnderTest) -> Iterator[FrontUnderTest]:
+    running.do(running.core.reset)
+    yield running
+    assert running.do(lambda: running.service.lifecycle.num_in_flight) == 0
+
+
+def refused(response: httpx.Response, status: int, field: str | None = None, code: str | None = None) -> str:
+    """The message of a refusal, after checking the rest of it."""
+    assert response.status_code == status, response.text
+    error = response.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert (error["param"], error["code"]) == (field, code)
+    assert "Traceback" not in response.text
+    return error["message"]
+
+
+@pytest.mark.parametrize(
+    ("body", "part"),
+    [
+        (b"", "empty"),
+        (b"{", "not JSON"),
+        (b'{"a": 1} x', "not JSON"),
+        (b'{"prompt": NaN}', "not JSON"),
+        (b'{"prompt": "\xff"}', "not UTF-8: bad byte at offset 12"),
+        (rb'{"prompt": "\ud800 "}', "not JSON"),
+        (b"[1]", "must be a JSON object, it is a list"),
+        (b'{"a":' + b"[" * 64 + b"]" * 64 + b"}", "nested too deeply"),
+        (b'{"a":' * 50_000, "larger than 100000 bytes"),
+        (b"[" * 50_000, "nested too deeply"),
+    ],
+    ids=["empty", "cut", "rest", "nan", "bad utf-8", "half surrogate", "list", "65 deep", "too large", "endless"],
+)
+def test_broken_bodies(front: FrontUnderTest, body: bytes, part: str) -> None:
+    message = refused(front.http.post("/v1/completions", content=body), 413 if "larger" in part else 400)
+    assert part in message
+
+
+def test_brackets_in_strings_are_not_nesting(front: FrontUnderTest) -> None:
+    assert front.complete("[" * 100 + '"{').status_code == 200
+
+
+def test_a_body_of_unknown_length_is_cut_off_at_the_limit(front: FrontUnderTest) -> None:
+    chunks = (b"x" * 10_000 for _ in range(20))
+    assert "larger than" in refused(front.http.post("/v1/completions", content=chunks), 413)
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"max_tokens": "5"}, "max_tokens"),
+        ({"max_tokens": 1.5}, "max_tokens"),
+        ({"max_tokens": True}, "max_tokens"),
+        ({"max_tokens": -1}, "max_tokens"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": 401}, "max_tokens"),
+        ({"n": 0}, "n"),
+        ({"n": 129}, "n"),
+        ({"temperature": -0.1}, "temperature"),
+        ({"temperature": "hot"}, "temperature"),
+        ({"temperature": 10**400}, "temperature"),
+        ({"top_p": 0}, "top_p"),
+        ({"top_p": 1.1}, "top_p"),
+        ({"top_k": -2}, "top_k"),
+        ({"min_p": 2}, "min_p"),
+        ({"presence_penalty": 3}, "presence_penalty"),
+        ({"frequency_penalty": -3}, "frequency_penalty"),
+        ({"repetition_penalty": 0}, "repetition_penalty"),
+        ({"seed": "a"}, "seed"),
+        ({"seed": 2**63}, "seed"),
+        ({"seed": 10**400}, "seed"),
+        ({"stop": [1]}, "stop"),
+        ({"stop": {"a": 1}}, "stop"),
+        ({"stop": ""}, "stop"),
+        ({"stop": ["x"] * 65}, "stop"),
+        ({"stop_token_ids": [-1]}, "stop_token_ids"),
+        ({"stop_token_ids": [258]}, "stop_token_ids"),
+        ({"logit_bias": {"x": 1}}, "logit_bias"),
+        ({"logit_bias": {"1": 101}}, "logit_bias"),
+        ({"logit_bias": {"258": 1}}, "logit_bias"),
+        ({"logit_bias": {"9" * 5000: 1}}, "logit_bias"),
+        ({"min_tokens": 9, "max_tokens": 8}, "min_tokens"),
+        ({"stream": "yes"}, "stream"),
+        ({"stream_options": {"include_usage": True}}, "stream_options"),
+        ({"stream_options": 1}, "stream_options"),
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        ({"priority": 2**40}, "priority"),
+        ({"messages": None}, "messages"),
+        ({"messages": []}, "messages"),
+        ({"messages": "hi"}, "messages"),
+        ({"messages": ["hi"]}, "messages[0]"),
+        ({"messages": [{"role": "wizard", "content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"role": "user"}]}, "messages[0].content"),
+        ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0].type"),
+        ({"messages": [{"role": "assistant", "content": "", "tool_calls": [{}]}]}, "messages[0].tool_calls"),
+    ],
+    ids=lambda value: str(value)[:50],
+)
+def test_bad_fields_are_named(front: FrontUnderTest, fields: dict[str, Any], field: str) -> None:
+    message = refused(front.chat(**fields), 400, field)
+    assert field.split("[")[0].split(".")[0] in message
+    assert len(message) < 300
+
+
+@pytest.mark.parametrize("prompt", [None, [], 5, [""], ["a", 1], [[1], "a"], [True], [-1], [258], [[300]], [[]]])
+def test_bad_prompts_are_refused(front: FrontUnderTest, prompt: object) -> None:
+    assert "prompt" in refused(front.complete(prompt), 400, "prompt")
+
+
+@pytest.mark.parametrize(
+    ("field", "used", "unused"),
+    [
+        ("tools", [{"type": "function"}], []),
+        ("tool_choice", "auto", "none"),
+        ("functions", [{}], []),
+        ("function_call", "auto", "none"),
+        ("response_format", {"type": "json_object"}, {"type": "text"}),
+        ("audio", {}, None),
+        ("modalities", ["text", "audio"], ["text"]),
+        ("prediction", {"type": "content"}, None),
+        ("web_search_options", {}, None),
+        ("suffix", "x", None),
+        ("structured_outputs", {"regex": "a"}, None),
+        ("chat_template", "{{ 1 }}", None),
+    ],
+)
+def test_fields_that_are_not_implemented_are_refused_unless_unused(
+    front: FrontUnderTest, field: str, used: object, unused: object
+) -> None:
+    assert field in refused(front.chat(**{field: used}), 400, field)
+    assert front.chat(**{field: unused}).status_code == 200
+
+
+def test_best_of_must_equal_n(front: FrontUnderTest) -> None:
+    refused(front.complete("x", best_of=2), 400, "best_of")
+    assert front.complete("x", best_of=1).status_code == 200
+
+
+def test_unknown_fields_are_accepted_and_logged_once(front: FrontUnderTest, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    for _ in range(2):
+        assert front.chat(no_such_field_here=1, user="me").status_code == 200
+    assert caplog.text.count("no_such_field_here") == 1
+    assert "'user'" not in caplog.text
+
+
+def test_more_than_the_context_names_all_three_numbers(front: FrontUnderTest) -> None:
+    message = refused(front.complete("x" * 500, max_tokens=20), 400, None, "context_length_exceeded")
+    assert all(number in message for number in ("512", "500", "20"))
+    message = refused(front.complete("x" * 600), 400, None, "context_length_exceeded")
+    assert "600" in message
+    refused(front.chat("x" * 600), 400, None, "context_length_exceeded")
+    # The longest token has 12 characters, so this is not even tokenised.
+    assert "characters" in refused(front.complete("x" * (512 * 12 + 1)), 400, None, "context_length_exceeded")
+
+
+def test_more_choices_than_the_queue_holds_are_refused(front: FrontUnderTest) -> None:
+    message = refused(front.complete(["x"] * 1025), 400)
+    assert "1025" in message
+    assert "1024" in message
+
+
+def test_a_template_that_refuses_gives_its_words(front: FrontUnderTest) -> None:
+    chat = {"continue_final_message": True, "add_generation_prompt": True}
+    refused(front.chat(**chat), 400, "continue_final_message")
+
+
+def test_another_model_is_not_found(front: FrontUnderTest) -> None:
+    assert "gpt-4" in refused(front.chat(model="gpt-4"), 404, "model", "model_not_found")
+
+
+def test_unknown_paths_and_methods_use_the_same_format(front: FrontUnderTest) -> None:
+    refused(front.http.get("/v1/nothing"), 404)
+    response = front.http.get("/v1/chat/completions")
+    refused(response, 405)
+    assert response.headers["allow"] == "POST"
+
+
+def test_a_full_queue_is_429_with_retry_after(front: FrontUnderTest) -> None:
+    front.do(lambda: setattr(front.core, "refusal", ("queue_full", "1024 sequences wait")))
+    for stream in (False, True):
+        response = front.chat(stream=stream)
+        assert "1024" in refused(response, 429, None, "queue_full")
+        assert response.headers["retry-after"] == "7"
+
+
+def test_the_cores_other_refusals_are_400(front: FrontUnderTest) -> None:
+    front.do(lambda: setattr(front.core, "refusal", ("too_long", "too long for the cache")))
+    assert "cache" in refused(front.chat(), 400, None, "context_length_exceeded")
+    front.do(lambda: setattr(front.core, "refusal", ("invalid", "cannot do that")))
+    assert "cannot" in refused(front.chat(), 400)
+
+
+def test_one_refused_choice_ends_the_request_and_frees_the_others(front: FrontUnderTest) -> None:
+    front.do(lambda: setattr(front.core, "refusal", ("queue_full", "no room")))
+    refused(front.chat(n=3), 429, None, "queue_full")
+    front.wait_until(lambda: len(front.core.submits) == 3, "all choices were submitted")
+    assert front.do(lambda: front.service.client.num_silent) == 0
+
+
+def test_request_ids_are_echoed_or_made(front: FrontUnderTest) -> None:
+    assert front.http.get("/health", headers={"X-Request-Id": "abc-1"}).headers["x-request-id"] == "abc-1"
+    made = front.http.get("/health", headers={"X-Request-Id": "a b"}).headers["x-request-id"]
+    assert len(made) == 32
+
+
+def test_tokenize_wants_either_prompt_or_messages(front: FrontUnderTest) -> None:
+    refused(front.http.post("/tokenize", json={"model": MODEL}), 400, "prompt")
+    refused(front.http.post("/tokenize", json={"prompt": 5}), 400, "prompt")
+    refused(front.http.post("/detokenize", json={"tokens": [999]}), 400, "tokens")
+    refused(front.http.post("/detokenize", json={"tokens": ["a"]}), 400, "tokens[0]")
+
+
+def test_a_large_body_is_parsed_like_a_small_one(front: FrontUnderTest) -> None:
+    body = json.dumps({"model": MODEL, "prompt": "x" * 90_000}).encode()
+    refused(front.http.post("/v1/completions", content=body), 400, None, "context_length_exceeded")

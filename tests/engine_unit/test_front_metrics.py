@@ -1,0 +1,95 @@
+"""Prometheus text and the counters that go on over a restart of the core; nesting of bodies."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from rayloom_engine.errors import ConfigError
+from rayloom_engine.front.body import is_deeper_than
+from rayloom_engine.front.gate import load_api_keys
+from rayloom_engine.front.metrics import Metrics
+from rayloom_engine.front.prometheus import Family, Histogram, exposition
+from rayloom_engine.front.recoveries import RecoveryLog
+from rayloom_engine.protocol.messages import CoreStatus, SchedulerStats
+
+
+def test_the_text_format() -> None:
+    counter = Family("counter", "a_total", "Things.")
+    counter.add(2, kind='x"y')
+    counter.add(0.5, kind='x"y')
+    histogram = Histogram("h", "Sizes.", (1, 2.5))
+    for value in (1, 2, 2, 9):
+        histogram.observe(value)
+    assert exposition([counter, histogram], {"model": "m"}).splitlines() == [
+        "# HELP a_total Things.",
+        "# TYPE a_total counter",
+        'a_total{model="m",kind="x\\"y"} 2.5',
+        "# HELP h Sizes.",
+        "# TYPE h histogram",
+        'h_bucket{model="m",le="1"} 1',
+        'h_bucket{model="m",le="2.5"} 3',
+        'h_bucket{model="m",le="+Inf"} 4',
+        'h_sum{model="m"} 14',
+        'h_count{model="m"} 4',
+    ]
+
+
+def test_counters_of_the_core_go_on_after_a_restart() -> None:
+    metrics = Metrics("m")
+    status = CoreStatus(
+        state="serving",
+        epoch=1,
+        step=0,
+        last_token_age_s=None,
+        phases=(),
+        stats=SchedulerStats(prefix_hits=5),
+        ranks=(),
+    )
+    for epoch, hits in ((1, 5), (1, 7), (2, 3), (2, 4)):
+        stats = SchedulerStats(prefix_hits=hits)
+        metrics.observe_core(msgspec.structs.replace(status, epoch=epoch, stats=stats))
+    assert 'rayloom:prefix_cache_hits_total{model_name="m"} 11' in metrics.text()
+
+
+def test_losses_before_tokens_flow_are_one_recovery() -> None:
+    log = RecoveryLog()
+    log.begin("core_lost", "core", at=100.0, now_s=10.0)
+    log.replayed(3)
+    log.begin("core_lost", "core", at=101.0, now_s=11.0)
+    log.replayed(2)
+    ended = log.end(12.5)
+    assert ended is not None
+    assert (ended.seconds, ended.replayed_requests) == (2.5, 3)
+    assert log.end(13.0) is None
+    assert len(log.recoveries) == 1
+
+
+@pytest.mark.parametrize(
+    ("body", "is_deep"),
+    [
+        (b"[[[]]]", False),
+        (b"[[[[]]]]", True),
+        (b'["[[[[", [[]]]', False),
+        (rb'["\"[[[[", "\\", [[[]]]]', True),
+        (b"[],[],[],[],[]", False),
+        (b'{"a":{"b":[{}]}}', True),
+        (b"]]]][[[", False),
+    ],
+)
+def test_depth_counts_brackets_outside_strings(body: bytes, is_deep: bool) -> None:
+    assert is_deeper_than(body, 3) is is_deep
+
+
+def test_api_keys_come_from_file_and_environment(tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    path.write_text("a\n\n b \n")
+    assert load_api_keys(str(path), {"RAYLOOM_API_KEYS": "c, d,"}) == ("c", "d", "a", "b")
+    assert load_api_keys(None, {}) == ()
+    path.write_text("\n")
+    with pytest.raises(ConfigError, match="has no key"):
+        load_api_keys(str(path), {})
+    with pytest.raises(ConfigError, match="cannot read"):
+        load_api_keys(str(tmp_path / "none"), {})

@@ -1,0 +1,240 @@
+"""What a front does when its core dies, its client leaves, or it is told to drain; keys; origins."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from rayloom_engine.front.service import Waits
+from rayloom_engine.status import EngineStatus
+from rt_fake_core import say
+from rt_front import MODEL, FrontUnderTest, running_front, text_of
+
+WAITS = Waits(ping_s=0.05, accept_s=0.05)
+
+
+@pytest.fixture
+def front(tmp_path: Path) -> Iterator[FrontUnderTest]:
+    with running_front(tmp_path, waits=WAITS) as running:
+        yield running
+
+
+def test_a_stream_goes_on_as_if_nothing_happened_when_the_core_dies(front: FrontUnderTest) -> None:
+    text = "one \U0001f600 two, three"
+    front.do(lambda: setattr(front.core, "script", say(text)))
+    front.do(lambda: setattr(front.core, "hold_after", 6))  # in the middle of the emoji's four bytes
+    with front.chat_stream(stream_options={"include_usage": True}, stop=["never"]) as stream:
+        received = [next(stream)]
+        while text_of(received) != "one ":
+            received.append(next(stream))
+        front.wait_until(lambda: sum(len(s.generated_ids) for s in sequences(front)) == 6, "6 tokens are here")
+        front.do(front.core.die)
+        front.do(front.core.release)
+        received += list(stream)
+    assert text_of(received) == text
+    assert received[-1] == "[DONE]"
+    assert received[-2]["usage"]["completion_tokens"] == len(text.encode()) + 1
+    first, again = front.do(lambda: list(front.core.submits))
+    assert not first.is_resume
+    assert again.is_resume
+    assert again.generated_ids == tuple(text.encode()[:6])
+    for name in ("sequence_id", "prompt_ids", "params", "priority", "arrival"):
+        assert getattr(first, name) == getattr(again, name)
+
+
+def sequences(front: FrontUnderTest) -> list[Any]:
+    """The client's unfinished sequences; call it in the front's loop."""
+    return list(front.service.client.unfinished())
+
+
+def test_unfinished_choices_are_resubmitted_in_order_and_finished_ones_are_not(front: FrontUnderTest) -> None:
+    def script(submit):
+        return say("short" if submit.sequence_id.endswith("-0") else "a longer text")(submit)
+
+    front.do(lambda: setattr(front.core, "script", script))
+    front.do(lambda: setattr(front.core, "hold_after", 8))
+    with front.chat_stream(n=3) as stream:
+        received = []
+        while "stop" not in [choice["finish_reason"] for event in received for choice in event["choices"]]:
+            received.append(next(stream))
+        front.wait_until(lambda: [len(s.generated_ids) for s in sequences(front)] == [8, 8], "two wait with 8 tokens")
+        front.do(front.core.die)
+        front.do(front.core.release)
+        received += list(stream)
+    assert [text_of(received, index) for index in range(3)] == ["short", "a longer text", "a longer text"]
+    submits = front.do(lambda: list(front.core.submits))
+    assert [submit.sequence_id[-2:] for submit in submits] == ["-0", "-1", "-2", "-1", "-2"]
+    assert submits[1].fork_of == submits[0].sequence_id
+    assert [submit.fork_of for submit in submits[3:]] == [None, None]  # the new core does not know choice 0
+
+
+def test_a_request_that_comes_while_the_core_is_away_waits_for_it(front: FrontUnderTest) -> None:
+    front.do(lambda: setattr(front.core, "is_silent", True))
+    answers: list[httpx.Response] = []
+    thread = threading.Thread(target=lambda: answers.append(front.chat("Hi")))
+    thread.start()
+    front.wait_until(lambda: len(front.core.submits) == 1, "the core has it")
+    front.do(front.core.reset)
+    front.do(front.core.die)
+    thread.join(20.0)
+    assert answers[0].json()["choices"][0]["message"]["content"] == "Hello there."
+
+
+def test_ready_stays_true_during_a_recovery_and_status_tells_it(front: FrontUnderTest) -> None:
+    front.do(lambda: setattr(front.core, "state", "starting"))
+    front.do(front.core.die)
+    front.wait_until(lambda: len(front.core.hellos) == 2, "the front is back")
+    front.wait_until(lambda: front.service.lifecycle.state[0] == "recovering", "it recovers")
+    assert front.http.get("/ready").status_code == 200
+    status = EngineStatus.model_validate(front.admin.get("/status").json())
+    assert (status.state, status.epoch) == ("recovering", 2)
+    assert [(r.process, r.cause, r.seconds) for r in status.recoveries] == [("core", "core_lost", None)]
+
+    front.do(lambda: setattr(front.core, "state", "serving"))
+    front.do(front.core.send_status)
+    front.wait_until(lambda: front.service.lifecycle.state[0] == "serving", "it serves again")
+    [recovery] = EngineStatus.model_validate(front.admin.get("/status").json()).recoveries
+    assert recovery.seconds is not None
+    metrics = front.http.get("/metrics").text
+    assert 'rayloom:recoveries_total{model_name="tiny",cause="core_lost"} 1' in metrics
+    # Counted by the core from zero after each start: 2 before, 2 after.
+    assert 'rayloom:num_preemptions_total{model_name="tiny"} 4' in metrics
+
+
+@pytest.mark.parametrize("stream", [True, False], ids=["stream", "no stream"])
+def test_a_client_that_leaves_frees_its_sequences_at_once(front: FrontUnderTest, stream: bool) -> None:
+    front.do(lambda: setattr(front.core, "hold_after", 3))
+    body = {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}], "stream": stream, "n": 2}
+    request = httpx.Request("POST", f"{front.api_url}/v1/chat/completions", json=body)
+    head = "".join(f"{name}: {value}\r\n" for name, value in request.headers.items())
+    # By hand, because an HTTP client closes its socket when it likes.
+    with socket.create_connection((request.url.host, request.url.port or 80)) as connection:
+        connection.sendall(f"POST {request.url.path} HTTP/1.1\r\n{head}\r\n".encode() + request.content)
+        front.wait_until(lambda: [len(s.generated_ids) for s in sequences(front)] == [3, 3], "both are under way")
+    front.wait_until(lambda: len(front.core.aborts) == 2, "the core hears of it")
+    front.wait_until(lambda: front.service.lifecycle.num_in_flight == 0, "nothing is in flight")
+    assert front.do(lambda: sequences(front)) == []
+
+
+def test_a_core_that_gives_up_ends_streams_with_an_error_event(front: FrontUnderTest) -> None:
+    front.do(lambda: setattr(front.core, "hold_after", 3))
+    with front.chat_stream() as stream:
+        received = [next(stream)]
+        front.do(lambda: (setattr(front.core, "state", "failed"), setattr(front.core, "message", "no memory")))
+        front.do(front.core.send_status)
+        received += list(stream)
+    assert received[-1]["error"]["code"] == "engine_unavailable"
+    assert "no memory" in received[-1]["error"]["message"]
+    assert "[DONE]" not in received
+    refused = front.chat()
+    assert refused.status_code == 503
+    assert "no memory" in refused.json()["error"]["message"]
+    assert front.admin.get("/status").json()["state"] == "failed"
+
+
+def test_draining_finishes_what_runs_and_refuses_what_comes(front: FrontUnderTest) -> None:
+    front.do(lambda: setattr(front.core, "hold_after", 3))
+    with front.chat_stream() as stream:
+        received = [next(stream)]
+        assert front.admin.post("/drain").json() == {"state": "draining", "in_flight": 1}
+        refused = front.chat()
+        assert refused.status_code == 503
+        assert refused.headers["connection"] == "close"
+        assert int(refused.headers["retry-after"]) >= 1
+        assert refused.json()["error"]["code"] == "engine_draining"
+        assert front.http.get("/ready").status_code == 503
+        assert front.http.get("/health").status_code == 200
+        front.do(front.core.release)
+        received += list(stream)
+    assert text_of(received) == "Hello there."
+    assert front.admin.get("/status").json()["state"] == "draining"
+    assert front.admin.delete("/drain").json() == {"state": "serving", "in_flight": 0}
+    assert front.chat().status_code == 200
+
+
+def test_before_the_first_load_requests_are_told_to_come_back(tmp_path: Path) -> None:
+    with running_front(tmp_path, ready=False) as front:
+        front.wait_until(lambda: front.service.text is not None, "the tokenizer is loaded")
+        refused = front.chat()
+        assert refused.status_code == 503
+        assert refused.json()["error"]["code"] == "engine_starting"
+        assert "load" in refused.json()["error"]["message"]
+        assert int(refused.headers["retry-after"]) >= 1
+        assert front.http.get("/ready").status_code == 503
+        assert front.http.get("/v1/models").status_code == 200
+        assert front.admin.get("/status").json()["state"] == "starting"
+        front.do(lambda: setattr(front.core, "state", "serving"))
+        front.do(front.core.send_status)
+        front.wait_until(lambda: front.service.lifecycle.was_ready, "the front is ready")
+        assert front.chat().status_code == 200
+
+
+def test_the_fronts_own_count_fills_the_queue_while_the_core_is_away(tmp_path: Path) -> None:
+    with running_front(tmp_path, waits=WAITS, max_queued_requests=1, max_num_seqs=1) as front:
+        front.do(lambda: setattr(front.core, "is_silent", True))
+        with front.chat_stream(), front.chat_stream():
+            refused = front.chat()
+            assert refused.status_code == 429
+            assert refused.headers["retry-after"] == "1"
+
+
+def test_api_keys_guard_what_costs_something(tmp_path: Path) -> None:
+    with running_front(tmp_path, api_keys=("k1", "k2")) as front:
+        for headers in ({}, {"Authorization": "Bearer no"}, {"Authorization": "Basic k1"}):
+            for path in ("/v1/models", "/tokenize", "/v1/chat/completions"):
+                refused = front.http.request("GET" if "models" in path else "POST", path, headers=headers)
+                assert refused.status_code == 401
+                assert refused.json()["error"]["code"] == "invalid_api_key"
+                assert "x-request-id" in refused.headers
+        assert front.http.get("/v1/models", headers={"Authorization": "Bearer k2"}).status_code == 200
+        assert front.http.get("/health").status_code == 200
+        assert front.http.get("/metrics").status_code == 200
+
+
+def test_the_admin_port_wants_its_token(tmp_path: Path) -> None:
+    (tmp_path / "admin-token").write_text("t0k")
+    with running_front(tmp_path, admin_token_file=str(tmp_path / "admin-token")) as front:
+        assert front.admin.get("/status").status_code == 401
+        assert front.admin.post("/drain").status_code == 401
+        assert front.admin.get("/status", headers={"Authorization": "Bearer t0k"}).status_code == 200
+
+
+def test_browsers_of_allowed_origins_may_call(tmp_path: Path) -> None:
+    with running_front(tmp_path, api_keys=("k",), cors_allowed_origins=["https://a.example"]) as front:
+        ask = {"Origin": "https://a.example", "Access-Control-Request-Method": "POST"}
+        allowed = front.http.options("/v1/chat/completions", headers=ask)
+        assert allowed.status_code == 200
+        assert allowed.headers["access-control-allow-origin"] == "https://a.example"
+        refused = front.http.get("/v1/models", headers={"Origin": "https://a.example"})
+        assert refused.status_code == 401
+        assert refused.headers["access-control-allow-origin"] == "https://a.example"
+        other = front.http.options("/v1/chat/completions", headers={**ask, "Origin": "https://b.example"})
+        assert "access-control-allow-origin" not in other.headers
+
+
+def test_a_core_with_another_token_is_never_talked_to(tmp_path: Path) -> None:
+    with running_front(tmp_path) as front:
+        front.do(
+            lambda: setattr(front.service.client, "_hello", front.core.hellos[0].__class__(token="x", front_id="f"))
+        )
+        front.do(front.core.die)
+        front.wait_until(lambda: not front.service.client.is_connected, "the connection is gone")
+        assert front.do(lambda: len(front.core.hellos)) == 1
+
+
+def test_status_follows_its_model_and_the_cores_numbers(front: FrontUnderTest) -> None:
+    status = EngineStatus.model_validate(front.admin.get("/status").json())
+    assert (status.state, status.reason, status.step) == ("serving", "", 4)
+    assert status.kv_cache.usage == pytest.approx(0.3)
+    assert status.model is not None
+    assert (status.model.name, status.model.max_model_len) == ("tiny", 512)
+    assert status.last_token_age_seconds is not None
+    assert status.last_token_age_seconds >= 0.25
+    assert [(phase.name, phase.finished) for phase in status.startup] == [("load", True)]
+    assert status.api_url == front.api_url

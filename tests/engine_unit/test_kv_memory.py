@@ -1,0 +1,66 @@
+"""KV sizing: blocks of 1 MiB, so that the numbers can be read off."""
+
+from __future__ import annotations
+
+import pytest
+
+from rayloom_engine.errors import ConfigError
+from rayloom_engine.worker.kv_memory import GIB, plan_kv_memory
+
+MIB = 1 << 20
+
+
+def _plan(**changes):
+    settings = {
+        "block_bytes": MIB,
+        "block_size": 16,
+        "free_bytes": 2 * GIB,
+        "is_cpu": True,
+        "max_num_seqs": 1000,
+        "model_max_len": 8192,
+        "max_model_len": None,
+        "kv_cache_memory_bytes": None,
+        "num_kv_blocks": None,
+    }
+    return plan_kv_memory(**{**settings, **changes})
+
+
+def test_half_of_free_memory_on_cpu() -> None:
+    plan = _plan()
+    assert (plan.num_blocks, plan.max_model_len) == (1024, 8192)
+    assert "1024 blocks x 16 tokens = 16384 tokens, 1.00 GiB (50% of 2.00 GiB free)" in plan.explanation
+
+
+def test_a_cpu_takes_four_gib_at_most() -> None:
+    assert _plan(free_bytes=64 * GIB).num_blocks == 4096
+
+
+def test_nothing_is_taken_that_no_sequence_could_use() -> None:
+    assert _plan(max_num_seqs=1).num_blocks == 512
+
+
+def test_most_of_a_gpu() -> None:
+    assert _plan(is_cpu=False, free_bytes=10 * GIB, max_num_seqs=10**6).num_blocks == 9216
+
+
+def test_bytes_and_blocks_can_be_set() -> None:
+    assert _plan(kv_cache_memory_bytes=600 * MIB).num_blocks == 600
+    assert _plan(kv_cache_memory_bytes=600 * MIB, num_kv_blocks=7).num_blocks == 7
+
+
+def test_the_context_is_cut_to_what_fits_unless_it_was_asked_for() -> None:
+    plan = _plan(num_kv_blocks=10)
+    assert plan.max_model_len == 160
+    assert "cut from 8192" in plan.explanation
+    with pytest.raises(ConfigError, match=r"one sequence of 161 tokens needs 0.01 GiB .* room for 160 tokens"):
+        _plan(num_kv_blocks=10, max_model_len=161)
+
+
+def test_more_than_the_model_knows_is_refused() -> None:
+    with pytest.raises(ConfigError, match="9000 is more than the model's 8192"):
+        _plan(max_model_len=9000)
+
+
+def test_no_memory_at_all_is_an_error_that_names_the_setting() -> None:
+    with pytest.raises(ConfigError, match="raise kv_cache_memory_bytes"):
+        _plan(free_bytes=0)

@@ -1,0 +1,52 @@
+"""Cores and memory as cgroups of both versions tell them, on folders made for the test."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rayloom_engine.worker import machine
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(machine, "_cgroup_folders", lambda controller: iter([tmp_path]))
+    return tmp_path
+
+
+def test_a_quota_of_version_2_bounds_the_cores(folder: Path) -> None:
+    (folder / "cpu.max").write_text("150000 100000\n")
+    assert machine.usable_cores() == 1
+
+
+def test_a_quota_of_version_1_bounds_the_cores(folder: Path) -> None:
+    (folder / "cpu.cfs_quota_us").write_text("50000\n")
+    (folder / "cpu.cfs_period_us").write_text("100000\n")
+    assert machine.usable_cores() == 1
+
+
+def test_no_quota_leaves_every_core(folder: Path) -> None:
+    unlimited = machine.usable_cores()
+    (folder / "cpu.max").write_text("max 100000\n")
+    assert machine.usable_cores() == unlimited >= 1
+
+
+@pytest.mark.parametrize(
+    ("limit", "used", "inactive"),
+    [
+        ("memory.max", "memory.current", "inactive_file"),
+        ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    ],
+)
+def test_a_memory_limit_counts_and_idle_page_cache_does_not(folder: Path, limit: str, used: str, inactive: str) -> None:
+    (folder / limit).write_text("1000000\n")
+    (folder / used).write_text("700000\n")
+    (folder / "memory.stat").write_text(f"active_file 5\n{inactive} 200000\n")
+    assert machine.free_memory_bytes() == 500_000
+
+
+def test_no_memory_limit_leaves_what_the_machine_has(folder: Path) -> None:
+    (folder / "memory.limit_in_bytes").write_text("9223372036854771712\n")
+    (folder / "memory.usage_in_bytes").write_text("700000\n")
+    assert machine.free_memory_bytes() > 1_000_000

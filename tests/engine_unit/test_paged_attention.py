@@ -1,0 +1,111 @@
+"""The paged attention body against its reference, over odd shapes. All float32; pages are full of noise on purpose."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+from rayloom_engine.kernels.kv_cache import AttentionBatch
+from rayloom_engine.kernels.paged_attention import paged_attention, plan_attention
+from rayloom_engine.kernels.reference import paged_attention_reference
+from rt_tiny import make_batch
+
+NUM_BLOCKS = 512
+
+
+def compare(
+    query_lens: list[int],
+    context_lens: list[int],
+    *,
+    window: int | None = None,
+    block_size: int = 4,
+    num_heads: int = 6,
+    num_kv_heads: int = 2,
+    head_dim: int = 16,
+) -> None:
+    rng = random.Random(0)
+    torch.manual_seed(0)
+    free = rng.sample(range(NUM_BLOCKS), NUM_BLOCKS)
+    tables = [[free.pop() for _ in range(-(-context_len // block_size))] for context_len in context_lens]
+    batch = make_batch(query_lens, context_lens, tables, block_size)
+    keys = torch.randn(NUM_BLOCKS, block_size, num_kv_heads, head_dim)
+    values = torch.randn(NUM_BLOCKS, block_size, num_kv_heads, head_dim)
+    # As in a layer: the queries are a slice of the fused projection, so they are strided over T.
+    query_THD = torch.randn(sum(query_lens), num_heads + num_kv_heads, head_dim)[:, :num_heads]
+    plan = plan_attention(batch, num_heads=num_heads, pages=keys, window=window)
+    ours = paged_attention(query_THD, keys, values, plan, 0.25)
+    expected = paged_attention_reference(query_THD, keys, values, batch, window=window, scale=0.25)
+    torch.testing.assert_close(ours, expected, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("window", [None, 1, 3, 4, 5, 8, 9])
+@pytest.mark.parametrize(
+    ("query_lens", "context_lens"),
+    [
+        ([1], [1]),
+        ([1], [4]),
+        ([1], [5]),
+        ([1, 1, 1], [8, 8, 8]),
+        ([1, 1, 1, 1], [1, 17, 9, 4]),
+        ([2], [2]),
+        ([13], [13]),
+        ([7], [20]),
+        ([4], [12]),
+        ([1, 1, 5, 9], [11, 3, 5, 22]),
+        ([3, 1, 2, 1], [3, 10, 19, 1]),
+    ],
+)
+def test_body_agrees_with_reference(query_lens: list[int], context_lens: list[int], window: int | None) -> None:
+    compare(query_lens, context_lens, window=window)
+
+
+@pytest.mark.parametrize(("num_heads", "num_kv_heads", "head_dim"), [(1, 1, 2), (9, 3, 64), (4, 4, 8), (8, 1, 80)])
+def test_body_agrees_with_reference_for_all_groupings(num_heads: int, num_kv_heads: int, head_dim: int) -> None:
+    compare([1, 1, 6], [21, 2, 10], num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, block_size=16)
+
+
+def test_very_different_lengths_are_decoded_in_several_buckets() -> None:
+    context_lens = [700, 3, 690, 40, 300, 1]
+    batch = make_batch([1] * 6, context_lens, [list(range(-(-length // 4))) for length in context_lens])
+    pages = torch.zeros(NUM_BLOCKS, 4, 2, 16)
+    plan = plan_attention(batch, num_heads=6, pages=pages, window=None)
+    gathered = [part.gathered.keys.shape for part in plan.decodes]
+    assert [(rows, length) for rows, _, length, _ in gathered] == [(2, 700), (2, 300), (2, 4)]
+    compare([1] * 6, context_lens)
+
+
+def test_similar_lengths_are_decoded_as_one_slice() -> None:
+    batch = make_batch([1, 1, 1], [9, 12, 10], [[1, 2, 3], [4, 5, 6], [7, 8, 9]])
+    plan = plan_attention(batch, num_heads=6, pages=torch.zeros(NUM_BLOCKS, 4, 2, 16), window=None)
+    assert [part.rows_R for part in plan.decodes] == [slice(0, 3)]
+
+
+def test_many_long_rows_of_similar_length_are_cut_into_slices() -> None:
+    batch = make_batch([1] * 5, [2000] * 5, [list(range(500))] * 5)
+    plan = plan_attention(batch, num_heads=6, pages=torch.zeros(NUM_BLOCKS, 4, 2, 16), window=None)
+    assert [part.rows_R for part in plan.decodes] == [slice(0, 2), slice(2, 4), slice(4, 5)]
+
+
+def test_a_window_gathers_only_the_blocks_that_it_shows() -> None:
+    batch = make_batch([1], [100], [list(range(25))])
+    plan = plan_attention(batch, num_heads=6, pages=torch.zeros(NUM_BLOCKS, 4, 2, 16), window=6)
+    assert [part.gathered.block_ids.tolist() for part in plan.decodes] == [[23, 24]]
+
+
+def test_table_columns_of_longer_neighbours_are_not_read() -> None:
+    """A short sequence's padding (block 0) is never mistaken for context, whatever block 0 holds."""
+    batch = AttentionBatch(
+        query_lens=(1, 1),
+        context_lens=(2, 6),
+        block_tables_SB=torch.tensor([[3, 0], [1, 2]]),
+        slot_mapping_T=torch.tensor([13, 9]),
+    )
+    torch.manual_seed(0)
+    keys, values, query_THD = torch.randn(5, 4, 1, 8), torch.randn(5, 4, 1, 8), torch.randn(2, 2, 8)
+    keys[0], values[0] = 50.0, 1000.0
+    plan = plan_attention(batch, num_heads=2, pages=keys, window=None)
+    ours = paged_attention(query_THD, keys, values, plan, 1.0)
+    expected = paged_attention_reference(query_THD, keys, values, batch, window=None, scale=1.0)
+    torch.testing.assert_close(ours, expected, atol=1e-5, rtol=0)

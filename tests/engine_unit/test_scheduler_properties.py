@@ -1,0 +1,102 @@
+"""Random histories: whatever arrives, forks, aborts or runs short of blocks, these hold after every step.
+
+- nothing leaks: at the end every block and slot is free
+- nothing starves: every request that is not aborted finishes, with exactly the ids that it would get alone
+- the token budget and the number of sequences are never exceeded
+- prefix hits are never wrong: the simulated rank refuses to read KV that was computed from other ids
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rt_scheduler import SimulatedRank, expected_ids, ids_of, make_scheduler, make_sequence
+
+# Prompts are drawn from two letters, so that shared prefixes are common.
+PROMPTS = st.lists(st.integers(0, 1), min_size=1, max_size=20)
+
+
+@dataclass(frozen=True)
+class Arrival:
+    prompt: list[int]
+    max_tokens: int
+    priority: int
+    at_step: int
+    abort_after: int | None  # steps after arrival
+    num_forks: int
+    num_generated: int  # > 0: a resume
+
+
+ARRIVALS = st.lists(
+    st.builds(
+        Arrival,
+        prompt=PROMPTS,
+        max_tokens=st.integers(1, 12),
+        priority=st.integers(0, 2),
+        at_step=st.integers(0, 12),
+        abort_after=st.one_of(st.none(), st.integers(0, 8)),
+        num_forks=st.integers(0, 3),
+        num_generated=st.integers(0, 3),
+    ),
+    min_size=1,
+    max_size=8,
+)
+
+
+@settings(max_examples=400, deadline=None, print_blob=True)
+@given(arrivals=ARRIVALS, num_blocks=st.integers(9, 24), budget=st.integers(1, 20), max_num_seqs=st.integers(1, 5))
+def test_every_history_ends_with_the_right_tokens_and_empty_books(arrivals, num_blocks, budget, max_num_seqs) -> None:
+    scheduler = make_scheduler(num_blocks, max_num_batched_tokens=budget, max_num_seqs=max_num_seqs)
+    rank = SimulatedRank()
+    outputs = []
+    expected: dict[str, list[int]] = {}
+    aborts: dict[str, int] = {}
+    aborted: set[str] = set()
+    step = 0
+    while scheduler.has_unfinished or step <= 12:
+        for number, arrival in enumerate(arrivals):
+            if arrival.at_step == step:
+                num = min(arrival.num_generated, arrival.max_tokens - 1)
+                following = expected_ids(arrival.prompt, arrival.max_tokens)
+                leader = f"{number}"
+                for index in range(1 + arrival.num_forks):
+                    request_id = leader if index == 0 else f"{leader}.{index}"
+                    expected[request_id] = following[num:]
+                    scheduler.add(
+                        make_sequence(
+                            request_id,
+                            arrival.prompt,
+                            arrival.max_tokens,
+                            priority=arrival.priority,
+                            arrival=float(step),
+                            generated_ids=following[:num],
+                            fork_of=leader if index else None,
+                        )
+                    )
+                if arrival.abort_after is not None:
+                    aborts[leader] = step + arrival.abort_after
+        for request_id, at_step in aborts.items():
+            if at_step == step and scheduler.abort(request_id):
+                aborted.add(request_id)
+        scheduler.check_integrity()
+        plan = scheduler.schedule()
+        if plan is not None:
+            assert plan.num_tokens <= budget
+            assert len(plan.slots) <= max_num_seqs
+            assert len({slot.slot for slot in plan.slots}) == len(plan.slots)
+            scheduler.check_integrity()
+            outputs += scheduler.update(plan, rank.run(plan))
+            scheduler.check_integrity()
+        else:
+            assert not scheduler.has_unfinished, "work left, but nothing was scheduled"
+        step += 1
+        assert step < 3000, "starved"
+    for request_id, ids in expected.items():
+        got = ids_of(outputs, request_id)
+        assert got == (ids[: len(got)] if request_id in aborted else ids)
+    assert scheduler.pool.num_free == num_blocks
+    finished = {output.request_id for output in outputs if output.finish_reason}
+    assert finished == set(expected) - aborted

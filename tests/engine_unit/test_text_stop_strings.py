@@ -1,0 +1,75 @@
+"""Stop strings in text that comes in pieces."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rayloom_engine.text.stop_strings import StopStrings
+
+
+def test_what_may_be_a_start_is_held_back() -> None:
+    stops = StopStrings(["END"])
+    assert [stops.add(piece) for piece in ("a", "bE", "N", "x")] == ["a", "b", "", "ENx"]
+    assert stops.found is None
+
+
+def test_a_stop_across_pieces_ends_the_text_before_it() -> None:
+    stops = StopStrings(["END"])
+    assert [stops.add(piece) for piece in ("aE", "N", "Dmore", "x")] == ["a", "", "", ""]
+    assert stops.found == "END"
+    assert stops.finish() == ""
+
+
+def test_the_stop_can_be_kept() -> None:
+    stops = StopStrings(["END"], include_in_output=True)
+    assert [stops.add(piece) for piece in ("aEN", "Dmore")] == ["a", "END"]
+
+
+def test_the_rest_comes_out_at_the_end() -> None:
+    stops = StopStrings(["END"])
+    assert (stops.add("xEN"), stops.finish()) == ("x", "EN")
+
+
+def test_a_false_start_inside_a_stop_is_noticed() -> None:
+    stops = StopStrings(["aab"])
+    assert "".join(stops.add(char) for char in "xaaab") == "xa"
+    assert stops.found == "aab"
+
+
+def test_the_one_that_ends_first_wins_and_then_the_longest() -> None:
+    first = StopStrings(["abcd", "bc"])
+    assert (first.add("xabcd"), first.found) == ("xa", "bc")
+    longest = StopStrings(["c", "abc"])
+    assert (longest.add("xabc"), longest.found) == ("x", "abc")
+
+
+def test_a_stop_that_ends_too_early_is_text() -> None:
+    stops = StopStrings(["ab"])
+    assert stops.add("ab", may_stop=False) == "ab"
+    assert (stops.add("cab"), stops.found) == ("c", "ab")
+
+
+def test_without_stops_text_passes() -> None:
+    assert StopStrings([]).add("anything") == "anything"
+
+
+@settings(max_examples=300, deadline=None, derandomize=True)
+@given(
+    text=st.text("abc", max_size=30),
+    strings=st.lists(st.text("abc", min_size=1, max_size=4), min_size=1, max_size=3, unique=True),
+    cuts=st.lists(st.integers(0, 30), max_size=6),
+)
+def test_the_outcome_does_not_depend_on_the_cuts(text: str, strings: list[str], cuts: list[int]) -> None:
+    borders = sorted({0, len(text), *(cut for cut in cuts if cut < len(text))})
+    stops = StopStrings(strings)
+    shown = "".join(stops.add(text[a:b]) for a, b in pairwise(borders)) + stops.finish()
+    # By hand: the smallest end of any stop string, the longest string among those that end there.
+    ends = [(end, -len(s), s) for s in strings for end in range(len(s), len(text) + 1) if text[:end].endswith(s)]
+    if not ends:
+        assert (shown, stops.found) == (text, None)
+    else:
+        end, length, found = min(ends)
+        assert (shown, stops.found) == (text[: end + length], found)

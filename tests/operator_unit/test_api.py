@@ -1,0 +1,206 @@
+"""The manifest's parser: what is accepted, and the exact sentence for each mistake."""
+
+import copy
+
+import pytest
+
+from rayloom_operator.api import parse
+from rayloom_operator.errors import SpecError
+
+
+def manifest(**spec):
+    return {
+        "apiVersion": "rayloom.dev/v1alpha1",
+        "kind": "LLMService",
+        "metadata": {"name": "chat"},
+        "spec": {"model": {"source": "hf://Qwen/Qwen3-8B"}, **spec},
+    }
+
+
+def changed(path, value):
+    """A manifest with one field set, or removed when `value` is the class `object`."""
+    document = manifest()
+    *parents, last = path.split(".")
+    place = document
+    for parent in parents:
+        place = place.setdefault(parent, {})
+    if value is object:
+        del place[last]
+    else:
+        place[last] = value
+    return document
+
+
+def test_a_short_manifest_gets_the_defaults():
+    service = parse(manifest())
+
+    assert service.served_name == "chat"
+    assert service.metadata.namespace == "default"
+    assert service.spec.model.dtype == "auto"
+    assert (service.spec.parallelism.tensor, service.spec.parallelism.pipeline) == (1, 1)
+    assert (service.spec.replicas, service.spec.drain_seconds) == (1, 30)
+    assert service.spec.engine.env == ()
+
+
+def test_a_full_manifest_is_read_field_by_field():
+    service = parse(
+        {
+            "apiVersion": "rayloom.dev/v1alpha1",
+            "kind": "LLMService",
+            "metadata": {"name": "chat", "namespace": "team", "labels": {"a": "b"}, "annotations": {"c": "d"}},
+            "spec": {
+                "model": {
+                    "source": "hf://Qwen/Qwen3-8B",
+                    "revision": "main",
+                    "servedName": "qwen3-8b",
+                    "dtype": "bfloat16",
+                    "maxModelLen": 32768,
+                },
+                "parallelism": {"tensor": 1, "pipeline": 1},
+                "replicas": 2,
+                "drainSeconds": 120,
+                "engine": {
+                    "args": {"maxNumSeqs": 8, "corsAllowedOrigins": ["*"]},
+                    "env": [{"name": "A", "value": "1"}, {"name": "B", "value": ""}],
+                },
+            },
+        }
+    )
+
+    assert service.served_name == "qwen3-8b"
+    assert service.spec.model.max_model_len == 32768
+    assert service.spec.replicas == 2
+    assert service.spec.drain_seconds == 120
+    assert service.spec.engine.args.max_num_seqs == 8
+    assert service.spec.engine.args.cors_allowed_origins == ("*",)
+    assert [(variable.name, variable.value) for variable in service.spec.engine.env] == [("A", "1"), ("B", "")]
+
+
+@pytest.mark.parametrize(
+    "source", ["hf://Qwen/Qwen3-8B", "pvc://models/qwen", "file:///models/qwen", "builtin://smollm2-135m"]
+)
+def test_every_kind_of_source_is_accepted(source):
+    service = parse(changed("spec.model.source", source))
+
+    assert service.spec.model.source_kind == source.split(":")[0]
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "sentence"),
+    [
+        ("apiVersion", "v1", "apiVersion: 'v1' is not allowed; use rayloom.dev/v1alpha1"),
+        ("apiVersion", object, "apiVersion: is missing; add it. Version of this document's schema."),
+        ("kind", "Deployment", "kind: 'Deployment' is not allowed; use LLMService"),
+        ("spec", object, "spec: is missing; add it. What to serve and how."),
+        (
+            "metadata.name",
+            "My_Chat",
+            "metadata.name: 'My_Chat' is not allowed. Name of the service: lower-case letters, digits and '-', "
+            "at most 40 characters.",
+        ),
+        ("metadata.name", "a" * 41, f"metadata.name: '{'a' * 41}' has 41 characters; use at most 40"),
+        ("metadata.labels", {"a": 1}, "metadata.labels.a: 1 is not allowed; this must be text; put it in quotes"),
+        ("metadata.label", {}, "metadata.label: is not a field; did you mean labels?"),
+        (
+            "spec.model.source",
+            "s3://bucket",
+            "spec.model.source: 's3://bucket' is not a model source; use one of hf://ORG/NAME, pvc://CLAIM/PATH, "
+            "file:///PATH, builtin://smollm2-135m",
+        ),
+        (
+            "spec.model.dtype",
+            "int3",
+            "spec.model.dtype: 'int3' is not allowed; use one of auto, bfloat16, float16, float32",
+        ),
+        ("spec.model.servedName", "", "spec.model.servedName: is empty; give it a value, or remove the field"),
+        ("spec.model.served_name", "x", "spec.model.served_name: is not a field; did you mean servedName?"),
+        ("spec.model.maxModelLen", "4k", "spec.model.maxModelLen: '4k' is not allowed; this must be a whole number"),
+        ("spec.model.maxModelLen", 0, "spec.model.maxModelLen: 0 is too small; use 1 or more"),
+        ("spec.model.maxModelLen", True, "spec.model.maxModelLen: True is not allowed; this must be a whole number"),
+        ("spec.model", None, "spec.model: an empty value is not allowed; this must be a map"),
+        (
+            "spec.parallelism",
+            {"tensor": 2, "pipeline": 3},
+            "spec.parallelism: tensor 2 x pipeline 3 needs 6 ranks; this version serves with 1: set both to 1, "
+            "or leave parallelism out",
+        ),
+        ("spec.replicas", 0, "spec.replicas: 0 is too small; use 1 or more"),
+        ("spec.drainSeconds", -1, "spec.drainSeconds: -1 is too small; use 0 or more"),
+        (
+            "spec.autoscaling",
+            {},
+            "spec.autoscaling: is not a field; remove it. "
+            "Fields here: model, parallelism, replicas, drainSeconds, engine",
+        ),
+        ("spec.engine.args.maxNumSeqs", 5000, "spec.engine.args.maxNumSeqs: 5000 is too large; use 4096 or less"),
+        ("spec.engine.args.port", 1, "spec.engine.args.port: is not a field; remove it. Fields here: device, "),
+        (
+            "spec.engine.args.corsAllowedOrigins",
+            "*",
+            "spec.engine.args.corsAllowedOrigins: '*' is not allowed; this must be a list",
+        ),
+        (
+            "spec.engine.args.enablePrefixCaching",
+            "yes",
+            "spec.engine.args.enablePrefixCaching: 'yes' is not allowed; this must be true or false",
+        ),
+        (
+            "spec.engine.env",
+            [{"name": "A", "value": "1"}, {"name": "B", "value": 1}],
+            "spec.engine.env[1].value: 1 is not allowed; this must be text; put it in quotes",
+        ),
+        (
+            "spec.engine.env",
+            [{"value": "1"}],
+            "spec.engine.env[0].name: is missing; add it. Name of an environment variable.",
+        ),
+    ],
+)
+def test_each_mistake_is_named_with_its_cure(path, value, sentence):
+    with pytest.raises(SpecError) as caught:
+        parse(changed(path, value))
+
+    (problem,) = caught.value.problems
+    # A list of all engine settings would only repeat the class, so that one row gives its beginning.
+    assert problem == sentence or (sentence.endswith(", ") and problem.startswith(sentence))
+
+
+def test_a_revision_without_a_hub_is_refused():
+    document = changed("spec.model", {"source": "builtin://smollm2-135m", "revision": "main"})
+
+    with pytest.raises(SpecError) as caught:
+        parse(document)
+
+    assert caught.value.problems == (
+        "spec.model: revision 'main' has no effect for 'builtin://smollm2-135m'; remove it, or use an hf:// source",
+    )
+
+
+def test_all_mistakes_are_named_at_once():
+    document = manifest(replicas="two", drainSeconds=None)
+
+    with pytest.raises(SpecError) as caught:
+        parse(document)
+
+    assert caught.value.problems == (
+        "spec.replicas: 'two' is not allowed; this must be a whole number",
+        "spec.drainSeconds: an empty value is not allowed; this must be a whole number",
+    )
+
+
+@pytest.mark.parametrize("document", ["text", 3, ["a"]])
+def test_what_is_not_a_map_is_refused(document):
+    with pytest.raises(SpecError) as caught:
+        parse(document)
+
+    assert caught.value.problems == (f"(document): {document!r} is not allowed; this must be a map",)
+
+
+def test_what_the_api_server_adds_is_no_mistake():
+    document = manifest()
+    document["status"] = {"phase": "Ready"}
+    document["metadata"] |= {"uid": "1", "resourceVersion": "2", "generation": 3, "managedFields": []}
+    before = copy.deepcopy(document)
+
+    assert parse(document).metadata.name == "chat"
+    assert document == before

@@ -1,0 +1,113 @@
+"""Reading /status and a chat stream from a server that answers with what a test gives it."""
+
+import http.server
+import json
+import threading
+
+import pytest
+
+from rayloom_operator.engine_client import base_url, read_status, stream_chat
+from rayloom_operator.errors import EngineUnavailable
+
+HOST = "127.0.0.1"
+
+
+@pytest.fixture
+def answer():
+    """Serves one fixed answer to everything; gives the function that sets it and returns the port."""
+    servers = []
+
+    def serve(body, code=200):
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_GET(self):
+                self.rfile.read(int(self.headers.get("Content-Length", 0)))
+                self.send_response(code)
+                self.end_headers()
+                self.wfile.write(body.encode())
+
+            do_POST = do_GET
+
+            def log_message(self, *args):
+                pass
+
+        server = http.server.HTTPServer((HOST, 0), Handler)
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+        servers.append(server)
+        return server.server_address[1]
+
+    yield serve
+    for server in servers:
+        server.shutdown()
+        server.server_close()
+
+
+def chat(port):
+    return list(stream_chat(HOST, port, model="m", prompt="p", max_tokens=4, api_key=None))
+
+
+def chunk(content):
+    return "data: " + json.dumps({"choices": [{"index": 0, "delta": {"content": content}}]}) + "\n\n"
+
+
+def test_pieces_come_in_order_and_comments_are_passed_over(answer):
+    port = answer(": ping\n\n" + chunk("Par") + ": ping\n\n" + chunk("") + chunk("is") + "data: [DONE]\n\n")
+
+    assert chat(port) == ["Par", "is"]
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "message"),
+    [
+        (chunk("Par"), 200, "the stream ended before [DONE]"),
+        ('data: {"error": {"message": "no"}}\n\n', 200, "the engine sent an error: no"),
+        ("data: {\n\n", 200, "the engine sent an event that is not a chat chunk: {"),
+        (
+            '{"error":\n {"message": "unknown model"}}',
+            404,
+            'the engine answered 404: {"error": {"message": "unknown model"}}',
+        ),
+    ],
+)
+def test_a_stream_that_is_not_whole_is_an_error(answer, body, code, message):
+    port = answer(body, code)
+
+    with pytest.raises(EngineUnavailable) as caught:
+        chat(port)
+    assert str(caught.value) == message
+
+
+def test_no_server_means_no_status_yet(answer):
+    with http.server.HTTPServer((HOST, 0), http.server.BaseHTTPRequestHandler) as server:
+        port = server.server_address[1]
+
+    assert read_status(HOST, port) is None
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "message"),
+    [
+        ("{}", 200, "/status has version None; this operator reads v1. Install an engine of its version"),
+        ("[]", 200, "/status answered with a list; a JSON object was expected"),
+        ('{"version": "v1", "model": null}', 200, "/status of version v1 lacks what it must have: 'state'"),
+        ("no", 401, "/status answered 401 Unauthorized: no"),
+    ],
+)
+def test_a_status_of_another_kind_is_an_error(answer, body, code, message):
+    port = answer(body, code)
+
+    with pytest.raises(EngineUnavailable) as caught:
+        read_status(HOST, port)
+    assert str(caught.value) == message
+
+
+@pytest.mark.parametrize(
+    ("host", "url"),
+    [
+        ("127.0.0.1", "http://127.0.0.1:80"),
+        ("0.0.0.0", "http://127.0.0.1:80"),
+        ("::", "http://[::1]:80"),
+        ("example", "http://example:80"),
+    ],
+)
+def test_urls_are_what_a_client_on_this_machine_can_use(host, url):
+    assert base_url(host, 80) == url

@@ -1,0 +1,71 @@
+import pytest
+
+from rayloom_operator.errors import SpecError
+from rayloom_operator.local import refusals
+from rayloom_operator.manifest import load_service, service_in
+
+SERVICE = """
+apiVersion: rayloom.dev/v1alpha1
+kind: LLMService
+metadata: {name: chat}
+spec: {model: {source: "builtin://smollm2-135m"}}
+"""
+
+
+def problems_of(text):
+    with pytest.raises(SpecError) as caught:
+        service_in(text, "x.yaml")
+    return caught.value.problems
+
+
+def test_empty_documents_around_the_service_do_not_count():
+    assert service_in(f"---\n---\n{SERVICE}\n---\n# nothing\n", "x.yaml").metadata.name == "chat"
+
+
+def test_several_documents_are_refused_with_their_kinds():
+    assert problems_of(f"{SERVICE}---\nkind: Secret\n---\n- 1\n") == (
+        "x.yaml holds 3 documents (LLMService, Secret, no kind); keep exactly one LLMService and remove the others",
+    )
+
+
+@pytest.mark.parametrize("text", ["", "# only a comment\n", "---\n---\n"])
+def test_an_empty_file_is_refused(text):
+    assert problems_of(text) == ("x.yaml is empty; it must hold one LLMService",)
+
+
+def test_broken_yaml_is_refused_with_its_place():
+    (problem,) = problems_of("spec: {model: [}")
+
+    assert problem.startswith("x.yaml is not YAML: ")
+    assert "line 1, column 16" in problem
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path):
+    with pytest.raises(SpecError) as caught:
+        load_service(tmp_path / "none.yaml")
+
+    assert caught.value.problems == (f"cannot read {tmp_path / 'none.yaml'}: No such file or directory",)
+
+
+def test_a_file_that_is_not_utf8_is_refused(tmp_path):
+    path = tmp_path / "latin1.yaml"
+    path.write_bytes(b"# caf\xe9\n")
+
+    with pytest.raises(SpecError) as caught:
+        load_service(path)
+
+    assert caught.value.problems == (f"{path} is not UTF-8 text: invalid continuation byte at byte 5",)
+
+
+def test_what_needs_a_cluster_is_refused_by_local():
+    text = SERVICE.replace("builtin://smollm2-135m", "pvc://models/qwen").replace("spec: {", "spec: {replicas: 2, ")
+
+    assert refusals(service_in(text, "x.yaml")) == (
+        "spec.model.source: 'pvc://models/qwen' is a volume of a Kubernetes cluster, and `local` has none; "
+        "use hf://ORG/NAME, file:///PATH or builtin://NAME",
+        "spec.replicas: 2 engines need a cluster; `local` serves 1, so set it to 1",
+    )
+
+
+def test_a_service_for_one_machine_is_not_refused():
+    assert refusals(service_in(SERVICE, "x.yaml")) == ()

@@ -1,0 +1,57 @@
+import io
+
+import pytest
+
+from rayloom_operator.engine_status import Phase
+from rayloom_operator.startup_display import BarDisplay, LineDisplay, phase_line
+
+
+def phase(name="load", done=0, total=0, unit="", finished=False, seconds=1.25):
+    return Phase(name=name, seconds=seconds, done=done, total=total, unit=unit, finished=finished)
+
+
+@pytest.mark.parametrize(
+    ("given", "line"),
+    [
+        (phase("kv_cache"), "kv cache ..."),
+        (phase("kv_cache", finished=True), "kv cache: done in 1.2 s"),
+        (phase(done=135_000_000, total=270_000_000, unit="bytes"), "load: 135.0 of 270.0 MB"),
+        (phase(done=270_000_000, total=270_000_000, unit="B", finished=True), "load: done in 1.2 s (270.0 MB)"),
+        (phase("convert", done=3, total=30, unit="tensors"), "convert: 3 of 30 tensors"),
+    ],
+)
+def test_a_line_holds_the_amount_and_the_end_the_seconds(given, line):
+    assert phase_line(given) == line
+
+
+def test_lines_come_at_quarters_and_at_the_end_only():
+    stream = io.StringIO()
+    display = LineDisplay(stream)
+    for done in range(0, 101, 10):
+        display.update((phase(done=done, total=100, unit="tensors"),))
+    display.update((phase(done=100, total=100, unit="tensors", finished=True), phase("warm_up")))
+    display.update((phase(done=100, total=100, unit="tensors", finished=True), phase("warm_up")))
+    display.close()
+
+    assert stream.getvalue().splitlines() == [
+        "load: 0 of 100 tensors",
+        "load: 30 of 100 tensors",
+        "load: 50 of 100 tensors",
+        "load: 80 of 100 tensors",
+        "load: 100 of 100 tensors",
+        "load: done in 1.2 s (100 tensors)",
+        "warm up ...",
+    ]
+
+
+def test_bars_show_bytes_and_what_cannot_be_counted():
+    stream = io.StringIO()
+    display = BarDisplay(stream)
+    display.update((phase("import"),))
+    display.update((phase("import", finished=True), phase(done=135_000_000, total=270_000_000, unit="bytes")))
+    display.update((phase("import", finished=True), phase(done=135_000_000, total=270_000_000, unit="bytes")))
+    display.close()
+
+    assert "import    : done 1.2 s" in stream.getvalue()
+    assert "load      :  50%" in stream.getvalue()
+    assert "135M/270M" in stream.getvalue()

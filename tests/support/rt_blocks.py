@@ -1,0 +1,65 @@
+"""The fenced code blocks of Markdown files, and how a test can run each."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+_FENCE = re.compile(r"^```(\w*)\s*\n(.*?)^```\s*$", re.MULTILINE | re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Block:
+    file: str  # relative to the repository's root
+    line: int  # of its first line of code
+    language: str
+    text: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.file}:{self.line}"
+
+    @property
+    def commands(self) -> list[str]:
+        """Its lines, with those that end in a backslash joined to the next; without comments."""
+        joined = re.sub(r"\\\n\s*", "", self.text)
+        return [line.strip() for line in joined.splitlines() if line.strip() and not line.strip().startswith("#")]
+
+    @property
+    def is_server(self) -> bool:
+        """Whether it starts the server and goes on until Ctrl-C."""
+        return self.commands[0].split()[:2] == ["make", "run"]
+
+    @property
+    def is_client(self) -> bool:
+        """Whether it asks that server."""
+        return "127.0.0.1:800" in self.text
+
+
+def blocks_of(root: Path, path: Path) -> list[Block]:
+    """The fenced blocks of one file, in order."""
+    text = path.read_text(encoding="utf-8")
+    return [
+        Block(
+            file=str(path.relative_to(root)),
+            line=text.count("\n", 0, match.start(2)) + 1,
+            language=match[1],
+            text=match[2],
+        )
+        for match in _FENCE.finditer(text)
+    ]
+
+
+def runnable(command: str) -> str:
+    """The command as a test runs it.
+
+    Targets of make that run this suite, change the environment or measure for minutes are only expanded (`make -n`),
+    and a benchmark only reads its flags (`--help` comes last, so that flags before it that do not exist are refused).
+    """
+    words = command.split()
+    if words[0] == "make" and words[1:2] != ["run"]:
+        return "make -n " + " ".join(words[1:])
+    if words[0].endswith("rayloom-engine") and words[1:2] == ["bench"]:
+        return command + " --help"
+    return command

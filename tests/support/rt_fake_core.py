@@ -1,0 +1,183 @@
+"""A core without a model: speaks the protocol, and answers each sequence with the tokens that a script gives it.
+
+A script is a function of the Submit, and token k of a sequence is script(submit)[k], so a sequence that is submitted
+again goes on exactly, as with the real core.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from rayloom_engine.core.step import TokenLogprobs
+from rayloom_engine.protocol.framing import frame, front_decoder, read_frame
+from rayloom_engine.protocol.messages import (
+    Abort,
+    CoreMessage,
+    CoreStatus,
+    Hello,
+    ModelStatus,
+    Output,
+    Outputs,
+    PhaseStatus,
+    RankStatus,
+    Refused,
+    SchedulerStats,
+    Submit,
+    Welcome,
+)
+from rt_byte_model import END, VOCAB_SIZE
+
+TOKEN = "secret"
+
+Script = Callable[[Submit], Sequence[int]]
+
+
+def say(text: str) -> Script:
+    """A script: the bytes of `text`, then EOS."""
+    return lambda _submit: [*text.encode(), END]
+
+
+class FakeCore:
+    """All methods and attributes belong to the event loop that `serve` runs in."""
+
+    def __init__(self, model_folder: Path, *, max_model_len: int = 512) -> None:
+        self.state = "serving"
+        self.message = ""
+        self.epoch = 1
+        self.num_blocks, self.num_free_blocks = 10, 7
+        self.hellos: list[Hello] = []
+        self.model: ModelStatus | None = ModelStatus(
+            path=str(model_folder),
+            architecture="LlamaForCausalLM",
+            num_parameters=1000,
+            vocab_size=VOCAB_SIZE,
+            max_model_len=max_model_len,
+            eos_token_ids=(END,),
+            dtype="float32",
+            compute_dtype="float32",
+            weight_bytes=4000,
+        )
+        self._writers: set[asyncio.StreamWriter] = set()
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self.reset()
+
+    def reset(self) -> None:
+        """Back to how a test wants to find it; connections stay."""
+        self.script: Script = say("Hello there.")
+        self.tokens_per_output = 1
+        self.hold_after: int | None = None  # tokens of each sequence after which nothing more comes until `release`
+        self.refusal: tuple[str, str] | None = None  # reason and message for every Submit
+        self.is_silent = False  # takes no notice of Submits
+        self.submits: list[Submit] = []
+        self.aborts: list[str] = []
+        self._released = asyncio.Event()
+
+    async def serve(self, path: Path) -> None:
+        """Listen until cancelled."""
+        server = await asyncio.start_unix_server(self._accept, path=str(path))
+        async with server:
+            await server.serve_forever()
+
+    def release(self) -> None:
+        """Let held sequences go on, now and later."""
+        self.hold_after = None
+        self._released.set()
+
+    def die(self) -> None:
+        """As after kill -9 and a restart: every connection ends at once, all sequences are forgotten, a new epoch."""
+        for task in self._tasks.values():
+            task.cancel()
+        self._tasks.clear()
+        for writer in self._writers:
+            writer.transport.abort()
+        self.epoch += 1
+
+    def send_status(self) -> None:
+        for writer in self._writers:
+            _write(writer, self._status())
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            hello = front_decoder.decode(await read_frame(reader))
+            if not isinstance(hello, Hello) or hello.token != TOKEN:
+                return
+            self.hellos.append(hello)
+            self._writers.add(writer)
+            _write(writer, Welcome(epoch=self.epoch, pid=1))
+            _write(writer, self._status())
+            while True:
+                self._take(front_decoder.decode(await read_frame(reader)), writer)
+        except (asyncio.IncompleteReadError, ConnectionError):
+            return
+        finally:
+            self._writers.discard(writer)
+            writer.close()
+
+    def _take(self, message: Submit | Abort | Hello, writer: asyncio.StreamWriter) -> None:
+        if isinstance(message, Abort):
+            self.aborts.append(message.sequence_id)
+            task = self._tasks.pop(message.sequence_id, None)
+            if task is not None:
+                task.cancel()
+        elif isinstance(message, Submit):
+            self.submits.append(message)
+            if self.refusal is not None:
+                reason, text = self.refusal
+                _write(writer, Refused(sequence_id=message.sequence_id, reason=reason, message=text, retry_after_s=7))
+            elif not self.is_silent:
+                self._tasks[message.sequence_id] = asyncio.create_task(self._generate(message, writer))
+
+    async def _generate(self, submit: Submit, writer: asyncio.StreamWriter) -> None:
+        tokens = list(self.script(submit))[: submit.params.max_tokens]
+        position = len(submit.generated_ids)
+        is_first = True
+        while position < len(tokens):
+            if self.hold_after is not None and position >= self.hold_after:
+                await self._released.wait()
+            await asyncio.sleep(0)
+            new = tokens[position : position + self.tokens_per_output]
+            position += len(new)
+            is_last = position == len(tokens)
+            is_stop = is_last and new[-1] in (END, *submit.params.stop_token_ids)
+            output = Output(
+                sequence_id=submit.sequence_id,
+                token_ids=tuple(new),
+                logprobs=tuple(map(_logprobs, new)) if submit.params.logprobs is not None else (),
+                prompt_logprobs=tuple(map(_logprobs, submit.prompt_ids[1:]))
+                if is_first and submit.params.prompt_logprobs is not None
+                else (),
+                finish_reason=("stop" if is_stop else "length") if is_last else None,
+                stop_token_id=new[-1] if is_stop else None,
+                num_cached_tokens=3 if is_first else 0,
+            )
+            is_first = False
+            _write(writer, Outputs((output,)))
+
+    def _status(self) -> CoreStatus:
+        is_starting = self.state == "starting"
+        phase = PhaseStatus(name="load", seconds=0.5, done=1, total=2, unit="bytes", is_finished=not is_starting)
+        return CoreStatus(
+            state=self.state,
+            epoch=self.epoch,
+            step=4,
+            last_token_age_s=None if is_starting else 0.25,
+            phases=(phase,),
+            stats=SchedulerStats(
+                num_running=1, num_blocks=self.num_blocks, num_free_blocks=self.num_free_blocks, num_preemptions=2
+            ),
+            ranks=(RankStatus(rank=0, node="here", pid=1, phase="idle", heartbeat_age_s=0.1, step=4, memory_bytes=5),),
+            model=self.model,
+            message=self.message,
+        )
+
+
+def _logprobs(token_id: int) -> TokenLogprobs:
+    """The token itself at -0.5, and "!" as the most likely one."""
+    return TokenLogprobs(token_id=token_id, logprob=-0.5, rank=2, top=((ord("!"), -0.25),))
+
+
+def _write(writer: asyncio.StreamWriter, message: CoreMessage) -> None:
+    if not writer.is_closing():
+        writer.write(frame(message))

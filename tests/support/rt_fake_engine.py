@@ -1,0 +1,141 @@
+"""A fake `rayloom-engine` for tests of the operator: `rt_fake_engine.py serve --config FILE`.
+
+It opens the two ports of its config, answers /status and one scripted chat stream, and misbehaves as the environment
+variable FAKE_ENGINE says:
+
+    (unset)     three statuses of start-up, then serving; ends on SIGINT
+    crash       prints 40 lines and exits with code 3 before it opens a port
+    failed      /status says failed, with a reason
+    dies        exits with code 7 once it has answered a chat
+    killed      kills itself with SIGKILL once it has answered a chat
+    stubborn    ignores SIGINT and SIGTERM
+    bad_sample  answers a chat with an error event
+    hangs       never comes further than starting
+
+FAKE_ENGINE_PIDS names a file that gets its process id and that of a child in the same session.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+SCENARIO = os.environ.get("FAKE_ENGINE", "")
+ANSWER = ("The capital", " of France", " is Paris.")
+MODEL = {
+    "name": "tiny",
+    "source": "builtin://smollm2-135m",
+    "commit": None,
+    "architecture": "LlamaForCausalLM",
+    "num_parameters": 134_515_008,
+    "dtype": "bfloat16",
+    "compute_dtype": "float32",
+    "weight_bytes": 269_030_016,
+    "max_model_len": 8192,
+}
+
+
+def phase(name: str, done: int, total: int, unit: str, finished: bool) -> dict[str, object]:
+    return {"name": name, "seconds": 0.5, "done": done, "total": total, "unit": unit, "finished": finished}
+
+
+STARTUP = (
+    [phase("import", 0, 0, "", False)],
+    [phase("import", 0, 0, "", True), phase("load", 135_000_000, 270_000_000, "bytes", False)],
+    [phase("import", 0, 0, "", True), phase("load", 270_000_000, 270_000_000, "bytes", True)],
+)
+
+
+def status(state: str, startup: list[dict[str, object]], reason: str = "") -> dict[str, object]:
+    return {
+        "version": "v1",
+        "engine_version": "0",
+        "state": state,
+        "reason": reason,
+        "epoch": 1,
+        "step": 0,
+        "last_token_age_seconds": None,
+        "uptime_seconds": 1.0,
+        "model": MODEL if state == "serving" else None,
+        "startup": startup,
+        "ranks": [],
+        "requests": {"in_flight": 0, "running": 0, "waiting": 0},
+        "kv_cache": {"num_blocks": 1, "num_free_blocks": 1, "block_size": 16, "usage": 0.0},
+        "recoveries": [],
+        "api_url": "",
+    }
+
+
+class Handler(BaseHTTPRequestHandler):
+    num_statuses = 0
+
+    def do_GET(self) -> None:
+        index = min(Handler.num_statuses, len(STARTUP) - 1)
+        is_up = Handler.num_statuses >= len(STARTUP) and SCENARIO != "hangs"
+        Handler.num_statuses += 1
+        if SCENARIO == "failed":
+            document = status("failed", STARTUP[0], "the weights are broken")
+        else:
+            document = status("serving" if is_up else "starting", STARTUP[index])
+        self._send(200, json.dumps(document).encode())
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        print("asked:", json.dumps(body, sort_keys=True), self.headers.get("Authorization", "-"), flush=True)
+        events: list[dict[str, object]] = [{"choices": [{"index": 0, "delta": {"role": "assistant"}}]}]
+        events += [{"choices": [{"index": 0, "delta": {"content": piece}}]} for piece in ANSWER]
+        if SCENARIO == "bad_sample":
+            events = [{"error": {"message": "out of luck"}}]
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream")
+        self.end_headers()
+        self.wfile.write(b": ping\n\n")
+        for event in events:
+            self.wfile.write(b"data: " + json.dumps(event).encode() + b"\n\n")
+        self.wfile.write(b"data: [DONE]\n\n")
+        self.wfile.flush()
+        self.close_connection = True
+        if SCENARIO == "dies":
+            os._exit(7)
+        if SCENARIO == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def _send(self, code: int, body: bytes) -> None:
+        self.send_response(code)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """The log holds only what tests look for."""
+
+
+def main() -> None:
+    config = json.loads(Path(sys.argv[sys.argv.index("--config") + 1]).read_text())
+    print("config:", json.dumps(config, sort_keys=True), flush=True)
+    if SCENARIO == "crash":
+        for number in range(1, 41):
+            print(f"line {number}", flush=True)
+        sys.exit(3)
+    handler = signal.SIG_IGN if SCENARIO == "stubborn" else lambda number, frame: os._exit(0)
+    signal.signal(signal.SIGINT, handler)
+    signal.signal(signal.SIGTERM, handler)
+    if "FAKE_ENGINE_PIDS" in os.environ:
+        # It outlives an engine that ends by itself, unless the whole group is killed.
+        child = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
+        Path(os.environ["FAKE_ENGINE_PIDS"]).write_text(f"{os.getpid()} {child.pid}")
+    for host, port in ((config["host"], config["port"]), (config["admin_host"], config["admin_port"])):
+        server = ThreadingHTTPServer((host, port), Handler)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+    while True:
+        signal.pause()  # A signal ends this process, or is ignored.
+
+
+if __name__ == "__main__":
+    main()

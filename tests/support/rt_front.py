@@ -1,0 +1,142 @@
+"""The real front over real sockets, in a thread of the test's process, with a fake core behind it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import httpx
+
+from rayloom_engine.config import parse_config
+from rayloom_engine.front.__main__ import http_server
+from rayloom_engine.front.admin import admin_app
+from rayloom_engine.front.app import api_app
+from rayloom_engine.front.service import Service, Waits
+from rt_byte_model import byte_model
+from rt_fake_core import TOKEN, FakeCore
+
+MODEL = "tiny"
+R = TypeVar("R")
+
+
+class FrontUnderTest:
+    """`core` and `service` belong to the loop of another thread: look at them and change them through `do`."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, core: FakeCore, service: Service, api: str, admin: str) -> None:
+        self._loop = loop
+        self.core = core
+        self.service = service
+        self.api_url = api
+        self.admin_url = admin
+        self.http = httpx.Client(base_url=api, timeout=20.0)
+        self.admin = httpx.Client(base_url=admin, timeout=20.0)
+
+    def do(self, action: Callable[[], R]) -> R:
+        """Run `action` in the front's loop."""
+
+        async def run() -> R:
+            return action()
+
+        return asyncio.run_coroutine_threadsafe(run(), self._loop).result(20.0)
+
+    def wait_until(self, condition: Callable[[], bool], what: str, seconds: float = 20.0) -> None:
+        deadline = time.monotonic() + seconds
+        while not self.do(condition):
+            assert time.monotonic() < deadline, f"waited in vain: {what}"
+            time.sleep(0.005)
+
+    def chat(self, content: str = "Hi", **fields: Any) -> httpx.Response:
+        body = {"model": MODEL, "messages": [{"role": "user", "content": content}], **fields}
+        return self.http.post("/v1/chat/completions", json=body)
+
+    def complete(self, prompt: Any = "Hi", **fields: Any) -> httpx.Response:
+        return self.http.post("/v1/completions", json={"model": MODEL, "prompt": prompt, **fields})
+
+    @contextlib.contextmanager
+    def chat_stream(self, content: str = "Hi", **fields: Any) -> Iterator[Iterator[Any]]:
+        """Events of a streamed chat as they come: decoded documents, "[DONE]", or ": ping" for a comment."""
+        body = {"model": MODEL, "messages": [{"role": "user", "content": content}], "stream": True, **fields}
+        with self.http.stream("POST", "/v1/chat/completions", json=body) as response:
+            assert response.status_code == 200, response.read()
+            assert response.headers["content-type"].startswith("text/event-stream")
+            yield events(response)
+
+
+@contextlib.contextmanager
+def running_front(
+    folder: Path, *, waits: Waits | None = None, api_keys: tuple[str, ...] = (), ready: bool = True, **config: Any
+) -> Iterator[FrontUnderTest]:
+    """A front with its fake core; `config` are fields of EngineConfig. Without `ready` the core is still loading."""
+    started: list[FrontUnderTest] = []
+    is_started = threading.Event()
+    stop: list[asyncio.Event] = []
+    admin_token = Path(config["admin_token_file"]).read_text() if "admin_token_file" in config else None
+
+    async def main() -> None:
+        core = FakeCore(byte_model(folder / "model"))
+        core.state = "serving" if ready else "starting"
+        settings = parse_config({"served_model_name": MODEL, **config})
+        sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]
+        urls = [f"http://127.0.0.1:{listener.getsockname()[1]}" for listener in sockets]
+        address = folder / "core.sock"
+        service = Service(settings, f"unix:{address}", TOKEN, "front-1", api_url=urls[0], waits=waits)
+        servers = [http_server(api_app(service, api_keys)), http_server(admin_app(service, admin_token))]
+        tasks = [
+            asyncio.create_task(core.serve(address)),
+            asyncio.create_task(service.run()),
+            *(
+                asyncio.create_task(server.serve(sockets=[listener]))
+                for server, listener in zip(servers, sockets, strict=True)
+            ),
+        ]
+        started.append(FrontUnderTest(asyncio.get_running_loop(), core, service, *urls))
+        stop.append(asyncio.Event())
+        is_started.set()
+        await stop[0].wait()
+        for server in servers:
+            server.should_exit = server.force_exit = True
+        await asyncio.wait(tasks[2:])
+        for task in tasks[:2]:
+            task.cancel()
+
+    thread = threading.Thread(target=asyncio.run, args=(main(),), daemon=True)
+    thread.start()
+    assert is_started.wait(20.0)
+    front = started[0]
+    try:
+        front.wait_until(lambda: front.service.lifecycle.was_ready or not ready, "the front is ready")
+        yield front
+    finally:
+        front.http.close()
+        front.admin.close()
+        front.do(stop[0].set)
+        thread.join(20.0)
+
+
+def events(response: httpx.Response) -> Iterator[Any]:
+    """Decoded events of a stream in order."""
+    for line in response.iter_lines():
+        if line == "data: [DONE]":
+            yield "[DONE]"
+        elif line.startswith("data: "):
+            yield json.loads(line.removeprefix("data: "))
+        elif line:
+            yield line
+
+
+def text_of(stream: list[Any], index: int = 0) -> str:
+    """The text of one choice in a chat stream's events."""
+    return "".join(
+        choice["delta"].get("content") or ""
+        for event in stream
+        if isinstance(event, dict)
+        for choice in event.get("choices", ())
+        if choice["index"] == index
+    )

@@ -1,0 +1,112 @@
+"""Runs `rayloom-operator local` as a process, with the fake engine in the place of `rayloom-engine`."""
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+FAKE_ENGINE = Path(__file__).with_name("rt_fake_engine.py")
+# `local` looks for the engine beside this Python, so it is told of a Python that stands beside the fake.
+PROGRAM = "import sys; sys.executable = sys.argv.pop(1); from rayloom_operator.__main__ import main; sys.exit(main())"
+DEADLINE_S = 60.0
+
+
+def install_fake_engine(folder: Path) -> Path:
+    """Puts a command `rayloom-engine` into a new `bin` folder; gives the path of a Python beside it."""
+    bin_folder = folder / "bin"
+    bin_folder.mkdir()
+    command = bin_folder / "rayloom-engine"
+    command.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{FAKE_ENGINE}" "$@"\n')
+    command.chmod(command.stat().st_mode | stat.S_IXUSR)
+    return bin_folder / "python"
+
+
+def write_manifest(folder: Path, environment: dict[str, str], spec: str = "") -> Path:
+    """A manifest whose engine gets `environment`; `spec` holds more lines for its spec."""
+    path = folder / "service.yaml"
+    lines = [
+        "apiVersion: rayloom.dev/v1alpha1",
+        "kind: LLMService",
+        "metadata: {name: tiny}",
+        "spec:",
+        "  model: {source: 'builtin://smollm2-135m'}",
+        "  engine:",
+        "    env:",
+        *(f"    - {{name: {name}, value: '{value}'}}" for name, value in environment.items()),
+        "    - {name: LAST, value: ''}",
+        spec,
+    ]
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+class Local:
+    """A running `rayloom-operator local`; `output` grows as it prints. `folder` holds its temporary files."""
+
+    def __init__(self, folder: Path, manifest: Path, *flags: str, python: Path | None = None) -> None:
+        self.temporary = folder / "tmp"
+        self.temporary.mkdir()
+        self.output = ""
+        arguments = ["local", "-f", manifest, "--port", "0", "--admin-port", "0", *flags]
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", PROGRAM, python or install_fake_engine(folder), *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, "TMPDIR": str(self.temporary)},
+            start_new_session=True,
+        )
+        self.pid = self._process.pid
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        while piece := os.read(self._process.stdout.fileno(), 65536):
+            self.output += piece.decode()
+
+    def wait_for(self, text: str) -> None:
+        """Returns once `text` was printed; fails with the output when the process ends, or time is up, before."""
+        deadline = time.monotonic() + DEADLINE_S
+        while text not in self.output:
+            is_over = self._process.poll() is not None and not self._reader.is_alive()
+            assert not is_over or text in self.output, f"ended without {text!r}:\n{self.output}"
+            assert time.monotonic() < deadline, f"no {text!r} in {DEADLINE_S} s:\n{self.output}"
+            time.sleep(0.02)
+
+    def signal(self, number: signal.Signals) -> None:
+        os.kill(self.pid, number)
+
+    def exit_code(self) -> int:
+        """Waits for the end; everything that it printed is in `output` then."""
+        code = self._process.wait(DEADLINE_S)
+        self._reader.join(DEADLINE_S)
+        return code
+
+    def kill(self) -> None:
+        if self._process.poll() is None:
+            self._process.kill()
+            self._process.wait()
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process runs; one that has ended and waits for its parent (a zombie) does not."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state not in ("Z", "X")
+
+
+def wait_until_gone(*pids: int) -> None:
+    """Returns once none of the processes runs; fails when one still does after the deadline."""
+    deadline = time.monotonic() + DEADLINE_S
+    while alive := [pid for pid in pids if is_alive(pid)]:
+        assert time.monotonic() < deadline, f"still running after {DEADLINE_S} s: {alive}"
+        time.sleep(0.02)

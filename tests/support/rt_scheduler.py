@@ -1,0 +1,105 @@
+"""Factories for scheduler tests, and a simulated rank whose KV content can be checked."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence as SequenceOf
+
+from rayloom_engine.core.decoding import DecodingParams
+from rayloom_engine.core.scheduler import Scheduler, SchedulerConfig, SequenceOutput
+from rayloom_engine.core.sequence import Sequence
+from rayloom_engine.core.step import NewSlot, SampledToken, StepPlan, StepResult
+
+BLOCK_SIZE = 4
+VOCAB = 50
+
+
+def make_sequence(request_id: str = "a", prompt: SequenceOf[int] = (1, 2, 3), max_tokens: int = 4, **other) -> Sequence:
+    params = other.pop("params", None) or DecodingParams(max_tokens=max_tokens, temperature=0.0)
+    return Sequence(request_id=request_id, prompt_ids=prompt, params=params, **other)
+
+
+def make_scheduler(num_blocks: int = 11, **other) -> Scheduler:
+    settings = {
+        "block_size": BLOCK_SIZE,
+        "max_num_seqs": 4,
+        "max_num_batched_tokens": 8,
+        "max_model_len": num_blocks * BLOCK_SIZE,
+        "max_queued": 100,
+    }
+    return Scheduler(SchedulerConfig(num_blocks=num_blocks, **{**settings, **other}))
+
+
+def next_token(token_ids: SequenceOf[int]) -> int:
+    """What the simulated model says after `token_ids`; depends on every one of them."""
+    digest = hashlib.sha256(bytes(str(list(token_ids)), "ascii")).digest()
+    return int.from_bytes(digest[:4], "big") % VOCAB
+
+
+def expected_ids(prompt: SequenceOf[int], num: int) -> list[int]:
+    """The `num` ids that follow `prompt`, whatever the scheduling."""
+    ids = list(prompt)
+    for _ in range(num):
+        ids.append(next_token(ids))
+    return ids[len(prompt) :]
+
+
+class SimulatedRank:
+    """Keeps, for each position of each block, the ids that its KV was computed from; refuses to read anything else."""
+
+    def __init__(self, block_size: int = BLOCK_SIZE) -> None:
+        self._block_size = block_size
+        self._content: dict[tuple[int, int], tuple[int, ...]] = {}  # (block, offset) -> ids up to that position
+        self._slots: dict[int, tuple[NewSlot, list[int], list[int]]] = {}  # slot -> (new, token ids, block table)
+        self.num_computed_tokens = 0
+
+    def run(self, plan: StepPlan) -> StepResult:
+        for slot in plan.freed_slots:
+            del self._slots[slot]
+        for new in plan.new_slots:
+            assert new.slot not in self._slots
+            self._slots[new.slot] = (new, list(new.token_ids), list(new.block_table))
+        for source, target in plan.block_copies:
+            for offset in range(self._block_size):
+                if (source, offset) in self._content:
+                    self._content[target, offset] = self._content[source, offset]
+        for step in plan.slots:  # a layer writes the whole batch's KV before any of it is read
+            _, ids, table = self._slots[step.slot]
+            table.extend(step.new_block_ids)
+            for position in range(step.start, step.start + step.num_tokens):
+                self._content[self._place(table, position)] = tuple(ids[: position + 1])
+        sampled = []
+        for step in plan.slots:
+            _, ids, table = self._slots[step.slot]
+            end = step.start + step.num_tokens
+            for position in range(end):
+                read = self._content.get(self._place(table, position))
+                assert read == tuple(ids[: position + 1]), f"slot {step.slot} reads foreign KV at position {position}"
+            self.num_computed_tokens += step.num_tokens
+            assert step.samples == (end == len(ids))
+            if step.samples:
+                token = next_token(ids)
+                ids.append(token)
+                sampled.append(SampledToken(step.slot, token))
+        return StepResult(step_id=plan.step_id, epoch=plan.epoch, sampled=tuple(sampled))
+
+    def _place(self, table: list[int], position: int) -> tuple[int, int]:
+        return table[position // self._block_size], position % self._block_size
+
+
+def run_to_end(scheduler: Scheduler, rank: SimulatedRank, max_steps: int = 10_000) -> list[SequenceOutput]:
+    """Steps until nothing is left, with the books checked after every step."""
+    outputs: list[SequenceOutput] = []
+    for _ in range(max_steps):
+        plan = scheduler.schedule()
+        if plan is None:
+            assert not scheduler.has_unfinished, "work left, but nothing was scheduled"
+            return outputs
+        scheduler.check_integrity()
+        outputs += scheduler.update(plan, rank.run(plan))
+        scheduler.check_integrity()
+    raise AssertionError(f"not finished after {max_steps} steps")
+
+
+def ids_of(outputs: list[SequenceOutput], request_id: str) -> list[int]:
+    return [token for output in outputs if output.request_id == request_id for token in output.token_ids]

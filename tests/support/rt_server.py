@@ -1,0 +1,131 @@
+"""The real server as a subprocess, and a client that counts as a failure whatever a user would."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+
+
+@dataclass
+class RunningServer:
+    process: subprocess.Popen[bytes]
+    api_url: str
+    admin_url: str
+    log: Path
+    client: httpx.Client = field(repr=False)
+
+    def status(self) -> dict[str, Any]:
+        return self.client.get(f"{self.admin_url}/status").json()
+
+    def children(self) -> dict[str, psutil.Process]:
+        """Processes of the server by role."""
+        found = {}
+        for child in psutil.Process(self.process.pid).children():
+            with contextlib.suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
+                line = " ".join(child.cmdline())
+                for role in ("front", "core_process"):
+                    if f"rayloom_engine.{role}" in line:
+                        found[role.removesuffix("_process")] = child
+        return found
+
+    def log_text(self) -> str:
+        return self.log.read_text()
+
+
+@contextlib.contextmanager
+def running_server(folder: Path, *arguments: str, ready_seconds: float = 120.0) -> Iterator[RunningServer]:
+    """`rayloom-engine serve` on free ports until the block ends. The log is printed when it does not come up."""
+    from rayloom_engine.config import parse_config
+    from rayloom_engine.supervisor import bind_sockets
+
+    ports = []
+    for listener in bind_sockets(parse_config({"port": 0, "admin_port": 0})):
+        ports.append(listener.getsockname()[1])
+        listener.close()
+    log = folder / "server.log"
+    command = [sys.executable, "-m", "rayloom_engine", "serve", "--port", str(ports[0]), "--admin-port", str(ports[1])]
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
+    with log.open("wb") as stream:
+        process = subprocess.Popen([*command, *arguments], stdout=stream, stderr=stream, env=environment)
+    api, admin = (f"http://127.0.0.1:{port}" for port in ports)
+    with httpx.Client(timeout=60.0) as client:
+        server = RunningServer(process, api, admin, log, client)
+        try:
+            wait_until(lambda: _is_ready(server), ready_seconds, lambda: f"server not ready:\n{log.read_text()}")
+            yield server
+        finally:
+            if process.poll() is None:
+                process.send_signal(signal.SIGINT)
+            process.wait(10.0)
+
+
+def _is_ready(server: RunningServer) -> bool:
+    assert server.process.poll() is None, f"server ended:\n{server.log_text()}"
+    try:
+        return server.client.get(f"{server.api_url}/ready").status_code == 200
+    except httpx.HTTPError:
+        return False
+
+
+def wait_until(condition: Callable[[], bool], seconds: float, message: Callable[[], str]) -> None:
+    """Returns once `condition` holds; fails with `message` after `seconds`."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, message()
+        time.sleep(0.02)
+
+
+@dataclass
+class Stream:
+    """One streamed completion, gathered while it runs. `failure` is set for anything that a user would call one."""
+
+    text: str = ""
+    tokens: list[str] = field(default_factory=list)
+    times: list[float] = field(default_factory=list)  # of each token, by time.monotonic
+    finish_reason: str | None = None
+    is_done: bool = False
+    failure: str | None = None
+
+    def run(self, url: str, body: dict[str, Any]) -> None:
+        """Streams POST /v1/completions with logprobs, so that tokens can be compared one by one. No retries."""
+        request = {**body, "stream": True, "logprobs": 0}
+        try:
+            with httpx.stream("POST", f"{url}/v1/completions", json=request, timeout=120.0) as response:
+                if response.status_code != 200:
+                    self.failure = f"HTTP {response.status_code}: {response.read().decode()}"
+                    return
+                for line in response.iter_lines():
+                    self._take(line)
+        except httpx.HTTPError as error:
+            self.failure = f"{type(error).__name__}: {error}"
+        if self.failure is None and not self.is_done:
+            self.failure = "the stream ended without [DONE]"
+
+    def _take(self, line: str) -> None:
+        if not line.startswith("data: "):
+            return
+        if line == "data: [DONE]":
+            self.is_done = True
+            return
+        event = json.loads(line.removeprefix("data: "))
+        if "error" in event:
+            self.failure = f"error event: {event['error']}"
+            return
+        for choice in event["choices"]:
+            self.text += choice["text"]
+            new = (choice.get("logprobs") or {}).get("tokens") or []
+            self.tokens += new
+            self.times += [time.monotonic()] * len(new)
+            self.finish_reason = choice["finish_reason"] or self.finish_reason

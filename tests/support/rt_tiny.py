@@ -1,0 +1,195 @@
+"""Tiny models with random weights: checkpoints written by transformers, and the batches and caches to run them with."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rayloom_engine.kernels.kv_cache import AttentionBatch, KvCache
+from rayloom_engine.models.decoder import CausalLM
+from rayloom_engine.models.loader import load_model
+from rayloom_engine.models.shape import ModelShape, read_shape
+
+VOCAB_SIZE = 256
+BLOCK_SIZE = 4
+
+_COMMON: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": False,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+    # Large enough that the logits of two positions differ by far more than the tolerance of the tests.
+    "initializer_range": 0.2,
+}
+_LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+
+# variant -> (architecture, what differs from the common config)
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("LlamaForCausalLM", {}),
+    "llama-tied": ("LlamaForCausalLM", {"tie_word_embeddings": True}),
+    "llama-biases": ("LlamaForCausalLM", {"attention_bias": True, "mlp_bias": True}),
+    "llama-one-head-each": ("LlamaForCausalLM", {"num_key_value_heads": 4}),
+    "llama-wide-heads": ("LlamaForCausalLM", {"head_dim": 32}),
+    "llama3-rope": ("LlamaForCausalLM", {"rope_parameters": _LLAMA3_ROPE, "num_hidden_layers": 3}),
+    "llama-linear-rope": (
+        "LlamaForCausalLM",
+        {"rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0}},
+    ),
+    "mistral": ("MistralForCausalLM", {"sliding_window": None}),
+    "mistral-window": ("MistralForCausalLM", {"sliding_window": 8}),
+    "qwen2": ("Qwen2ForCausalLM", {"tie_word_embeddings": True}),
+    "qwen2-some-windows": (
+        "Qwen2ForCausalLM",
+        {"use_sliding_window": True, "sliding_window": 6, "max_window_layers": 1, "num_hidden_layers": 3},
+    ),
+    "qwen3": ("Qwen3ForCausalLM", {"head_dim": 32}),
+    "qwen3-biases": ("Qwen3ForCausalLM", {"head_dim": 16, "attention_bias": True, "tie_word_embeddings": True}),
+}
+
+
+def tiny_checkpoint(
+    folder: Path, architecture: str = "LlamaForCausalLM", *, max_shard_size: str = "5GB", **overrides: Any
+) -> Path:
+    """A checkpoint in float32 with random weights, written into `folder`. Equal arguments give equal weights."""
+    import transformers
+
+    config_class = getattr(transformers, architecture.replace("ForCausalLM", "Config"))
+    settings = {**_COMMON, **overrides}
+    torch.manual_seed(zlib.crc32(repr((architecture, sorted(settings.items()))).encode()))
+    model = getattr(transformers, architecture)(config_class(**settings))
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("norm.weight"):
+                parameter.uniform_(0.5, 1.5)  # as made they are all 1, which would hide a norm that is left out
+            elif name.endswith(".bias"):
+                parameter.uniform_(-0.5, 0.5)
+    model.to(torch.float32).save_pretrained(folder, max_shard_size=max_shard_size)
+    return folder
+
+
+def tiny_variant(folder: Path, variant: str) -> Path:
+    architecture, overrides = VARIANTS[variant]
+    return tiny_checkpoint(folder, architecture, **overrides)
+
+
+def tiny_tokenizer(folder: Path) -> Path:
+    """A byte-level tokenizer for a tiny checkpoint: ids 0 to 3 are special (2 ends a text), then printable ASCII."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+    specials = ["<pad>", "<bos>", "<eos>", "<turn>"]
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())[: VOCAB_SIZE - len(specials)]
+    vocabulary = {token: token_id for token_id, token in enumerate([*specials, *alphabet])}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in specials])
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    template = (
+        "{% for message in messages %}<turn>{{ message['role'] }}:{{ message['content'] }}<eos>{% endfor %}"
+        "{% if add_generation_prompt %}<turn>assistant:{% endif %}"
+    )
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": "<bos>",
+        "eos_token": "<eos>",
+        "pad_token": "<pad>",
+        "chat_template": template,
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
+    return folder
+
+
+def transformers_logits(folder: Path, token_ids: Sequence[int]) -> torch.Tensor:
+    """Logits of every position, [T, V], float32, by transformers' eager attention."""
+    import transformers
+
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+    model.eval()
+    with torch.no_grad():
+        logits: torch.Tensor = model(torch.tensor([list(token_ids)])).logits[0]
+    return logits
+
+
+def load_tiny(folder: Path) -> CausalLM:
+    float32 = torch.float32
+    return load_model(folder, read_shape(folder), device=torch.device("cpu"), dtype=float32, compute_dtype=float32)
+
+
+def make_cache(shape: ModelShape, num_blocks: int = 64, block_size: int = BLOCK_SIZE) -> KvCache:
+    return KvCache.allocate(
+        num_layers=shape.num_layers,
+        num_blocks=num_blocks,
+        block_size=block_size,
+        num_kv_heads=shape.num_kv_heads,
+        head_dim=shape.head_dim,
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+    )
+
+
+def make_batch(
+    query_lens: Sequence[int],
+    context_lens: Sequence[int],
+    block_tables: Sequence[Sequence[int]],
+    block_size: int = BLOCK_SIZE,
+) -> AttentionBatch:
+    """A batch whose slots follow from its block tables."""
+    width = max(len(table) for table in block_tables)
+    slots = [
+        table[position // block_size] * block_size + position % block_size
+        for query_len, context_len, table in zip(query_lens, context_lens, block_tables, strict=True)
+        for position in range(context_len - query_len, context_len)
+    ]
+    padded = [list(table) + [0] * (width - len(table)) for table in block_tables]
+    return AttentionBatch(
+        query_lens=tuple(query_lens),
+        context_lens=tuple(context_lens),
+        block_tables_SB=torch.tensor(padded, dtype=torch.int64),
+        slot_mapping_T=torch.tensor(slots, dtype=torch.int64),
+    )
+
+
+@dataclass
+class TinySequence:
+    """One sequence of a test: its tokens, its scattered blocks and how far it is computed."""
+
+    token_ids: Sequence[int]
+    block_table: Sequence[int]
+    num_computed: int = 0
+
+
+def advance(model: CausalLM, cache: KvCache, steps: Sequence[tuple[TinySequence, int]]) -> list[torch.Tensor]:
+    """Computes some more tokens of each sequence in one forward call; returns each one's logits, [tokens, V]."""
+    query_lens = [count for _, count in steps]
+    context_lens = [sequence.num_computed + count for sequence, count in steps]
+    batch = make_batch(query_lens, context_lens, [sequence.block_table for sequence, _ in steps], cache.block_size)
+    spans = [(sequence, range(sequence.num_computed, sequence.num_computed + count)) for sequence, count in steps]
+    token_ids = torch.tensor([sequence.token_ids[position] for sequence, span in spans for position in span])
+    positions = torch.tensor([position for _, span in spans for position in span])
+    logits = model.logits(model.forward(token_ids, positions, batch, cache))
+    for (sequence, count), context_len in zip(steps, context_lens, strict=True):
+        assert context_len <= len(sequence.token_ids), (count, context_len)
+        sequence.num_computed = context_len
+    return list(logits.split(query_lens))

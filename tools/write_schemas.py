@@ -1,0 +1,35 @@
+"""Writes the JSON schemas of the contract between operator and engine: `make schemas`.
+
+`schemas/engine-config.v1.json` is what the operator writes and the engine reads; `schemas/status.v1.json` is what the
+engine's admin port answers.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from pydantic import BaseModel
+
+from rayloom_engine.config import EngineConfig
+from rayloom_engine.status import EngineStatus
+
+FOLDER = Path(__file__).resolve().parent.parent / "schemas"
+SCHEMAS: dict[str, type[BaseModel]] = {"engine-config.v1.json": EngineConfig, "status.v1.json": EngineStatus}
+
+
+def schema_text(model: type[BaseModel]) -> str:
+    """The model's JSON schema as the file holds it."""
+    schema = {"$schema": "https://json-schema.org/draft/2020-12/schema", **model.model_json_schema()}
+    return json.dumps(schema, indent=2, ensure_ascii=False) + "\n"
+
+
+def main() -> None:
+    FOLDER.mkdir(exist_ok=True)
+    for name, model in SCHEMAS.items():
+        (FOLDER / name).write_text(schema_text(model), encoding="utf-8")
+        print(f"wrote schemas/{name}")
+
+
+if __name__ == "__main__":
+    main()
