@@ -7,6 +7,7 @@ import pytest
 from rayloom_engine.cli.bench.client import Failure
 from rayloom_engine.cli.bench.figures import RequestRecord, percentile, summarise
 from rayloom_engine.cli.bench.limit import MachineRates, ModelCost, model_cost, output_tok_s, wall_s
+from rayloom_engine.cli.bench.machine import CpuClock, others_percent
 from rayloom_engine.cli.bench.peer import batch_records
 from rayloom_engine.cli.bench.report import document, summary, table
 from rayloom_engine.cli.bench.result import Measured, Memory, Peer, RunResult, StartUp
@@ -110,6 +111,7 @@ def make_result() -> RunResult:
         ours="rayloom bf16",
         start_up=StartUp(first_s=12.0, second_s=4.256, phases={"import": 2.0, "load": 0.51}),
         memory=Memory(after="S", pss_bytes={"front 12": 100_000_000, "core 13": 1_100_000_000}),
+        others_percent={"rayloom bf16": 2.0, "transformers bf16": 31.0},
         rates=RATES,
         cost=COST,
         peers={"transformers bf16": Peer(load_s=1.0, version="5.0", pss_bytes={"S": 1_500_000_000})},
@@ -136,6 +138,7 @@ def test_summary_names_what_was_measured_on_and_the_start_and_the_memory() -> No
     text = wrapped.replace("\n  ", " ")
     assert "A chip, 2 threads, 3 % busy before the run; seed 5" in text
     assert "scale 0.5" in text
+    assert "used by other processes: 2 % during rayloom bf16, 31 % during transformers bf16 (DISTURBED" in text
     assert "no bf16 instructions" in text
     assert "start to first token: 4.26 s (first start 12.00 s" in text
     assert "memory after S: 1.20 GB PSS (MB: front 12 100, core 13 1100)" in text
@@ -152,6 +155,13 @@ def test_document_is_json_and_holds_every_request() -> None:
     ]
     assert workload["machine_limit"]["wall_s"] == pytest.approx(2.44)
     assert read["failures"] == [{"name": "S request 1", "reason": "HTTP 500"}]
+
+
+def test_share_of_others_is_what_was_busy_and_not_ours() -> None:
+    before = CpuClock(wall_s=0.0, busy_s=100.0, own_s=10.0)
+    after = CpuClock(wall_s=10.0, busy_s=118.0, own_s=24.0)
+    assert others_percent(before, after, num_cores=2) == 20.0  # 18 s busy, 14 s ours, of 20 s
+    assert others_percent(before, CpuClock(wall_s=10.0, busy_s=110.0, own_s=21.0), num_cores=2) == 0.0
 
 
 def test_workload_without_our_figures_has_no_ratio() -> None:

@@ -109,3 +109,18 @@ def test_table_columns_of_longer_neighbours_are_not_read() -> None:
     ours = paged_attention(query_THD, keys, values, plan, 1.0)
     expected = paged_attention_reference(query_THD, keys, values, batch, window=None, scale=1.0)
     torch.testing.assert_close(ours, expected, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("window", [None, 6])
+def test_pages_narrower_than_the_arithmetic_are_widened_as_they_are_gathered(window: int | None) -> None:
+    torch.manual_seed(4)
+    batch = make_batch([1, 5], [9, 5], [[7, 3, 1], [2, 5]])
+    keys, values = torch.randn(2, 8, 4, 2, 16).to(torch.bfloat16)
+    query_THD = torch.randn(6, 4, 16)
+
+    def attend(key_pages: torch.Tensor, value_pages: torch.Tensor) -> torch.Tensor:
+        plan = plan_attention(batch, num_heads=4, pages=key_pages, window=window, compute_dtype=torch.float32)
+        return paged_attention(query_THD, key_pages, value_pages, plan, 0.25)
+
+    assert attend(keys, values).dtype is torch.float32
+    assert torch.equal(attend(keys, values), attend(keys.float(), values.float()))

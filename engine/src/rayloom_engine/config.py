@@ -127,7 +127,7 @@ def parse_config(document: object) -> EngineConfig:
     if config.world_size > 1:
         raise ConfigError(
             f"EngineConfig: tensor_parallel_size {config.tensor_parallel_size} x pipeline_parallel_size "
-            f"{config.pipeline_parallel_size} needs {config.world_size} ranks; this version serves with 1, so set both to 1"
+            f"{config.pipeline_parallel_size} needs {config.world_size} ranks; this version has 1, so set both to 1"
         )
     return config
 

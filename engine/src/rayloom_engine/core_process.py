@@ -1,7 +1,7 @@
 """The core's process: `python -m rayloom_engine.core_process`. Engine in the main thread, sockets in a second one.
 
 The main thread only computes; the I/O thread answers fronts at once, also while a step or the loading takes seconds.
-They meet in two places: the inbox (front messages, in order) and CoreState (plain attributes, written by the main thread).
+They meet in two places: the inbox (front messages, in order) and CoreState (attributes that the main thread writes).
 """
 
 from __future__ import annotations

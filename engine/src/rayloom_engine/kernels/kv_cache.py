@@ -29,7 +29,10 @@ class AttentionBatch:
 
 @dataclass(frozen=True, slots=True)
 class KvCache:
-    """Keys and values of every layer: `keys[layer]` and `values[layer]` are [N, P, H, D] in the compute type."""
+    """Keys and values of every layer: `keys[layer]` and `values[layer]` are [N, P, H, D].
+
+    Their type may be narrower than the compute type: keys and values are rounded as they are written.
+    """
 
     keys: list[torch.Tensor]
     values: list[torch.Tensor]
@@ -70,7 +73,7 @@ class KvCache:
         num_tokens = slot_mapping_T.shape[0]
         for pages, new_THD in ((self.keys[layer], key_THD), (self.values[layer], value_THD)):
             slots = pages.view(pages.shape[0] * pages.shape[1], -1)
-            slots.index_copy_(0, slot_mapping_T, new_THD.reshape(num_tokens, -1))
+            slots.index_copy_(0, slot_mapping_T, new_THD.reshape(num_tokens, -1).to(pages.dtype))
 
     def copy_blocks(self, pairs: tuple[tuple[int, int], ...]) -> None:
         """Copies whole blocks, (from, to) each, in all layers. No block may be both a source and a destination."""

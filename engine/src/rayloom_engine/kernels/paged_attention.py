@@ -37,14 +37,17 @@ class _Gathered:
     """Some blocks of the pages, and the buffers that they are copied to in every layer, as storage and as operands."""
 
     block_ids: torch.Tensor  # int64 [blocks]
-    key_blocks: torch.Tensor  # [blocks, block size, K, D], overwritten by every call
+    key_blocks: torch.Tensor  # [blocks, block size, K, D] in the compute type, overwritten by every call
     value_blocks: torch.Tensor
     keys: torch.Tensor  # the same memory as the attention call wants it: 4 dimensions, the last two are [L, D]
     values: torch.Tensor
 
     def fill(self, key_pages: torch.Tensor, value_pages: torch.Tensor) -> None:
-        torch.index_select(key_pages, 0, self.block_ids, out=self.key_blocks)
-        torch.index_select(value_pages, 0, self.block_ids, out=self.value_blocks)
+        for pages, blocks in ((key_pages, self.key_blocks), (value_pages, self.value_blocks)):
+            if pages.dtype == blocks.dtype:
+                torch.index_select(pages, 0, self.block_ids, out=blocks)
+            else:
+                blocks.copy_(pages.index_select(0, self.block_ids))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,8 +78,19 @@ class AttentionPlan:
     prefills: tuple[_Prefill, ...]
 
 
-def plan_attention(batch: AttentionBatch, *, num_heads: int, pages: torch.Tensor, window: int | None) -> AttentionPlan:
-    """The plan of a step. `pages` is any layer's keys: it gives the sizes, the type and the device."""
+def plan_attention(
+    batch: AttentionBatch,
+    *,
+    num_heads: int,
+    pages: torch.Tensor,
+    window: int | None,
+    compute_dtype: torch.dtype | None = None,
+) -> AttentionPlan:
+    """The plan of a step. `pages` is any layer's keys: it gives the sizes and the device.
+
+    `compute_dtype` is that of the queries where the pages have another; they are widened as they are gathered.
+    """
+    dtype = compute_dtype or pages.dtype
     prefills: list[tuple[int, int]] = []  # (row in T, index of the sequence)
     single_rows: list[_SingleRow] = []
     row = 0
@@ -89,8 +103,8 @@ def plan_attention(batch: AttentionBatch, *, num_heads: int, pages: torch.Tensor
     return AttentionPlan(
         batch=batch,
         window=window,
-        decodes=tuple(_decode(batch, bucket, pages, window) for bucket in _buckets(single_rows, window)),
-        prefills=tuple(_prefill(batch, index, row, num_heads, pages, window) for row, index in prefills),
+        decodes=tuple(_decode(batch, bucket, pages, window, dtype) for bucket in _buckets(single_rows, window)),
+        prefills=tuple(_prefill(batch, index, row, num_heads, pages, window, dtype) for row, index in prefills),
     )
 
 
@@ -157,7 +171,9 @@ def _buckets(single_rows: list[_SingleRow], window: int | None) -> list[list[_Si
     return buckets
 
 
-def _decode(batch: AttentionBatch, bucket: list[_SingleRow], pages: torch.Tensor, window: int | None) -> _Decode:
+def _decode(
+    batch: AttentionBatch, bucket: list[_SingleRow], pages: torch.Tensor, window: int | None, dtype: torch.dtype
+) -> _Decode:
     """A row of L gathered positions is: some left of the window, the ones that are seen, padding."""
     block_size = pages.shape[1]
     device = pages.device
@@ -184,19 +200,25 @@ def _decode(batch: AttentionBatch, bucket: list[_SingleRow], pages: torch.Tensor
         hidden_RL = positions_RL >= lens_R[:, None]
         if window is not None:
             hidden_RL |= positions_RL < lens_R[:, None] - window
-        mask = _additive(hidden_RL, pages.dtype)[:, None, None, :]
+        mask = _additive(hidden_RL, dtype)[:, None, None, :]
 
     rows = [row for _, row, _ in bucket]
     is_slice = rows == list(range(rows[0], rows[0] + len(rows)))
     return _Decode(
         rows_R=slice(rows[0], rows[0] + len(rows)) if is_slice else torch.tensor(rows, device=device),
-        gathered=_decode_buffers(block_ids, len(rows), pages),
+        gathered=_decode_buffers(block_ids, len(rows), pages, dtype),
         mask_R11L=mask,
     )
 
 
 def _prefill(
-    batch: AttentionBatch, index: int, row: int, num_heads: int, pages: torch.Tensor, window: int | None
+    batch: AttentionBatch,
+    index: int,
+    row: int,
+    num_heads: int,
+    pages: torch.Tensor,
+    window: int | None,
+    dtype: torch.dtype,
 ) -> _Prefill:
     block_size = pages.shape[1]
     query_len, context_len = batch.query_lens[index], batch.context_lens[index]
@@ -209,18 +231,18 @@ def _prefill(
         hidden_nL = key_positions > query_positions
         if window is not None:
             hidden_nL |= key_positions <= query_positions - window
-        mask = _additive(hidden_nL, pages.dtype)
+        mask = _additive(hidden_nL, dtype)
     block_ids = batch.block_tables_SB[index, first_block : -(-context_len // block_size)]
     return _Prefill(
         rows_n=slice(row, row + query_len),
-        gathered=_prefill_buffers(block_ids, context_len - first_position, num_heads, pages),
+        gathered=_prefill_buffers(block_ids, context_len - first_position, num_heads, pages, dtype),
         mask_nL=mask,
     )
 
 
-def _decode_buffers(block_ids: torch.Tensor, num_rows: int, pages: torch.Tensor) -> _Gathered:
+def _decode_buffers(block_ids: torch.Tensor, num_rows: int, pages: torch.Tensor, dtype: torch.dtype) -> _Gathered:
     _, _, num_kv_heads, head_dim = pages.shape
-    key_blocks, value_blocks = _buffers(block_ids, pages)
+    key_blocks, value_blocks = _buffers(block_ids, pages, dtype)
     key_RKLD, value_RKLD = (
         blocks.view(num_rows, -1, num_kv_heads, head_dim).transpose(1, 2) for blocks in (key_blocks, value_blocks)
     )
@@ -229,11 +251,13 @@ def _decode_buffers(block_ids: torch.Tensor, num_rows: int, pages: torch.Tensor)
     )
 
 
-def _prefill_buffers(block_ids: torch.Tensor, num_positions: int, num_heads: int, pages: torch.Tensor) -> _Gathered:
+def _prefill_buffers(
+    block_ids: torch.Tensor, num_positions: int, num_heads: int, pages: torch.Tensor, dtype: torch.dtype
+) -> _Gathered:
     """`num_positions` cuts off what lies in the last block beyond the context."""
     _, _, num_kv_heads, head_dim = pages.shape
     shown = (num_kv_heads, num_heads // num_kv_heads, num_positions, head_dim)
-    key_blocks, value_blocks = _buffers(block_ids, pages)
+    key_blocks, value_blocks = _buffers(block_ids, pages, dtype)
     key_KGLD, value_KGLD = (
         blocks.view(-1, num_kv_heads, head_dim)[:num_positions].transpose(0, 1).unsqueeze(1).expand(shown)
         for blocks in (key_blocks, value_blocks)
@@ -243,9 +267,9 @@ def _prefill_buffers(block_ids: torch.Tensor, num_positions: int, num_heads: int
     )
 
 
-def _buffers(block_ids: torch.Tensor, pages: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _buffers(block_ids: torch.Tensor, pages: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
     shape = (block_ids.shape[0], *pages.shape[1:])
-    return pages.new_empty(shape), pages.new_empty(shape)
+    return pages.new_empty(shape, dtype=dtype), pages.new_empty(shape, dtype=dtype)
 
 
 def _first_block(context_len: int, query_len: int, block_size: int, window: int | None) -> int:

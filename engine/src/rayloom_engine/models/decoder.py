@@ -64,7 +64,13 @@ class CausalLM:
         sequence's tokens attend to must be in the cache already or be part of this batch.
         """
         plans: dict[int | None, AttentionPlan] = {
-            window: plan_attention(batch, num_heads=self.shape.num_heads, pages=cache.keys[0], window=window)
+            window: plan_attention(
+                batch,
+                num_heads=self.shape.num_heads,
+                pages=cache.keys[0],
+                window=window,
+                compute_dtype=self.compute_dtype,
+            )
             for window in self._windows
         }
         angles = self._angles(positions_T)

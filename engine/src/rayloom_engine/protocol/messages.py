@@ -2,7 +2,8 @@
 
 A front says Hello (with the token) and gets Welcome, or the connection is closed. One Submit is one sequence; a request
 with n > 1 is n sequences. A front that sees the connection end (the core died) connects again and submits every
-unfinished sequence with the ids it has received: that is `resume`, and it is the same message. Sequence ids are unique per front.
+unfinished sequence with the ids it has received: that is `resume`, and it is the same message. Sequence ids are unique
+per front.
 """
 
 from __future__ import annotations

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import importlib.metadata
+import os
 import platform
+import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -12,6 +15,32 @@ from rayloom_engine import __version__
 
 NAMED_PACKAGES = ("torch", "transformers")
 BUSY_SAMPLE_S = 0.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CpuClock:
+    """Seconds since some moments that stay the same; only differences mean anything."""
+
+    wall_s: float
+    busy_s: float  # of all cores, whoever used them
+    own_s: float  # of this process and of those below it that have ended
+
+    @staticmethod
+    def read() -> CpuClock:
+        machine, own = psutil.cpu_times(), os.times()
+        # Time that the hypervisor gave to others is busy time too: it was not ours.
+        idle = {"idle", "iowait", "guest", "guest_nice"}  # guest time is counted in user and nice already
+        return CpuClock(
+            wall_s=time.perf_counter(),
+            busy_s=sum(seconds for name, seconds in machine._asdict().items() if name not in idle),
+            own_s=own.user + own.system + own.children_user + own.children_system,
+        )
+
+
+def others_percent(before: CpuClock, after: CpuClock, num_cores: int) -> float:
+    """Share of the machine, 0 to 100, that processes other than ours kept busy between two readings."""
+    others_s = (after.busy_s - before.busy_s) - (after.own_s - before.own_s)
+    return 100 * max(0.0, others_s) / ((after.wall_s - before.wall_s) * num_cores)
 
 
 def processor_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:

@@ -13,6 +13,7 @@ from rayloom_engine.cli.bench.workload import Workload
 
 MAX_WIDTH = 118  # of every line, so that a table fits a terminal of 120
 NAME_WIDTH = 36
+DISTURBED_PERCENT = 5
 COLUMNS = ("out tok/s", "all tok/s", "ms/token", "TTFT p50", "p99", "ITL p50", "p99", "wall s", "ours/it")
 WIDTHS = (10, 10, 9, 9, 7, 8, 7, 8, 8)
 
@@ -44,6 +45,9 @@ def summary(result: RunResult) -> str:
     if result.memory is not None:
         parts = ", ".join(f"{name} {size / 1e6:.0f}" for name, size in result.memory.pss_bytes.items())
         lines.append(f"memory after {result.memory.after}: {result.memory.total_bytes / 1e9:.2f} GB PSS (MB: {parts})")
+    if result.others_percent:
+        shares = ", ".join(f"{share:.0f} % during {engine}" for engine, share in result.others_percent.items())
+        lines.append(f"used by other processes: {shares}" + _distrust(result))
     for engine, peer in result.peers.items():
         sizes = ", ".join(f"{size / 1e9:.2f} GB after {name}" for name, size in peer.pss_bytes.items())
         lines.append(f"{engine}: version {peer.version}, loaded in {peer.load_s:.1f} s; PSS {sizes}")
@@ -77,11 +81,17 @@ def document(result: RunResult) -> dict[str, object]:
         "start_up": None if result.start_up is None else dataclasses.asdict(result.start_up),
         "memory": None if result.memory is None else dataclasses.asdict(result.memory),
         "peers": {engine: dataclasses.asdict(peer) for engine, peer in result.peers.items()},
+        "others_percent": result.others_percent,
         "machine_rates": None if result.rates is None else dataclasses.asdict(result.rates),
         "model_cost": None if result.cost is None else dataclasses.asdict(result.cost),
         "failures": [dataclasses.asdict(failure) for failure in result.failures],
         "workloads": [_workload_document(result, workload) for workload in result.workloads],
     }
+
+
+def _distrust(result: RunResult) -> str:
+    """A warning when the machine was not ours alone: threads that wait for each other lose more than their share."""
+    return " (DISTURBED: do not quote these figures)" if max(result.others_percent.values()) > DISTURBED_PERCENT else ""
 
 
 def _workload_document(result: RunResult, workload: Workload) -> dict[str, object]:

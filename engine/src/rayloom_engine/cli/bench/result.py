@@ -62,6 +62,7 @@ class RunResult:
     peers: dict[str, Peer] = field(default_factory=dict)  # by engine
     start_up: StartUp | None = None  # None for a server that the bench did not start, as is memory
     memory: Memory | None = None
+    others_percent: dict[str, float] = field(default_factory=dict)  # engine -> the machine's share that others used
     rates: MachineRates | None = None  # None when the machine was not measured
     cost: ModelCost | None = None  # None when nothing is known of the model
 

@@ -10,6 +10,7 @@ from typing import NoReturn
 from urllib.parse import urlsplit
 
 import aiohttp
+import psutil
 from tqdm import tqdm
 
 from rayloom_engine.cli.bench.child import ChildFailed, run_child
@@ -17,7 +18,7 @@ from rayloom_engine.cli.bench.client import Failure, Outcome, Prompt, RequestOpt
 from rayloom_engine.cli.bench.endpoint import Endpoint, authorization, first_model_name
 from rayloom_engine.cli.bench.figures import summarise
 from rayloom_engine.cli.bench.limit import MachineRates, ModelCost, model_cost
-from rayloom_engine.cli.bench.machine import busy_percent, package_versions, processor_name
+from rayloom_engine.cli.bench.machine import CpuClock, busy_percent, others_percent, package_versions, processor_name
 from rayloom_engine.cli.bench.peer import run_transformers
 from rayloom_engine.cli.bench.result import Measured, Memory, Peer, RunResult, StartUp
 from rayloom_engine.cli.bench.server import Server, ServerFailed, running_server
@@ -87,6 +88,7 @@ def _measure_own_engine(settings: BenchSettings, result: RunResult, say: Say) ->
     with running_server(flags) as server:
         first_s = _start_to_first_token(server, FIRST_START_S)
     say("second start, measured")
+    before = CpuClock.read()
     with running_server(flags) as server:
         second_s = _start_to_first_token(server, SECOND_START_S)
         status = server.status()
@@ -108,6 +110,7 @@ def _measure_own_engine(settings: BenchSettings, result: RunResult, say: Say) ->
             _measure_workload(server.endpoint(), workload, make_prompts, settings, result, say)
             if workload is memory_after:
                 result.memory = Memory(after=workload.name, pss_bytes=server.pss_bytes())
+    _note_others(result, result.ours, before)
 
 
 def _start_to_first_token(server: Server, timeout_s: float) -> float:
@@ -172,6 +175,7 @@ def _measure_transformers(settings: BenchSettings, dtype: str, result: RunResult
         (workload, token_prompts(workload, seed=settings.seed, vocab_size=vocab_size))
         for workload in settings.workloads
     ]
+    before = CpuClock.read()
     try:
         with _bar(engine, sum(workload.num_requests for workload in settings.workloads)) as bar:
             peer = run_transformers(
@@ -185,10 +189,16 @@ def _measure_transformers(settings: BenchSettings, dtype: str, result: RunResult
         # What was measured before is worth its table all the same.
         result.failures.append(Failure(name=engine, reason=str(error)))
         return
+    _note_others(result, engine, before)
     result.peers[engine] = Peer(load_s=peer.load_s, version=peer.version, pss_bytes=peer.pss_bytes)
     for workload, _ in prompts:
         records = peer.records[workload.name]
         result.add(workload, Measured(engine=engine, figures=summarise(records), records=records))
+
+
+def _note_others(result: RunResult, engine: str, before: CpuClock) -> None:
+    """To be called when the engine's processes have ended, because only then is their time counted as ours."""
+    result.others_percent[engine] = others_percent(before, CpuClock.read(), psutil.cpu_count() or 1)
 
 
 def _cost(shape: ModelShape | None, weight_bytes: int | None, element_bytes: int) -> ModelCost | None:
