@@ -118,6 +118,26 @@ def test_filters_keep_the_right_tokens(top_k: int, top_p: float, min_p: float, k
     assert (None if ids is None else ids.tolist()) == kept
 
 
+@pytest.mark.parametrize(
+    ("top_p", "min_p"), [(0.5, 0.0), (0.9, 0.0), (0.999, 0.0), (1.0, 0.01), (0.9, 0.001), (0.7, 1e-9)]
+)
+def test_looking_at_the_few_most_likely_tokens_first_changes_nothing(top_p: float, min_p: float) -> None:
+    for spread in (0.05, 1.0, 4.0):  # flat, so that thousands are kept, and steep
+        logits = torch.randn(5000, generator=torch.Generator().manual_seed(5)) * spread
+        probs = logits.double().softmax(dim=-1)
+        order = probs.argsort(descending=True)
+        allowed = [i for i in order.tolist() if probs[i] >= min_p * probs[order[0]]]
+        total = probs[allowed].sum()
+        expected, before = [], 0.0
+        for token in allowed:
+            if before < top_p or top_p == 1.0:
+                expected.append(token)
+            before += (probs[token] / total).item()
+        got = _kept_token_ids(logits, 0, top_p, min_p)
+        assert got is not None
+        assert abs(len(set(got.tolist()) ^ set(expected))) <= 1  # a sum may round to either side of the limit
+
+
 def test_repetition_penalty_divides_positive_and_multiplies_negative_logits_once() -> None:
     logits = torch.tensor([2.0, -2.0, 2.0, -2.0])
     adjust_logits(logits, make_slot(prompt=(0, 0), generated=(1,), repetition_penalty=2.0))
