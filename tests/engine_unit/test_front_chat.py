@@ -5,13 +5,18 @@ Errors are in test_front_errors.py.
 
 from __future__ import annotations
 
+import asyncio
+import json
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
+from rayloom_engine.front.answer import PART_BYTES
+from rayloom_engine.front.app import api_app
 from rayloom_engine.front.service import Waits
 from rt_fake_core import say
-from rt_front import FrontUnderTest, running_front, text_of
+from rt_front import MODEL, FrontUnderTest, running_front, text_of
 
 
 @pytest.fixture(scope="module")
@@ -64,6 +69,43 @@ def test_the_core_gets_prompt_seed_and_limits(front: FrontUnderTest) -> None:
     assert submit.params.stop_token_ids == (65,)
     assert submit.priority == -2
     assert not submit.is_resume
+
+
+def test_an_answer_is_in_flight_until_all_of_it_was_sent(front: FrontUnderTest) -> None:
+    """A drain waits for what is in flight, so a slow client gets its whole answer."""
+    front.do(lambda: setattr(front.core, "script", say("x" * 400)))
+    body = {
+        "model": MODEL,
+        "messages": [{"role": "user", "content": "Hi"}],
+        "n": 3,
+        "logprobs": True,
+        "top_logprobs": 1,
+    }
+    incoming = [{"type": "http.request", "body": json.dumps(body).encode(), "more_body": False}]
+    sent: list[dict[str, Any]] = []
+    in_flight: list[int] = []
+
+    async def receive() -> dict[str, Any]:
+        if incoming:
+            return incoming.pop()
+        return await asyncio.get_running_loop().create_future()
+
+    async def send(message: dict[str, Any]) -> None:
+        sent.append(message)
+        for _ in range(3):  # a client that takes its time
+            await asyncio.sleep(0)
+        in_flight.append(front.service.lifecycle.num_in_flight)
+
+    path = "/v1/chat/completions"
+    scope = {"type": "http", "method": "POST", "path": path, "query_string": b"", "headers": [], "app": None}
+    handled = api_app(front.service, ())(scope, receive, send)
+    asyncio.run_coroutine_threadsafe(handled, front._loop).result(20.0)
+    parts = [message["body"] for message in sent[1:]]
+    assert len(parts) > 2
+    assert max(map(len, parts)) == PART_BYTES
+    assert len(json.loads(b"".join(parts))["choices"]) == 3
+    assert in_flight == [1] * len(sent)
+    assert front.do(lambda: front.service.lifecycle.num_in_flight) == 0
 
 
 def test_without_max_tokens_a_chat_may_fill_the_context(front: FrontUnderTest) -> None:

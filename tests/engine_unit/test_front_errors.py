@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
+from pydantic import ValidationError
 
+from rayloom_engine.errors import RequestError
+from rayloom_engine.front.generation import Generation
+from rayloom_engine.front.openai_models import ChatRequest, DetokenizeRequest, parse_request
+from rayloom_engine.sampling_params import SamplingParams
 from rt_front import MODEL, FrontUnderTest, running_front
 
 MAX_BODY = 100_000
@@ -108,6 +115,17 @@ def test_a_body_of_unknown_length_is_cut_off_at_the_limit(front: FrontUnderTest)
         ({"top_logprobs": 2}, "top_logprobs"),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
         ({"priority": 2**40}, "priority"),
+        *(
+            ({name: 10**30}, name)
+            for name in ("n", "top_k", "seed", "min_tokens", "max_tokens", "prompt_logprobs", "priority")
+        ),
+        ({"max_completion_tokens": 10**30}, "max_tokens"),
+        ({"logprobs": True, "top_logprobs": 10**30}, "top_logprobs"),
+        ({"stop_token_ids": [10**30]}, "stop_token_ids"),
+        ({"stop_token_ids": [1] * 1025}, "stop_token_ids"),
+        ({"logit_bias": {"1": 10**30}}, "logit_bias"),
+        ({"logit_bias": {"1": "a"}}, "logit_bias"),
+        ({"logit_bias": {str(10**30): 1}}, "logit_bias"),
         ({"messages": None}, "messages"),
         ({"messages": []}, "messages"),
         ({"messages": "hi"}, "messages"),
@@ -124,6 +142,29 @@ def test_bad_fields_are_named(front: FrontUnderTest, fields: dict[str, Any], fie
     message = refused(front.chat(**fields), 400, field)
     assert field.split("[")[0].split(".")[0] in message
     assert len(message) < 300
+
+
+@pytest.mark.parametrize(
+    ("model", "document", "location"),
+    [
+        (ChatRequest, {"messages": [], "stop_token_ids": ["a"] * 1000}, "stop_token_ids[0]"),
+        (DetokenizeRequest, {"tokens": ["a"] * 1000}, "tokens[0]"),
+    ],
+    ids=["stop_token_ids", "tokens"],
+)
+def test_a_list_full_of_errors_costs_one(model: Any, document: dict[str, Any], location: str) -> None:
+    with pytest.raises(RequestError, match="must be an integer") as caught:
+        parse_request(model, document)
+    assert caught.value.field == location
+    cause = caught.value.__cause__
+    assert isinstance(cause, ValidationError)
+    assert cause.error_count() == 1
+
+
+def test_a_list_that_is_too_long_is_refused_before_it_is_used() -> None:
+    with pytest.raises(RequestError, match="at most 1048576") as caught:
+        parse_request(DetokenizeRequest, {"tokens": [1] * (2**20 + 1)})
+    assert caught.value.field == "tokens"
 
 
 @pytest.mark.parametrize("prompt", [None, [], 5, [""], ["a", 1], [[1], "a"], [True], [-1], [258], [[300]], [[]]])
@@ -182,6 +223,40 @@ def test_more_choices_than_the_queue_holds_are_refused(front: FrontUnderTest) ->
     message = refused(front.complete(["x"] * 1025), 400)
     assert "1025" in message
     assert "1024" in message
+    # Before any text is tokenised, which would find that these are too long.
+    assert "1152" in refused(front.complete(["x" * (512 * 12 + 1)] * 9, n=128), 400)
+
+
+def test_ids_that_the_tokenizer_knows_and_the_model_does_not_are_refused(front: FrontUnderTest) -> None:
+    def shrink() -> None:
+        text = front.service.text
+        assert text is not None
+        # As in a fine-tune whose padding token has no embedding: here <|im_end|>, id 257.
+        front.service.text = replace(text, model=msgspec.structs.replace(text.model, vocab_size=257))
+
+    whole = front.do(lambda: front.service.text)
+    front.do(shrink)
+    try:
+        assert "257" in refused(front.complete("a<|im_end|>"), 400, "prompt")
+        assert "257" in refused(front.complete([[97], [257]]), 400, "prompt")
+        assert "257" in refused(front.chat("a"), 400, "messages")
+        assert front.complete("a").status_code == 200
+    finally:
+        front.do(lambda: setattr(front.service, "text", whole))
+
+
+def test_what_cannot_be_encoded_is_refused_and_leaves_nothing_behind(front: FrontUnderTest) -> None:
+    text = front.do(lambda: front.service.text)
+
+    def generate() -> None:
+        settings = {"request_id": "r", "prompts": [(1,), (10**30,)], "params": SamplingParams(), "priority": 0}
+        Generation(front.service, text, fresh_seed=1, **settings)
+
+    with pytest.raises(RequestError, match="cannot be handed to the engine"):
+        front.do(generate)
+    assert front.do(lambda: list(front.service.client.unfinished())) == []
+    assert front.do(lambda: front.service.lifecycle.num_in_flight) == 0
+    assert front.chat().status_code == 200
 
 
 def test_a_template_that_refuses_gives_its_words(front: FrontUnderTest) -> None:

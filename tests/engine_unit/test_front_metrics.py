@@ -8,12 +8,14 @@ import msgspec
 import pytest
 
 from rayloom_engine.errors import ConfigError
+from rayloom_engine.front.admin import is_own_request
 from rayloom_engine.front.body import is_deeper_than
-from rayloom_engine.front.gate import load_api_keys
+from rayloom_engine.front.gate import bearer_token, load_api_keys
+from rayloom_engine.front.lifecycle import stall_of
 from rayloom_engine.front.metrics import Metrics
 from rayloom_engine.front.prometheus import Family, Histogram, exposition
 from rayloom_engine.front.recoveries import RecoveryLog
-from rayloom_engine.protocol.messages import CoreStatus, SchedulerStats
+from rayloom_engine.protocol.messages import CoreStatus, RankStatus, SchedulerStats
 
 
 def test_the_text_format() -> None:
@@ -81,6 +83,47 @@ def test_losses_before_tokens_flow_are_one_recovery() -> None:
 )
 def test_depth_counts_brackets_outside_strings(body: bytes, is_deep: bool) -> None:
     assert is_deeper_than(body, 3) is is_deep
+
+
+@pytest.mark.parametrize(
+    ("phase", "heartbeat_s", "token_s", "age_s", "is_stalled"),
+    [
+        ("step", 13.0, 1.0, 60.0, True),
+        ("step", 59.0, 900.0, 1.0, False),
+        ("idle", 70.0, 10.0, 3.0, False),
+        ("idle", 70.0, 58.0, 3.0, True),
+        ("idle", 70.0, None, 3.0, True),
+        ("start", 70.0, None, 3.0, False),
+    ],
+)
+def test_a_rank_hangs_when_it_is_still_though_work_is_due(
+    phase: str, heartbeat_s: float, token_s: float | None, age_s: float, is_stalled: bool
+) -> None:
+    rank = RankStatus(rank=0, node="n", pid=1, phase=phase, heartbeat_age_s=heartbeat_s, step=1, memory_bytes=1)
+    expected = "rank 0 has not advanced for 73 s" if is_stalled else ""
+    assert stall_of([rank], token_s, age_s) == expected
+
+
+@pytest.mark.parametrize(
+    ("host", "origin", "is_own"),
+    [
+        ("127.0.0.1:8081", None, True),
+        ("localhost:8081", None, True),
+        ("[::1]:8081", None, True),
+        ("evil.example:8081", None, False),
+        ("127.0.0.1.evil.example", None, False),
+        ("", None, False),
+        ("127.0.0.1:8081", "https://evil.example", False),
+        ("127.0.0.1:8081", "null", False),
+    ],
+)
+def test_a_web_page_is_told_from_a_program_of_this_machine(host: str, origin: str | None, is_own: bool) -> None:
+    assert is_own_request(host, origin) is is_own
+
+
+def test_a_key_is_compared_byte_for_byte() -> None:
+    sent = "Bearer schlüsselà".encode().decode("latin-1")  # how a header of these bytes reaches the application
+    assert bearer_token(sent) == "schlüsselà".encode()
 
 
 def test_api_keys_come_from_file_and_environment(tmp_path: Path) -> None:

@@ -19,18 +19,26 @@ import httpx
 import pytest
 
 from rayloom_engine.config import parse_config
+from rayloom_engine.front.service import Waits
 from rayloom_engine.process import EXIT_CONFIG
+from rayloom_engine.text.tokenizer import Tokenizer
 from rt_byte_model import byte_model
 from rt_fake_core import TOKEN, FakeCore
-from rt_front import MODEL, events, text_of
+from rt_front import MODEL, events, running_front, text_of
 
 
 class FrontProcess:
     def __init__(
-        self, process: subprocess.Popen[bytes], url: str, core: FakeCore, loop: asyncio.AbstractEventLoop
+        self,
+        process: subprocess.Popen[bytes],
+        url: str,
+        admin_url: str,
+        core: FakeCore,
+        loop: asyncio.AbstractEventLoop,
     ) -> None:
         self.process = process
         self.url = url
+        self.admin_url = admin_url
         self.core = core
         self._loop = loop
 
@@ -70,8 +78,8 @@ def front_process(folder: Path, **config: Any) -> Iterator[FrontProcess]:
     thread.start()
     assert is_running.wait(10.0)
     loop = running[0].get_loop()
-    process, url = start(folder, f"unix:{address}", **config)
-    front = FrontProcess(process, url, core, loop)
+    process, url, admin_url = start(folder, f"unix:{address}", **config)
+    front = FrontProcess(process, url, admin_url, core, loop)
     try:
         wait_until(lambda: _is_ready(front), "the front is ready")
         yield front
@@ -82,8 +90,8 @@ def front_process(folder: Path, **config: Any) -> Iterator[FrontProcess]:
         thread.join(10.0)
 
 
-def start(folder: Path, core_address: str, **config: Any) -> tuple[subprocess.Popen[bytes], str]:
-    """Starts a front as the supervisor does. Returns the process and its API's URL."""
+def start(folder: Path, core_address: str, **config: Any) -> tuple[subprocess.Popen[bytes], str, str]:
+    """Starts a front as the supervisor does. Returns the process and the URLs of its API and its admin port."""
     (folder / "token").write_text(TOKEN)
     (folder / "config.json").write_text(parse_config({"served_model_name": MODEL, **config}).model_dump_json())
     api, admin = (socket.create_server(("127.0.0.1", 0)) for _ in range(2))
@@ -91,7 +99,8 @@ def start(folder: Path, core_address: str, **config: Any) -> tuple[subprocess.Po
         fds = (api.fileno(), admin.fileno())
         command = [sys.executable, "-m", "rayloom_engine.front", "--run-dir", str(folder), "--parent", str(os.getpid())]
         command += ["--core-address", core_address, "--api-fd", str(fds[0]), "--admin-fd", str(fds[1])]
-        return subprocess.Popen(command, pass_fds=fds), f"http://127.0.0.1:{api.getsockname()[1]}"
+        urls = [f"http://127.0.0.1:{listener.getsockname()[1]}" for listener in (api, admin)]
+        return subprocess.Popen(command, pass_fds=fds), urls[0], urls[1]
 
 
 def _is_ready(front: FrontProcess) -> bool:
@@ -112,6 +121,8 @@ def test_sigterm_lets_running_requests_finish_and_refuses_new_ones(tmp_path: Pat
             received = [next(stream)]
             front.process.send_signal(signal.SIGTERM)
             wait_until(front.is_refusing, "the front drains")
+            assert httpx.delete(f"{front.admin_url}/drain").status_code == 409
+            assert front.is_refusing()
             front.do(front.core.release)
             received += list(stream)
         assert text_of(received) == "Hello there."
@@ -146,5 +157,66 @@ def test_a_hard_stop_does_not_wait(tmp_path: Path, signals: list[signal.Signals]
 
 
 def test_a_bad_key_file_ends_the_process_with_the_code_for_bad_settings(tmp_path: Path) -> None:
-    process, _url = start(tmp_path, f"unix:{tmp_path}/core.sock", api_key_file=str(tmp_path / "none"))
+    process, _url, _admin_url = start(tmp_path, f"unix:{tmp_path}/core.sock", api_key_file=str(tmp_path / "none"))
     assert process.wait(30.0) == EXIT_CONFIG
+
+
+def test_an_asked_for_drain_survives_the_front(tmp_path: Path) -> None:
+    with front_process(tmp_path) as front:
+        assert httpx.post(f"{front.admin_url}/drain", headers={"Origin": "https://a.example"}).status_code == 403
+        assert httpx.post(f"{front.admin_url}/drain").status_code == 200
+        front.process.kill()
+        front.process.wait(10.0)
+        process, _url, admin_url = start(tmp_path, f"unix:{tmp_path}/core.sock")
+        try:
+            assert httpx.get(f"{admin_url}/status", timeout=30.0).json()["state"] == "draining"
+            httpx.delete(f"{admin_url}/drain")
+            assert not (tmp_path / "draining").exists()
+        finally:
+            process.kill()
+            process.wait(10.0)
+
+
+def test_requests_wait_for_a_restarted_front(tmp_path: Path) -> None:
+    with running_front(tmp_path, ready=False, start=2, server_started=time.time() - 1000) as front:
+        status = front.admin.get("/status").json()
+        assert status["state"] == "recovering"
+        assert status["uptime_seconds"] >= 1000
+        loss = status["recoveries"][0]
+        assert (loss["process"], loss["cause"], loss["seconds"]) == ("front", "front_lost", None)
+        answers: list[httpx.Response] = []
+        client = threading.Thread(target=lambda: answers.append(front.chat()))
+        client.start()
+        front.wait_until(lambda: front.service.lifecycle.num_held == 1, "the request waits")
+        front.do(lambda: setattr(front.core, "state", "serving"))
+        front.do(front.core.send_status)
+        client.join(20.0)
+        assert answers[0].status_code == 200
+        loss = front.admin.get("/status").json()["recoveries"][0]
+        assert loss["seconds"] > 0
+        assert loss["replayed_requests"] == 0
+
+
+def test_a_restarted_front_waits_only_so_long(tmp_path: Path) -> None:
+    with running_front(tmp_path, ready=False, start=2, waits=Waits(ready_s=0.05)) as front:
+        assert front.chat().status_code == 503
+
+
+def test_a_tokenizer_that_fails_in_any_way_is_final(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def load(_folder: Path) -> Tokenizer:
+        raise KeyError("odd")
+
+    monkeypatch.setattr(Tokenizer, "load", load)
+    with running_front(tmp_path, ready=False) as front:
+        front.wait_until(lambda: front.service.state()[0] == "failed", "the failure shows")
+        assert "KeyError: 'odd'" in front.admin.get("/status").json()["reason"]
+
+
+def test_a_lost_core_runs_nothing(tmp_path: Path) -> None:
+    with running_front(tmp_path) as front:
+        front.do(lambda: setattr(front.service.client, "_address", f"unix:{tmp_path}/none"))
+        assert front.admin.get("/status").json()["requests"]["running"] == 1
+        front.do(front.core.die)
+        front.wait_until(lambda: not front.service.client.is_connected, "the connection is gone")
+        status = front.admin.get("/status").json()
+        assert (status["ranks"], status["requests"]["running"]) == ([], 0)

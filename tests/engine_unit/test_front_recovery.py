@@ -12,6 +12,8 @@ import httpx
 import pytest
 
 from rayloom_engine.front.service import Waits
+from rayloom_engine.protocol.framing import frame
+from rayloom_engine.protocol.messages import Output, Outputs, Refused, Submit
 from rayloom_engine.status import EngineStatus
 from rt_fake_core import say
 from rt_front import MODEL, FrontUnderTest, running_front, text_of
@@ -184,6 +186,62 @@ def test_the_fronts_own_count_fills_the_queue_while_the_core_is_away(tmp_path: P
             assert refused.headers["retry-after"] == "1"
 
 
+def test_what_is_let_in_while_the_core_is_away_is_never_refused(front: FrontUnderTest) -> None:
+    front.do(lambda: setattr(front.core, "state", "starting"))
+    front.do(front.core.die)
+    front.wait_until(lambda: len(front.core.hellos) == 2, "the front is back")
+    front.wait_until(lambda: front.service.lifecycle.state[0] == "recovering", "it recovers")
+    assert front.chat().status_code == 200
+    assert [submit.is_resume for submit in front.do(lambda: list(front.core.submits))] == [True]
+
+
+def test_a_refusal_that_comes_after_the_status_line_is_overcome(front: FrontUnderTest) -> None:
+    front.do(lambda: setattr(front.core, "is_silent", True))
+    with front.chat_stream() as stream:  # 200 is here
+        front.do(lambda: setattr(front.core, "is_silent", False))
+        [submit] = front.do(lambda: list(front.core.submits))
+        send_to_front(front, refusal_of(submit))
+        received = list(stream)
+    assert text_of(received) == "Hello there."
+    assert received[-1] == "[DONE]"
+    assert [submit.is_resume for submit in front.do(lambda: list(front.core.submits))] == [False, True]
+
+
+def test_a_stream_of_which_one_choice_is_refused_at_once_is_429(tmp_path: Path) -> None:
+    with running_front(tmp_path, waits=Waits(accept_s=20.0)) as front:
+        front.do(lambda: setattr(front.core, "is_silent", True))
+        answers: list[httpx.Response] = []
+        thread = threading.Thread(target=lambda: answers.append(front.chat(n=2, stream=True)))
+        thread.start()
+        front.wait_until(lambda: len(front.core.submits) == 2, "the core has both")
+        first, second = front.do(lambda: list(front.core.submits))
+        output = Output(sequence_id=first.sequence_id, token_ids=(65,))
+        send_to_front(front, Outputs((output,)), refusal_of(second))
+        thread.join(20.0)
+        assert answers[0].status_code == 429
+        assert front.do(lambda: sequences(front)) == []
+
+
+def refusal_of(submit: Submit) -> Refused:
+    return Refused(sequence_id=submit.sequence_id, reason="queue_full", message="no room")
+
+
+def send_to_front(front: FrontUnderTest, *messages: Any) -> None:
+    """In one write, so that they arrive together."""
+    data = b"".join(map(frame, messages))
+    front.do(lambda: [writer.write(data) for writer in front.core._writers])
+
+
+def test_a_sequence_that_cannot_be_encoded_fails_alone(front: FrontUnderTest) -> None:
+    front.do(lambda: setattr(front.core, "is_silent", True))
+    with front.chat_stream() as broken, front.chat_stream() as whole:
+        front.do(lambda: setattr(sequences(front)[0], "priority", 10**30))
+        front.do(front.core.reset)
+        front.do(front.core.die)
+        assert "cannot be handed to the engine" in list(broken)[-1]["error"]["message"]
+        assert text_of(list(whole)) == "Hello there."
+
+
 def test_api_keys_guard_what_costs_something(tmp_path: Path) -> None:
     with running_front(tmp_path, api_keys=("k1", "k2")) as front:
         for headers in ({}, {"Authorization": "Bearer no"}, {"Authorization": "Basic k1"}):
@@ -224,7 +282,8 @@ def test_a_core_with_another_token_is_never_talked_to(tmp_path: Path) -> None:
             lambda: setattr(front.service.client, "_hello", front.core.hellos[0].__class__(token="x", front_id="f"))
         )
         front.do(front.core.die)
-        front.wait_until(lambda: not front.service.client.is_connected, "the connection is gone")
+        front.wait_until(lambda: front.core.num_refused_hellos >= 1, "a greeting was refused")
+        assert not front.do(lambda: front.service.client.is_connected)
         assert front.do(lambda: len(front.core.hellos)) == 1
 
 

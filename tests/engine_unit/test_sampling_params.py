@@ -11,7 +11,7 @@ import pytest
 
 from rayloom_engine.core.decoding import DecodingParams
 from rayloom_engine.errors import RequestError
-from rayloom_engine.sampling_params import ContextTooLong, SamplingParams, choice_seed
+from rayloom_engine.sampling_params import ContextTooLong, SamplingParams, check_token_ids, choice_seed, shown
 
 
 def decoding(params: SamplingParams, index: int = 0, **changes: Any) -> DecodingParams:
@@ -113,8 +113,19 @@ def test_stop_strings_are_kept_once_and_in_order() -> None:
         ({"logit_bias": {True: 1}}, "logit_bias"),
         ({"logit_bias": [1]}, "logit_bias"),
         ({"min_tokens": 17}, "min_tokens"),
+        ({"n": 10**30}, "n"),
+        ({"top_k": 10**30}, "top_k"),
+        ({"seed": 10**30}, "seed"),
+        ({"min_tokens": 10**30, "max_tokens": None}, "min_tokens"),
+        ({"max_tokens": 10**30}, "max_tokens"),
+        ({"logprobs": 10**30}, "logprobs"),
+        ({"prompt_logprobs": 10**30}, "prompt_logprobs"),
+        ({"stop_token_ids": [10**30]}, "stop_token_ids"),
+        ({"stop_token_ids": [1] * 1025}, "stop_token_ids"),
+        ({"logit_bias": {10**30: 1}}, "logit_bias"),
+        ({"logit_bias": {1: 10**30}}, "logit_bias"),
     ],
-    ids=str,
+    ids=lambda value: str(value)[:60],
 )
 def test_refusals_name_the_field(settings: dict[str, Any], field: str) -> None:
     with pytest.raises(RequestError, match=field) as caught:
@@ -127,6 +138,25 @@ def test_ids_outside_the_vocabulary_are_refused() -> None:
         decoding(SamplingParams(stop_token_ids=[50]))
     with pytest.raises(RequestError, match="logit_bias has token id 50"):
         decoding(SamplingParams(logit_bias={50: 1}))
+
+
+def test_top_k_is_never_more_than_the_vocabulary() -> None:
+    assert decoding(SamplingParams(top_k=2**31 - 1)).top_k == 50
+    assert decoding(SamplingParams(top_k=49)).top_k == 49
+
+
+@pytest.mark.parametrize("token_id", [50, -1, 10**30])
+def test_prompt_ids_without_an_embedding_are_named(token_id: int) -> None:
+    check_token_ids([0, 49], 50)
+    check_token_ids([], 50)
+    with pytest.raises(RequestError, match=rf"prompt has token id {token_id}, but the model's ids go from 0 to 49"):
+        check_token_ids([0, token_id, 49], 50)
+
+
+def test_what_is_shown_of_a_value_is_short_however_large_it_is() -> None:
+    assert shown("a" * 60) == repr("a" * 60)
+    for value in ("x" * 10**6, list(range(10**6)), {str(key): "y" * 1000 for key in range(1000)}, 10**4000):
+        assert len(shown(value)) <= 80
 
 
 def test_an_empty_prompt_is_refused() -> None:

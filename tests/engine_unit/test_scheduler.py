@@ -195,12 +195,13 @@ def test_abort_gives_blocks_and_slot_back_at_once() -> None:
 
 
 def test_a_full_queue_refuses_new_requests_but_not_resumed_ones() -> None:
-    scheduler = make_scheduler(max_queued=1)
+    scheduler = make_scheduler(max_queued=1, max_num_seqs=1)
     scheduler.add(make_sequence("a"))
-    with pytest.raises(QueueFull, match="1 sequences wait already, at most 1 may"):
-        scheduler.add(make_sequence("b"))
-    scheduler.add(make_sequence("c"), is_resume=True)
-    assert scheduler.num_waiting == 2
+    scheduler.add(make_sequence("b"))  # one of them runs in the next step, so one is queued
+    with pytest.raises(QueueFull, match="2 sequences wait already, at most 2 may"):
+        scheduler.add(make_sequence("c"))
+    scheduler.add(make_sequence("d"), is_resume=True)
+    assert scheduler.num_waiting == 3
 
 
 @pytest.mark.parametrize(

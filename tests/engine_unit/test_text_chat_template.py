@@ -13,6 +13,7 @@ from rayloom_engine.errors import ModelError, RequestError
 from rayloom_engine.models.source import resolve
 from rayloom_engine.text.chat_template import ChatTemplate
 from rayloom_engine.text.tokenizer import Tokenizer
+from rt_byte_model import byte_model
 
 USER = [{"role": "user", "content": "Hi"}]
 
@@ -92,6 +93,22 @@ def test_a_harmful_template_ends_in_a_refusal(source: str) -> None:
 def test_a_broken_template_is_the_models_fault() -> None:
     with pytest.raises(ModelError, match="cannot be compiled"):
         ChatTemplate("{% for %}", {})
+
+
+def test_broken_files_are_the_models_fault(tmp_path: Path) -> None:
+    settings = tmp_path / "tokenizer_config.json"
+    for broken in ([{"template": "T"}], ["T"], 5):
+        settings.write_text(json.dumps({"chat_template": broken}))
+        with pytest.raises(ModelError, match="chat_template"):
+            ChatTemplate.load(tmp_path, {})
+    (tmp_path / "chat_template.jinja").write_bytes(b"\xff")
+    with pytest.raises(ModelError, match="UTF-8"):
+        ChatTemplate.load(tmp_path, {})
+    folder = byte_model(tmp_path / "model")
+    for odd in ({"id": 3}, 7, ["</s>"]):
+        (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": odd}))
+        with pytest.raises(ModelError, match="eos_token"):
+            Tokenizer.load(folder)
 
 
 def test_where_a_template_is_found(tmp_path: Path) -> None:

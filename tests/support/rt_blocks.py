@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -63,3 +64,31 @@ def runnable(command: str) -> str:
     if words[0].endswith("rayloom-engine") and words[1:2] == ["bench"]:
         return command + " --help"
     return command
+
+
+def install_stand_in_curl(folder: Path) -> Path:
+    """A `curl` that does what the documents' examples ask of it, for machines without one. Returns its folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    script = folder / "curl"
+    script.write_text(f"#!{sys.executable}\n{_CURL}")
+    script.chmod(0o755)
+    return folder
+
+
+_CURL = """
+import argparse
+import sys
+import urllib.request
+
+parser = argparse.ArgumentParser()
+for flag in ("-s", "-S", "-N"):
+    parser.add_argument(flag, action="store_true")
+parser.add_argument("-H", action="append", default=[])
+parser.add_argument("-d")
+parser.add_argument("url")
+args = parser.parse_args()
+headers = dict(header.split(": ", 1) for header in args.H)
+request = urllib.request.Request(args.url, data=args.d and args.d.encode(), headers=headers)
+with urllib.request.urlopen(request, timeout=60) as response:
+    sys.stdout.write(response.read().decode())
+"""

@@ -48,6 +48,7 @@ class FakeCore:
         self.epoch = 1
         self.num_blocks, self.num_free_blocks = 10, 7
         self.hellos: list[Hello] = []
+        self.num_refused_hellos = 0
         self.model: ModelStatus | None = ModelStatus(
             path=str(model_folder),
             architecture="LlamaForCausalLM",
@@ -102,6 +103,7 @@ class FakeCore:
         try:
             hello = front_decoder.decode(await read_frame(reader))
             if not isinstance(hello, Hello) or hello.token != TOKEN:
+                self.num_refused_hellos += 1
                 return
             self.hellos.append(hello)
             self._writers.add(writer)

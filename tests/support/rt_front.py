@@ -71,7 +71,14 @@ class FrontUnderTest:
 
 @contextlib.contextmanager
 def running_front(
-    folder: Path, *, waits: Waits | None = None, api_keys: tuple[str, ...] = (), ready: bool = True, **config: Any
+    folder: Path,
+    *,
+    waits: Waits | None = None,
+    api_keys: tuple[str, ...] = (),
+    ready: bool = True,
+    start: int = 1,
+    server_started: float | None = None,
+    **config: Any,
 ) -> Iterator[FrontUnderTest]:
     """A front with its fake core; `config` are fields of EngineConfig. Without `ready` the core is still loading."""
     started: list[FrontUnderTest] = []
@@ -86,7 +93,16 @@ def running_front(
         sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]
         urls = [f"http://127.0.0.1:{listener.getsockname()[1]}" for listener in sockets]
         address = folder / "core.sock"
-        service = Service(settings, f"unix:{address}", TOKEN, "front-1", api_url=urls[0], waits=waits)
+        service = Service(
+            settings,
+            f"unix:{address}",
+            TOKEN,
+            "front-1",
+            api_url=urls[0],
+            waits=waits,
+            start=start,
+            server_started=server_started,
+        )
         servers = [http_server(api_app(service, api_keys)), http_server(admin_app(service, admin_token))]
         tasks = [
             asyncio.create_task(core.serve(address)),

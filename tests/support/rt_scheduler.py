@@ -83,6 +83,10 @@ class SimulatedRank:
                 sampled.append(SampledToken(step.slot, token))
         return StepResult(step_id=plan.step_id, epoch=plan.epoch, sampled=tuple(sampled))
 
+    def forget_all(self) -> None:
+        self._slots = {}
+        self._content = {}
+
     def _place(self, table: list[int], position: int) -> tuple[int, int]:
         return table[position // self._block_size], position % self._block_size
 

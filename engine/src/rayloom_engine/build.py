@@ -18,7 +18,6 @@ from rayloom_engine.worker.start import find_model, start_rank
 class BuiltEngine:
     engine: Engine
     model: ModelStatus
-    eos_token_ids: tuple[int, ...]
     kv_explanation: str
 
 
@@ -59,6 +58,5 @@ def build_found_engine(
             weight_bytes=rank.weight_bytes,
             commit=resolved.commit,
         ),
-        eos_token_ids=shape.eos_token_ids,
         kv_explanation=rank.kv.explanation,
     )

@@ -42,7 +42,7 @@ class EngineConfig(BaseModel):
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: cuda where one is present, else cpu.")
     max_model_len: int | None = Field(
         None,
-        ge=1,
+        ge=2,
         description="Longest prompt + output in tokens. Default: what the model's config says, or what fits.",
     )
 

@@ -94,8 +94,9 @@ class CoreIo:
         self._thread.join()
 
     def flush_status(self) -> None:
-        """Sends a status now and returns when the sockets have taken it."""
-        asyncio.run_coroutine_threadsafe(self._flush_status(), self._loop).result(timeout=2.0)
+        """Sends a status now and returns when the sockets have taken it, or after 2 s."""
+        with contextlib.suppress(TimeoutError):
+            asyncio.run_coroutine_threadsafe(self._flush_status(), self._loop).result(timeout=2.0)
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
@@ -153,7 +154,7 @@ class CoreIo:
             writer.close()
 
     def _is_welcome(self, hello: object) -> bool:
-        if not isinstance(hello, Hello) or not hmac.compare_digest(hello.token, self._token):
+        if not isinstance(hello, Hello) or not hmac.compare_digest(hello.token.encode(), self._token.encode()):
             logger.warning("refused a connection without the right token")
             return False
         if hello.version != PROTOCOL_VERSION:

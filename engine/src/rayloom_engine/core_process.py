@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import json
 import logging
 import os
 import platform
@@ -40,6 +41,7 @@ from rayloom_engine.protocol.messages import (
     SchedulerStats,
     Submit,
 )
+from rayloom_engine.sampling_params import check_token_ids
 from rayloom_engine.worker.start import find_model
 
 logger = logging.getLogger(__name__)
@@ -116,9 +118,9 @@ class CoreState:
 class Core:
     """Turns front messages into sequences and step outputs into front messages."""
 
-    def __init__(self, engine: Engine, eos_token_ids: tuple[int, ...], io: CoreIo, state: CoreState) -> None:
+    def __init__(self, engine: Engine, model: ModelStatus, io: CoreIo, state: CoreState) -> None:
         self._engine = engine
-        self._eos_token_ids = eos_token_ids
+        self._model = model
         self._io = io
         self._state = state
 
@@ -158,12 +160,13 @@ class Core:
             prompt_ids=submit.prompt_ids,
             generated_ids=submit.generated_ids,
             params=submit.params,
-            eos_token_ids=self._eos_token_ids,
+            eos_token_ids=self._model.eos_token_ids,
             priority=submit.priority,
             arrival=submit.arrival,
             fork_of=None if submit.fork_of is None else _request_id(connection, submit.fork_of),
         )
         try:
+            check_token_ids(sequence.token_ids, self._model.vocab_size)
             output = self._engine.add(sequence, submit.is_resume)
         except QueueFull as error:
             refused = Refused(
@@ -174,7 +177,8 @@ class Core:
             )
             self._io.send(connection, refused)
         except RequestError as error:
-            reason = "too_long" if error.field == "prompt" else "invalid"
+            is_too_long = sequence.num_tokens >= self._engine.scheduler.config.max_model_len
+            reason = "too_long" if is_too_long else "invalid"
             self._io.send(connection, Refused(sequence_id=submit.sequence_id, reason=reason, message=str(error)))
         else:
             if output is not None:
@@ -209,14 +213,20 @@ def _request_id(connection: int, sequence_id: str) -> str:
     return f"{connection}/{sequence_id}"
 
 
-def serve(config: EngineConfig, address: str, token: str, epoch: int) -> int:
-    """Runs the core; returns an exit code only when it cannot start."""
+def serve(config: EngineConfig, address: str, token: str, epoch: int, sizing_file: Path) -> int:
+    """Runs the core; returns an exit code only when it cannot start.
+
+    The first core writes its sizes to `sizing_file` and later ones take them: a core that found less free memory than
+    the one before it could not go on with what that one accepted.
+    """
     state = CoreState(epoch=epoch)
     inbox = Inbox(deque(), threading.Event())
     io = CoreIo(address, token, epoch, inbox, state.status)
     io.start()
     try:
         resolved, shape = find_model(config, state.begin_phase)
+        if sizing_file.exists():
+            config = config.model_copy(update=json.loads(sizing_file.read_text()))
         built = build_found_engine(config, resolved, shape, epoch, state.begin_phase)
     except (ModelError, ConfigError) as error:
         logger.error("%s", error)
@@ -225,8 +235,11 @@ def serve(config: EngineConfig, address: str, token: str, epoch: int) -> int:
         state.state = "failed"
         io.flush_status()
         return EXIT_CONFIG
+    model = built.model
+    sizes = {"num_kv_blocks": built.engine.scheduler.config.num_blocks, "max_model_len": model.max_model_len}
+    sizing_file.write_text(json.dumps(sizes))
     state.end_phase()
-    state.model = built.model
+    state.model = model
     state.message = built.kv_explanation
     state.state = "serving"
     state.rank_phase = "idle"
@@ -234,8 +247,10 @@ def serve(config: EngineConfig, address: str, token: str, epoch: int) -> int:
     gc.collect()
     gc.freeze()
     io.flush_status()
+    how = "set" if config.executor == "uni" else "one rank"
+    logger.info("executor uni (%s)", how)
     logger.info("serving, epoch %d, start-up %s", epoch, _phase_line(state.phases))
-    Core(built.engine, built.eos_token_ids, io, state).run(inbox)
+    Core(built.engine, built.model, io, state).run(inbox)
     return 0
 
 
@@ -253,7 +268,8 @@ def main() -> int:
     end_with_parent(args.parent)
     config = load_config(args.run_dir / "config.json")
     set_up_logging("core", config.log_level)
-    return serve(config, args.core_address, (args.run_dir / "token").read_text().strip(), args.epoch)
+    token = (args.run_dir / "token").read_text().strip()
+    return serve(config, args.core_address, token, args.epoch, args.run_dir / "sizing.json")
 
 
 if __name__ == "__main__":

@@ -21,6 +21,9 @@ class Executor(Protocol):
 
     def run(self, plan: StepPlan) -> StepResult: ...
 
+    def forget_all(self) -> None:
+        """Empties every slot of every rank."""
+
 
 @dataclass(slots=True)
 class StepTimes:
@@ -80,7 +83,13 @@ class Engine:
         plan = self.scheduler.schedule()
         if plan is None:
             return []
-        result = self._executor.run(plan)
+        try:
+            result = self._executor.run(plan)
+        except BaseException:
+            # Also an interrupt: slots and blocks may be in any state, so they start afresh. The sequences are kept.
+            self._executor.forget_all()
+            self.scheduler.forget_ranks()
+            raise
         outputs = self.scheduler.update(plan, result)
         now = self._clock()
         if result.sampled:

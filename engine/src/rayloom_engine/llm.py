@@ -23,7 +23,7 @@ from rayloom_engine.core.sequence import Sequence as CoreSequence
 from rayloom_engine.core.step import TokenLogprobs
 from rayloom_engine.errors import EngineDead, RequestError
 from rayloom_engine.models.progress import no_progress
-from rayloom_engine.sampling_params import SamplingParams
+from rayloom_engine.sampling_params import SamplingParams, check_token_ids
 from rayloom_engine.text.chat_template import ChatTemplate
 from rayloom_engine.text.output_decoder import OutputDecoder
 from rayloom_engine.text.tokenizer import Tokenizer
@@ -169,6 +169,7 @@ class LLM:
         choices: dict[str, _Choice] = {}
         sequences = []
         for prompt_index, (prompt_ids, wishes) in enumerate(zip(prompts, params, strict=True)):
+            check_token_ids(prompt_ids, self.model.vocab_size)
             seed = secrets.randbits(62)
             leader = None
             for index in range(wishes.n):
@@ -196,10 +197,10 @@ class LLM:
         finally:
             for sequence in sequences:  # after an interrupt nothing of this batch stays behind
                 self._engine.abort(sequence.request_id)
-        return [
-            _request_output(text, ids, [c for c in choices.values() if c.prompt_index == prompt_index])
-            for prompt_index, (text, ids) in enumerate(zip(texts, prompts, strict=True))
-        ]
+        by_prompt: list[list[_Choice]] = [[] for _ in prompts]
+        for choice in choices.values():
+            by_prompt[choice.prompt_index].append(choice)
+        return [_request_output(*parts) for parts in zip(texts, prompts, by_prompt, strict=True)]
 
     def _finish_all(self, choices: dict[str, _Choice], use_tqdm: bool) -> None:
         unfinished = set(choices)

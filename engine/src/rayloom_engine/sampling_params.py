@@ -6,8 +6,10 @@ sequences. Stop strings, include_stop_str_in_output and skip_special_tokens stay
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import reprlib
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 
 from rayloom_engine.core.decoding import DecodingParams
 from rayloom_engine.errors import RequestError
@@ -16,11 +18,17 @@ MAX_CHOICES = 128  # OpenAI's limit of n
 MAX_LOGPROBS = 20  # OpenAI's limit of top_logprobs
 MAX_STOP_STRINGS = 64
 MAX_STOP_STRING_CHARS = 1024
+MAX_STOP_TOKEN_IDS = 1024
 MAX_LOGIT_BIASES = 1024
+MAX_COUNT = 2**31 - 1  # of tokens and token ids: far above any context, and it fits every message and tensor
 GREEDY_BELOW = 1e-5  # a smaller temperature overflows float32 logits; vLLM calls it greedy at the same limit
 
 _MASK_64 = 2**64 - 1
 _MASK_63 = 2**63 - 1
+
+_SHOWN_CHARS = 80
+_short = reprlib.Repr()
+_short.maxstring = _short.maxlong = _short.maxother = _SHOWN_CHARS
 
 
 class ContextTooLong(RequestError):
@@ -36,7 +44,7 @@ class SamplingParams:
     top_p: float = 1.0  # (0, 1]
     top_k: int = 0  # 0 or -1 = all
     min_p: float = 0.0  # [0, 1]
-    repetition_penalty: float = 1.0  # > 0; 1 = off
+    repetition_penalty: float = 1.0  # [0.01, 100]; 1 = off
     presence_penalty: float = 0.0  # [-2, 2]
     frequency_penalty: float = 0.0  # [-2, 2]
     logit_bias: Mapping[int, float] = field(default_factory=dict)  # token id -> bias in [-100, 100]
@@ -55,16 +63,16 @@ class SamplingParams:
         _check_int("n", self.n, 1, MAX_CHOICES)
         _check_float("temperature", self.temperature, 0.0, None)
         _check_float("top_p", self.top_p, 0.0, 1.0, above_low=True)
-        _check_int("top_k", self.top_k, -1, None)
+        _check_int("top_k", self.top_k, -1, MAX_COUNT)
         _check_float("min_p", self.min_p, 0.0, 1.0)
-        _check_float("repetition_penalty", self.repetition_penalty, 0.0, None, above_low=True)
+        _check_float("repetition_penalty", self.repetition_penalty, 0.01, 100.0)  # beyond it float32 logits overflow
         _check_float("presence_penalty", self.presence_penalty, -2.0, 2.0)
         _check_float("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
         if self.seed is not None:
             _check_int("seed", self.seed, -(2**63), 2**63 - 1)
-        _check_int("min_tokens", self.min_tokens, 0, None)
+        _check_int("min_tokens", self.min_tokens, 0, MAX_COUNT)
         if self.max_tokens is not None:
-            _check_int("max_tokens", self.max_tokens, 1, None)
+            _check_int("max_tokens", self.max_tokens, 1, MAX_COUNT)
             if self.min_tokens > self.max_tokens:
                 raise RequestError(
                     f"min_tokens {self.min_tokens} is more than max_tokens {self.max_tokens}; lower it", "min_tokens"
@@ -130,7 +138,7 @@ class SamplingParams:
             min_tokens=self.min_tokens,
             temperature=float(self.temperature) if self.temperature >= GREEDY_BELOW else 0.0,
             top_p=float(self.top_p),
-            top_k=max(self.top_k, 0),
+            top_k=min(max(self.top_k, 0), vocab_size),
             min_p=float(self.min_p),
             repetition_penalty=float(self.repetition_penalty),
             presence_penalty=float(self.presence_penalty),
@@ -156,16 +164,28 @@ def choice_seed(seed: int, index: int) -> int:
 
 def shown(value: object) -> str:
     """`value` for an error message, cut when it is long: what a user sent can be megabytes."""
-    text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."
+    text = _short.repr(value)
+    return text if len(text) <= _SHOWN_CHARS else text[: _SHOWN_CHARS - 3] + "..."
 
 
-def _check_int(name: str, value: object, low: int, high: int | None) -> None:
+def check_token_ids(token_ids: Sequence[int], vocab_size: int, field: str = "prompt") -> None:
+    """Raises RequestError naming the first id that the model has no embedding for.
+
+    A tokenizer can know more ids than its model, so ids that come from text need this too. `field` is where they are.
+    """
+    if not token_ids or (min(token_ids) >= 0 and max(token_ids) < vocab_size):
+        return
+    outside = next(token_id for token_id in token_ids if not 0 <= token_id < vocab_size)
+    raise RequestError(
+        f"{field} has token id {shown(outside)}, but the model's ids go from 0 to {vocab_size - 1}; leave it out", field
+    )
+
+
+def _check_int(name: str, value: object, low: int, high: int) -> None:
     if not isinstance(value, int) or isinstance(value, bool):
         raise RequestError(f"{name} must be an integer, given {shown(value)}", name)
-    if value < low or (high is not None and value > high):
-        allowed = f"at least {low}" if high is None else f"from {low} to {high}"
-        raise RequestError(f"{name} must be {allowed}, given {shown(value)}", name)
+    if not low <= value <= high:
+        raise RequestError(f"{name} must be from {low} to {high}, given {shown(value)}", name)
 
 
 def _check_float(name: str, value: object, low: float, high: float | None, *, above_low: bool = False) -> None:
@@ -206,9 +226,11 @@ def _token_ids(ids: object) -> tuple[int, ...]:
         return ()
     if not isinstance(ids, Iterable) or isinstance(ids, str | bytes):
         raise RequestError(f"stop_token_ids must be a list of token ids, given {shown(ids)}", "stop_token_ids")
-    token_ids = tuple(ids)
+    token_ids = tuple(islice(ids, MAX_STOP_TOKEN_IDS + 1))
+    if len(token_ids) > MAX_STOP_TOKEN_IDS:
+        raise RequestError(f"stop_token_ids has more than {MAX_STOP_TOKEN_IDS} ids; give fewer", "stop_token_ids")
     for token_id in token_ids:
-        _check_int("stop_token_ids", token_id, 0, None)
+        _check_int("stop_token_ids", token_id, 0, MAX_COUNT)
     return tuple(dict.fromkeys(token_ids))
 
 
@@ -225,7 +247,7 @@ def _logit_bias(biases: object) -> dict[int, float]:
     for key, bias in biases.items():
         # JSON has only strings as keys, so a string of digits is an id too.
         token_id = int(key) if isinstance(key, str) and key.isascii() and key.isdigit() and len(key) < 10 else key
-        if not isinstance(token_id, int) or isinstance(token_id, bool) or token_id < 0:
+        if not isinstance(token_id, int) or isinstance(token_id, bool) or not 0 <= token_id <= MAX_COUNT:
             raise RequestError(f"logit_bias must have token ids as keys, given {shown(key)}", "logit_bias")
         _check_float("logit_bias", bias, -100.0, 100.0)
         checked[token_id] = float(bias)

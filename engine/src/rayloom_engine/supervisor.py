@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 _BUDGET_SECONDS = 600.0  # restarts are counted over this long
 _MAX_BACKOFF_SECONDS = 10.0
-_STOP_SECONDS = 2.0  # after a stop signal children have this long before SIGKILL
+_STOP_SECONDS = 1.2  # after a stop signal children have this long before SIGKILL
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
@@ -69,13 +69,14 @@ class Child:
 class Supervisor:
     def __init__(self, config: EngineConfig) -> None:
         self._config = config
-        self._run_dir = Path(tempfile.mkdtemp(prefix="rayloom-"))
         self._api, self._admin = bind_sockets(config)
+        self._run_dir = _make_run_dir()
+        self._started = time.time()
         self._front = Child("front", config.restart_budget)
         self._core = Child("core", config.restart_budget)
         self._signals: deque[int] = deque()
         self._exit_code: int | None = None  # set when stopping has begun
-        self._is_draining = False
+        self._stop_by = float("inf")  # by time.monotonic; set when draining has begun
 
     @property
     def api_url(self) -> str:
@@ -101,6 +102,9 @@ class Supervisor:
                 _drain(wake_read)
                 self._reap()
                 self._act_on_signals()
+                if time.monotonic() > self._stop_by:
+                    logger.warning("the front did not end in time; stopping all")
+                    self._exit_code = 0
             return self._exit_code
         finally:
             self._stop_children()
@@ -122,7 +126,8 @@ class Supervisor:
         if self._front.start_at is not None and self._front.start_at <= now:
             fds = (self._api.fileno(), self._admin.fileno())
             ports = ["--api-fd", str(fds[0]), "--admin-fd", str(fds[1])]
-            self._front.started(_spawn("rayloom_engine.front", [*common, *ports], fds))
+            since = ["--start", str(self._front.starts + 1), "--server-started", str(self._started)]
+            self._front.started(_spawn("rayloom_engine.front", [*common, *ports, *since], fds))
 
     def _next_wake(self) -> float:
         """Seconds until something is due. One at most, should a signal ever be lost."""
@@ -152,9 +157,9 @@ class Supervisor:
             return
         if signal.SIGINT in self._signals or len(self._signals) > 1 or self._front.process is None:
             self._exit_code = 0
-        elif not self._is_draining:
+        elif self._stop_by == float("inf"):
             logger.info("SIGTERM: draining for at most %.0f s", self._config.drain_seconds)
-            self._is_draining = True
+            self._stop_by = time.monotonic() + self._config.drain_seconds + _STOP_SECONDS
             self._front.process.send_signal(signal.SIGTERM)
 
     def _stop_children(self) -> None:
@@ -187,6 +192,15 @@ def bind_sockets(config: EngineConfig) -> tuple[socket.socket, socket.socket]:
         raise
 
 
+def _make_run_dir() -> Path:
+    """A folder of our own whose socket path is short enough: a Unix socket's name holds 107 bytes."""
+    folder = tempfile.mkdtemp(prefix="rayloom-")
+    if len(f"{folder}/core.sock".encode()) > 100:
+        os.rmdir(folder)
+        folder = tempfile.mkdtemp(prefix="rayloom-", dir="/tmp")
+    return Path(folder)
+
+
 def _listen(host: str, port: int, field: str) -> socket.socket:
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
@@ -208,8 +222,20 @@ def _url(listener: socket.socket) -> str:
 def _spawn(module: str, arguments: Sequence[str], fds: Sequence[int] = ()) -> subprocess.Popen[bytes]:
     # A session of its own: Ctrl-C in a terminal reaches the supervisor alone, which ends the others in order.
     return subprocess.Popen(
-        [sys.executable, "-m", module, *arguments], pass_fds=fds, stdin=subprocess.DEVNULL, start_new_session=True
+        [sys.executable, "-P", "-m", module, *arguments],
+        pass_fds=fds,
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,
+        preexec_fn=_ignore_sigint,
     )
+
+
+def _ignore_sigint() -> None:
+    """Runs in the child: a stop that comes while it still imports must not end in a KeyboardInterrupt's trace.
+
+    The front sets a handler of its own once it can stop in order.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _drain(wake: socket.socket) -> None:

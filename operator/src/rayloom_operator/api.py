@@ -75,7 +75,7 @@ class Model(_Part):
     )
     max_model_len: int | None = Field(
         None,
-        ge=1,
+        ge=2,
         description="Longest prompt + output in tokens. Default: what the model's config says, or what fits.",
     )
 

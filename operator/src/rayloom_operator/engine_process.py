@@ -77,9 +77,9 @@ class EngineProcess:
         return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
 
     def stop(self, grace_s: float) -> bool:
-        """Ends the engine and everything in its session; True if it ended within `grace_s` seconds of SIGINT.
+        """Ends the engine; True if it ended within `grace_s` seconds of SIGINT, which ends its children in order.
 
-        Whatever is left then is killed. Returns when the engine is gone.
+        What is left of its group is killed then, and its children end with it. Returns when the engine is gone.
         """
         deadline = time.monotonic() + grace_s
         if self._process.poll() is None:

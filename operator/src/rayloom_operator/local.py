@@ -50,6 +50,8 @@ def serve_local(options: LocalOptions) -> int:
 
     Raises SpecError for a manifest that cannot be served here, EngineUnavailable when the engine cannot be started.
     """
+    signals = StopSignals()
+    signals.install()
     service = load_service(options.manifest)
     problems = refusals(service)
     if problems:
@@ -58,8 +60,6 @@ def serve_local(options: LocalOptions) -> int:
     port = _claimable_port(options.host, options.port, "--port")
     admin_port = _claimable_port(_ADMIN_HOST, options.admin_port, "--admin-port", other_than=port)
 
-    signals = StopSignals()
-    signals.install()
     folder = Path(tempfile.mkdtemp(prefix="rayloom-local-"))
     config_path = folder / "config.json"
     config_path.write_text(

@@ -92,5 +92,7 @@ def read_items(lines: Iterable[str]) -> Iterable[dict[str, Any]]:
 
 
 def _messages(item: dict[str, Any]) -> list[dict[str, Any]]:
-    messages: list[dict[str, Any]] = item.get("messages") or [{"role": "user", "content": item["prompt"]}]
-    return messages
+    if "messages" in item:
+        messages: list[dict[str, Any]] = item["messages"]
+        return messages
+    return [{"role": "user", "content": item["prompt"]}]

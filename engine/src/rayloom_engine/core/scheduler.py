@@ -114,8 +114,10 @@ class Scheduler:
             )
         if sequence.request_id in self._sequences:
             raise RequestError(f"the id {sequence.request_id!r} is in use by an unfinished request", "request_id")
-        if not is_resume and len(self._waiting) >= self.config.max_queued:
-            raise QueueFull(f"{len(self._waiting)} sequences wait already, at most {self.config.max_queued} may", 1)
+        # Sequences that fit into the next step do not count as queued: nothing was scheduled since they came.
+        room = self.config.max_queued + self.config.max_num_seqs - len(self._running)
+        if not is_resume and len(self._waiting) >= room:
+            raise QueueFull(f"{len(self._waiting)} sequences wait already, at most {room} may", 1)
         sequence.number = self._next_number
         self._next_number += 1
         self._sequences[sequence.request_id] = sequence
@@ -175,6 +177,22 @@ class Scheduler:
             if reason is not None:
                 self._finish(sequence)
         return outputs
+
+    def forget_ranks(self) -> None:
+        """What the ranks computed is lost, and with it a plan in flight: every running sequence waits again.
+
+        Their ids are kept, so they go on where they were. Blocks of a lost plan may hold anything: no prefix survives.
+        """
+        self._in_flight = None
+        for sequence in self._running:
+            sequence.state = SequenceState.WAITING
+            sequence.slot = None
+            sequence.forget_blocks()
+            insort(self._waiting, sequence, key=_order)
+        self._running = []
+        self._free_slots = list(range(self.config.max_num_seqs - 1, -1, -1))
+        self._slots_to_free = []
+        self.pool = BlockPool(self.config.num_blocks)
 
     def check_integrity(self) -> None:
         """Raises AssertionError when queues, slots and blocks do not add up."""
@@ -317,10 +335,7 @@ class Scheduler:
             self._slots_to_free.append(sequence.slot)
         self.pool.release(sequence.block_ids)
         sequence.slot = None
-        sequence.block_ids = []
-        sequence.num_computed = 0
-        sequence.num_sent_blocks = 0
-        sequence.num_registered_blocks = 0
+        sequence.forget_blocks()
 
     def _commit(self, draft: _Draft) -> StepPlan:
         """Turns the draft into a plan and books it: the step's tokens count as computed from here on."""

@@ -81,6 +81,13 @@ class Sequence:
             self._hashes.append(block_hash(parent, self.token_ids[start : start + block_size]))
         return self._hashes[:num_blocks]
 
+    def forget_blocks(self) -> None:
+        """Nothing is computed any more; the ids stay, and everything can be computed again from them."""
+        self.block_ids = []
+        self.num_computed = 0
+        self.num_sent_blocks = 0
+        self.num_registered_blocks = 0
+
     def finish_reason(self, max_model_len: int) -> str | None:
         """Why the sequence is complete with its newest token, or None while it is not."""
         newest = self.token_ids[-1]

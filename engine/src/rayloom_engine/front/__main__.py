@@ -14,6 +14,7 @@ import secrets
 import signal
 import socket
 import sys
+import time
 from collections.abc import Generator
 from pathlib import Path
 
@@ -91,7 +92,7 @@ class Front:
 
     async def _drain(self) -> None:
         lifecycle = self._service.lifecycle
-        lifecycle.is_draining = True
+        lifecycle.stop()
         logger.info(
             "draining: %d requests in flight, at most %.0f s", lifecycle.num_in_flight, self._config.drain_seconds
         )
@@ -106,7 +107,7 @@ class Front:
         asyncio.get_running_loop().call_later(FORCED_EXIT_S, os._exit, 0)
 
     def _stop_now(self) -> None:
-        self._service.lifecycle.is_draining = True
+        self._service.lifecycle.stop()
         self._service.client.fail_all(EngineDead("the engine was stopped before this request was finished"))
         self._stop.set()
         # The interpreter would wait for threads (a long prompt being tokenised) before it exits.
@@ -120,6 +121,8 @@ def main() -> int:
     parser.add_argument("--api-fd", type=int, required=True, help="listening socket of the API port")
     parser.add_argument("--admin-fd", type=int, required=True, help="listening socket of the admin port")
     parser.add_argument("--parent", type=int, required=True, help="process id to end with")
+    parser.add_argument("--start", type=int, default=1, help="which start of the front this is, from 1")
+    parser.add_argument("--server-started", type=float, default=time.time(), help="Unix time of the first start")
     args = parser.parse_args()
     end_with_parent(args.parent)
     config = load_config(args.run_dir / "config.json")
@@ -136,8 +139,18 @@ def main() -> int:
 
     async def serve() -> None:
         front_id = f"front-{secrets.token_hex(8)}"
-        service = Service(config, args.core_address, token, front_id, api_url=_url(api_socket))
-        api, admin = api_app(service, api_keys), admin_app(service, admin_token)
+        service = Service(
+            config,
+            args.core_address,
+            token,
+            front_id,
+            api_url=_url(api_socket),
+            start=args.start,
+            server_started=args.server_started,
+        )
+        drain_mark = args.run_dir / "draining"
+        service.lifecycle.drain(drain_mark.exists())
+        api, admin = api_app(service, api_keys), admin_app(service, admin_token, drain_mark)
         await Front(config, service, (api, api_socket), (admin, admin_socket)).run()
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hmac
+import ipaddress
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -30,12 +32,38 @@ def load_admin_token(path: str | None) -> str | None:
     return token
 
 
-def admin_app(service: Service, token: str | None) -> Starlette:
-    """The ASGI application of the admin port. Without a token (loopback only) everybody may ask."""
+def is_own_request(host: str, origin: str | None) -> bool:
+    """Whether a request to an unprotected loopback port can only come from a program of this machine, not a web page.
+
+    A browser names the page's Origin with every POST and DELETE, and a name that was rebound to 127.0.0.1 as Host.
+    """
+    if origin is not None:
+        return False
+    try:
+        name = urlsplit(f"//{host}").hostname or ""
+        return name == "localhost" or ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False
+
+
+def admin_app(service: Service, token: str | None, drain_mark: Path | None = None) -> Starlette:
+    """The ASGI application of the admin port. Without a token (loopback only) every program of the machine may ask.
+
+    The file `drain_mark` exists while a drain is asked for, so that it outlives this process.
+    """
 
     def check(request: Request) -> None:
         given = bearer_token(request.headers.get("authorization", ""))
-        if token is not None and not hmac.compare_digest(given.encode(), token.encode()):
+        if token is None:
+            changes = request.method not in ("GET", "HEAD")
+            if changes and not is_own_request(request.headers.get("host", ""), request.headers.get("origin")):
+                raise ApiError(
+                    403,
+                    "without admin_token_file only programs on this machine may do this, addressing it as localhost "
+                    "and without an Origin header",
+                    code="foreign_origin",
+                )
+        elif not hmac.compare_digest(given, token.encode()):
             raise ApiError(
                 401,
                 "no valid admin token; send it as `Authorization: Bearer TOKEN`",
@@ -49,8 +77,14 @@ def admin_app(service: Service, token: str | None) -> Starlette:
 
     async def drain(request: Request) -> Response:
         check(request)
-        service.lifecycle.is_draining = request.method == "POST"
-        state, _reason = service.lifecycle.state
+        if request.method == "DELETE" and service.lifecycle.is_stopping:
+            raise ApiError(409, "the engine is stopping; its drain cannot be taken back", code="engine_stopping")
+        is_draining = request.method == "POST"
+        if drain_mark is not None:
+            # The file first: what was answered must hold after a restart.
+            drain_mark.touch() if is_draining else drain_mark.unlink(missing_ok=True)
+        service.lifecycle.drain(is_draining)
+        state, _reason = service.state()
         return JSONResponse({"state": state, "in_flight": service.lifecycle.num_in_flight})
 
     routes = [

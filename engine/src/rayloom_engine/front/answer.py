@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 import time
 from abc import ABC, abstractmethod
@@ -10,6 +11,7 @@ from typing import Any
 from msgspec.json import encode
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 from rayloom_engine.front.errors import ApiError
 from rayloom_engine.front.generation import ChoiceDelta, ChoiceResult, Generation, watch_client
@@ -17,6 +19,8 @@ from rayloom_engine.front.openai_models import GenerationRequest, StreamOptions
 from rayloom_engine.front.service import ModelText, Service
 from rayloom_engine.front.stream import EventStream
 from rayloom_engine.sampling_params import SamplingParams
+
+PART_BYTES = 64 * 1024  # of a large answer; each waits until the connection has taken most of those before it
 
 
 class Answer(ABC):
@@ -70,6 +74,31 @@ class Answer(ABC):
         }
 
 
+class WholeAnswer(Response):
+    """The answer that does not stream. It owns the generation and the watcher of its client, and ends both.
+
+    The request stays in flight until the answer is sent, so a drain does not cut it off for a slow client.
+    """
+
+    media_type = "application/json"
+
+    def __init__(self, generation: Generation, body: bytes, watcher: asyncio.Task[None]) -> None:
+        super().__init__(body)
+        self._generation = generation
+        self._watcher = watcher
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+            for start in range(0, len(self.body), PART_BYTES):
+                part = self.body[start : start + PART_BYTES]
+                await send({"type": "http.response.body", "body": part, "more_body": True})
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+        finally:
+            self._watcher.cancel()
+            self._generation.close()
+
+
 async def answer(
     request: Request,
     service: Service,
@@ -95,10 +124,12 @@ async def answer(
     is_handed_over = False
     try:
         if not wire.stream:
-            document = writer.full(generation, await generation.collect())
-            return Response(encode(document), media_type="application/json")
+            body = encode(writer.full(generation, await generation.collect()))
+            is_handed_over = True
+            return WholeAnswer(generation, body, watcher)
         deltas = generation.deltas(service.waits.ping_s, service.waits.accept_s)
         first = await anext(deltas)
+        generation.accept()
         is_handed_over = True
         return EventStream(
             generation,

@@ -16,7 +16,7 @@ from rayloom_engine.front.answer import check_model
 from rayloom_engine.front.chat import chat_completions
 from rayloom_engine.front.completions import completions
 from rayloom_engine.front.errors import ERROR_HANDLERS
-from rayloom_engine.front.gate import Gate
+from rayloom_engine.front.gate import AwaitReady, Gate
 from rayloom_engine.front.prometheus import CONTENT_TYPE
 from rayloom_engine.front.service import ENGINE_VERSION, Service
 from rayloom_engine.front.tokens import detokenize, tokenize
@@ -36,7 +36,10 @@ def api_app(service: Service, api_keys: Iterable[str]) -> Starlette:
         Route("/version", version, methods=["GET"]),
         Route("/metrics", metrics, methods=["GET"]),
     ]
-    middleware = [Middleware(Gate, api_keys=tuple(api_keys))]
+    middleware = [
+        Middleware(Gate, api_keys=tuple(api_keys)),
+        Middleware(AwaitReady, lifecycle=service.lifecycle, wait_s=service.waits.ready_s),
+    ]
     origins = service.config.cors_allowed_origins
     if origins:
         cors = Middleware(
@@ -71,7 +74,7 @@ async def ready(request: Request) -> Response:
     """200 when requests are accepted, also during a recovery; else 503 with the reason."""
     service: Service = request.app.state.service
     service.lifecycle.check_accepts()
-    return JSONResponse({"status": "ready", "state": service.lifecycle.state[0]})
+    return JSONResponse({"status": "ready", "state": service.state()[0]})
 
 
 async def version(_request: Request) -> Response:

@@ -14,6 +14,7 @@ from rayloom_engine.front.logprobs import LogprobWriter
 from rayloom_engine.front.openai_models import ChatRequest, parse_request
 from rayloom_engine.front.prompts import chat_prompt
 from rayloom_engine.front.service import ModelText, Service
+from rayloom_engine.sampling_params import check_token_ids
 
 
 async def chat_completions(request: Request) -> Response:
@@ -23,6 +24,7 @@ async def chat_completions(request: Request) -> Response:
     check_model(service, wire.model)
     params = wire.sampling()
     prompt_ids = await chat_prompt(text, wire.messages, wire)
+    check_token_ids(prompt_ids, text.model.vocab_size, "messages")
     return await answer(request, service, text, ChatAnswer(service, text, wire), wire, [tuple(prompt_ids)], params)
 
 

@@ -11,11 +11,11 @@ from starlette.responses import Response
 from rayloom_engine.core.step import TokenLogprobs
 from rayloom_engine.front.answer import Answer, answer, check_model
 from rayloom_engine.front.body import read_json
-from rayloom_engine.front.generation import ChoiceDelta, ChoiceResult, Generation
+from rayloom_engine.front.generation import ChoiceDelta, ChoiceResult, Generation, check_num_choices
 from rayloom_engine.front.logprobs import LogprobWriter
 from rayloom_engine.front.openai_models import CompletionRequest, parse_prompts, parse_request
-from rayloom_engine.front.prompts import check_ids
 from rayloom_engine.front.service import ModelText, Service
+from rayloom_engine.sampling_params import check_token_ids
 
 
 async def completions(request: Request) -> Response:
@@ -25,13 +25,16 @@ async def completions(request: Request) -> Response:
     check_model(service, wire.model)
     params = wire.sampling()
     given = parse_prompts(wire.prompt)
+    check_num_choices(service.config, len(given) * params.n)  # before any of them costs something
     add_special_tokens = wire.add_special_tokens is not False
     prompts = []
     for prompt in given:
         if isinstance(prompt, str):
-            prompts.append(tuple(await text.encode(prompt, add_special_tokens=add_special_tokens)))
+            ids = tuple(await text.encode(prompt, add_special_tokens=add_special_tokens))
         else:
-            prompts.append(check_ids(text, prompt, "prompt"))
+            ids = prompt
+        check_token_ids(ids, text.model.vocab_size)
+        prompts.append(ids)
         await asyncio.sleep(0)  # a request with a thousand prompts must not hold up the streams
     texts = (
         [prompt if isinstance(prompt, str) else text.tokenizer.decode(prompt) for prompt in given] if wire.echo else []

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -25,6 +25,9 @@ from rayloom_engine.sampling_params import ContextTooLong
 
 BACKOFF_MIN_S = 0.02
 BACKOFF_MAX_S = 0.25  # a core is back within seconds; waiting longer would only add to the pause that clients see
+
+# What msgspec raises for a value that does not fit the format, such as an integer of more than 64 bits.
+_ENCODING_ERRORS = (OverflowError, TypeError, ValueError, msgspec.MsgspecError)
 
 logger = logging.getLogger(__name__)
 
@@ -42,6 +45,7 @@ class ClientSequence:
     priority: int
     arrival: float  # Unix time of acceptance
     fork_of: str | None = None
+    is_accepted: bool = False  # promised to its client: a full queue can refuse it no more
     generated_ids: list[int] = field(default_factory=list)
 
 
@@ -112,11 +116,18 @@ class CoreClient:
             backoff_s = min(backoff_s * 2, BACKOFF_MAX_S)
 
     def submit(self, sequences: Sequence[ClientSequence]) -> None:
-        """Hand sequences to the core, now or as soon as there is one. Their mailboxes get what becomes of them."""
+        """Hand sequences to the core, now or as soon as there is one. Their mailboxes get what becomes of them.
+
+        Raises RequestError, and keeps none, when one cannot be put into a message.
+        """
+        for sequence in sequences:
+            # While no core serves there is nobody else to refuse, so what the front lets in stays in.
+            sequence.is_accepted = not self.is_core_serving
+        data = b"".join(_encoded(sequence) for sequence in sequences)
         for sequence in sequences:
             self._sequences[sequence.sequence_id] = sequence
         if self.is_connected:
-            self._send(b"".join(frame(_submit(sequence, is_resume=False)) for sequence in sequences))
+            self._send(data)
 
     def abort(self, sequence_id: str) -> None:
         """Forget a sequence and let the core free it. Nothing happens when it is finished or unknown."""
@@ -159,13 +170,22 @@ class CoreClient:
         logger.info("connected to the core, pid %d, epoch %d", welcome.pid, welcome.epoch)
         unfinished = list(self._sequences.values())
         if unfinished:
-            # A fork's parent may be finished and so unknown to the new core.
-            self._send(
-                b"".join(frame(_submit(sequence, is_resume=True, known=self._sequences)) for sequence in unfinished)
-            )
+            self._submit_again(unfinished)
             num_requests = len({sequence.request_id for sequence in unfinished})
             self.recoveries.replayed(num_requests)
             logger.info("submitted %d unfinished sequences again", len(unfinished))
+
+    def _submit_again(self, sequences: Sequence[ClientSequence]) -> None:
+        """Submit as accepted ones, which the core does not refuse for a full queue."""
+        for sequence in sequences:
+            sequence.is_accepted = True
+            try:
+                # A fork's parent may be finished and so unknown to the core.
+                self._send(_encoded(sequence, known=self._sequences))
+            except RequestError as error:
+                logger.error("sequence %s is lost: %s", sequence.sequence_id, error)
+                del self._sequences[sequence.sequence_id]
+                sequence.mailbox.fail(error)
 
     def _disconnected(self, problem: str) -> None:
         if not self.is_connected:
@@ -191,9 +211,7 @@ class CoreClient:
                 if message.state == "failed":
                     self.fail_all(EngineDead(f"the engine failed: {message.message}"))
             case Refused():
-                sequence = self._sequences.pop(message.sequence_id, None)
-                if sequence is not None:
-                    sequence.mailbox.fail(_refusal(message))
+                self._receive_refusal(message)
             case _:
                 raise ProtocolError(f"unexpected {type(message).__name__}")
 
@@ -207,6 +225,16 @@ class CoreClient:
             if output.finish_reason is not None:
                 del self._sequences[output.sequence_id]
             sequence.mailbox.put(sequence.lane, output)
+
+    def _receive_refusal(self, message: Refused) -> None:
+        sequence = self._sequences.get(message.sequence_id)
+        if sequence is None:
+            return  # aborted while this was on its way
+        if message.reason == "queue_full" and sequence.is_accepted:
+            self._submit_again([sequence])  # it was submitted before its client was told
+            return
+        del self._sequences[message.sequence_id]
+        sequence.mailbox.fail(_refusal(message))
 
     def _tokens_can_flow(self) -> None:
         if self.recoveries.open is None:
@@ -222,18 +250,22 @@ class CoreClient:
         self._writer.write(data)
 
 
-def _submit(sequence: ClientSequence, *, is_resume: bool, known: dict[str, ClientSequence] | None = None) -> Submit:
-    fork_of = sequence.fork_of if known is None or sequence.fork_of in known else None
-    return Submit(
+def _encoded(sequence: ClientSequence, known: Collection[str] | None = None) -> bytes:
+    """The Submit of `sequence`, without its parent unless `known` (None = all) has it. Raises RequestError."""
+    submit = Submit(
         sequence_id=sequence.sequence_id,
         prompt_ids=sequence.prompt_ids,
         params=sequence.params,
         generated_ids=tuple(sequence.generated_ids),
         priority=sequence.priority,
         arrival=sequence.arrival,
-        fork_of=fork_of,
-        is_resume=is_resume,
+        fork_of=sequence.fork_of if known is None or sequence.fork_of in known else None,
+        is_resume=sequence.is_accepted,
     )
+    try:
+        return frame(submit)
+    except _ENCODING_ERRORS as error:
+        raise RequestError(f"the request cannot be handed to the engine: {error}") from error
 
 
 def _refusal(refused: Refused) -> Exception:

@@ -1,4 +1,4 @@
-"""The API port's gate, in front of all routes: request ids and API keys."""
+"""The API port's gate, in front of all routes: request ids, API keys, and the wait after a restart."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rayloom_engine.errors import ConfigError
 from rayloom_engine.front.errors import ApiError
+from rayloom_engine.front.lifecycle import Lifecycle
 
 KEYS_VARIABLE = "RAYLOOM_API_KEYS"
 _GUARDED = ("/v1/", "/tokenize", "/detokenize")
@@ -42,7 +43,8 @@ class Gate:
 
     def __init__(self, app: ASGIApp, api_keys: Iterable[str]) -> None:
         self._app = app
-        self._api_keys = tuple(key.encode() for key in api_keys)
+        # A key from the environment that is not UTF-8 carries its bytes as surrogates.
+        self._api_keys = tuple(key.encode("utf-8", "surrogateescape") for key in api_keys)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -73,12 +75,30 @@ class Gate:
         await self._app(scope, receive, send_with_id)
 
     def _is_known(self, authorization: str) -> bool:
-        key = bearer_token(authorization).encode()
+        key = bearer_token(authorization)
         # Every key is compared, so that the time says nothing about which one came close.
         return sum(hmac.compare_digest(key, known) for known in self._api_keys) > 0
 
 
-def bearer_token(authorization: str) -> str:
-    """The token in an Authorization header; empty when it is of another kind."""
+def bearer_token(authorization: str) -> bytes:
+    """The token's bytes in an Authorization header, as they were sent; empty when it is of another kind.
+
+    `authorization` is a header as ASGI frameworks give it: one character per byte (latin-1).
+    """
     kind, _, token = authorization.partition(" ")
-    return token.strip() if kind.lower() == "bearer" else ""
+    # Not all blanks of Unicode: a byte of a UTF-8 character may look like one.
+    return token.strip(" \t").encode("latin-1") if kind.lower() == "bearer" else b""
+
+
+class AwaitReady:
+    """Middleware behind the gate: after a restart of the front, requests for the model wait until it is ready."""
+
+    def __init__(self, app: ASGIApp, lifecycle: Lifecycle, wait_s: float) -> None:
+        self._app = app
+        self._lifecycle = lifecycle
+        self._wait_s = wait_s
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["method"] == "POST" and scope["path"].startswith(_GUARDED):
+            await self._lifecycle.wait_after_restart(self._wait_s)
+        await self._app(scope, receive, send)

@@ -11,8 +11,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from rayloom_engine.config import EngineConfig
 from rayloom_engine.core.step import TokenLogprobs
-from rayloom_engine.errors import EngineDead, QueueFull, RequestError
+from rayloom_engine.errors import QueueFull, RequestError
 from rayloom_engine.front.core_client import ClientSequence
 from rayloom_engine.front.errors import ClientGone
 from rayloom_engine.front.request_mailbox import Mailbox
@@ -84,14 +85,19 @@ class Generation:
         self._is_closed = False
         self._started_s = time.monotonic()
         self.num_cached_tokens = 0
+        check_num_choices(service.config, len(self.prompts) * params.n)
         self._lanes = self._make_lanes(text, priority, fresh_seed)
         self._unfinished = set(range(len(self._lanes)))
         self._check_room()
         service.lifecycle.enter()
-        service.client.submit([lane.sequence for lane in self._lanes])
-        service.metrics.prompt_tokens.add(self.num_prompt_tokens)
-        for prompt in self.prompts:
-            service.metrics.request_prompt_tokens.observe(len(prompt))
+        try:
+            service.client.submit([lane.sequence for lane in self._lanes])
+            service.metrics.prompt_tokens.add(self.num_prompt_tokens)
+            for prompt in self.prompts:
+                service.metrics.request_prompt_tokens.observe(len(prompt))
+        except BaseException:
+            self.close()  # nobody else can: there is no object yet
+            raise
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -129,6 +135,16 @@ class Generation:
             for delta in deltas:
                 results[delta.index].add(delta)
         return results
+
+    def accept(self) -> None:
+        """From now on a full queue cannot refuse any of it: its client is about to be told that it was accepted.
+
+        Raises what ended the request before that, even when something arrived earlier and was taken already.
+        """
+        if self._unfinished and self._mailbox.failure is not None:
+            raise self._mailbox.failure
+        for lane in self._lanes:
+            lane.sequence.is_accepted = True
 
     def client_gone(self) -> None:
         """Free everything at once; the handler hears of it when it looks next."""
@@ -178,11 +194,6 @@ class Generation:
 
     def _check_room(self) -> None:
         config = self._service.config
-        if len(self._lanes) > config.max_queued_requests:
-            raise RequestError(
-                f"the request asks for {len(self._lanes)} choices in all, this server queues at most "
-                f"{config.max_queued_requests}; send fewer prompts at a time"
-            )
         # The core refuses by its own count. This one also holds while the core is away and nothing reaches it.
         num_silent = self._service.client.num_silent
         if num_silent + len(self._lanes) > config.max_queued_requests + config.max_num_seqs:
@@ -199,8 +210,6 @@ class Generation:
     def _delta(self, index: int, outputs: list[Output], now_s: float) -> ChoiceDelta:
         lane = self._lanes[index]
         last = outputs[-1]
-        if last.finish_reason == "abort":
-            raise EngineDead("the engine ended this request before it was finished")
         prompt_logprobs: tuple[TokenLogprobs, ...] = ()
         is_first = lane.decoder.num_tokens == 0
         if is_first:
@@ -239,6 +248,15 @@ class Generation:
     def _abort_unfinished(self) -> None:
         for index in self._unfinished:
             self._service.client.abort(self._lanes[index].sequence.sequence_id)
+
+
+def check_num_choices(config: EngineConfig, num_choices: int) -> None:
+    """Raises RequestError when a request's prompts times n are more than could ever be queued."""
+    if num_choices > config.max_queued_requests:
+        raise RequestError(
+            f"the request asks for {num_choices} choices in all, this server queues at most "
+            f"{config.max_queued_requests}; send fewer prompts at a time"
+        )
 
 
 def watch_client(receive: Callable[[], Awaitable[Any]], generation: Generation) -> asyncio.Task[None]:

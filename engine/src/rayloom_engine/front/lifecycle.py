@@ -3,60 +3,130 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 
 from rayloom_engine.front.errors import unavailable
+from rayloom_engine.protocol.messages import RankStatus
 from rayloom_engine.status import State
 
 RETRY_AFTER_S = 2  # what a client is told while the engine starts or drains
+STALLED_AFTER_S = 60.0  # an idle core computes a probe every 10 s, and no step takes a minute
 
 
 def state_of(
     *,
     was_ready: bool,
+    is_restart: bool,
     is_core_serving: bool,
     is_draining: bool,
+    is_stopping: bool,
     failure: str,
     waiting_for: str,
+    stall: str,
 ) -> tuple[State, str]:
     """The state and the reason for it, most serious first. `waiting_for` says what start-up or recovery is at."""
     if failure:
         return "failed", failure
+    if is_stopping:
+        return "draining", "stopping: running requests finish, new ones are refused"
     if is_draining:
         return "draining", "asked to drain: running requests finish, new ones are refused"
     if not was_ready:
-        return "starting", waiting_for
+        return ("recovering" if is_restart else "starting"), waiting_for
     if not is_core_serving:
         return "recovering", waiting_for
+    if stall:
+        return "recovering", stall
     return "serving", ""
+
+
+def stall_of(ranks: Iterable[RankStatus], last_token_age_s: float | None, status_age_s: float) -> str:
+    """Which rank of a serving core hangs, as a sentence; empty when none does.
+
+    Ages are in seconds, as reported `status_age_s` ago. A rank hangs when it has shown no sign of life for
+    STALLED_AFTER_S although a step runs, or although an idle core's probe is overdue.
+    """
+    is_probe_overdue = last_token_age_s is None or last_token_age_s + status_age_s > STALLED_AFTER_S
+    for rank in ranks:
+        age_s = rank.heartbeat_age_s + status_age_s
+        is_due = rank.phase == "step" or (rank.phase == "idle" and is_probe_overdue)
+        if age_s > STALLED_AFTER_S and is_due:
+            return f"rank {rank.rank} has not advanced for {age_s:.0f} s"
+    return ""
 
 
 class Lifecycle:
     """What decides between accepting and refusing. For one event loop."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_restart: bool = False) -> None:
+        """`is_restart`: a front before this one has died, so requests wait for readiness instead of being refused."""
+        self.is_restart = is_restart
         self.was_ready = False  # the first load is done; stays true while the core is being restarted
         self.is_core_serving = False
-        self.is_draining = False
+        self.is_draining = False  # asked to by the admin port, which can take it back
+        self.is_stopping = False  # the process ends; for good
         self.failure = ""  # the first cause, once given up
         self.waiting_for = "waiting for the core"
+        self.stall = ""  # which rank hangs
         self.num_in_flight = 0
+        self.num_held = 0  # requests that wait for a restarted front
         self._idle = asyncio.Event()
         self._idle.set()
+        self._changed = asyncio.Event()  # replaced with every change
 
     @property
     def state(self) -> tuple[State, str]:
         return state_of(
             was_ready=self.was_ready,
+            is_restart=self.is_restart,
             is_core_serving=self.is_core_serving,
             is_draining=self.is_draining,
+            is_stopping=self.is_stopping,
             failure=self.failure,
             waiting_for=self.waiting_for,
+            stall=self.stall,
         )
 
     @property
     def accepts(self) -> bool:
         """Also true during a recovery: then requests wait and go on."""
-        return self.was_ready and not self.is_draining and not self.failure
+        return self.was_ready and not self._refuses
+
+    @property
+    def _refuses(self) -> bool:
+        return self.is_draining or self.is_stopping or bool(self.failure)
+
+    def become_ready(self) -> None:
+        """The first load is done."""
+        self.was_ready = True
+        self._wake()
+
+    def drain(self, is_draining: bool) -> None:
+        """Begin or take back a drain that was asked for."""
+        self.is_draining = is_draining
+        self._wake()
+
+    def stop(self) -> None:
+        """Refuse new requests for good."""
+        self.is_stopping = True
+        self._wake()
+
+    def fail(self, cause: str) -> None:
+        """Give up. The first cause stays."""
+        self.failure = self.failure or cause
+        self._wake()
+
+    async def wait_after_restart(self, timeout_s: float) -> None:
+        """In a restarted front: wait until requests are accepted, or refused for good, at most `timeout_s`."""
+        self.num_held += 1
+        try:
+            async with asyncio.timeout(timeout_s):
+                while self.is_restart and not self.was_ready and not self._refuses:
+                    await self._changed.wait()
+        except TimeoutError:
+            return
+        finally:
+            self.num_held -= 1
 
     def check_accepts(self) -> None:
         """Raises ApiError 503 with a sentence when new requests are refused."""
@@ -72,7 +142,7 @@ class Lifecycle:
                 RETRY_AFTER_S,
                 close=True,
             )
-        raise unavailable(f"the engine is starting ({reason}); try again soon", "engine_starting", RETRY_AFTER_S)
+        raise unavailable(f"the engine is {state} ({reason}); try again soon", "engine_starting", RETRY_AFTER_S)
 
     def enter(self) -> None:
         """Count an accepted request."""
@@ -93,3 +163,7 @@ class Lifecycle:
         except TimeoutError:
             return False
         return True
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()

@@ -42,7 +42,7 @@ class Metrics:
             "prefix_cache_hits_total": counter("prefix_cache_hits_total", "Tokens found in the prefix cache."),
         }
         self.recoveries = counter(
-            "recoveries_total", "Losses of the core or a rank that were recovered from, by cause."
+            "recoveries_total", "Losses of core, front or rank that were recovered from, by cause."
         )
         self.replayed = counter("replayed_requests_total", "Requests submitted again after a loss.")
         self.first_token_s = self._histogram("time_to_first_token_seconds", "Seconds to the first token.", _LATENCY_S)
@@ -69,6 +69,11 @@ class Metrics:
         self._epoch, self._last_stats = status.epoch, stats
         for phase in status.phases:
             self._startup.set(phase.seconds, phase=phase.name)
+
+    def forget_batch(self) -> None:
+        """The core is gone, and with it what it ran and queued."""
+        self._running.set(0)
+        self._waiting.set(0)
 
     def observe_heartbeats(self, status: CoreStatus, status_age_s: float) -> None:
         """Set the ages as of now, `status_age_s` after the core reported them."""

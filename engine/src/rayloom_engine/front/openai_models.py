@@ -7,12 +7,12 @@ answer that silently ignores `tools` is worse than a 400. Fields that nobody kno
 from __future__ import annotations
 
 import logging
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from rayloom_engine.errors import RequestError
-from rayloom_engine.sampling_params import SamplingParams, shown
+from rayloom_engine.sampling_params import MAX_STOP_TOKEN_IDS, SamplingParams, shown
 
 logger = logging.getLogger(__name__)
 
@@ -59,6 +59,8 @@ _WITHOUT_EFFECT = frozenset(
     ("user", "metadata", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "parallel_tool_calls")
 )
 
+MAX_DETOKENIZED = 2**20  # tokens in one request to turn them back into text
+
 _logged_names: set[str] = set()
 _MAX_LOGGED_NAMES = 100  # a client that invents names must not fill the log
 
@@ -87,10 +89,11 @@ class GenerationRequest(_Wire):
     repetition_penalty: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
+    logit_bias: dict[str, Any] | None = None  # SamplingParams checks the numbers: it stops at the first bad one
     seed: int | None = None
     stop: Any = None  # a string or a list of strings
-    stop_token_ids: list[int] | None = None
+    # Without fail_fast there is one error object per bad element, and a body has room for millions.
+    stop_token_ids: Annotated[list[int], Field(max_length=MAX_STOP_TOKEN_IDS, fail_fast=True)] | None = None
     min_tokens: int | None = None
     max_tokens: int | None = None
     ignore_eos: bool | None = None
@@ -198,7 +201,7 @@ class TokenizeRequest(_Wire):
 
 
 class DetokenizeRequest(_Wire):
-    tokens: list[int]
+    tokens: Annotated[list[int], Field(max_length=MAX_DETOKENIZED, fail_fast=True)]
 
 
 Wire = TypeVar("Wire", bound=_Wire)
@@ -245,6 +248,8 @@ def _request_error(error: ValidationError) -> RequestError:
     field = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"]).lstrip(".")
     if first["type"] == "missing":
         return RequestError(f"{field} is missing; the request needs it", field)
+    if first["type"] == "too_long":
+        return RequestError(f"{field} has too many entries, at most {first['ctx']['max_length']} are allowed", field)
     given = shown(first["input"])
     expected = _EXPECTED.get(first["type"])
     if expected is None:

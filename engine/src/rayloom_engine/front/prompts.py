@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from typing import Any, Protocol
 
 from rayloom_engine.errors import RequestError
@@ -37,15 +36,6 @@ async def chat_prompt(text: ModelText, messages: list[Any], options: TemplateOpt
     prompt = await asyncio.to_thread(render) if is_long else render()
     # Templates write the special tokens themselves, so none are added unless asked for.
     return await text.encode(prompt, add_special_tokens=bool(options.add_special_tokens))
-
-
-def check_ids(text: ModelText, ids: Sequence[int], field: str) -> tuple[int, ...]:
-    """`ids` as a prompt. Raises RequestError for ids outside the vocabulary."""
-    vocab_size = text.model.vocab_size
-    for token_id in ids:
-        if not 0 <= token_id < vocab_size:
-            raise RequestError(f"{field} has token id {token_id}; ids go from 0 to {vocab_size - 1}", field)
-    return tuple(ids)
 
 
 def _num_chars(message: object) -> int:

@@ -1,4 +1,4 @@
-"""RecoveryLog: when the core was lost and how long it took until tokens could flow again."""
+"""RecoveryLog: when the core or a front was lost and how long it took until tokens could flow again."""
 
 from __future__ import annotations
 
@@ -17,9 +17,13 @@ class Recovery:
     seconds: float | None = None  # None while it lasts
     replayed_requests: int = 0
 
+    def end(self, now_s: float) -> None:
+        """Tokens can flow again."""
+        self.seconds = now_s - self.started_s
+
 
 class RecoveryLog:
-    """The last recoveries; at most one is open."""
+    """The last recoveries; at most one of the core is open."""
 
     def __init__(self) -> None:
         self.recoveries: deque[Recovery] = deque(maxlen=KEPT)
@@ -28,8 +32,13 @@ class RecoveryLog:
     def begin(self, cause: str, process: str, *, at: float, now_s: float) -> None:
         """Note a loss. A further loss before tokens flowed again belongs to the same recovery."""
         if self.open is None:
-            self.open = Recovery(cause=cause, process=process, at=at, started_s=now_s)
-            self.recoveries.append(self.open)
+            self.open = self.add(cause, process, at=at, now_s=now_s)
+
+    def add(self, cause: str, process: str, *, at: float, now_s: float) -> Recovery:
+        """Note a loss that the core has no part in; whoever adds it ends it."""
+        recovery = Recovery(cause=cause, process=process, at=at, started_s=now_s)
+        self.recoveries.append(recovery)
+        return recovery
 
     def replayed(self, num_requests: int) -> None:
         if self.open is not None:
@@ -39,5 +48,5 @@ class RecoveryLog:
         """Tokens can flow again. The recovery that this ends, if one was open."""
         ended, self.open = self.open, None
         if ended is not None:
-            ended.seconds = now_s - ended.started_s
+            ended.end(now_s)
         return ended

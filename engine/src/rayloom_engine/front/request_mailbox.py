@@ -15,6 +15,11 @@ class Mailbox:
         self._failure: Exception | None = None
         self._waiter: asyncio.Future[None] | None = None
 
+    @property
+    def failure(self) -> Exception | None:
+        """What ended the request, also while outputs from before it wait to be taken."""
+        return self._failure
+
     def put(self, lane: int, output: Output) -> None:
         self._items.append((lane, output))
         self._wake()

@@ -12,11 +12,11 @@ from pathlib import Path
 from rayloom_engine.config import BLOCK_SIZE, EngineConfig
 from rayloom_engine.errors import ModelError
 from rayloom_engine.front.core_client import CoreClient
-from rayloom_engine.front.lifecycle import Lifecycle
+from rayloom_engine.front.lifecycle import Lifecycle, stall_of
 from rayloom_engine.front.metrics import Metrics
 from rayloom_engine.protocol.messages import CoreStatus, ModelStatus
 from rayloom_engine.sampling_params import ContextTooLong
-from rayloom_engine.status import EngineStatus, KvCache, Model, Phase, Rank, Recovery, Requests
+from rayloom_engine.status import EngineStatus, KvCache, Model, Phase, Rank, Recovery, Requests, State
 from rayloom_engine.text.chat_template import ChatTemplate
 from rayloom_engine.text.tokenizer import Tokenizer
 
@@ -59,6 +59,7 @@ class Waits:
     # A stream's status line is sent after this long even when the core has said nothing yet. Until then a refusal (full
     # queue) can still be a 429.
     accept_s: float = 1.0
+    ready_s: float = 30.0  # how long requests wait for a restarted front to be ready
 
 
 class Service:
@@ -73,15 +74,20 @@ class Service:
         *,
         api_url: str,
         waits: Waits | None = None,
+        start: int = 1,
+        server_started: float | None = None,
     ) -> None:
+        """`start` says which front of this server it is, from 1; `server_started` is the Unix time of the first one."""
         self.config = config
         self.waits = waits or Waits()
-        self.lifecycle = Lifecycle()
+        self.lifecycle = Lifecycle(is_restart=start > 1)
         self.metrics = Metrics(config.api_model_name)
         self.text: ModelText | None = None
-        self.created = int(time.time())
         self._api_url = api_url
-        self._started_s = time.monotonic()
+        now = time.time()
+        self.created = int(now if server_started is None else server_started)
+        # By the clock that cannot jump, but counted from the first front's start.
+        self._started_s = time.monotonic() - (0.0 if server_started is None else max(0.0, now - server_started))
         self._loading: asyncio.Task[None] | None = None
         self.client = CoreClient(
             core_address,
@@ -90,6 +96,9 @@ class Service:
             on_status=self._on_status,
             on_change=self._update,
             on_recovery=self.metrics.observe_recovery,
+        )
+        self._front_recovery = (
+            self.client.recoveries.add("front_lost", "front", at=now, now_s=time.monotonic()) if start > 1 else None
         )
 
     async def run(self) -> None:
@@ -102,10 +111,20 @@ class Service:
         assert self.text is not None
         return self.text
 
+    def state(self) -> tuple[State, str]:
+        """The state as of now and the reason for it; a hung core is found by looking at the clock."""
+        core = self.client.status
+        is_serving = core is not None and self.client.is_core_serving
+        self.lifecycle.stall = (
+            stall_of(core.ranks, core.last_token_age_s, self.client.status_age_s) if core and is_serving else ""
+        )
+        return self.lifecycle.state
+
     def status(self) -> EngineStatus:
         """The admin port's /status document."""
         core = self.client.status
-        state, reason = self.lifecycle.state
+        state, reason = self.state()
+        is_connected = self.client.is_connected  # ranks and batches of a lost core are gone with it
         stats = core.stats if core is not None else None
         age_s = self.client.status_age_s
         last_token_age_s = core.last_token_age_s if core else None
@@ -141,12 +160,12 @@ class Service:
                     step=rank.step,
                     memory_bytes=rank.memory_bytes,
                 )
-                for rank in (core.ranks if core else ())
+                for rank in (core.ranks if core and is_connected else ())
             ],
             requests=Requests(
                 in_flight=self.lifecycle.num_in_flight,
-                running=stats.num_running if stats else 0,
-                waiting=stats.num_waiting if stats else 0,
+                running=stats.num_running if stats and is_connected else 0,
+                waiting=stats.num_waiting if stats and is_connected else 0,
             ),
             kv_cache=KvCache(
                 num_blocks=num_blocks,
@@ -191,7 +210,7 @@ class Service:
         if status.model is not None and self._loading is None:
             self._loading = asyncio.create_task(self._load_text(status.model))
         if status.state == "failed" and not self.lifecycle.failure:
-            self.lifecycle.failure = status.message or "the core failed"
+            self.lifecycle.fail(status.message or "the core failed")
             logger.error("the engine failed: %s", self.lifecycle.failure)
         self._update()
 
@@ -201,8 +220,12 @@ class Service:
             tokenizer = await asyncio.to_thread(Tokenizer.load, folder)
             template = await asyncio.to_thread(ChatTemplate.load, folder, tokenizer.special_tokens)
         except (ModelError, OSError) as error:
-            self.lifecycle.failure = str(error)
+            self.lifecycle.fail(str(error))
             logger.error("cannot load the tokenizer: %s", error)
+            return
+        except Exception as error:  # nobody awaits this task: without a failure the front would start for ever
+            self.lifecycle.fail(f"cannot load the tokenizer in {folder}: {type(error).__name__}: {error}")
+            logger.exception("cannot load the tokenizer in %s", folder)
             return
         self.text = ModelText(model=model, tokenizer=tokenizer, template=template)
         self._update()
@@ -212,8 +235,13 @@ class Service:
         lifecycle = self.lifecycle
         lifecycle.is_core_serving = self.client.is_core_serving
         if not lifecycle.was_ready and self.client.is_core_serving and self.text is not None:
-            lifecycle.was_ready = True
+            lifecycle.become_ready()
             logger.info("ready: %s at %s", self.config.api_model_name, self._api_url)
+            if self._front_recovery is not None:
+                self._front_recovery.end(time.monotonic())
+                self.metrics.observe_recovery(self._front_recovery)
+        if not self.client.is_connected:
+            self.metrics.forget_batch()
         lifecycle.waiting_for = self._waiting_for()
 
     def _waiting_for(self) -> str:

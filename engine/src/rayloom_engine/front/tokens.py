@@ -11,8 +11,9 @@ from rayloom_engine.errors import RequestError
 from rayloom_engine.front.answer import check_model
 from rayloom_engine.front.body import read_json
 from rayloom_engine.front.openai_models import DetokenizeRequest, TokenizeRequest, parse_request
-from rayloom_engine.front.prompts import chat_prompt, check_ids
+from rayloom_engine.front.prompts import chat_prompt
 from rayloom_engine.front.service import Service
+from rayloom_engine.sampling_params import check_token_ids
 
 
 async def tokenize(request: Request) -> Response:
@@ -38,6 +39,6 @@ async def detokenize(request: Request) -> Response:
     text = service.model_text()
     wire = parse_request(DetokenizeRequest, await read_json(request, service.config.max_body_bytes))
     check_model(service, wire.model)
-    ids = check_ids(text, wire.tokens, "tokens")
-    prompt = await asyncio.to_thread(text.tokenizer.decode, ids, skip_special_tokens=False)
+    check_token_ids(wire.tokens, text.model.vocab_size, "tokens")
+    prompt = await asyncio.to_thread(text.tokenizer.decode, wire.tokens, skip_special_tokens=False)
     return JSONResponse({"prompt": prompt})

@@ -37,7 +37,9 @@ def choose_linear_method(device: torch.device, compute_dtype: torch.dtype) -> Li
         if compute_dtype is torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
             return LinearMethod(uses_onednn=False, reason="torch linear: this CPU has no bfloat16 instructions")
         probe = torch.ones(16, 16, dtype=compute_dtype)
-        result = _onednn_linear(probe, pack_weight(probe), None)
+        packed = pack_weight(probe)
+        with torch.inference_mode():  # as the rank calls it; weights are packed outside
+            result = _onednn_linear(probe.clone(), packed, None)
     except (RuntimeError, AttributeError, TypeError) as error:
         return LinearMethod(uses_onednn=False, reason=f"torch linear: oneDNN's packed linear failed ({error})")
     if not torch.equal(result, torch.full_like(result, 16)):

@@ -156,7 +156,7 @@ def read_shape(folder: Path) -> ModelShape:
         qk_norm=architecture == "Qwen3ForCausalLM",
         tie_word_embeddings=config.flag("tie_word_embeddings"),
         checkpoint_dtype=_checkpoint_dtype(config),
-        eos_token_ids=_eos_token_ids(folder, config),
+        eos_token_ids=_eos_token_ids(folder, config, config.count("vocab_size")),
     )
 
 
@@ -227,7 +227,7 @@ def _checkpoint_dtype(config: ConfigJson) -> str:
     return dtype
 
 
-def _eos_token_ids(folder: Path, config: ConfigJson) -> tuple[int, ...]:
+def _eos_token_ids(folder: Path, config: ConfigJson, vocab_size: int) -> tuple[int, ...]:
     path = folder / "generation_config.json"
     generation = ConfigJson(path=path, values=read_json(path) if path.is_file() else {})
     for holder in (generation, config):
@@ -235,5 +235,6 @@ def _eos_token_ids(folder: Path, config: ConfigJson) -> tuple[int, ...]:
             ids = given if isinstance(given, list) else [given]
             if not all(isinstance(token_id, int) and token_id >= 0 for token_id in ids):
                 raise ModelError(f"{holder.path}: eos_token_id must be a token id or a list of them, given {given!r}")
-            return tuple(ids)
+            # Some fine-tunes name an id beyond their embedding; the model can never say it.
+            return tuple(token_id for token_id in ids if token_id < vocab_size)
     return ()

@@ -49,7 +49,7 @@ class Output(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprobs, ...] = ()  # one per token id when asked for
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # with the first output; the first prompt token has none
-    finish_reason: str | None = None  # "stop" | "length" | "abort"; the sequence is gone after it
+    finish_reason: str | None = None  # "stop" | "length"; the sequence is gone after it
     stop_token_id: int | None = None  # the id that ended it (EOS or a stop id), which is also the last of token_ids
     num_cached_tokens: int = 0  # prompt tokens found in the prefix cache; with the first output
 

@@ -61,19 +61,32 @@ class ChatTemplate:
         self._special_tokens = dict(special_tokens)
         try:
             self._template = environment.from_string(source)
-        except (jinja2.TemplateError, RecursionError) as error:
+        except (jinja2.TemplateError, RecursionError, SyntaxError, ValueError, MemoryError) as error:
             raise ModelError(f"the model's chat template cannot be compiled: {error}") from error
 
     @classmethod
     def load(cls, folder: Path, special_tokens: Mapping[str, str]) -> ChatTemplate | None:
-        """The template of a model folder: chat_template.jinja, else tokenizer_config.json; None when it has none."""
+        """The template of a model folder: chat_template.jinja, else tokenizer_config.json; None when it has none.
+
+        Raises ModelError when there is one that cannot be used.
+        """
         path = folder / "chat_template.jinja"
         if path.is_file():
-            return cls(path.read_text(encoding="utf-8"), special_tokens)
+            try:
+                return cls(path.read_text(encoding="utf-8"), special_tokens)
+            except (OSError, UnicodeDecodeError) as error:
+                raise ModelError(f"{path} cannot be read as UTF-8 text: {error}") from error
         source = read_settings(folder).get("chat_template")
         if isinstance(source, list):  # several, by name
-            source = {item["name"]: item["template"] for item in source}.get("default")
-        return None if source is None else cls(source, special_tokens)
+            source = _named(source, folder).get("default")
+        if source is None:
+            return None
+        if not isinstance(source, str):
+            raise ModelError(
+                f"{folder}/tokenizer_config.json: chat_template is {type(source).__name__}; "
+                "it must be a string, or a list of objects with `name` and `template`"
+            )
+        return cls(source, special_tokens)
 
     def render(
         self,
@@ -153,6 +166,15 @@ class _Generation(jinja2.ext.Extension):
     def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
         next(parser.stream)
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _named(templates: list[Any], folder: Path) -> dict[Any, Any]:
+    try:
+        return {item["name"]: item["template"] for item in templates}
+    except (TypeError, LookupError) as error:
+        raise ModelError(
+            f"{folder}/tokenizer_config.json: each entry of chat_template must be an object with `name` and `template`"
+        ) from error
 
 
 def _cut_after_final_message(prompt: str, content: str) -> str:

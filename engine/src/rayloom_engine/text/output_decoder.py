@@ -19,7 +19,7 @@ class TextDelta:
     text: str
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprobs, ...]  # one per token id when asked for
-    finish_reason: str | None = None  # "stop" | "length" | "abort"
+    finish_reason: str | None = None  # "stop" | "length"
     stop_reason: str | int | None = None  # the stop string or stop id; None for EOS
 
 

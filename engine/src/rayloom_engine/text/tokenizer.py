@@ -21,13 +21,13 @@ class Tokenizer:
     """A model's tokenizer. Safe to use from several threads; encoding releases the interpreter lock."""
 
     def __init__(self, backend: tokenizers.Tokenizer, settings: dict[str, Any]) -> None:
-        """`settings` is the content of tokenizer_config.json."""
+        """`settings` is the content of tokenizer_config.json. Raises ModelError for a special token that is none."""
         # The file may carry the truncation and padding of a training run; a server must see every token.
         backend.no_truncation()
         backend.no_padding()
         self.backend = backend
         self.settings = settings
-        self.special_tokens = {name: _token_text(settings[name]) for name in SPECIAL_NAMES if settings.get(name)}
+        self.special_tokens = {name: _token_text(name, settings[name]) for name in SPECIAL_NAMES if settings.get(name)}
         vocabulary = backend.get_vocab(with_added_tokens=True)
         self.vocab_size = len(vocabulary)
         self.max_token_chars = max(map(len, vocabulary), default=1)  # no token stands for more characters
@@ -106,8 +106,8 @@ def read_settings(folder: Path) -> dict[str, Any]:
         return {}
     try:
         settings = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ModelError(f"{path} is not JSON: {error}") from error
+    except (OSError, ValueError, RecursionError) as error:  # ValueError: not UTF-8, or not JSON
+        raise ModelError(f"{path} is not JSON that can be read: {error}") from error
     if not isinstance(settings, dict):
         raise ModelError(f"{path} must hold an object, it holds {type(settings).__name__}")
     return settings
@@ -131,6 +131,11 @@ def _byte_alphabet() -> dict[str, int]:
 _CHAR_TO_BYTE = _byte_alphabet()
 
 
-def _token_text(token: object) -> str:
+def _token_text(name: str, token: object) -> str:
     # Settings hold a token as a string, or as an object with its content.
-    return str(token["content"]) if isinstance(token, dict) else str(token)
+    text = token.get("content") if isinstance(token, dict) else token
+    if not isinstance(text, str):
+        raise ModelError(
+            f"tokenizer_config.json: {name} is {token!r:.100}; it must be a string or an object with a string `content`"
+        )
+    return text

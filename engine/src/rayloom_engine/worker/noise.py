@@ -43,8 +43,8 @@ class GumbelNoise:
         bits = (bits ^ _shift(bits, 30)).mul_(_signed(_MIX_1))
         bits = (bits ^ _shift(bits, 27)).mul_(_signed(_MIX_2))
         bits = bits ^ _shift(bits, 31)
-        # 53 bits and a half: uniform in (0, 1), never 0 or 1, so both logarithms are finite.
-        uniform = (_shift(bits, 11).to(torch.float64) + 0.5) * 2.0**-53
+        # 52 bits and a half fit a float64 exactly: uniform in (0, 1), never 0 or 1, so both logarithms are finite.
+        uniform = (_shift(bits, 12).to(torch.float64) + 0.5) * 2.0**-52
         return uniform.log_().neg_().log_().neg_().to(torch.float32)
 
 

@@ -100,15 +100,21 @@ def start_rank(
         num_kv_blocks=config.num_kv_blocks,
     )
     logger.info("%s", kv.explanation)
-    cache = KvCache.allocate(
-        num_layers=shape.num_layers,
-        num_blocks=kv.num_blocks,
-        block_size=BLOCK_SIZE,
-        num_kv_heads=shape.num_kv_heads,
-        head_dim=shape.head_dim,
-        dtype=choice.dtype,
-        device=choice.device,
-    )
+    try:
+        cache = KvCache.allocate(
+            num_layers=shape.num_layers,
+            num_blocks=kv.num_blocks,
+            block_size=BLOCK_SIZE,
+            num_kv_heads=shape.num_kv_heads,
+            head_dim=shape.head_dim,
+            dtype=choice.dtype,
+            device=choice.device,
+        )
+    except (OSError, MemoryError, OverflowError, ValueError, torch.OutOfMemoryError) as error:
+        raise ConfigError(
+            f"{kv.explanation}: this much memory cannot be had ({error}); "
+            "lower kv_cache_memory_bytes, num_kv_blocks or max_num_seqs"
+        ) from error
     runner = Runner(model, cache, choice.device, epoch)
     progress("warm_up", 0, 0, "")
     _warm_up(runner, epoch)

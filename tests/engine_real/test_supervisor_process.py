@@ -1,0 +1,107 @@
+"""The whole server as a process: how it ends, and how it gives up. A tiny model, so that a start takes seconds."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from rt_server import RunningServer, Stream, running_server, wait_until
+from rt_tiny import tiny_checkpoint, tiny_tokenizer
+
+BODY = {"model": "tiny", "prompt": "abc", "max_tokens": 100, "ignore_eos": True, "seed": 1}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tiny_checkpoint(tmp_path_factory.mktemp("tiny"), max_position_embeddings=4096, num_hidden_layers=4)
+    return str(tiny_tokenizer(folder))
+
+
+def _serve(tmp_path: Path, model: str, *arguments: str):
+    return running_server(
+        tmp_path, "--model", model, "--served-model-name", "tiny", "--num-kv-blocks", "300", *arguments
+    )
+
+
+def _stream(server: RunningServer, body: dict) -> tuple[Stream, threading.Thread]:
+    stream = Stream()
+    thread = threading.Thread(target=stream.run, args=(server.api_url, body), daemon=True)
+    thread.start()
+    wait_until(lambda: bool(stream.tokens), 30.0, lambda: f"no token; {stream.failure}")
+    return stream, thread
+
+
+def _family(server: RunningServer) -> list[psutil.Process]:
+    return [psutil.Process(server.process.pid), *psutil.Process(server.process.pid).children(recursive=True)]
+
+
+def test_sigterm_lets_a_stream_finish_and_ends_with_0(tmp_path: Path, model: str) -> None:
+    with _serve(tmp_path, model) as server:
+        family = _family(server)
+        stream, thread = _stream(server, {**BODY, "max_tokens": 600})
+        server.process.send_signal(signal.SIGTERM)
+        thread.join(60.0)
+        assert (stream.failure, len(stream.tokens), stream.finish_reason) == (None, 600, "length")
+        assert server.process.wait(10.0) == 0
+        assert psutil.wait_procs(family, timeout=3.0)[1] == []
+
+
+@pytest.mark.parametrize(
+    "signals", [[signal.SIGINT], [signal.SIGTERM, signal.SIGTERM]], ids=["SIGINT", "twice SIGTERM"]
+)
+def test_a_hard_stop_ends_everything_within_3_s(tmp_path: Path, model: str, signals: list[signal.Signals]) -> None:
+    with _serve(tmp_path, model) as server:
+        family = _family(server)
+        _stream(server, {**BODY, "max_tokens": 3000})
+        for number in signals[:-1]:
+            server.process.send_signal(number)
+            wait_until(lambda: "draining for at most" in server.log_text(), 5.0, server.log_text)
+        started = time.monotonic()
+        server.process.send_signal(signals[-1])
+        assert server.process.wait(3.0) == 0
+        assert psutil.wait_procs(family, timeout=3.0)[1] == []
+        assert time.monotonic() - started < 3.0
+
+
+def test_nothing_outlives_a_killed_supervisor(tmp_path: Path, model: str) -> None:
+    with _serve(tmp_path, model) as server:
+        family = _family(server)
+        server.process.kill()
+        assert psutil.wait_procs(family, timeout=5.0)[1] == []
+
+
+def test_a_core_that_keeps_dying_uses_up_the_budget_and_ends_the_server(tmp_path: Path, model: str) -> None:
+    with _serve(tmp_path, model, "--restart-budget", "1") as server:
+        first = server.children()["core"].pid
+        server.children()["core"].kill()
+        wait_until(
+            lambda: server.children().get("core", psutil.Process()).pid not in (first, psutil.Process().pid),
+            20.0,
+            server.log_text,
+        )
+        server.children()["core"].kill()
+        assert server.process.wait(20.0) == 70
+        assert "restart budget of 1 spent" in server.log_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--model", "/nothing/here"], "/nothing/here"),
+        (["--model", "builtin://smollm2-135m", "--max-model-len", "9000"], "9000 is more than the model's 8192"),
+        (["--dtype", "int3"], "invalid choice: 'int3'"),
+    ],
+)
+def test_what_cannot_be_served_ends_the_server_with_the_reason(arguments: list[str], sentence: str) -> None:
+    command = [sys.executable, "-m", "rayloom_engine", "serve", "--port", "0", "--admin-port", "0", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60.0)
+    assert done.returncode in (2, 78)
+    assert sentence in done.stderr
+    assert "Traceback" not in done.stderr
