@@ -54,7 +54,7 @@ def test_rotary_turns_pairs_by_position_times_frequency(head_dim: int) -> None:
     angles = RotaryAngles(RopeParameters(theta=500.0), head_dim, torch.float32, CPU)
     frequencies = 500.0 ** (-torch.arange(0, head_dim, 2) / head_dim)
     expected = rotary_reference(x_THD, positions[:, None].float() * frequencies)
-    rotated = rotary(x_THD, *angles(positions))
+    rotated = rotary(x_THD.clone(), *angles(positions))
     torch.testing.assert_close(rotated[:3], expected[:3], atol=1e-5, rtol=0)
     torch.testing.assert_close(rotated[3], expected[3], atol=1e-2, rtol=0)  # float32 angles of thousands of radians
     assert torch.equal(rotated[0], x_THD[0])
@@ -99,10 +99,11 @@ def test_cache_writes_slots_and_copies_blocks_in_every_layer() -> None:
         num_layers=2, num_blocks=3, block_size=2, num_kv_heads=1, head_dim=2, dtype=torch.float32, device=CPU
     )
     assert (cache.num_blocks, cache.block_size, cache.num_bytes) == (3, 2, 2 * 2 * 3 * 2 * 2 * 4)
-    assert all(not pages.any() for pages in (*cache.keys, *cache.values))
+    assert all(not pages.any() for pages in cache.pages)
     for layer in range(2):
-        cache.write(layer, torch.full((2, 1, 2), 1.0 + layer), torch.full((2, 1, 2), 5.0), torch.tensor([1, 2]))
+        key_values = torch.stack((torch.full((2, 1, 2), 1.0 + layer), torch.full((2, 1, 2), 5.0)), dim=1)
+        cache.write(layer, key_values, torch.tensor([1, 2]))
     cache.copy_blocks(((0, 2),))
     cache.copy_blocks(())
-    assert cache.keys[1][:, :, 0, 0].tolist() == [[0, 2], [2, 0], [0, 2]]
-    assert cache.values[0][:, :, 0, 1].tolist() == [[0, 5], [5, 0], [0, 5]]
+    assert cache.pages[1][:, :, 0, 0, 0].tolist() == [[0, 2], [2, 0], [0, 2]]
+    assert cache.pages[0][:, :, 1, 0, 1].tolist() == [[0, 5], [5, 0], [0, 5]]

@@ -82,8 +82,7 @@ def test_a_model_can_be_held_and_computed_in_a_short_type(dtype: torch.dtype, tm
     model = load_model(folder, shape, device=CPU, dtype=dtype, compute_dtype=dtype)
     assert model.weight_bytes == shape.weight_bytes(2)
     cache = make_cache(shape)
-    cache.keys[:] = [pages.to(dtype) for pages in cache.keys]
-    cache.values[:] = [pages.to(dtype) for pages in cache.values]
+    cache.pages[:] = [pages.to(dtype) for pages in cache.pages]
     logits = torch.cat(
         [
             advance(model, cache, [(sequence, count)])[0]

@@ -30,13 +30,12 @@ def compare(
     free = rng.sample(range(NUM_BLOCKS), NUM_BLOCKS)
     tables = [[free.pop() for _ in range(-(-context_len // block_size))] for context_len in context_lens]
     batch = make_batch(query_lens, context_lens, tables, block_size)
-    keys = torch.randn(NUM_BLOCKS, block_size, num_kv_heads, head_dim)
-    values = torch.randn(NUM_BLOCKS, block_size, num_kv_heads, head_dim)
+    pages = torch.randn(NUM_BLOCKS, block_size, 2, num_kv_heads, head_dim)
     # As in a layer: the queries are a slice of the fused projection, so they are strided over T.
     query_THD = torch.randn(sum(query_lens), num_heads + num_kv_heads, head_dim)[:, :num_heads]
-    plan = plan_attention(batch, num_heads=num_heads, pages=keys, window=window)
-    ours = paged_attention(query_THD, keys, values, plan, 0.25)
-    expected = paged_attention_reference(query_THD, keys, values, batch, window=window, scale=0.25)
+    plan = plan_attention(batch, num_heads=num_heads, pages=pages, window=window)
+    ours = paged_attention(query_THD, pages, plan, 0.25)
+    expected = paged_attention_reference(query_THD, pages, batch, window=window, scale=0.25)
     torch.testing.assert_close(ours, expected, atol=1e-5, rtol=0)
 
 
@@ -69,7 +68,7 @@ def test_body_agrees_with_reference_for_all_groupings(num_heads: int, num_kv_hea
 def test_very_different_lengths_are_decoded_in_several_buckets() -> None:
     context_lens = [700, 3, 690, 40, 300, 1]
     batch = make_batch([1] * 6, context_lens, [list(range(-(-length // 4))) for length in context_lens])
-    pages = torch.zeros(NUM_BLOCKS, 4, 2, 16)
+    pages = torch.zeros(NUM_BLOCKS, 4, 2, 2, 16)
     plan = plan_attention(batch, num_heads=6, pages=pages, window=None)
     gathered = [part.gathered.keys.shape for part in plan.decodes]
     assert [(rows, length) for rows, _, length, _ in gathered] == [(2, 700), (2, 300), (2, 4)]
@@ -78,19 +77,19 @@ def test_very_different_lengths_are_decoded_in_several_buckets() -> None:
 
 def test_similar_lengths_are_decoded_as_one_slice() -> None:
     batch = make_batch([1, 1, 1], [9, 12, 10], [[1, 2, 3], [4, 5, 6], [7, 8, 9]])
-    plan = plan_attention(batch, num_heads=6, pages=torch.zeros(NUM_BLOCKS, 4, 2, 16), window=None)
+    plan = plan_attention(batch, num_heads=6, pages=torch.zeros(NUM_BLOCKS, 4, 2, 2, 16), window=None)
     assert [part.rows_R for part in plan.decodes] == [slice(0, 3)]
 
 
 def test_many_long_rows_of_similar_length_are_cut_into_slices() -> None:
     batch = make_batch([1] * 5, [2000] * 5, [list(range(500))] * 5)
-    plan = plan_attention(batch, num_heads=6, pages=torch.zeros(NUM_BLOCKS, 4, 2, 16), window=None)
+    plan = plan_attention(batch, num_heads=6, pages=torch.zeros(NUM_BLOCKS, 4, 2, 2, 16), window=None)
     assert [part.rows_R for part in plan.decodes] == [slice(0, 2), slice(2, 4), slice(4, 5)]
 
 
 def test_a_window_gathers_only_the_blocks_that_it_shows() -> None:
     batch = make_batch([1], [100], [list(range(25))])
-    plan = plan_attention(batch, num_heads=6, pages=torch.zeros(NUM_BLOCKS, 4, 2, 16), window=6)
+    plan = plan_attention(batch, num_heads=6, pages=torch.zeros(NUM_BLOCKS, 4, 2, 2, 16), window=6)
     assert [part.gathered.block_ids.tolist() for part in plan.decodes] == [[23, 24]]
 
 
@@ -103,11 +102,11 @@ def test_table_columns_of_longer_neighbours_are_not_read() -> None:
         slot_mapping_T=torch.tensor([13, 9]),
     )
     torch.manual_seed(0)
-    keys, values, query_THD = torch.randn(5, 4, 1, 8), torch.randn(5, 4, 1, 8), torch.randn(2, 2, 8)
-    keys[0], values[0] = 50.0, 1000.0
-    plan = plan_attention(batch, num_heads=2, pages=keys, window=None)
-    ours = paged_attention(query_THD, keys, values, plan, 1.0)
-    expected = paged_attention_reference(query_THD, keys, values, batch, window=None, scale=1.0)
+    pages, query_THD = torch.randn(5, 4, 2, 1, 8), torch.randn(2, 2, 8)
+    pages[0, :, 0], pages[0, :, 1] = 50.0, 1000.0
+    plan = plan_attention(batch, num_heads=2, pages=pages, window=None)
+    ours = paged_attention(query_THD, pages, plan, 1.0)
+    expected = paged_attention_reference(query_THD, pages, batch, window=None, scale=1.0)
     torch.testing.assert_close(ours, expected, atol=1e-5, rtol=0)
 
 
@@ -115,12 +114,12 @@ def test_table_columns_of_longer_neighbours_are_not_read() -> None:
 def test_pages_narrower_than_the_arithmetic_are_widened_as_they_are_gathered(window: int | None) -> None:
     torch.manual_seed(4)
     batch = make_batch([1, 5], [9, 5], [[7, 3, 1], [2, 5]])
-    keys, values = torch.randn(2, 8, 4, 2, 16).to(torch.bfloat16)
+    narrow = torch.randn(8, 4, 2, 2, 16).to(torch.bfloat16)
     query_THD = torch.randn(6, 4, 16)
 
-    def attend(key_pages: torch.Tensor, value_pages: torch.Tensor) -> torch.Tensor:
-        plan = plan_attention(batch, num_heads=4, pages=key_pages, window=window, compute_dtype=torch.float32)
-        return paged_attention(query_THD, key_pages, value_pages, plan, 0.25)
+    def attend(pages: torch.Tensor) -> torch.Tensor:
+        plan = plan_attention(batch, num_heads=4, pages=pages, window=window, compute_dtype=torch.float32)
+        return paged_attention(query_THD, pages, plan, 0.25)
 
-    assert attend(keys, values).dtype is torch.float32
-    assert torch.equal(attend(keys, values), attend(keys.float(), values.float()))
+    assert attend(narrow).dtype is torch.float32
+    assert torch.equal(attend(narrow), attend(narrow.float()))

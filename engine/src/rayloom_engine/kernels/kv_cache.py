@@ -29,13 +29,13 @@ class AttentionBatch:
 
 @dataclass(frozen=True, slots=True)
 class KvCache:
-    """Keys and values of every layer: `keys[layer]` and `values[layer]` are [N, P, H, D].
+    """Keys and values of every layer: `pages[layer]` is [N, P, 2, H, D], a token's keys before its values.
 
-    Their type may be narrower than the compute type: keys and values are rounded as they are written.
+    Side by side, because a small step is a matter of few calls: one writes both, one gathers both. Their type may be
+    narrower than the compute type: keys and values are rounded as they are written.
     """
 
-    keys: list[torch.Tensor]
-    values: list[torch.Tensor]
+    pages: list[torch.Tensor]
 
     @classmethod
     def allocate(
@@ -50,39 +50,35 @@ class KvCache:
         device: torch.device,
     ) -> KvCache:
         """A cache of zeros. On CPU no page of it is touched, so it costs memory only as blocks are first written."""
-        shape = (num_blocks, block_size, num_kv_heads, head_dim)
-        return cls(
-            keys=[_zeros(shape, dtype, device) for _ in range(num_layers)],
-            values=[_zeros(shape, dtype, device) for _ in range(num_layers)],
-        )
+        shape = (num_blocks, block_size, 2, num_kv_heads, head_dim)
+        return cls(pages=[_zeros(shape, dtype, device) for _ in range(num_layers)])
 
     @property
     def num_blocks(self) -> int:
-        return self.keys[0].shape[0]
+        return self.pages[0].shape[0]
 
     @property
     def block_size(self) -> int:
-        return self.keys[0].shape[1]
+        return self.pages[0].shape[1]
 
     @property
     def num_bytes(self) -> int:
-        return sum(pages.nbytes for pages in (*self.keys, *self.values))
+        return sum(pages.nbytes for pages in self.pages)
 
-    def write(self, layer: int, key_THD: torch.Tensor, value_THD: torch.Tensor, slot_mapping_T: torch.Tensor) -> None:
-        """Puts the step's keys and values of one layer into the slots."""
-        num_tokens = slot_mapping_T.shape[0]
-        for pages, new_THD in ((self.keys[layer], key_THD), (self.values[layer], value_THD)):
-            slots = pages.view(pages.shape[0] * pages.shape[1], -1)
-            slots.index_copy_(0, slot_mapping_T, new_THD.reshape(num_tokens, -1).to(pages.dtype))
+    def write(self, layer: int, key_value_T2HD: torch.Tensor, slot_mapping_T: torch.Tensor) -> None:
+        """Puts the step's keys and values of one layer into the slots. [T, 2 * H, D] does as well."""
+        pages = self.pages[layer]
+        slots = pages.view(pages.shape[0] * pages.shape[1], -1)
+        slots.index_copy_(0, slot_mapping_T, key_value_T2HD.reshape(slot_mapping_T.shape[0], -1).to(pages.dtype))
 
     def copy_blocks(self, pairs: tuple[tuple[int, int], ...]) -> None:
         """Copies whole blocks, (from, to) each, in all layers. No block may be both a source and a destination."""
         if not pairs:
             return
-        device = self.keys[0].device
+        device = self.pages[0].device
         sources = torch.tensor([source for source, _ in pairs], dtype=torch.int64, device=device)
         destinations = torch.tensor([destination for _, destination in pairs], dtype=torch.int64, device=device)
-        for pages in (*self.keys, *self.values):
+        for pages in self.pages:
             pages.index_copy_(0, destinations, pages.index_select(0, sources))
 
 

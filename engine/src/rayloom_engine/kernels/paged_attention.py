@@ -37,17 +37,15 @@ class _Gathered:
     """Some blocks of the pages, and the buffers that they are copied to in every layer, as storage and as operands."""
 
     block_ids: torch.Tensor  # int64 [blocks]
-    key_blocks: torch.Tensor  # [blocks, block size, K, D] in the compute type, overwritten by every call
-    value_blocks: torch.Tensor
+    blocks: torch.Tensor  # [blocks, block size, 2, K, D] in the compute type, overwritten by every call
     keys: torch.Tensor  # the same memory as the attention call wants it: 4 dimensions, the last two are [L, D]
     values: torch.Tensor
 
-    def fill(self, key_pages: torch.Tensor, value_pages: torch.Tensor) -> None:
-        for pages, blocks in ((key_pages, self.key_blocks), (value_pages, self.value_blocks)):
-            if pages.dtype == blocks.dtype:
-                torch.index_select(pages, 0, self.block_ids, out=blocks)
-            else:
-                blocks.copy_(pages.index_select(0, self.block_ids))
+    def fill(self, pages: torch.Tensor) -> None:
+        if pages.dtype == self.blocks.dtype:
+            torch.index_select(pages, 0, self.block_ids, out=self.blocks)
+        else:
+            self.blocks.copy_(pages.index_select(0, self.block_ids))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +84,7 @@ def plan_attention(
     window: int | None,
     compute_dtype: torch.dtype | None = None,
 ) -> AttentionPlan:
-    """The plan of a step. `pages` is any layer's keys: it gives the sizes and the device.
+    """The plan of a step. `pages` is any layer's: it gives the sizes and the device.
 
     `compute_dtype` is that of the queries where the pages have another; they are widened as they are gathered.
     """
@@ -108,20 +106,18 @@ def plan_attention(
     )
 
 
-def paged_attention(
-    query_THD: torch.Tensor, key_pages: torch.Tensor, value_pages: torch.Tensor, plan: AttentionPlan, scale: float
-) -> torch.Tensor:
+def paged_attention(query_THD: torch.Tensor, pages: torch.Tensor, plan: AttentionPlan, scale: float) -> torch.Tensor:
     """Attention of the step's tokens, [T, H, D], contiguous. Their own keys and values must already be in the pages.
 
-    query_THD may be strided over T; pages are [blocks, block size, K, D]. Mutates the plan's buffers.
+    query_THD may be strided over T; pages are one layer's, [blocks, block size, 2, K, D]. Mutates the plan's buffers.
     """
     num_tokens, num_heads, head_dim = query_THD.shape
-    num_kv_heads = key_pages.shape[2]
+    num_kv_heads = pages.shape[3]
     grouped = (num_tokens, num_kv_heads, num_heads // num_kv_heads, head_dim)
     query_TKGD = query_THD.view(grouped)
     out_TKGD = torch.empty(grouped, dtype=query_THD.dtype, device=query_THD.device)
     for part in plan.decodes:
-        part.gathered.fill(key_pages, value_pages)
+        part.gathered.fill(pages)
         out_TKGD[part.rows_R] = F.scaled_dot_product_attention(
             query_TKGD[part.rows_R],
             part.gathered.keys,
@@ -130,7 +126,7 @@ def paged_attention(
             scale=scale,
         )
     for chunk in plan.prefills:
-        chunk.gathered.fill(key_pages, value_pages)
+        chunk.gathered.fill(pages)
         out_KGnD = F.scaled_dot_product_attention(
             query_TKGD[chunk.rows_n].permute(1, 2, 0, 3),
             chunk.gathered.keys,
@@ -241,35 +237,23 @@ def _prefill(
 
 
 def _decode_buffers(block_ids: torch.Tensor, num_rows: int, pages: torch.Tensor, dtype: torch.dtype) -> _Gathered:
-    _, _, num_kv_heads, head_dim = pages.shape
-    key_blocks, value_blocks = _buffers(block_ids, pages, dtype)
-    key_RKLD, value_RKLD = (
-        blocks.view(num_rows, -1, num_kv_heads, head_dim).transpose(1, 2) for blocks in (key_blocks, value_blocks)
-    )
-    return _Gathered(
-        block_ids=block_ids, key_blocks=key_blocks, value_blocks=value_blocks, keys=key_RKLD, values=value_RKLD
-    )
+    _, _, _, num_kv_heads, head_dim = pages.shape
+    blocks = pages.new_empty((block_ids.shape[0], *pages.shape[1:]), dtype=dtype)
+    rows_RL2KD = blocks.view(num_rows, -1, 2, num_kv_heads, head_dim)
+    key_RKLD, value_RKLD = (rows_RL2KD[:, :, part].transpose(1, 2) for part in (0, 1))
+    return _Gathered(block_ids=block_ids, blocks=blocks, keys=key_RKLD, values=value_RKLD)
 
 
 def _prefill_buffers(
     block_ids: torch.Tensor, num_positions: int, num_heads: int, pages: torch.Tensor, dtype: torch.dtype
 ) -> _Gathered:
     """`num_positions` cuts off what lies in the last block beyond the context."""
-    _, _, num_kv_heads, head_dim = pages.shape
+    _, _, _, num_kv_heads, head_dim = pages.shape
     shown = (num_kv_heads, num_heads // num_kv_heads, num_positions, head_dim)
-    key_blocks, value_blocks = _buffers(block_ids, pages, dtype)
-    key_KGLD, value_KGLD = (
-        blocks.view(-1, num_kv_heads, head_dim)[:num_positions].transpose(0, 1).unsqueeze(1).expand(shown)
-        for blocks in (key_blocks, value_blocks)
-    )
-    return _Gathered(
-        block_ids=block_ids, key_blocks=key_blocks, value_blocks=value_blocks, keys=key_KGLD, values=value_KGLD
-    )
-
-
-def _buffers(block_ids: torch.Tensor, pages: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    shape = (block_ids.shape[0], *pages.shape[1:])
-    return pages.new_empty(shape, dtype=dtype), pages.new_empty(shape, dtype=dtype)
+    blocks = pages.new_empty((block_ids.shape[0], *pages.shape[1:]), dtype=dtype)
+    rows_L2KD = blocks.view(-1, 2, num_kv_heads, head_dim)[:num_positions]
+    key_KGLD, value_KGLD = (rows_L2KD[:, part].transpose(0, 1).unsqueeze(1).expand(shown) for part in (0, 1))
+    return _Gathered(block_ids=block_ids, blocks=blocks, keys=key_KGLD, values=value_KGLD)
 
 
 def _first_block(context_len: int, query_len: int, block_size: int, window: int | None) -> int:

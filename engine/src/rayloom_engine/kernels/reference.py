@@ -9,8 +9,7 @@ from rayloom_engine.kernels.kv_cache import AttentionBatch
 
 def paged_attention_reference(
     query_THD: torch.Tensor,
-    key_pages: torch.Tensor,
-    value_pages: torch.Tensor,
+    pages: torch.Tensor,
     batch: AttentionBatch,
     *,
     window: int | None,
@@ -18,7 +17,7 @@ def paged_attention_reference(
 ) -> torch.Tensor:
     """Attention one token and one head at a time, [T, H, D]."""
     num_heads = query_THD.shape[1]
-    block_size, num_kv_heads = key_pages.shape[1], key_pages.shape[2]
+    block_size, num_kv_heads = pages.shape[1], pages.shape[3]
     out_THD = torch.empty_like(query_THD)
     row = 0
     for index, (query_len, context_len) in enumerate(zip(batch.query_lens, batch.context_lens, strict=True)):
@@ -28,8 +27,8 @@ def paged_attention_reference(
             blocks, offsets = batch.block_tables_SB[index][seen // block_size], seen % block_size
             for head in range(num_heads):
                 kv_head = head * num_kv_heads // num_heads
-                keys = key_pages[blocks, offsets, kv_head].float()
-                values = value_pages[blocks, offsets, kv_head].float()
+                keys = pages[blocks, offsets, 0, kv_head].float()
+                values = pages[blocks, offsets, 1, kv_head].float()
                 weights = torch.softmax(scale * (keys @ query_THD[row, head].float()), dim=0)
                 out_THD[row, head] = (weights @ values).to(out_THD.dtype)
             row += 1

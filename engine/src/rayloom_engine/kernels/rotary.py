@@ -11,12 +11,13 @@ import torch
 
 
 def rotary(x_THD: torch.Tensor, cos_T11h: torch.Tensor, sin_T12h: torch.Tensor) -> torch.Tensor:
-    """The rotated x, [T, H, D], contiguous. x may be strided over T.
+    """Rotates x, [T, H, D], in place and returns it. x may be strided over T.
 
     cos_T11h is [T, 1, 1, D / 2]; sin_T12h is [T, 1, 2, D / 2] and holds -sin, then sin, so that the whole rotation is
     three calls on the pair axis.
     """
     num_tokens, num_heads, head_dim = x_THD.shape
     pairs_TH2h = x_THD.view(num_tokens, num_heads, 2, head_dim // 2)
-    out_TH2h = (pairs_TH2h * cos_T11h).addcmul_(pairs_TH2h.flip(2), sin_T12h)
-    return out_TH2h.view(num_tokens, num_heads, head_dim)
+    flipped_TH2h = pairs_TH2h.flip(2)
+    pairs_TH2h.mul_(cos_T11h).addcmul_(flipped_TH2h, sin_T12h)
+    return x_THD

@@ -42,18 +42,14 @@ class Attention:
         qkv_TXd = self.qkv(hidden_TD).view(num_tokens, num_rotated + self.num_kv_heads, self.head_dim)
         query_key_TXd = qkv_TXd[:, :num_rotated]
         if self.q_norm_d is not None and self.k_norm_d is not None:
-            query_THd = rms_norm(query_key_TXd[:, : self.num_heads], self.q_norm_d, self.eps)
-            key_TKd = rms_norm(query_key_TXd[:, self.num_heads :], self.k_norm_d, self.eps)
-            query_key_TXd = torch.cat((query_THd, key_TKd), dim=1)
-        rotated_TXd = rotary(query_key_TXd, *angles)
-        cache.write(self.layer, rotated_TXd[:, self.num_heads :], qkv_TXd[:, num_rotated:], plan.batch.slot_mapping_T)
-        attended_THd = paged_attention(
-            rotated_TXd[:, : self.num_heads],
-            cache.keys[self.layer],
-            cache.values[self.layer],
-            plan,
-            self.head_dim**-0.5,
-        )
+            for heads_TXd, norm_d in (
+                (query_key_TXd[:, : self.num_heads], self.q_norm_d),
+                (query_key_TXd[:, self.num_heads :], self.k_norm_d),
+            ):
+                heads_TXd.copy_(rms_norm(heads_TXd, norm_d, self.eps))
+        rotary(query_key_TXd, *angles)
+        cache.write(self.layer, qkv_TXd[:, self.num_heads :], plan.batch.slot_mapping_T)
+        attended_THd = paged_attention(qkv_TXd[:, : self.num_heads], cache.pages[self.layer], plan, self.head_dim**-0.5)
         return self.out(attended_THd.view(num_tokens, self.num_heads * self.head_dim))
 
     @property

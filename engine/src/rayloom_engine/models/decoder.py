@@ -67,7 +67,7 @@ class CausalLM:
             window: plan_attention(
                 batch,
                 num_heads=self.shape.num_heads,
-                pages=cache.keys[0],
+                pages=cache.pages[0],
                 window=window,
                 compute_dtype=self.compute_dtype,
             )
