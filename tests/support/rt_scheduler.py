@@ -6,8 +6,8 @@ import hashlib
 from collections.abc import Sequence as SequenceOf
 
 from rayloom_engine.core.decoding import DecodingParams
-from rayloom_engine.core.scheduler import Scheduler, SchedulerConfig, SequenceOutput
-from rayloom_engine.core.sequence import Sequence
+from rayloom_engine.core.scheduler import Scheduler, SchedulerConfig
+from rayloom_engine.core.sequence import Sequence, SequenceOutput
 from rayloom_engine.core.step import NewSlot, SampledToken, StepPlan, StepResult
 
 BLOCK_SIZE = 4

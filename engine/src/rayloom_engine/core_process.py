@@ -23,8 +23,7 @@ import psutil
 
 from rayloom_engine.build import build_found_engine
 from rayloom_engine.config import EngineConfig, load_config
-from rayloom_engine.core.scheduler import SequenceOutput
-from rayloom_engine.core.sequence import Sequence
+from rayloom_engine.core.sequence import Sequence, SequenceOutput
 from rayloom_engine.core_io import CoreIo, Disconnected, Inbox
 from rayloom_engine.engine import Engine
 from rayloom_engine.errors import ConfigError, ModelError, QueueFull, RequestError

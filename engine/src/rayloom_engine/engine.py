@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from rayloom_engine.core.decoding import DecodingParams
-from rayloom_engine.core.scheduler import Scheduler, SequenceOutput
-from rayloom_engine.core.sequence import Sequence
+from rayloom_engine.core.scheduler import Scheduler
+from rayloom_engine.core.sequence import Sequence, SequenceOutput
 from rayloom_engine.core.step import StepPlan, StepResult
 from rayloom_engine.protocol.messages import SchedulerStats
 

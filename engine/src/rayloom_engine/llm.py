@@ -18,8 +18,8 @@ from tqdm import tqdm
 
 from rayloom_engine.build import build_engine
 from rayloom_engine.config import parse_config
-from rayloom_engine.core.scheduler import SequenceOutput
 from rayloom_engine.core.sequence import Sequence as CoreSequence
+from rayloom_engine.core.sequence import SequenceOutput
 from rayloom_engine.core.step import TokenLogprobs
 from rayloom_engine.errors import EngineDead, RequestError
 from rayloom_engine.models.progress import no_progress

@@ -18,8 +18,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from rayloom_engine.core.block_pool import BlockPool
-from rayloom_engine.core.sequence import Sequence, SequenceState
-from rayloom_engine.core.step import NewSlot, SlotStep, StepPlan, StepResult, TokenLogprobs
+from rayloom_engine.core.sequence import Sequence, SequenceOutput, SequenceState
+from rayloom_engine.core.step import NewSlot, SlotStep, StepPlan, StepResult
 from rayloom_engine.errors import QueueFull, RequestError
 
 
@@ -35,19 +35,6 @@ class SchedulerConfig:
 
     def __post_init__(self) -> None:
         assert self.max_model_len <= self.num_blocks * self.block_size, "the longest sequence must fit the pool"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SequenceOutput:
-    """What a step brought for one sequence."""
-
-    request_id: str
-    token_ids: tuple[int, ...] = ()
-    logprobs: tuple[TokenLogprobs, ...] = ()
-    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
-    finish_reason: str | None = None
-    stop_token_id: int | None = None
-    num_cached_tokens: int = 0
 
 
 @dataclass(slots=True)

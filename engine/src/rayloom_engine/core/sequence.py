@@ -6,6 +6,7 @@ There is no prefill or decode mode. A sequence has `num_tokens` and `num_compute
 from __future__ import annotations
 
 from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass
 from enum import Enum
 
 import msgspec
@@ -96,3 +97,16 @@ class Sequence:
         if self.num_generated >= self.params.max_tokens or self.num_tokens >= max_model_len:
             return "length"
         return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SequenceOutput:
+    """What a step brought for one sequence."""
+
+    request_id: str
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    finish_reason: str | None = None
+    stop_token_id: int | None = None
+    num_cached_tokens: int = 0
