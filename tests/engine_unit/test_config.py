@@ -31,7 +31,7 @@ def test_the_api_name_is_the_last_part_of_the_model(model: str, name: str) -> No
     ("document", "sentence"),
     [
         ({"dtype": "int3"}, "dtype: Input should be 'auto', 'bfloat16', 'float16' or 'float32', given 'int3'"),
-        ({"max_model_len": 0}, "max_model_len: .*greater than or equal to 1, given 0"),
+        ({"max_model_len": 1}, "max_model_len: .*greater than or equal to 2, given 1"),
         ({"max_model_len": "8k"}, "max_model_len: .*valid integer, given '8k'"),
         ({"modle": "x"}, "modle: .*given 'x' .remove it, or check its spelling"),
         ({"port": 70000}, "port: .*65535, given 70000"),

@@ -124,7 +124,7 @@ def test_every_kind_of_source_is_accepted(source):
             "spec.parallelism: tensor 2 x pipeline 3 needs 6 ranks; this version serves with 1: set both to 1, "
             "or leave parallelism out",
         ),
-        ("spec.replicas", 0, "spec.replicas: 0 is too small; use 2 or more"),
+        ("spec.replicas", 0, "spec.replicas: 0 is too small; use 1 or more"),
         ("spec.drainSeconds", -1, "spec.drainSeconds: -1 is too small; use 0 or more"),
         (
             "spec.autoscaling",
