@@ -236,7 +236,10 @@ def serve(config: EngineConfig, address: str, token: str, epoch: int, sizing_fil
         return EXIT_CONFIG
     model = built.model
     sizes = {"num_kv_blocks": built.engine.scheduler.config.num_blocks, "max_model_len": model.max_model_len}
-    sizing_file.write_text(json.dumps(sizes))
+    # Whole or not at all: a core that is killed here must not leave half a file to the next one.
+    draft = sizing_file.with_suffix(".new")
+    draft.write_text(json.dumps(sizes))
+    draft.replace(sizing_file)
     state.end_phase()
     state.model = model
     state.message = built.kv_explanation
