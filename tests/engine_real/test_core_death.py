@@ -12,42 +12,8 @@ import time
 
 import pytest
 
-from rt_server import RunningServer, Stream, running_server, wait_until
-
-NUM_TOKENS = 64
-PROMPTS = [
-    "Once upon a time in a small village",
-    "The three laws of thermodynamics are",
-    "def fibonacci(n):",
-    "Dear Sir or Madam,",
-    "1, 2, 3, 5, 8, 13,",
-    "Le petit prince habitait",
-    "In the year 2350, humanity",
-    "The recipe needs the following ingredients:",
-]
-
-
-def _body(index: int, max_tokens: int = NUM_TOKENS) -> dict[str, object]:
-    seeded = {"temperature": 0.9, "top_p": 0.95, "seed": 100 + index}
-    sampling = seeded if index % 2 else {"temperature": 0.0}
-    return {"model": "m", "prompt": PROMPTS[index % 8], "max_tokens": max_tokens, "ignore_eos": True, **sampling}
-
-
-def _start(server: RunningServer, bodies: list[dict[str, object]]) -> tuple[list[Stream], list[threading.Thread]]:
-    streams = [Stream() for _ in bodies]
-    threads = [
-        threading.Thread(target=stream.run, args=(server.api_url, body), daemon=True)
-        for stream, body in zip(streams, bodies, strict=True)
-    ]
-    for thread in threads:
-        thread.start()
-    return streams, threads
-
-
-def _join(threads: list[threading.Thread]) -> None:
-    for thread in threads:
-        thread.join(180.0)
-        assert not thread.is_alive(), "a stream did not end"
+from rt_server import RunningServer, running_server, wait_until
+from rt_streams import NUM_TOKENS, completion_body, join_streams, start_streams
 
 
 @pytest.fixture(scope="module")
@@ -60,13 +26,13 @@ def server(tmp_path_factory: pytest.TempPathFactory):
 def test_killing_the_core_costs_a_pause_and_no_request(
     server: RunningServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    bodies = [_body(index) for index in range(8)]
-    late_bodies = [_body(index, 16) for index in range(8, 14)]
-    undisturbed, threads = _start(server, [*bodies, *late_bodies])
-    _join(threads)
+    bodies = [completion_body(index) for index in range(8)]
+    late_bodies = [completion_body(index, 16) for index in range(8, 14)]
+    undisturbed, threads = start_streams(server, [*bodies, *late_bodies])
+    join_streams(threads)
     assert [stream.failure for stream in undisturbed] == [None] * 14
 
-    streams, threads = _start(server, bodies)
+    streams, threads = start_streams(server, bodies)
     wait_until(
         lambda: all(len(stream.tokens) >= 16 for stream in streams),
         60.0,
@@ -77,10 +43,10 @@ def test_killing_the_core_costs_a_pause_and_no_request(
     killed_at = time.monotonic()
     received = [len(stream.tokens) for stream in streams]
     assert max(received) <= NUM_TOKENS // 2, f"the fault came too late: {received}"
-    late, late_threads = _start(server, late_bodies[:3])  # while the core is dead
+    late, late_threads = start_streams(server, late_bodies[:3])  # while the core is dead
     core.wait(10.0)
-    later, later_threads = _start(server, late_bodies[3:])
-    _join([*threads, *late_threads, *later_threads])
+    later, later_threads = start_streams(server, late_bodies[3:])
+    join_streams([*threads, *late_threads, *later_threads])
 
     got = [*streams, *late, *later]
     assert [stream.failure for stream in got] == [None] * 14
@@ -102,7 +68,7 @@ def test_killing_the_core_costs_a_pause_and_no_request(
 
 def test_n_choices_go_on_after_the_core_died(server: RunningServer) -> None:
     # Long enough that a status, which comes once a second, is sent while it runs, also on a fast machine.
-    body = {**_body(1), "n": 3, "max_tokens": 150}
+    body = {**completion_body(1), "n": 3, "max_tokens": 150}
     request = body
     expected = server.client.post(f"{server.api_url}/v1/completions", json=request).json()
     answers: list[dict] = []
@@ -124,10 +90,10 @@ def test_a_killed_front_is_back_within_seconds_and_the_core_lives(server: Runnin
     front.send_signal(signal.SIGKILL)
     front.wait(10.0)
     # The supervisor holds the socket, so this request waits for the new front instead of being refused.
-    answer = server.client.post(f"{server.api_url}/v1/completions", json=_body(0, 4))
+    answer = server.client.post(f"{server.api_url}/v1/completions", json=completion_body(0, 4))
     deadline = time.monotonic() + 30.0
     while answer.status_code == 503 and time.monotonic() < deadline:
-        answer = server.client.post(f"{server.api_url}/v1/completions", json=_body(0, 4))
+        answer = server.client.post(f"{server.api_url}/v1/completions", json=completion_body(0, 4))
     assert answer.status_code == 200, answer.text
     assert server.children()["core"].pid == core
 

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from rayloom_engine.cli.bench import add_parser
-from rayloom_engine.cli.bench.child import ChildFailed, run_child
-from rayloom_engine.cli.bench.client import RequestOptions, first_chat_token, run_workload
-from rayloom_engine.cli.bench.endpoint import Endpoint, EndpointError, base_url, call_json, first_model_name
-from rayloom_engine.cli.bench.events import EventSplitter, parse_event
-from rayloom_engine.cli.bench.text_prompts import token_counter
-from rayloom_engine.cli.bench.workload import Workload, token_prompts
+from rayloom_bench import add_flags
+from rayloom_bench.child import ChildFailed, run_child
+from rayloom_bench.client import RequestOptions, first_chat_token, run_workload
+from rayloom_bench.endpoint import Endpoint, EndpointError, base_url, call_json, first_model_name
+from rayloom_bench.events import EventSplitter, parse_event
+from rayloom_bench.text_prompts import token_counter
+from rayloom_bench.workload import Workload, token_prompts
 from rayloom_engine.errors import ConfigError
 from rt_fake_openai import FakeOpenAI, running
 
@@ -31,8 +31,8 @@ def endpoint_of(fake: FakeOpenAI) -> Endpoint:
 def bench(*flags: str) -> int:
     """The exit code of `rayloom-engine bench FLAGS`."""
     parser = argparse.ArgumentParser()
-    add_parser(parser.add_subparsers())
-    args = parser.parse_args(["bench", *flags])
+    add_flags(parser)
+    args = parser.parse_args(flags)
     return args.run(args)
 
 
@@ -201,4 +201,4 @@ def test_unreachable_server_ends_the_command_with_its_address(capsys: pytest.Cap
 
 def test_child_without_a_result_is_an_error() -> None:
     with pytest.raises(ChildFailed, match="exit code 1 and no result"):
-        run_child("rayloom_engine.cli.bench.no_such_module", {}, threads=1)
+        run_child("rayloom_bench.no_such_module", {}, threads=1)

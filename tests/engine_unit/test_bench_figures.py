@@ -4,14 +4,14 @@ import json
 
 import pytest
 
-from rayloom_engine.cli.bench.client import Failure
-from rayloom_engine.cli.bench.figures import RequestRecord, percentile, summarise
-from rayloom_engine.cli.bench.limit import MachineRates, ModelCost, model_cost, output_tok_s, wall_s
-from rayloom_engine.cli.bench.machine import CpuClock, others_percent
-from rayloom_engine.cli.bench.peer import batch_records
-from rayloom_engine.cli.bench.report import document, summary, table
-from rayloom_engine.cli.bench.result import Measured, Memory, Peer, RunResult, StartUp
-from rayloom_engine.cli.bench.workload import Workload
+from rayloom_bench.client import Failure
+from rayloom_bench.figures import RequestRecord, percentile, summarise
+from rayloom_bench.limit import MachineRates, ModelCost, model_cost, output_tok_s, wall_s
+from rayloom_bench.machine import CpuClock, others_percent
+from rayloom_bench.peer import batch_records
+from rayloom_bench.report import document, summary, table
+from rayloom_bench.result import Measured, Memory, Peer, RunResult, StartUp
+from rayloom_bench.workload import Workload
 
 RATES = MachineRates(
     read_bytes_s=1000.0, fp32_flop_s=2000.0, bf16_flop_s=500.0, has_bf16_instructions=False, cpu_capability="AVX2"

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from rayloom_engine.cli.bench.peer import run_transformers
-from rayloom_engine.cli.bench.workload import Workload, token_prompts
+from rayloom_bench.peer import run_transformers
+from rayloom_bench.workload import Workload, token_prompts
 from rt_tiny import tiny_checkpoint
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from rayloom_engine.cli.bench.server import Server, ServerFailed, free_ports, stop_tree, tree_pss_bytes
+from rayloom_bench.server import Server, ServerFailed, free_ports, stop_tree, tree_pss_bytes
 
 CHILD = "import signal, time; {ignore}; print('ready', flush=True); time.sleep(600)"
 PARENT = """

@@ -2,8 +2,8 @@
 
 import pytest
 
-from rayloom_engine.cli.bench.text_prompts import text_of, text_prompts
-from rayloom_engine.cli.bench.workload import WORKLOADS, Workload, parse_workloads, prompt_rng, token_prompts
+from rayloom_bench.text_prompts import text_of, text_prompts
+from rayloom_bench.workload import WORKLOADS, Workload, parse_workloads, prompt_rng, token_prompts
 from rayloom_engine.errors import ConfigError
 
 W1, W2, W3, W4 = WORKLOADS

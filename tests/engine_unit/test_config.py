@@ -38,7 +38,8 @@ def test_the_api_name_is_the_last_part_of_the_model(model: str, name: str) -> No
         ({"model": " x"}, "remove the blanks"),
         ({"version": "v2"}, "version: .*'v1'"),
         ([], "EngineConfig: "),
-        ({"tensor_parallel_size": 2, "pipeline_parallel_size": 2}, "needs 4 ranks; this version has 1"),
+        ({"tensor_parallel_size": 2}, "tensor_parallel_size: 2 does not work in this version; set it to 1"),
+        ({"executor": "uni", "pipeline_parallel_size": 3}, "'uni' has one rank, but pipeline_parallel_size 3 needs 3"),
     ],
 )
 def test_a_mistake_is_named_with_what_was_given(document: object, sentence: str) -> None:

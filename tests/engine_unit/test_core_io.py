@@ -12,7 +12,7 @@ import pytest
 
 from rayloom_engine.core.decoding import DecodingParams
 from rayloom_engine.core_io import CoreIo, Disconnected, Inbox
-from rayloom_engine.core_process import CoreState
+from rayloom_engine.core_state import CoreState
 from rayloom_engine.protocol.framing import core_decoder, frame, read_frame
 from rayloom_engine.protocol.messages import Abort, CoreStatus, Hello, Output, Outputs, Submit, Welcome
 from rt_server import wait_until
@@ -32,7 +32,7 @@ def inbox() -> Inbox:
 
 @pytest.fixture
 def io(address: str, inbox: Inbox) -> Iterator[CoreIo]:
-    io = CoreIo(address, TOKEN, 7, inbox, CoreState(epoch=7).status)
+    io = CoreIo(address, TOKEN, 7, inbox, CoreState(epoch=7, executor="uni").status)
     io.start()
     yield io
     io.stop()
@@ -105,7 +105,7 @@ def test_a_front_is_welcomed_heard_answered_and_missed(address: str, io: CoreIo,
 
 
 def test_phases_follow_each_other_and_end() -> None:
-    state = CoreState(epoch=1)
+    state = CoreState(epoch=1, executor="uni")
     state.begin_phase("load", 0, 10, "B")
     state.begin_phase("load", 4, 10, "B")
     assert [(p.name, p.done, p.is_finished) for p in state.phases] == [("load", 4, False)]

@@ -44,6 +44,7 @@ def test_counters_of_the_core_go_on_after_a_restart() -> None:
     status = CoreStatus(
         state="serving",
         epoch=1,
+        executor="uni",
         step=0,
         last_token_age_s=None,
         phases=(),
@@ -99,7 +100,9 @@ def test_depth_counts_brackets_outside_strings(body: bytes, is_deep: bool) -> No
 def test_a_rank_hangs_when_it_is_still_though_work_is_due(
     phase: str, heartbeat_s: float, token_s: float | None, age_s: float, is_stalled: bool
 ) -> None:
-    rank = RankStatus(rank=0, node="n", pid=1, phase=phase, heartbeat_age_s=heartbeat_s, step=1, memory_bytes=1)
+    rank = RankStatus(
+        rank=0, node="n", host="n", pid=1, phase=phase, heartbeat_age_s=heartbeat_s, step=1, memory_bytes=1
+    )
     expected = "rank 0 has not advanced for 73 s" if is_stalled else ""
     assert stall_of([rank], token_s, age_s) == expected
 

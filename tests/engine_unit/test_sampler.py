@@ -87,7 +87,7 @@ def test_the_draw_depends_on_the_position_not_on_how_it_was_reached() -> None:
     sampler = Sampler(40, CPU)
     grown = make_slot(prompt=(1, 2), seed=9)
     for token in (3, 4):
-        grown.append_token(token)
+        grown.append_tokens((token,))
     replayed = make_slot(prompt=(1, 2), generated=(3, 4), seed=9)
     assert sampler(logits.clone(), [grown]) == sampler(logits.clone(), [replayed])
 

@@ -31,10 +31,26 @@ def test_a_short_prompt_is_computed_whole_and_then_grows_by_one() -> None:
     first, second, third = _advance(scheduler, rank, 3)
     assert first.new_slots[0].block_table == (0,)
     assert first.slots == (SlotStep(slot=0, start=0, num_tokens=3, samples=True),)
-    assert second.slots == (SlotStep(slot=0, start=3, num_tokens=1, samples=True),)
-    assert third.slots == (SlotStep(slot=0, start=4, num_tokens=1, new_block_ids=(1,), samples=True),)
+    one, two = expected_ids((1, 2, 3), 2)
+    assert second.slots == (SlotStep(slot=0, start=3, num_tokens=1, new_token_ids=(one,), samples=True),)
+    assert third.slots == (
+        SlotStep(slot=0, start=4, num_tokens=1, new_token_ids=(two,), new_block_ids=(1,), samples=True),
+    )
     assert scheduler.schedule() is None
     assert scheduler.pool.num_free == 11
+
+
+def test_a_sampled_id_crosses_once_and_in_full_after_a_loss() -> None:
+    scheduler, rank = make_scheduler(), SimulatedRank()
+    scheduler.add(make_sequence("a", prompt=(1, 2, 3), max_tokens=6))
+    one, two, three = expected_ids((1, 2, 3), 3)
+    plans = _advance(scheduler, rank, 3)
+    assert [plan.slots[0].new_token_ids for plan in plans] == [(), (one,), (two,)]
+    scheduler.forget_ranks()
+    rank.forget_all()
+    resumed, after = _advance(scheduler, rank, 2)
+    assert resumed.new_slots[0].token_ids == (1, 2, 3, one, two, three)
+    assert (resumed.slots[0].new_token_ids, after.slots[0].new_token_ids) == ((), tuple(expected_ids((1, 2, 3), 4)[3:]))
 
 
 def test_a_long_prompt_is_cut_into_chunks_of_the_budget() -> None:

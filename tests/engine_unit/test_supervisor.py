@@ -8,7 +8,8 @@ import pytest
 
 from rayloom_engine.config import parse_config
 from rayloom_engine.errors import ConfigError
-from rayloom_engine.supervisor import Child, backoff_seconds, bind_sockets
+from rayloom_engine.restarts import backoff_seconds
+from rayloom_engine.supervisor import Child, bind_sockets
 
 
 def test_the_first_restart_is_immediate_and_later_ones_wait_longer() -> None:

@@ -163,13 +163,18 @@ class FakeCore:
         return CoreStatus(
             state=self.state,
             epoch=self.epoch,
+            executor="uni",
             step=4,
             last_token_age_s=None if is_starting else 0.25,
             phases=(phase,),
             stats=SchedulerStats(
                 num_running=1, num_blocks=self.num_blocks, num_free_blocks=self.num_free_blocks, num_preemptions=2
             ),
-            ranks=(RankStatus(rank=0, node="here", pid=1, phase="idle", heartbeat_age_s=0.1, step=4, memory_bytes=5),),
+            ranks=(
+                RankStatus(
+                    rank=0, node="here", host="here", pid=1, phase="idle", heartbeat_age_s=0.1, step=4, memory_bytes=5
+                ),
+            ),
             model=self.model,
             message=self.message,
         )

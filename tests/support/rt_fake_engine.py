@@ -58,6 +58,7 @@ def status(state: str, startup: list[dict[str, object]], reason: str = "") -> di
         "engine_version": "0",
         "state": state,
         "reason": reason,
+        "executor": "uni",
         "epoch": 1,
         "step": 0,
         "last_token_age_seconds": None,

@@ -45,7 +45,10 @@ def expected_ids(prompt: SequenceOf[int], num: int) -> list[int]:
 
 
 class SimulatedRank:
-    """Keeps, for each position of each block, the ids that its KV was computed from; refuses to read anything else."""
+    """Keeps, for each position of each block, the ids that its KV was computed from; refuses to read anything else.
+
+    It does not keep what it sampled: like every stage but the last, it knows the ids that plans tell it.
+    """
 
     def __init__(self, block_size: int = BLOCK_SIZE) -> None:
         self._block_size = block_size
@@ -65,7 +68,9 @@ class SimulatedRank:
                     self._content[target, offset] = self._content[source, offset]
         for step in plan.slots:  # a layer writes the whole batch's KV before any of it is read
             _, ids, table = self._slots[step.slot]
+            ids.extend(step.new_token_ids)
             table.extend(step.new_block_ids)
+            assert step.start + step.num_tokens <= len(ids), f"slot {step.slot} has no ids for what it shall compute"
             for position in range(step.start, step.start + step.num_tokens):
                 self._content[self._place(table, position)] = tuple(ids[: position + 1])
         sampled = []
@@ -78,9 +83,7 @@ class SimulatedRank:
             self.num_computed_tokens += step.num_tokens
             assert step.samples == (end == len(ids))
             if step.samples:
-                token = next_token(ids)
-                ids.append(token)
-                sampled.append(SampledToken(step.slot, token))
+                sampled.append(SampledToken(step.slot, next_token(ids)))
         return StepResult(step_id=plan.step_id, epoch=plan.epoch, sampled=tuple(sampled))
 
     def forget_all(self) -> None:

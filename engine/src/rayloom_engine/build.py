@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from rayloom_engine.config import BLOCK_SIZE, EngineConfig
 from rayloom_engine.core.scheduler import Scheduler, SchedulerConfig
-from rayloom_engine.engine import Engine
+from rayloom_engine.engine import Engine, Executor
 from rayloom_engine.models.progress import Progress
 from rayloom_engine.models.shape import ModelShape
 from rayloom_engine.models.source import ResolvedModel
@@ -31,21 +31,9 @@ def build_found_engine(
     config: EngineConfig, resolved: ResolvedModel, shape: ModelShape, epoch: int, progress: Progress
 ) -> BuiltEngine:
     """`build_engine` for a model that is found already."""
-    rank = start_rank(config, resolved, shape, epoch, progress)
-    scheduler = Scheduler(
-        SchedulerConfig(
-            num_blocks=rank.kv.num_blocks,
-            block_size=BLOCK_SIZE,
-            max_num_seqs=config.max_num_seqs,
-            max_num_batched_tokens=rank.num_step_tokens,
-            max_model_len=rank.kv.max_model_len,
-            max_queued=config.max_queued_requests,
-            enable_prefix_caching=config.enable_prefix_caching,
-        ),
-        epoch,
-    )
+    rank, runner = start_rank(config, resolved, shape, epoch, progress)
     return BuiltEngine(
-        engine=Engine(scheduler, rank.runner),
+        engine=engine_on(config, runner, rank.kv.num_blocks, rank.kv.max_model_len, rank.num_step_tokens, epoch),
         model=ModelStatus(
             path=str(resolved.path),
             architecture=shape.architecture,
@@ -60,3 +48,22 @@ def build_found_engine(
         ),
         kv_explanation=rank.kv.explanation,
     )
+
+
+def engine_on(
+    config: EngineConfig, executor: Executor, num_blocks: int, max_model_len: int, num_step_tokens: int, epoch: int
+) -> Engine:
+    """The scheduler and engine for ranks of these sizes, which are ready for plans of `epoch`."""
+    scheduler = Scheduler(
+        SchedulerConfig(
+            num_blocks=num_blocks,
+            block_size=BLOCK_SIZE,
+            max_num_seqs=config.max_num_seqs,
+            max_num_batched_tokens=num_step_tokens,
+            max_model_len=max_model_len,
+            max_queued=config.max_queued_requests,
+            enable_prefix_caching=config.enable_prefix_caching,
+        ),
+        epoch,
+    )
+    return Engine(scheduler, executor)

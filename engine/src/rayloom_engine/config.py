@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from rayloom_engine.errors import ConfigError
 
 DType = Literal["auto", "bfloat16", "float16", "float32"]
-Executor = Literal["auto", "uni"]
+Executor = Literal["auto", "uni", "mp", "ray"]
 
 BLOCK_SIZE = 16  # tokens in a KV block
 
@@ -48,7 +48,28 @@ class EngineConfig(BaseModel):
 
     tensor_parallel_size: int = Field(1, ge=1, description="Ranks that share each layer.")
     pipeline_parallel_size: int = Field(1, ge=1, description="Stages that share the layers.")
-    executor: Executor = Field("auto", description="How ranks are started. auto: uni for one rank.")
+    executor: Executor = Field(
+        "auto",
+        description="How ranks are started: uni = in the core's process (one rank), mp = as processes of this machine, "
+        "ray = as Ray actors. auto: uni for one rank, else mp.",
+    )
+    ray_address: str | None = Field(
+        None,
+        min_length=1,
+        description="HOST:PORT of a Ray cluster. Default: the environment's RAY_ADDRESS, else Ray is started here.",
+    )
+    placement_seconds: float = Field(
+        30.0, gt=0, strict=False, description="How long Ray may take to find room for every rank at the first start."
+    )
+    rank_port: int = Field(
+        0, ge=0, le=65535, description="Port at which ranks reach the core (mp and ray); 0 picks a free one."
+    )
+    hang_seconds: float = Field(
+        10.0, ge=1, strict=False, description="A rank that has shown no sign of life for so long is replaced."
+    )
+    rebuild_seconds: float = Field(
+        600.0, ge=1, strict=False, description="How long lost ranks may take to come back before the engine gives up."
+    )
 
     max_num_seqs: int = Field(64, ge=1, le=4096, description="Most sequences in one step.")
     max_num_batched_tokens: int | None = Field(
@@ -124,10 +145,15 @@ def parse_config(document: object) -> EngineConfig:
             hint = " (remove it, or check its spelling)" if item["type"] == "extra_forbidden" else ""
             lines.append(f"{field}: {item['msg']}, given {item['input']!r}{hint}")
         raise ConfigError("EngineConfig: " + "; ".join(lines)) from error
-    if config.world_size > 1:
+    if config.tensor_parallel_size > 1:
         raise ConfigError(
-            f"EngineConfig: tensor_parallel_size {config.tensor_parallel_size} x pipeline_parallel_size "
-            f"{config.pipeline_parallel_size} needs {config.world_size} ranks; this version has 1, so set both to 1"
+            f"EngineConfig: tensor_parallel_size: {config.tensor_parallel_size} does not work in this version; set it "
+            "to 1, and pipeline_parallel_size to the number of ranks"
+        )
+    if config.executor == "uni" and config.world_size > 1:
+        raise ConfigError(
+            f"EngineConfig: executor: 'uni' has one rank, but pipeline_parallel_size {config.pipeline_parallel_size} "
+            f"needs {config.world_size}; use mp, ray or auto"
         )
     return config
 

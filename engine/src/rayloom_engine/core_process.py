@@ -8,270 +8,193 @@ from __future__ import annotations
 
 import argparse
 import gc
+import itertools
 import json
 import logging
-import os
-import platform
+import socket
 import sys
 import threading
 import time
 from collections import deque
-from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NoReturn
 
-import psutil
-
-from rayloom_engine.build import build_found_engine
+from rayloom_engine.build import build_found_engine, engine_on
 from rayloom_engine.config import EngineConfig, load_config
-from rayloom_engine.core.sequence import Sequence, SequenceOutput
-from rayloom_engine.core_io import CoreIo, Disconnected, Inbox
+from rayloom_engine.core_io import CoreIo, Inbox
+from rayloom_engine.core_loop import Core
+from rayloom_engine.core_state import CoreState
 from rayloom_engine.engine import Engine
-from rayloom_engine.errors import ConfigError, ModelError, QueueFull, RequestError
-from rayloom_engine.process import EXIT_CONFIG, end_with_parent, set_up_logging
-from rayloom_engine.protocol.messages import (
-    Abort,
-    CoreStatus,
-    ModelStatus,
-    Output,
-    Outputs,
-    PhaseStatus,
-    RankStatus,
-    Refused,
-    SchedulerStats,
-    Submit,
-)
-from rayloom_engine.sampling_params import check_token_ids
+from rayloom_engine.errors import ConfigError, EngineDead, ModelError, RankLost
+from rayloom_engine.executor_choice import choose_executor
+from rayloom_engine.models.shape import ModelShape
+from rayloom_engine.models.source import ResolvedModel
+from rayloom_engine.models.stage import split_layers
+from rayloom_engine.process import EXIT_CONFIG, EXIT_GIVEN_UP, end_with_parent, set_up_logging, write_failure
+from rayloom_engine.protocol.messages import ModelStatus
+from rayloom_engine.protocol.ranks import Loaded
+from rayloom_engine.ranks.assembly import assemble, let_go
+from rayloom_engine.ranks.pool import RankPool
+from rayloom_engine.ranks.remote_executor import RemoteExecutor
+from rayloom_engine.restarts import RestartBudget
 from rayloom_engine.worker.start import find_model
 
 logger = logging.getLogger(__name__)
 
-_PROBE_SECONDS = 10.0  # an idle engine proves itself this often
 
+class CoreProcess:
+    """One start of the core. What outlives it lies in the run folder: the epoch, and the first core's sizes."""
 
-@dataclass(slots=True)
-class CoreState:
-    """What the core knows of itself. Written by the main thread, read by the I/O thread; each field at once."""
+    def __init__(self, config: EngineConfig, run_dir: Path, address: str, rank_fd: int | None) -> None:
+        self._config = config
+        self._run_dir = run_dir
+        self._token = (run_dir / "token").read_text().strip()
+        self._rank_fd = rank_fd
+        self._epoch = _draw_epoch(run_dir)
+        self._state = CoreState(epoch=self._epoch, executor=choose_executor(config).name)
+        self._inbox = Inbox(deque(), threading.Event())
+        self._io = CoreIo(address, self._token, self._epoch, self._inbox, self._state.status)
 
-    epoch: int
-    state: str = "starting"
-    message: str = ""
-    model: ModelStatus | None = None
-    phases: list[PhaseStatus] = field(default_factory=list)
-    phase_started: float = 0.0
-    stats: SchedulerStats = field(default_factory=SchedulerStats)
-    rank_phase: str = "start"
-    heartbeat: float = field(default_factory=time.monotonic)
-    last_token_at: float | None = None
-
-    def begin_phase(self, phase: str, done: int, total: int, unit: str) -> None:
-        """Progress of a start-up phase; a new name ends the one before."""
-        now = time.monotonic()
-        self.heartbeat = now
-        if not self.phases or self.phases[-1].name != phase:
-            self.end_phase()
-            self.phase_started = now
-            self.phases = [*self.phases, PhaseStatus(name=phase, seconds=0.0, done=done, total=total, unit=unit)]
-        else:
-            current = PhaseStatus(name=phase, seconds=now - self.phase_started, done=done, total=total, unit=unit)
-            self.phases = [*self.phases[:-1], current]
-
-    def end_phase(self) -> None:
-        if self.phases and not self.phases[-1].is_finished:
-            last = self.phases[-1]
-            ended = PhaseStatus(
-                name=last.name,
-                seconds=time.monotonic() - self.phase_started,
-                done=last.total,
-                total=last.total,
-                unit=last.unit,
-                is_finished=True,
-            )
-            self.phases = [*self.phases[:-1], ended]
-
-    def status(self) -> CoreStatus:
-        now = time.monotonic()
-        last = self.last_token_at
-        return CoreStatus(
-            state=self.state,
-            epoch=self.epoch,
-            step=self.stats.num_steps,
-            last_token_age_s=None if last is None else now - last,
-            phases=tuple(self.phases),
-            stats=self.stats,
-            ranks=(
-                RankStatus(
-                    rank=0,
-                    node=platform.node(),
-                    pid=os.getpid(),
-                    phase=self.rank_phase,
-                    heartbeat_age_s=now - self.heartbeat,
-                    step=self.stats.num_steps,
-                    memory_bytes=psutil.Process().memory_info().rss,
-                ),
-            ),
-            model=self.model,
-            message=self.message,
-        )
-
-
-class Core:
-    """Turns front messages into sequences and step outputs into front messages."""
-
-    def __init__(self, engine: Engine, model: ModelStatus, io: CoreIo, state: CoreState) -> None:
-        self._engine = engine
-        self._model = model
-        self._io = io
-        self._state = state
-
-    def run(self, inbox: Inbox) -> None:
-        """Serves for ever."""
-        idle_since = time.monotonic()
-        while True:
-            for connection, message in inbox.take():
-                self._handle(connection, message)
-            self._state.heartbeat = time.monotonic()
-            if self._engine.has_unfinished:
-                self._state.rank_phase = "step"
-                self._send(self._engine.step())
-                self._publish()
-                idle_since = time.monotonic()
-                continue
-            self._state.rank_phase = "idle"
-            self._publish()
-            has_mail = inbox.wait(max(0.0, idle_since + _PROBE_SECONDS - time.monotonic()), at_most=1.0)
-            if not has_mail and time.monotonic() - idle_since >= _PROBE_SECONDS:
-                self._engine.add_probe()
-
-    def _handle(self, connection: int, message: Submit | Abort | Disconnected) -> None:
-        if isinstance(message, Submit):
-            self._submit(connection, message)
-        elif isinstance(message, Abort):
-            self._engine.abort(_request_id(connection, message.sequence_id))
-        else:
-            prefix = _request_id(connection, "")
-            for sequence in list(self._engine.scheduler.unfinished()):
-                if sequence.request_id.startswith(prefix):
-                    self._engine.abort(sequence.request_id)
-
-    def _submit(self, connection: int, submit: Submit) -> None:
-        sequence = Sequence(
-            request_id=_request_id(connection, submit.sequence_id),
-            prompt_ids=submit.prompt_ids,
-            generated_ids=submit.generated_ids,
-            params=submit.params,
-            eos_token_ids=self._model.eos_token_ids,
-            priority=submit.priority,
-            arrival=submit.arrival,
-            fork_of=None if submit.fork_of is None else _request_id(connection, submit.fork_of),
-        )
+    def run(self) -> int:
+        """Serves for ever; returns an exit code only when it cannot start or go on."""
+        self._io.start()
         try:
-            check_token_ids(sequence.token_ids, self._model.vocab_size)
-            output = self._engine.add(sequence, submit.is_resume)
-        except QueueFull as error:
-            refused = Refused(
-                sequence_id=submit.sequence_id,
-                reason="queue_full",
-                message=str(error),
-                retry_after_s=error.retry_after_s,
-            )
-            self._io.send(connection, refused)
-        except RequestError as error:
-            is_too_long = sequence.num_tokens >= self._engine.scheduler.config.max_model_len
-            reason = "too_long" if is_too_long else "invalid"
-            self._io.send(connection, Refused(sequence_id=submit.sequence_id, reason=reason, message=str(error)))
-        else:
-            if output is not None:
-                self._send([output])
+            resolved, shape = find_model(self._config, self._state.begin_phase)
+            split_layers(shape.num_layers, self._config.pipeline_parallel_size)  # raises for a shape that cannot be
+            if self._rank_fd is None:
+                self._serve_alone(resolved, shape)
+            else:
+                self._serve_with_ranks(resolved, shape, self._rank_fd)
+        except (ModelError, ConfigError) as error:
+            return self._fail(error, EXIT_CONFIG)
+        except EngineDead as error:
+            return self._fail(error, EXIT_GIVEN_UP)
 
-    def _send(self, outputs: list[SequenceOutput]) -> None:
-        by_connection: dict[int, list[Output]] = {}
-        for output in outputs:
-            connection, _, sequence_id = output.request_id.partition("/")
-            by_connection.setdefault(int(connection), []).append(
-                Output(
-                    sequence_id=sequence_id,
-                    token_ids=output.token_ids,
-                    logprobs=output.logprobs,
-                    prompt_logprobs=output.prompt_logprobs,
-                    finish_reason=output.finish_reason,
-                    stop_token_id=output.stop_token_id,
-                    num_cached_tokens=output.num_cached_tokens,
-                )
-            )
-        for number, items in by_connection.items():
-            self._io.send(number, Outputs(tuple(items)))
-
-    def _publish(self) -> None:
-        self._state.stats = self._engine.stats()
-        self._state.last_token_at = self._engine.last_token_at
-        self._state.heartbeat = time.monotonic()
-
-
-def _request_id(connection: int, sequence_id: str) -> str:
-    """Ids are unique per front, and two connections may be from two fronts."""
-    return f"{connection}/{sequence_id}"
-
-
-def serve(config: EngineConfig, address: str, token: str, epoch: int, sizing_file: Path) -> int:
-    """Runs the core; returns an exit code only when it cannot start.
-
-    The first core writes its sizes to `sizing_file` and later ones take them: a core that found less free memory than
-    the one before it could not go on with what that one accepted.
-    """
-    state = CoreState(epoch=epoch)
-    inbox = Inbox(deque(), threading.Event())
-    io = CoreIo(address, token, epoch, inbox, state.status)
-    io.start()
-    try:
-        resolved, shape = find_model(config, state.begin_phase)
-        if sizing_file.exists():
-            config = config.model_copy(update=json.loads(sizing_file.read_text()))
-        built = build_found_engine(config, resolved, shape, epoch, state.begin_phase)
-    except (ModelError, ConfigError) as error:
+    def _fail(self, error: Exception, code: int) -> int:
         logger.error("%s", error)
-        state.end_phase()
-        state.message = str(error)
-        state.state = "failed"
-        io.flush_status()
-        return EXIT_CONFIG
-    model = built.model
-    sizes = {"num_kv_blocks": built.engine.scheduler.config.num_blocks, "max_model_len": model.max_model_len}
-    # Whole or not at all: a core that is killed here must not leave half a file to the next one.
-    draft = sizing_file.with_suffix(".new")
-    draft.write_text(json.dumps(sizes))
-    draft.replace(sizing_file)
-    state.end_phase()
-    state.model = model
-    state.message = built.kv_explanation
-    state.state = "serving"
-    state.rank_phase = "idle"
-    # What is alive now stays alive: the collector need not walk it again in the middle of a step.
-    gc.collect()
-    gc.freeze()
-    io.flush_status()
-    how = "set" if config.executor == "uni" else "one rank"
-    logger.info("executor uni (%s)", how)
-    logger.info("serving, epoch %d, start-up %s", epoch, _phase_line(state.phases))
-    Core(built.engine, built.model, io, state).run(inbox)
-    return 0
+        write_failure(self._run_dir, str(error))
+        self._state.failed(str(error))
+        self._io.flush_status()
+        return code
+
+    def _serve_alone(self, resolved: ResolvedModel, shape: ModelShape) -> NoReturn:
+        """The core is its own only rank."""
+        config = self._config.model_copy(update=self._sizes())
+        built = build_found_engine(config, resolved, shape, self._epoch, self._state.begin_phase)
+        self._keep_sizes(built.engine, built.model)
+        self._begin(built.model, built.kv_explanation)
+        Core(built.engine, built.model, self._io, self._state).run(self._inbox)
+        raise AssertionError("the loop never ends")
+
+    def _serve_with_ranks(self, resolved: ResolvedModel, shape: ModelShape, rank_fd: int) -> NoReturn:
+        """Assembles the ranks, serves until one is lost, and begins again. Raises EngineDead when that is too often."""
+        config, state = self._config, self._state
+        pool = RankPool(socket.socket(fileno=rank_fd), self._token, config.world_size, config.hang_seconds)
+        state.pool = pool
+        executor = RemoteExecutor(pool)
+        epochs = itertools.chain([self._epoch], iter(lambda: _draw_epoch(self._run_dir), 0))
+        budget = RestartBudget(config.restart_budget)
+        core: Core | None = None
+        deadline = float("inf")
+        while True:
+            sizes = self._sizes()
+            num_blocks = sizes.get("num_kv_blocks")
+            try:
+                epoch, loaded = assemble(pool, epochs.__next__, num_blocks, deadline, budget, state.begin_phase)
+            except RankLost as loss:
+                limits = f"{config.rebuild_seconds:g} s and {config.restart_budget} restarts"
+                raise EngineDead(f"{loss}; not mended within {limits}") from loss
+            if core is None:
+                num_blocks = num_blocks or min(rank.num_blocks for rank in loaded)
+                model = _model_status(resolved, shape, loaded, sizes.get("max_model_len"))
+                engine = engine_on(config, executor, num_blocks, model.max_model_len, loaded[0].num_step_tokens, epoch)
+                self._keep_sizes(engine, model)
+                core = Core(engine, model, self._io, state, executor.check)
+            engine.scheduler.epoch = state.epoch = epoch
+            self._begin(model, min(loaded, key=lambda rank: rank.num_blocks).kv_explanation)
+            try:
+                core.run(self._inbox)
+            except RankLost as loss:
+                logger.warning("%s", loss)
+                state.recovering(loss.rank, str(loss))
+                self._io.flush_status()
+                engine.scheduler.forget_ranks()
+                deadline = time.monotonic() + config.rebuild_seconds
+                let_go(pool, loss)
+                wait = budget.wait_after_death(time.monotonic())
+                if wait is None:
+                    raise EngineDead(f"{loss}; restart budget of {config.restart_budget} spent") from loss
+                time.sleep(wait)
+
+    def _begin(self, model: ModelStatus, message: str) -> None:
+        state = self._state
+        state.model = model
+        is_first = state.state == "starting"
+        state.serving(message)
+        if is_first:
+            # What is alive now stays alive: the collector need not walk it again in the middle of a step.
+            gc.collect()
+            gc.freeze()
+        self._io.flush_status()
+        phases = ", ".join(f"{phase.name} {phase.seconds:.2f} s" for phase in state.phases)
+        logger.info("serving, epoch %d, start-up %s", state.epoch, phases)
+
+    def _sizes(self) -> dict[str, int]:
+        """num_kv_blocks and max_model_len of the first core; nothing when this is it.
+
+        A core that found less free memory than the one before it could not go on with what that one accepted.
+        """
+        path = self._run_dir / "sizing.json"
+        return dict(json.loads(path.read_text())) if path.exists() else {}
+
+    def _keep_sizes(self, engine: Engine, model: ModelStatus) -> None:
+        sizes = {"num_kv_blocks": engine.scheduler.config.num_blocks, "max_model_len": model.max_model_len}
+        _write_whole(self._run_dir / "sizing.json", json.dumps(sizes))
 
 
-def _phase_line(phases: list[PhaseStatus]) -> str:
-    return ", ".join(f"{phase.name} {phase.seconds:.2f} s" for phase in phases)
+def _model_status(
+    resolved: ResolvedModel, shape: ModelShape, loaded: list[Loaded], max_model_len: int | None
+) -> ModelStatus:
+    return ModelStatus(
+        path=str(resolved.path),
+        architecture=shape.architecture,
+        num_parameters=shape.num_parameters,
+        vocab_size=shape.vocab_size,
+        max_model_len=max_model_len or min(rank.max_model_len for rank in loaded),
+        eos_token_ids=shape.eos_token_ids,
+        dtype=loaded[0].dtype,
+        compute_dtype=loaded[0].compute_dtype,
+        weight_bytes=sum(rank.weight_bytes for rank in loaded),
+        commit=resolved.commit,
+    )
+
+
+def _draw_epoch(run_dir: Path) -> int:
+    """A number that no epoch of this server had before."""
+    path = run_dir / "epoch"
+    epoch = int(path.read_text()) + 1 if path.exists() else 1
+    _write_whole(path, str(epoch))
+    return epoch
+
+
+def _write_whole(path: Path, text: str) -> None:
+    """Whole or not at all: a core that is killed here must not leave half a file to the next one."""
+    draft = path.with_suffix(".new")
+    draft.write_text(text)
+    draft.replace(path)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m rayloom_engine.core_process", description=__doc__)
     parser.add_argument("--run-dir", type=Path, required=True, help="folder with config.json and token")
     parser.add_argument("--core-address", required=True, help="unix:PATH or tcp:HOST:PORT to listen on")
-    parser.add_argument("--epoch", type=int, required=True)
+    parser.add_argument("--rank-fd", type=int, help="listening socket for ranks; left out: this process is the rank")
     parser.add_argument("--parent", type=int, required=True, help="process id to end with")
     args = parser.parse_args()
     end_with_parent(args.parent)
     config = load_config(args.run_dir / "config.json")
     set_up_logging("core", config.log_level)
-    token = (args.run_dir / "token").read_text().strip()
-    return serve(config, args.core_address, token, args.epoch, args.run_dir / "sizing.json")
+    return CoreProcess(config, args.run_dir, args.core_address, args.rank_fd).run()
 
 
 if __name__ == "__main__":

@@ -31,3 +31,12 @@ class QueueFull(EngineError):
 
 class EngineDead(EngineError):
     """The core cannot be brought back. `message` holds the first cause."""
+
+
+class RankLost(EngineError):
+    """A rank died, fell silent or could not do its part. `is_alive`: its process is there and may be used again."""
+
+    def __init__(self, rank: int, cause: str, *, is_alive: bool = False) -> None:
+        super().__init__(f"rank {rank}: {cause}")
+        self.rank = rank
+        self.is_alive = is_alive

@@ -21,7 +21,8 @@ from rayloom_engine.config import parse_config
 from rayloom_engine.core.sequence import Sequence as CoreSequence
 from rayloom_engine.core.sequence import SequenceOutput
 from rayloom_engine.core.step import TokenLogprobs
-from rayloom_engine.errors import EngineDead, RequestError
+from rayloom_engine.errors import ConfigError, EngineDead, RequestError
+from rayloom_engine.executor_choice import choose_executor
 from rayloom_engine.models.progress import no_progress
 from rayloom_engine.sampling_params import SamplingParams, check_token_ids
 from rayloom_engine.text.chat_template import ChatTemplate
@@ -103,6 +104,11 @@ class LLM:
         Raises ConfigError or ModelError.
         """
         config = parse_config({"model": model, **settings})
+        if choose_executor(config).has_rank_processes:
+            raise ConfigError(
+                f"LLM runs one rank in this process, given executor {config.executor!r} with "
+                f"pipeline_parallel_size {config.pipeline_parallel_size}; leave both out, or use `rayloom-engine serve`"
+            )
         built = build_engine(config, epoch=1, progress=no_progress)
         folder = Path(built.model.path)
         self._engine = built.engine

@@ -5,10 +5,12 @@ from __future__ import annotations
 import ctypes
 import logging
 import os
+import platform
 import signal
 import sys
 import threading
 import time
+from pathlib import Path
 
 EXIT_CONFIG = 78  # the settings or the model cannot be used (sysexits.h EX_CONFIG); a restart would not help
 EXIT_GIVEN_UP = 70  # a process kept dying until the restart budget was spent (EX_SOFTWARE)
@@ -38,3 +40,21 @@ def _watch_parent(parent_pid: int) -> None:
     while os.getppid() == parent_pid:
         time.sleep(1.0)
     os._exit(1)
+
+
+def node_name() -> str:
+    """The Kubernetes node where the manifest says so, else the host's name."""
+    return os.environ.get("RAYLOOM_NODE_NAME") or platform.node()
+
+
+def write_failure(run_dir: Path, cause: str) -> None:
+    """Leaves the sentence that says why the engine cannot go on where the supervisor looks for it."""
+    (run_dir / "failure").write_text(cause)
+
+
+def read_failure(run_dir: Path) -> str:
+    """What `write_failure` left; empty when nothing did."""
+    try:
+        return (run_dir / "failure").read_text()
+    except OSError:
+        return ""

@@ -44,9 +44,10 @@ class Model(_Part):
 
 class Rank(_Part):
     rank: int
-    node: str
+    node: str = Field(description="The Kubernetes node, or the host's name.")
+    host: str = Field(description="The host's name; in Kubernetes the pod's.")
     pid: int
-    phase: str = Field(description="start, idle or step.")
+    phase: str = Field(description="A start-up phase, then idle or step.")
     heartbeat_age_seconds: float
     step: int
     memory_bytes: int = Field(description="Resident memory of the rank's process.")
@@ -78,6 +79,7 @@ class EngineStatus(_Part):
     engine_version: str
     state: State
     reason: str = Field(description="Why this state; empty when serving.")
+    executor: str = Field(description="How ranks are started: uni, mp or ray; empty until the core answers.")
     epoch: int = Field(description="Raised by every rebuild.")
     step: int
     last_token_age_seconds: float | None = Field(description="Since a token passed through every rank; null before.")

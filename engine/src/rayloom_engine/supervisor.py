@@ -1,4 +1,4 @@
-"""`rayloom-engine serve`: owns the listening sockets, starts front and core, restarts them with a budget.
+"""`rayloom-engine serve`: owns the listening sockets, starts front, core and launcher, restarts them with a budget.
 
 No torch, no ray, next to no code: what does little seldom dies. The sockets outlive the front, so while a front is
 being restarted new connections wait instead of being refused.
@@ -8,6 +8,7 @@ SIGTERM: the front drains, then everything ends with 0. SIGINT, or a second sign
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import secrets
@@ -25,31 +26,25 @@ from pathlib import Path
 
 from rayloom_engine.config import EngineConfig
 from rayloom_engine.errors import ConfigError
-from rayloom_engine.process import EXIT_CONFIG, EXIT_GIVEN_UP
+from rayloom_engine.executor_choice import choose_executor
+from rayloom_engine.process import EXIT_CONFIG, EXIT_GIVEN_UP, read_failure
+from rayloom_engine.restarts import RestartBudget
 
 logger = logging.getLogger(__name__)
 
-_BUDGET_SECONDS = 600.0  # restarts are counted over this long
-_MAX_BACKOFF_SECONDS = 10.0
 _STOP_SECONDS = 1.2  # after a stop signal children have this long before SIGKILL
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
-def backoff_seconds(num_recent_restarts: int) -> float:
-    """How long to wait before the next restart: nothing the first time, then 0.5, 1, 2, ... up to 10 seconds."""
-    return 0.0 if num_recent_restarts == 0 else min(_MAX_BACKOFF_SECONDS, 0.5 * 2 ** (num_recent_restarts - 1))
-
-
 class Child:
-    """One supervised process. `starts` counts from 1 and is the core's epoch."""
+    """One supervised process. `starts` counts from 1."""
 
     def __init__(self, name: str, budget: int) -> None:
         self.name = name
         self.starts = 0
         self.process: subprocess.Popen[bytes] | None = None
         self.start_at: float | None = 0.0  # by time.monotonic; None while it runs
-        self._budget = budget
-        self._deaths: deque[float] = deque()
+        self._budget = RestartBudget(budget)
 
     def started(self, process: subprocess.Popen[bytes]) -> None:
         self.process = process
@@ -58,22 +53,26 @@ class Child:
 
     def died(self, now: float) -> bool:
         """Books a death. False when the restart budget is spent."""
-        while self._deaths and now - self._deaths[0] > _BUDGET_SECONDS:
-            self._deaths.popleft()
         self.process = None
-        self.start_at = now + backoff_seconds(len(self._deaths))
-        self._deaths.append(now)
-        return len(self._deaths) <= self._budget
+        wait = self._budget.wait_after_death(now)
+        self.start_at = None if wait is None else now + wait
+        return wait is not None
 
 
 class Supervisor:
     def __init__(self, config: EngineConfig) -> None:
         self._config = config
+        self._executor = choose_executor(config)
         self._api, self._admin = bind_sockets(config)
+        self._ranks = _bind_rank_socket(config, self._executor.name) if self._executor.has_rank_processes else None
         self._run_dir = _make_run_dir()
         self._started = time.time()
         self._front = Child("front", config.restart_budget)
         self._core = Child("core", config.restart_budget)
+        self._children = [self._front, self._core]
+        if self._ranks is not None:
+            self._launcher = Child("launcher", config.restart_budget)
+            self._children.append(self._launcher)
         self._signals: deque[int] = deque()
         self._exit_code: int | None = None  # set when stopping has begun
         self._stop_by = float("inf")  # by time.monotonic; set when draining has begun
@@ -94,7 +93,11 @@ class Supervisor:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda received, _: self._signals.append(received))
         signal.signal(signal.SIGCHLD, lambda *_: None)  # only to wake up
+        logger.info("executor %s (%s)", self._executor.name, self._executor.reason)
+        alive = os.environ.get("RAYLOOM_ALIVE_FILE")
         try:
+            if alive:
+                Path(alive).touch()
             self._write_run_dir()
             while self._exit_code is None:
                 self._start_due()
@@ -108,7 +111,17 @@ class Supervisor:
             return self._exit_code
         finally:
             self._stop_children()
+            self._leave_word()
+            if alive:
+                Path(alive).unlink(missing_ok=True)  # what the ranks' Ray waits for before it ends
             shutil.rmtree(self._run_dir, ignore_errors=True)
+
+    def _leave_word(self) -> None:
+        """Writes why the engine could not go on to where Kubernetes looks for a container's last words."""
+        where, cause = os.environ.get("RAYLOOM_TERMINATION_LOG"), read_failure(self._run_dir)
+        if where and self._exit_code in (EXIT_CONFIG, EXIT_GIVEN_UP):
+            with contextlib.suppress(OSError):
+                Path(where).write_text(cause or "a process of the engine kept dying; its log says why")
 
     def _write_run_dir(self) -> None:
         token = self._run_dir / "token"
@@ -121,29 +134,35 @@ class Supervisor:
         address = f"unix:{self._run_dir}/core.sock"
         common = ["--run-dir", str(self._run_dir), "--core-address", address, "--parent", str(os.getpid())]
         if self._core.start_at is not None and self._core.start_at <= now:
-            epoch = str(self._core.starts + 1)
-            self._core.started(_spawn("rayloom_engine.core_process", [*common, "--epoch", epoch]))
+            rank_fds = [] if self._ranks is None else [self._ranks.fileno()]
+            ranks = [part for fd in rank_fds for part in ("--rank-fd", str(fd))]
+            self._core.started(_spawn("rayloom_engine.core_process", [*common, *ranks], rank_fds))
         if self._front.start_at is not None and self._front.start_at <= now:
             fds = (self._api.fileno(), self._admin.fileno())
             ports = ["--api-fd", str(fds[0]), "--admin-fd", str(fds[1])]
             since = ["--start", str(self._front.starts + 1), "--server-started", str(self._started)]
             self._front.started(_spawn("rayloom_engine.front", [*common, *ports, *since], fds))
+        if self._ranks is not None and self._launcher.start_at is not None and self._launcher.start_at <= now:
+            where = f"127.0.0.1:{self._ranks.getsockname()[1]}"
+            arguments = ["--run-dir", str(self._run_dir), "--core-address", where, "--parent", str(os.getpid())]
+            start = ["--start", str(self._launcher.starts + 1)]
+            self._launcher.started(_spawn("rayloom_engine.launcher", [*arguments, *start]))
 
     def _next_wake(self) -> float:
         """Seconds until something is due. One at most, should a signal ever be lost."""
-        due = [child.start_at for child in (self._front, self._core) if child.start_at is not None]
+        due = [child.start_at for child in self._children if child.start_at is not None]
         return min(1.0, max(0.0, min(due, default=float("inf")) - time.monotonic()))
 
     def _reap(self) -> None:
-        for child in (self._core, self._front):
+        for child in reversed(self._children):
             code = child.process.poll() if child.process is not None else None
             if code is None:
                 continue
             if child is self._front and code == 0 and self._signals:
                 self._exit_code = 0  # drained
-            elif code == EXIT_CONFIG:
-                logger.error("%s cannot start with this config; see its message above", child.name)
-                self._exit_code = EXIT_CONFIG
+            elif code in (EXIT_CONFIG, EXIT_GIVEN_UP):
+                logger.error("%s cannot go on; see its message above", child.name)
+                self._exit_code = code
             elif child.died(time.monotonic()):
                 logger.warning("%s died (%s), restarting", child.name, _cause(code))
             else:
@@ -163,11 +182,14 @@ class Supervisor:
             self._front.process.send_signal(signal.SIGTERM)
 
     def _stop_children(self) -> None:
-        processes = [child.process for child in (self._front, self._core) if child.process is not None]
-        for process in processes:
-            if process.poll() is None:
-                # The core has nothing to save; the front closes its connections properly.
-                process.send_signal(signal.SIGINT if process is self._front.process else signal.SIGKILL)
+        # The core has nothing to save; the front closes its connections properly, the launcher ends what it started.
+        how = {"front": signal.SIGINT, "core": signal.SIGKILL, "launcher": signal.SIGTERM}
+        processes = []
+        for child in self._children:
+            if child.process is not None:
+                processes.append(child.process)
+                if child.process.poll() is None:
+                    child.process.send_signal(how[child.name])
         deadline = time.monotonic() + _STOP_SECONDS
         for process in processes:
             try:
@@ -190,6 +212,15 @@ def bind_sockets(config: EngineConfig) -> tuple[socket.socket, socket.socket]:
     except ConfigError:
         api.close()
         raise
+
+
+def _bind_rank_socket(config: EngineConfig, executor: str) -> socket.socket:
+    """Where ranks reach the core. From other machines only when they are on other machines.
+
+    It is bound here so that it outlives the core: ranks that dial while a core is being started again just wait.
+    """
+    is_cluster = executor == "ray" and (config.ray_address or os.environ.get("RAY_ADDRESS"))
+    return _listen("0.0.0.0" if is_cluster else "127.0.0.1", config.rank_port, "rank_port")
 
 
 def _make_run_dir() -> Path:

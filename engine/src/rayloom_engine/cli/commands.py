@@ -17,10 +17,11 @@ def run(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="rayloom-engine", description="Serve a large language model.")
     parser.add_argument("--version", action="version", version=f"rayloom-engine {__version__}")
     commands = parser.add_subparsers(title="commands", required=True)
-    for module in (serve, generate, inspect_model, bench):
+    for module in (serve, generate, inspect_model):
         module.add_parser(commands)
-    args = parser.parse_args(arguments)
     try:
+        bench.add_parser(commands, is_chosen=arguments[:1] == ["bench"])
+        args = parser.parse_args(arguments)
         code: int = args.run(args)
     except EngineError as error:
         print(f"rayloom-engine: {error}", file=sys.stderr)

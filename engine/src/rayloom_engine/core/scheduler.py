@@ -330,11 +330,14 @@ class Scheduler:
         slots = []
         for sequence, num in draft.num_tokens.items():
             assert sequence.slot is not None
+            new_token_ids: tuple[int, ...] = ()
             new_block_ids: tuple[int, ...] = ()
             if sequence.num_sent_blocks == 0:
                 new_slots.append(_new_slot(sequence))
             else:
+                new_token_ids = tuple(sequence.token_ids[sequence.num_sent_tokens :])
                 new_block_ids = tuple(sequence.block_ids[sequence.num_sent_blocks :])
+            sequence.num_sent_tokens = sequence.num_tokens
             sequence.num_sent_blocks = len(sequence.block_ids)
             start = sequence.num_computed
             sequence.num_computed = start + num
@@ -344,6 +347,7 @@ class Scheduler:
                     slot=sequence.slot,
                     start=start,
                     num_tokens=num,
+                    new_token_ids=new_token_ids,
                     new_block_ids=new_block_ids,
                     samples=sequence.num_computed == sequence.num_tokens,
                 )

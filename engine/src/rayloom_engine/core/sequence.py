@@ -55,6 +55,7 @@ class Sequence:
         self.block_ids: list[int] = []
         self.slot: int | None = None  # row on the ranks while RUNNING
         self.num_sent_blocks = 0  # of block_ids, known to the ranks; 0 = the ranks do not know the sequence
+        self.num_sent_tokens = 0  # of token_ids, likewise
         self.num_registered_blocks = 0  # full blocks offered to the prefix index
         self.num_cached_tokens: int | None = None  # found in the prefix cache at first admission; None before
         self.wants_prompt_logprobs = params.prompt_logprobs is not None
@@ -87,6 +88,7 @@ class Sequence:
         self.block_ids = []
         self.num_computed = 0
         self.num_sent_blocks = 0
+        self.num_sent_tokens = 0
         self.num_registered_blocks = 0
 
     def finish_reason(self, max_model_len: int) -> str | None:

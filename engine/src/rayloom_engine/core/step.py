@@ -2,6 +2,7 @@
 
 A rank keeps a table of slots, one per running sequence. A plan changes it by difference; a sequence that is new to the
 ranks (admitted, resumed after preemption, or everything after an epoch change) crosses once in full as a NewSlot.
+A rank learns token ids from plans alone, also those that it sampled itself: stages that do not sample know them too.
 """
 
 from __future__ import annotations
@@ -29,12 +30,13 @@ class SlotStep(msgspec.Struct, frozen=True, kw_only=True):
     slot: int
     start: int
     num_tokens: int  # >= 1
+    new_token_ids: tuple[int, ...] = ()  # sampled since the last plan that named the slot; appended before computing
     new_block_ids: tuple[int, ...] = ()  # appended to the block table before computing
     samples: bool = False  # the last computed position is the sequence's last token: choose the next one
 
 
 class StepPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """One step. Applied in this order: free slots, add slots, copy blocks, append block ids, compute, sample."""
+    """One step. Applied in this order: free slots, add slots, append ids, copy blocks, compute, sample."""
 
     step_id: int
     epoch: int  # a rank refuses a plan of another epoch than its own

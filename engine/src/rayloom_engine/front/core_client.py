@@ -204,6 +204,10 @@ class CoreClient:
                 self.status = message
                 self._status_at_s = time.monotonic()
                 self.is_core_serving = message.state == "serving"
+                if message.state == "recovering":
+                    # The core is there and keeps its sequences; a rank is not.
+                    self.recoveries.begin(message.message, message.lost, at=time.time(), now_s=time.monotonic())
+                    self.recoveries.replayed(len(self._sequences))
                 if self.is_core_serving:
                     self._was_serving = True
                     self._tokens_can_flow()
@@ -241,7 +245,8 @@ class CoreClient:
             return
         recovery = self.recoveries.end(time.monotonic())
         assert recovery is not None
-        logger.info("the core is back after %.2f s; %d requests go on", recovery.seconds, recovery.replayed_requests)
+        took = (recovery.process, recovery.seconds, recovery.replayed_requests)
+        logger.info("%s is back after %.2f s; %d requests go on", *took)
         self._on_recovery(recovery)
 
     def _send(self, data: bytes) -> None:

@@ -134,6 +134,7 @@ class Service:
             engine_version=ENGINE_VERSION,
             state=state,
             reason=reason,
+            executor=core.executor if core else "",
             epoch=core.epoch if core else 0,
             step=core.step if core else 0,
             last_token_age_seconds=None if last_token_age_s is None else last_token_age_s + age_s,
@@ -154,6 +155,7 @@ class Service:
                 Rank(
                     rank=rank.rank,
                     node=rank.node,
+                    host=rank.host,
                     pid=rank.pid,
                     phase=rank.phase,
                     heartbeat_age_seconds=rank.heartbeat_age_s + age_s,
@@ -248,6 +250,8 @@ class Service:
         core = self.client.status
         if not self.client.is_connected:
             return "waiting for the core"
+        if core is not None and core.state == "recovering":
+            return f"{core.message}; at {core.phases[-1].name}" if core.phases else core.message
         if not self.client.is_core_serving and core is not None and core.phases:
             return f"the core is at {core.phases[-1].name}"
         return "loading the tokenizer" if self.text is None else "the core is starting"

@@ -1,5 +1,6 @@
 """The decoder-only transformer that Llama, Mistral, Qwen2 and Qwen3 all are; a ModelShape says which one.
 
+A rank holds one stage of it: the first has the embedding, the last the final norm and the head, each its own layers.
 Plain tensors and plain calls: there is no module tree, so a step costs little beyond its tensor operations.
 Legend: T tokens of the step, D model width, N rows whose logits are wanted, V vocabulary.
 """
@@ -19,6 +20,7 @@ from rayloom_engine.layers.linear import Linear
 from rayloom_engine.layers.mlp import GatedMlp
 from rayloom_engine.models.rope import RotaryAngles
 from rayloom_engine.models.shape import ModelShape
+from rayloom_engine.models.stage import Stage
 
 
 @dataclass(slots=True, kw_only=True)
@@ -30,38 +32,45 @@ class DecoderLayer:
 
 
 class CausalLM:
-    """A model whose weights are in place. Made by `models.loader.load_model`; stateless apart from its weights."""
+    """A stage of a model, weights in place. Made by `models.loader.load_model`; stateless apart from its weights."""
 
     def __init__(
         self,
         *,
         shape: ModelShape,
+        stage: Stage,
         compute_dtype: torch.dtype,
-        embedding_VD: torch.Tensor,
+        embedding_VD: torch.Tensor | None,
         layers: list[DecoderLayer],
-        final_norm_D: torch.Tensor,
-        head: Linear,
+        final_norm_D: torch.Tensor | None,
+        head: Linear | None,
     ) -> None:
-        """`head.weight` is `embedding_VD` itself when they are tied."""
+        """None where the stage has no such part. `head.weight` is `embedding_VD` itself when they are tied."""
+        assert (embedding_VD is not None, final_norm_D is not None) == (stage.is_first, stage.is_last)
         self.shape = shape
+        self.stage = stage
         self.compute_dtype = compute_dtype
-        self.device = embedding_VD.device
+        self.device = layers[0].mlp_norm_D.device
         self.linear_method = LinearMethod(uses_onednn=False, reason="not chosen yet")
+        self.num_bytes_read = 0  # of weights, from files; the loader counts
         self._embedding_VD = embedding_VD
         self._layers = layers
         self._final_norm_D = final_norm_D
         self._head = head
         self._angles = RotaryAngles(shape.rope, shape.head_dim, compute_dtype, self.device)
-        self._windows = tuple(dict.fromkeys(shape.layer_windows))
+        self._has_shared_head = head is not None and head.weight is embedding_VD
+        self._windows = tuple(dict.fromkeys(layer.attention.window for layer in layers))
 
     @torch.no_grad()
     def forward(
-        self, token_ids_T: torch.Tensor, positions_T: torch.Tensor, batch: AttentionBatch, cache: KvCache
+        self, inputs: torch.Tensor, positions_T: torch.Tensor, batch: AttentionBatch, cache: KvCache
     ) -> torch.Tensor:
-        """Hidden states after the final norm, [T, D]. Writes the keys and values of the T tokens into the cache.
+        """Hidden states [T, D]: after the final norm from the last stage, the residual stream from one before it.
 
-        token_ids_T and positions_T are int64 on the model's device; positions count from 0 in each sequence. Whatever a
-        sequence's tokens attend to must be in the cache already or be part of this batch.
+        `inputs` are token ids [T], int64, for the first stage, and what the stage before returned for the others, which
+        is overwritten. positions_T is int64 and counts from 0 in each sequence. Writes the keys and values of the T
+        tokens into the cache, whose layers are those of the stage; whatever the tokens attend to must be in it already
+        or be part of this batch.
         """
         plans: dict[int | None, AttentionPlan] = {
             window: plan_attention(
@@ -75,7 +84,7 @@ class CausalLM:
         }
         angles = self._angles(positions_T)
         eps = self.shape.rms_norm_eps
-        residual_TD = self._embedding_VD.index_select(0, token_ids_T)
+        residual_TD = inputs if self._embedding_VD is None else self._embedding_VD.index_select(0, inputs)
         update_TD: torch.Tensor | None = None  # what the last block adds to the residual stream
         for layer in self._layers:
             if update_TD is None:
@@ -85,12 +94,15 @@ class CausalLM:
             update_TD = layer.attention(normed_TD, angles, plans[layer.attention.window], cache)
             normed_TD = rms_norm(update_TD, layer.mlp_norm_D, eps, residual_TD)
             update_TD = layer.mlp(normed_TD)
-        assert update_TD is not None, "a model has at least one layer"
+        assert update_TD is not None, "a stage has at least one layer"
+        if self._final_norm_D is None:
+            return residual_TD.add_(update_TD)
         return rms_norm(update_TD, self._final_norm_D, eps, residual_TD)
 
     @torch.no_grad()
     def logits(self, hidden_ND: torch.Tensor) -> torch.Tensor:
-        """Logits of some rows of `forward`'s result, [N, V], float32."""
+        """Logits of some rows of `forward`'s result, [N, V], float32. Of the last stage only."""
+        assert self._head is not None, f"stage {self.stage.index} has no head"
         return self._head(hidden_ND).float()
 
     def pack(self, method: LinearMethod) -> None:
@@ -99,13 +111,14 @@ class CausalLM:
         for layer in self._layers:
             for linear in (*layer.attention.linears, *layer.mlp.linears):
                 linear.pack(method)
-        self._head.pack(method, keeps_layout=self.shape.tie_word_embeddings)
+        if self._head is not None:
+            self._head.pack(method, keeps_layout=self._has_shared_head)
 
     @property
     def weight_bytes(self) -> int:
         """Bytes of memory that the weights take in this process."""
-        total = self._embedding_VD.nbytes + self._final_norm_D.nbytes
-        if not self.shape.tie_word_embeddings:
+        total = sum(part_D.nbytes for part_D in (self._embedding_VD, self._final_norm_D) if part_D is not None)
+        if self._head is not None and not self._has_shared_head:
             total += self._head.num_bytes
         for layer in self._layers:
             total += layer.attention_norm_D.nbytes + layer.mlp_norm_D.nbytes

@@ -15,22 +15,33 @@ from rayloom_engine.layers.linear import Linear
 from rayloom_engine.layers.mlp import GatedMlp
 from rayloom_engine.models.decoder import CausalLM, DecoderLayer
 from rayloom_engine.models.shape import ModelShape
+from rayloom_engine.models.stage import Stage
+
+_EMBEDDING = "model.embed_tokens.weight"
 
 
 def empty_model(
-    shape: ModelShape, *, device: torch.device, compute_dtype: torch.dtype
+    shape: ModelShape, stage: Stage, *, device: torch.device, compute_dtype: torch.dtype
 ) -> tuple[CausalLM, dict[str, torch.Tensor]]:
-    """The model, and name in a Hugging Face checkpoint -> the tensor or slice that it must be copied into."""
+    """One stage of the model, and name in a Hugging Face checkpoint -> the tensor or slice to copy it into.
+
+    Names count the layers of the whole model, the cache counts those of the stage.
+    """
     made = _Destinations(device=device, dtype=compute_dtype)
-    embedding_VD = made.tensor("model.embed_tokens.weight", shape.vocab_size, shape.hidden_size)
-    layers = [_layer(shape, index, made) for index in range(shape.num_layers)]
-    final_norm_D = made.tensor("model.norm.weight", shape.hidden_size)
-    if shape.tie_word_embeddings:
-        head = Linear(embedding_VD)
-    else:
-        head = Linear(made.tensor("lm_head.weight", shape.vocab_size, shape.hidden_size))
+    embedding_VD = final_norm_D = head = None
+    if stage.is_first:
+        embedding_VD = made.tensor(_EMBEDDING, shape.vocab_size, shape.hidden_size)
+    layers = [_layer(shape, index, cache_index, made) for cache_index, index in enumerate(stage.layers)]
+    if stage.is_last:
+        final_norm_D = made.tensor("model.norm.weight", shape.hidden_size)
+        if shape.tie_word_embeddings and embedding_VD is not None:
+            head = Linear(embedding_VD)
+        else:
+            name = _EMBEDDING if shape.tie_word_embeddings else "lm_head.weight"
+            head = Linear(made.tensor(name, shape.vocab_size, shape.hidden_size))
     model = CausalLM(
         shape=shape,
+        stage=stage,
         compute_dtype=compute_dtype,
         embedding_VD=embedding_VD,
         layers=layers,
@@ -65,7 +76,7 @@ class _Destinations:
         return Linear(weight, bias)
 
 
-def _layer(shape: ModelShape, index: int, made: _Destinations) -> DecoderLayer:
+def _layer(shape: ModelShape, index: int, cache_index: int, made: _Destinations) -> DecoderLayer:
     prefix = f"model.layers.{index}"
     attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
     qkv_rows = {"q_proj": shape.query_size, "k_proj": shape.kv_size, "v_proj": shape.kv_size}
@@ -73,7 +84,7 @@ def _layer(shape: ModelShape, index: int, made: _Destinations) -> DecoderLayer:
     return DecoderLayer(
         attention_norm_D=made.tensor(f"{prefix}.input_layernorm.weight", shape.hidden_size),
         attention=Attention(
-            layer=index,
+            layer=cache_index,
             num_heads=shape.num_heads,
             num_kv_heads=shape.num_kv_heads,
             head_dim=shape.head_dim,

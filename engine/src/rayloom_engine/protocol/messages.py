@@ -70,7 +70,7 @@ class Refused(msgspec.Struct, frozen=True, tag="refused", kw_only=True):
 class PhaseStatus(msgspec.Struct, frozen=True, kw_only=True):
     """One named phase of start-up. `total` 0 = not countable."""
 
-    name: str  # "resolve" | "convert" | "import" | "load" | "kv_cache" | "warm_up"
+    name: str  # "resolve" | "convert" | "discover" | "reserve" | "start_ranks" | "import" | "load" | "warm_up" | ...
     seconds: float
     done: int = 0
     total: int = 0
@@ -112,9 +112,10 @@ class SchedulerStats(msgspec.Struct, frozen=True, kw_only=True):
 
 class RankStatus(msgspec.Struct, frozen=True, kw_only=True):
     rank: int
-    node: str
+    node: str  # the Kubernetes node, or the host's name
+    host: str  # the host's name; in Kubernetes the pod's
     pid: int
-    phase: str  # "start" | "idle" | "step"
+    phase: str  # a start-up phase, then "idle" | "step"
     heartbeat_age_s: float
     step: int
     memory_bytes: int  # resident
@@ -123,15 +124,17 @@ class RankStatus(msgspec.Struct, frozen=True, kw_only=True):
 class CoreStatus(msgspec.Struct, frozen=True, tag="status", kw_only=True):
     """Sent to every front when something changes in start-up, and once a second."""
 
-    state: str  # "starting" | "serving" | "failed"
+    state: str  # "starting" | "serving" | "recovering" | "failed"
     epoch: int
+    executor: str  # "uni" | "mp" | "ray"
     step: int
     last_token_age_s: float | None  # since a token last passed through all ranks; None before the first
     phases: tuple[PhaseStatus, ...]
     stats: SchedulerStats
     ranks: tuple[RankStatus, ...]
     model: ModelStatus | None = None
-    message: str = ""  # why it failed, or the KV sizing line
+    message: str = ""  # why it failed or recovers, or the KV sizing line
+    lost: str = ""  # while recovering: which rank
 
 
 FrontMessage = Hello | Submit | Abort

@@ -16,6 +16,7 @@ _GPU_SHARE = 0.9  # of free memory, the rest is for activations and fragmentatio
 class KvPlan:
     num_blocks: int
     max_model_len: int
+    block_bytes: int  # of the rank's layers, keys and values
     explanation: str  # one line for the log and /status
 
 
@@ -33,7 +34,7 @@ def plan_kv_memory(
 ) -> KvPlan:
     """The number of blocks and the longest sequence.
 
-    `block_bytes` is for all layers, keys and values. `model_max_len` is what the model's config allows.
+    `block_bytes` is for all layers of the rank, keys and values. `model_max_len` is what the model's config allows.
     Raises ConfigError when the wanted max_model_len does not fit, or exceeds the model's.
     """
     if max_model_len is not None and max_model_len > model_max_len:
@@ -67,4 +68,4 @@ def plan_kv_memory(
     )
     if length < wanted_len:
         explanation += f" (cut from {wanted_len} to what fits)"
-    return KvPlan(num_blocks=num_blocks, max_model_len=length, explanation=explanation)
+    return KvPlan(num_blocks=num_blocks, max_model_len=length, block_bytes=block_bytes, explanation=explanation)

@@ -1,4 +1,4 @@
-"""One rank's work: a StepPlan in, a StepResult out."""
+"""One rank's work: a StepPlan in, a StepResult out. Stages pass hidden states on; the last one chooses tokens."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from rayloom_engine.models.decoder import CausalLM
 from rayloom_engine.worker.batch import InputBatch, build_batch
 from rayloom_engine.worker.sampler import Sampler, token_logprobs
 from rayloom_engine.worker.slots import Slot, SlotTable
+from rayloom_engine.worker.stage_link import StageLink
 
 # Rows of logits held at once for prompt logprobs; 64 rows of a 128k vocabulary in float32 are 32 MiB.
 _LOGPROB_ROWS = 64
@@ -21,8 +22,13 @@ _LOGPROB_ROWS = 64
 class Runner:
     """Owns model, KV cache and slots of one rank."""
 
-    def __init__(self, model: CausalLM, cache: KvCache, device: torch.device, epoch: int) -> None:
+    def __init__(
+        self, model: CausalLM, cache: KvCache, device: torch.device, epoch: int, link: StageLink | None = None
+    ) -> None:
+        """`link` leads to the stages before and after; None when there are none."""
+        assert link is not None or model.stage.count == 1, f"stage {model.stage.index} needs a link to its neighbours"
         self._model = model
+        self._link = link
         self._cache = cache
         self._device = device
         self._slots = SlotTable(epoch)
@@ -30,13 +36,27 @@ class Runner:
 
     @torch.inference_mode()  # a fifth less time in small calls than no_grad
     def run(self, plan: StepPlan) -> StepResult:
-        """Computes the plan's tokens and chooses the next one of every slot that samples."""
+        """Computes the plan's tokens and, on the last stage, chooses the next one of every slot that samples.
+
+        Other stages return their times alone. Blocks until the stage before has sent and the one after has received;
+        raises RuntimeError when one of them is gone.
+        """
         steps = self._slots.apply(plan)
         if plan.block_copies:
             self._cache.copy_blocks(plan.block_copies)
         started = time.perf_counter()
         batch = build_batch(steps, BLOCK_SIZE, self._device)
-        hidden_TD = self._model.forward(batch.token_ids_T, batch.positions_T, batch.attention, self._cache)
+        stage = self._model.stage
+        inputs = batch.token_ids_T
+        if self._link is not None and not stage.is_first:
+            waiting_since = time.perf_counter()
+            inputs = self._link.receive(plan.num_tokens)
+            started += time.perf_counter() - waiting_since  # the wait is no work of this stage
+        hidden_TD = self._model.forward(inputs, batch.positions_T, batch.attention, self._cache)
+        if self._link is not None and not stage.is_last:
+            forward_s = time.perf_counter() - started
+            self._link.send(hidden_TD)
+            return StepResult(step_id=plan.step_id, epoch=plan.epoch, forward_s=forward_s)
         prompt_logprobs = self._prompt_logprobs(batch, hidden_TD)
         rows = [index for index, (step, _) in enumerate(batch.steps) if step.samples]
         sampled: dict[int, SampledToken] = {}
@@ -48,8 +68,7 @@ class Runner:
             slots = [batch.steps[row][1] for row in rows]
             token_ids, logprobs = self._choose(logits_NV, slots)
             for row, token_id, entry in zip(rows, token_ids, logprobs, strict=True):
-                step, slot = batch.steps[row]
-                slot.append_token(token_id)
+                step, _ = batch.steps[row]
                 sampled[step.slot] = SampledToken(step.slot, token_id, entry)
         return StepResult(
             step_id=plan.step_id,

@@ -39,11 +39,12 @@ class Slot:
     def num_generated(self) -> int:
         return self.num_tokens - self.num_prompt_tokens
 
-    def append_token(self, token_id: int) -> None:
-        if self.num_tokens == len(self.token_ids):
+    def append_tokens(self, token_ids: tuple[int, ...]) -> None:
+        end = self.num_tokens + len(token_ids)
+        while end > len(self.token_ids):
             self.token_ids = np.concatenate([self.token_ids, np.zeros_like(self.token_ids)])
-        self.token_ids[self.num_tokens] = token_id
-        self.num_tokens += 1
+        self.token_ids[self.num_tokens : end] = token_ids
+        self.num_tokens = end
 
     def append_blocks(self, block_ids: tuple[int, ...]) -> None:
         end = self.num_blocks + len(block_ids)
@@ -71,6 +72,8 @@ class SlotTable:
         steps = []
         for step in plan.slots:
             slot = self._slots[step.slot]
+            if step.new_token_ids:
+                slot.append_tokens(step.new_token_ids)
             if step.new_block_ids:
                 slot.append_blocks(step.new_block_ids)
             steps.append((step, slot))

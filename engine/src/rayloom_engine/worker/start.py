@@ -1,10 +1,9 @@
-"""Starts a rank: model, types, weights, KV cache, one warm-up step. Each phase is reported while it runs."""
+"""Starts a rank: model, types, weights, KV sizes; then a runner and a warm-up. Each phase is reported while it runs."""
 
 from __future__ import annotations
 
 import logging
 import os
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rayloom_engine.config import BLOCK_SIZE, EngineConfig
@@ -14,10 +13,12 @@ from rayloom_engine.errors import ConfigError
 from rayloom_engine.models.progress import Progress
 from rayloom_engine.models.shape import ModelShape, read_shape
 from rayloom_engine.models.source import ResolvedModel, resolve
-from rayloom_engine.worker.kv_memory import KvPlan, plan_kv_memory
+from rayloom_engine.models.stage import Stage, make_stages, split_layers, whole_model
+from rayloom_engine.worker.kv_memory import plan_kv_memory
 from rayloom_engine.worker.machine import free_memory_bytes, usable_cores
 
 if TYPE_CHECKING:
+    from rayloom_engine.worker.loaded_rank import LoadedRank
     from rayloom_engine.worker.runner import Runner
 
 logger = logging.getLogger(__name__)
@@ -26,18 +27,8 @@ _CPU_STEP_TOKENS = 512  # keeps a step under a second or so on small machines, s
 _GPU_STEP_TOKENS = 8192
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StartedRank:
-    runner: Runner
-    kv: KvPlan
-    num_step_tokens: int
-    dtype: str
-    compute_dtype: str
-    weight_bytes: int
-
-
 def find_model(config: EngineConfig, progress: Progress) -> tuple[ResolvedModel, ModelShape]:
-    """The model's folder and shape. No torch yet, so a wrong name is reported at once. Raises ModelError."""
+    """The model's folder and shape. No torch yet: what is wrong is said at once. Raises ModelError or ConfigError."""
     resolved = resolve(config.model, config.revision, progress)
     shape = read_shape(resolved.path)
     longest = config.max_model_len
@@ -45,12 +36,18 @@ def find_model(config: EngineConfig, progress: Progress) -> tuple[ResolvedModel,
         raise ConfigError(
             f"max_model_len: {longest} is more than the model's {shape.max_position_embeddings} positions"
         )
+    split_layers(shape.num_layers, config.pipeline_parallel_size)
     return resolved, shape
 
 
-def set_threads(config: EngineConfig) -> int:
+def stage_of(config: EngineConfig, shape: ModelShape, rank: int) -> Stage:
+    """The stage that a rank has a part in. Ranks of one stage are neighbours. Raises ConfigError."""
+    return make_stages(shape.num_layers, config.pipeline_parallel_size)[rank // config.tensor_parallel_size]
+
+
+def set_threads(config: EngineConfig, ranks_on_host: int = 1) -> int:
     """Sizes the process's one thread pool. Before torch is imported, because OpenMP reads it once."""
-    threads = config.threads or usable_cores()
+    threads = config.threads or max(1, usable_cores() // ranks_on_host)
     os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(threads)
     # A waiting compute thread must not spin for long on a core that another process (the front) needs, but waking one
     # up costs more than a short spin. Tokens a second of one stream on 2 cores, alone and beside one busy process:
@@ -62,16 +59,35 @@ def set_threads(config: EngineConfig) -> int:
 
 def start_rank(
     config: EngineConfig, resolved: ResolvedModel, shape: ModelShape, epoch: int, progress: Progress
-) -> StartedRank:
-    """Loads the model and allocates its KV cache. Raises ModelError or ConfigError for what a user can fix."""
-    threads = set_threads(config)
+) -> tuple[LoadedRank, Runner]:
+    """The only rank of an engine, ready to run. Raises ModelError or ConfigError for what a user can fix."""
+    rank = load_rank(config, resolved, shape, progress, stage=whole_model(shape.num_layers))
+    runner = rank.runner(rank.kv.num_blocks, epoch, None)
+    progress("warm_up", 0, 0, "")
+    warm_up(runner, epoch)
+    return rank, runner
+
+
+def load_rank(
+    config: EngineConfig,
+    resolved: ResolvedModel,
+    shape: ModelShape,
+    progress: Progress,
+    *,
+    stage: Stage,
+    ranks_on_host: int = 1,
+) -> LoadedRank:
+    """A rank with the weights of its stage and a plan for its KV cache, which its first runner allocates.
+
+    `ranks_on_host` share this machine's cores and, on CPU, its memory. Raises ModelError or ConfigError.
+    """
+    threads = set_threads(config, ranks_on_host)
     progress("import", 0, 0, "")
     import torch
 
-    from rayloom_engine.kernels.kv_cache import KvCache
     from rayloom_engine.models.loader import load_model
     from rayloom_engine.worker.device import choose_device
-    from rayloom_engine.worker.runner import Runner
+    from rayloom_engine.worker.loaded_rank import LoadedRank
 
     torch.set_num_threads(threads)
     choice = choose_device(config.device, config.dtype, shape.checkpoint_dtype)
@@ -82,16 +98,21 @@ def start_rank(
         device=choice.device,
         dtype=choice.dtype,
         compute_dtype=choice.compute_dtype,
+        stage=stage,
         progress=progress,
     )
     logger.info("%s", model.linear_method.reason)
     progress("kv_cache", 0, 0, "")
     is_cpu = choice.device.type == "cpu"
     kv = plan_kv_memory(
-        # Keys and values have the weights' type, also where the arithmetic is wider: half the memory for a context.
-        block_bytes=BLOCK_SIZE * shape.kv_bytes_per_token(choice.dtype.itemsize),
+        block_bytes=(
+            BLOCK_SIZE
+            * shape.kv_bytes_per_token(choice.dtype.itemsize)  # of all layers
+            // shape.num_layers
+            * len(stage.layers)
+        ),
         block_size=BLOCK_SIZE,
-        free_bytes=free_memory_bytes() if is_cpu else torch.cuda.mem_get_info(choice.device)[0],
+        free_bytes=free_memory_bytes() // ranks_on_host if is_cpu else torch.cuda.mem_get_info(choice.device)[0],
         is_cpu=is_cpu,
         max_num_seqs=config.max_num_seqs,
         model_max_len=shape.max_position_embeddings,
@@ -100,36 +121,19 @@ def start_rank(
         num_kv_blocks=config.num_kv_blocks,
     )
     logger.info("%s", kv.explanation)
-    try:
-        cache = KvCache.allocate(
-            num_layers=shape.num_layers,
-            num_blocks=kv.num_blocks,
-            block_size=BLOCK_SIZE,
-            num_kv_heads=shape.num_kv_heads,
-            head_dim=shape.head_dim,
-            dtype=choice.dtype,
-            device=choice.device,
-        )
-    except (OSError, MemoryError, OverflowError, ValueError, torch.OutOfMemoryError) as error:
-        raise ConfigError(
-            f"{kv.explanation}: this much memory cannot be had ({error}); "
-            "lower kv_cache_memory_bytes, num_kv_blocks or max_num_seqs"
-        ) from error
-    runner = Runner(model, cache, choice.device, epoch)
-    progress("warm_up", 0, 0, "")
-    _warm_up(runner, epoch)
-    return StartedRank(
-        runner=runner,
+    return LoadedRank(
+        model=model,
+        choice=choice,
         kv=kv,
         num_step_tokens=config.max_num_batched_tokens or (_CPU_STEP_TOKENS if is_cpu else _GPU_STEP_TOKENS),
-        dtype=str(choice.dtype).removeprefix("torch."),
-        compute_dtype=str(choice.compute_dtype).removeprefix("torch."),
-        weight_bytes=model.weight_bytes,
     )
 
 
-def _warm_up(runner: Runner, epoch: int) -> None:
-    """One prefill and one decode step in block 0, so that the first request does not pay for lazy initialisation."""
+def warm_up(runner: Runner, epoch: int) -> None:
+    """One prefill and one decode step in block 0, so that the first request does not pay for lazy initialisation.
+
+    With several stages every rank calls it at the same time.
+    """
     new = NewSlot(
         slot=0,
         request_id="warm-up",
@@ -140,7 +144,7 @@ def _warm_up(runner: Runner, epoch: int) -> None:
         eos_token_ids=(),
     )
     prefill = SlotStep(slot=0, start=0, num_tokens=2, samples=True)
-    decode = SlotStep(slot=0, start=2, num_tokens=1, samples=True)
+    decode = SlotStep(slot=0, start=2, num_tokens=1, new_token_ids=(0,), samples=True)
     runner.run(StepPlan(step_id=0, epoch=epoch, new_slots=(new,), slots=(prefill,)))
     runner.run(StepPlan(step_id=0, epoch=epoch, slots=(decode,)))
     runner.forget_all()

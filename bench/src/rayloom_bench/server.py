@@ -15,7 +15,7 @@ from pathlib import Path
 
 import psutil
 
-from rayloom_engine.cli.bench.endpoint import Endpoint, EndpointError, call_json, first_model_name
+from rayloom_bench.endpoint import Endpoint, EndpointError, call_json, first_model_name
 from rayloom_engine.errors import EngineError
 from rayloom_engine.status import EngineStatus
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from rayloom_engine.errors import EngineError
 
 if TYPE_CHECKING:
-    from rayloom_engine.cli.bench.settings import BenchSettings
+    from rayloom_bench.settings import BenchSettings
 
 DESCRIPTION = """\
 Measure an OpenAI server with the workloads W1 to W4: streamed requests, retries off, every output checked for its
@@ -25,14 +25,10 @@ exact length. Without --url an engine of our own is started, measured and stoppe
 """
 
 
-def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the `bench` command with all its flags."""
-    parser = commands.add_parser(
-        "bench",
-        help="measure throughput and latency, beside transformers and the machine's limit",
-        description=DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Give the parser of the `bench` command, which the engine made and named, its flags and what it runs."""
+    parser.description = DESCRIPTION
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.set_defaults(run=run)
     what = parser.add_argument_group("what is measured")
     what.add_argument("--url", help="any OpenAI server, such as http://127.0.0.1:8000; default: start our own engine")
@@ -87,9 +83,9 @@ def run(args: argparse.Namespace) -> int:
 
 def parse_settings(args: argparse.Namespace) -> BenchSettings:
     """The checked settings. Raises ConfigError that names the flag, what was given and what is allowed."""
-    from rayloom_engine.cli.bench.endpoint import base_url
-    from rayloom_engine.cli.bench.settings import BenchSettings, parse_compare_dtypes, positive, without_separator
-    from rayloom_engine.cli.bench.workload import parse_workloads
+    from rayloom_bench.endpoint import base_url
+    from rayloom_bench.settings import BenchSettings, parse_compare_dtypes, positive, without_separator
+    from rayloom_bench.workload import parse_workloads
     from rayloom_engine.config import EngineConfig
     from rayloom_engine.worker.machine import usable_cores
 
@@ -117,8 +113,8 @@ def parse_settings(args: argparse.Namespace) -> BenchSettings:
 
 
 def _measure(settings: BenchSettings, api_key: str | None) -> int:
-    from rayloom_engine.cli.bench.report import document, summary, table
-    from rayloom_engine.cli.bench.sequence import measure
+    from rayloom_bench.report import document, summary, table
+    from rayloom_bench.sequence import measure
 
     result = measure(settings, api_key, say=lambda line: print(line, file=sys.stderr, flush=True))
     print(summary(result), table(result), sep="\n\n")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rayloom_engine.cli.bench.workload import Workload
+from rayloom_bench.workload import Workload
 from rayloom_engine.errors import ConfigError
 
 COMPARE_DTYPES = ("bfloat16", "float16", "float32")

@@ -13,18 +13,18 @@ import aiohttp
 import psutil
 from tqdm import tqdm
 
-from rayloom_engine.cli.bench.child import ChildFailed, run_child
-from rayloom_engine.cli.bench.client import Failure, Outcome, Prompt, RequestOptions, first_chat_token, run_workload
-from rayloom_engine.cli.bench.endpoint import Endpoint, authorization, first_model_name
-from rayloom_engine.cli.bench.figures import summarise
-from rayloom_engine.cli.bench.limit import MachineRates, ModelCost, model_cost
-from rayloom_engine.cli.bench.machine import CpuClock, busy_percent, others_percent, package_versions, processor_name
-from rayloom_engine.cli.bench.peer import run_transformers
-from rayloom_engine.cli.bench.result import Measured, Memory, Peer, RunResult, StartUp
-from rayloom_engine.cli.bench.server import Server, ServerFailed, running_server
-from rayloom_engine.cli.bench.settings import BenchSettings
-from rayloom_engine.cli.bench.text_prompts import text_prompts, token_counter
-from rayloom_engine.cli.bench.workload import Purpose, Workload, token_prompts
+from rayloom_bench.child import ChildFailed, run_child
+from rayloom_bench.client import Failure, Outcome, Prompt, RequestOptions, first_chat_token, run_workload
+from rayloom_bench.endpoint import Endpoint, authorization, first_model_name
+from rayloom_bench.figures import summarise
+from rayloom_bench.limit import MachineRates, ModelCost, model_cost
+from rayloom_bench.machine import CpuClock, busy_percent, others_percent, package_versions, processor_name
+from rayloom_bench.peer import run_transformers
+from rayloom_bench.result import Measured, Memory, Peer, RunResult, StartUp
+from rayloom_bench.server import Server, ServerFailed, running_server
+from rayloom_bench.settings import BenchSettings
+from rayloom_bench.text_prompts import text_prompts, token_counter
+from rayloom_bench.workload import Purpose, Workload, token_prompts
 from rayloom_engine.models.shape import ModelShape, read_shape
 from rayloom_engine.models.source import resolve
 
@@ -63,7 +63,7 @@ def measure(settings: BenchSettings, api_key: str | None, *, say: Say) -> RunRes
         )
     if settings.measures_limit:
         say("measuring the machine: memory bandwidth and matrix products")
-        module = "rayloom_engine.cli.bench.limit_probe"
+        module = "rayloom_bench.limit_probe"
         result.rates = MachineRates(**run_child(module, {"threads": settings.threads}, threads=settings.threads))
     if settings.url is None:
         _measure_own_engine(settings, result, say)

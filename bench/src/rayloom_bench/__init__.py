@@ -7,6 +7,6 @@ command -> sequence               the settings; the order of a run
         -> figures -> report      arithmetic; the table and the JSON document
 """
 
-from rayloom_engine.cli.bench.command import add_parser, run
+from rayloom_bench.command import add_flags, run
 
-__all__ = ["add_parser", "run"]
+__all__ = ["add_flags", "run"]

@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rayloom_engine.cli.bench.child import run_child
-from rayloom_engine.cli.bench.figures import RequestRecord
-from rayloom_engine.cli.bench.workload import Workload
+from rayloom_bench.child import run_child
+from rayloom_bench.figures import RequestRecord
+from rayloom_bench.workload import Workload
 
-MODULE = "rayloom_engine.cli.bench.peer_transformers"
+MODULE = "rayloom_bench.peer_transformers"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-from rayloom_engine.cli.bench.endpoint import Endpoint, EndpointError, call_json
-from rayloom_engine.cli.bench.workload import Purpose, Workload, prompt_rng
+from rayloom_bench.endpoint import Endpoint, EndpointError, call_json
+from rayloom_bench.workload import Purpose, Workload, prompt_rng
 
 MAX_CORRECTIONS = 6  # a word is about one token, so a few proportional corrections land on the length or beside it
 

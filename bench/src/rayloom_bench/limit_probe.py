@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import torch
 
-from rayloom_engine.cli.bench.child import report_result
+from rayloom_bench.child import report_result
 
 BUFFER_BYTES = 512 * 1024 * 1024  # far more than any cache that a test machine has
 MATMUL_M, MATMUL_N, MATMUL_K = 512, 2048, 2048

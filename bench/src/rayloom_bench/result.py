@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from rayloom_engine.cli.bench.client import Failure
-from rayloom_engine.cli.bench.figures import Figures, RequestRecord
-from rayloom_engine.cli.bench.limit import MachineRates, ModelCost
-from rayloom_engine.cli.bench.workload import Workload
+from rayloom_bench.client import Failure
+from rayloom_bench.figures import Figures, RequestRecord
+from rayloom_bench.limit import MachineRates, ModelCost
+from rayloom_bench.workload import Workload
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

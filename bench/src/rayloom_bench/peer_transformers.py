@@ -11,7 +11,7 @@ from typing import Any
 
 import psutil
 
-from rayloom_engine.cli.bench.child import report_progress, report_result
+from rayloom_bench.child import report_progress, report_result
 
 WARM_UP_OUTPUT = 4  # tokens; enough to allocate and to choose kernels
 

@@ -11,10 +11,10 @@ import aiohttp
 import msgspec
 import uvloop
 
-from rayloom_engine.cli.bench.endpoint import Endpoint
-from rayloom_engine.cli.bench.events import DONE, EventSplitter, Usage, parse_event
-from rayloom_engine.cli.bench.figures import RequestRecord
-from rayloom_engine.cli.bench.workload import Workload
+from rayloom_bench.endpoint import Endpoint
+from rayloom_bench.events import DONE, EventSplitter, Usage, parse_event
+from rayloom_bench.figures import RequestRecord
+from rayloom_bench.workload import Workload
 
 Prompt = tuple[int, ...] | str
 

@@ -6,10 +6,10 @@ import dataclasses
 import textwrap
 from collections.abc import Sequence
 
-from rayloom_engine.cli.bench.figures import Figures
-from rayloom_engine.cli.bench.limit import MachineRates, ModelCost, output_tok_s, wall_s
-from rayloom_engine.cli.bench.result import RunResult
-from rayloom_engine.cli.bench.workload import Workload
+from rayloom_bench.figures import Figures
+from rayloom_bench.limit import MachineRates, ModelCost, output_tok_s, wall_s
+from rayloom_bench.result import RunResult
+from rayloom_bench.workload import Workload
 
 MAX_WIDTH = 118  # of every line, so that a table fits a terminal of 120
 NAME_WIDTH = 36

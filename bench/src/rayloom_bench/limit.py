@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rayloom_engine.cli.bench.workload import Workload
+from rayloom_bench.workload import Workload
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,125 @@
+"""The core's loop: front messages in, steps, outputs out."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from rayloom_engine.core.sequence import Sequence, SequenceOutput
+from rayloom_engine.core_io import CoreIo, Disconnected, Inbox
+from rayloom_engine.core_state import CoreState
+from rayloom_engine.engine import Engine
+from rayloom_engine.errors import QueueFull, RequestError
+from rayloom_engine.protocol.messages import Abort, ModelStatus, Output, Outputs, Refused, Submit
+from rayloom_engine.sampling_params import check_token_ids
+
+_PROBE_SECONDS = 10.0  # an idle engine proves itself this often
+
+
+class Core:
+    """Turns front messages into sequences and step outputs into front messages."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        model: ModelStatus,
+        io: CoreIo,
+        state: CoreState,
+        check_ranks: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`check_ranks` is called while there is nothing to do; it raises RankLost."""
+        self._engine = engine
+        self._check_ranks = check_ranks
+        self._model = model
+        self._io = io
+        self._state = state
+
+    def run(self, inbox: Inbox) -> None:
+        """Serves for ever. Raises RankLost; called again, it goes on where it was."""
+        self._engine.add_probe()  # proves that a token passes through every rank before anybody asks for one
+        idle_since = time.monotonic()
+        while True:
+            for connection, message in inbox.take():
+                self._handle(connection, message)
+            self._state.heartbeat = time.monotonic()
+            if self._engine.has_unfinished:
+                self._state.rank_phase = "step"
+                self._send(self._engine.step())
+                self._publish()
+                idle_since = time.monotonic()
+                continue
+            self._state.rank_phase = "idle"
+            self._publish()
+            self._check_ranks()
+            has_mail = inbox.wait(max(0.0, idle_since + _PROBE_SECONDS - time.monotonic()), at_most=1.0)
+            if not has_mail and time.monotonic() - idle_since >= _PROBE_SECONDS:
+                self._engine.add_probe()
+
+    def _handle(self, connection: int, message: Submit | Abort | Disconnected) -> None:
+        if isinstance(message, Submit):
+            self._submit(connection, message)
+        elif isinstance(message, Abort):
+            self._engine.abort(_request_id(connection, message.sequence_id))
+        else:
+            prefix = _request_id(connection, "")
+            for sequence in list(self._engine.scheduler.unfinished()):
+                if sequence.request_id.startswith(prefix):
+                    self._engine.abort(sequence.request_id)
+
+    def _submit(self, connection: int, submit: Submit) -> None:
+        sequence = Sequence(
+            request_id=_request_id(connection, submit.sequence_id),
+            prompt_ids=submit.prompt_ids,
+            generated_ids=submit.generated_ids,
+            params=submit.params,
+            eos_token_ids=self._model.eos_token_ids,
+            priority=submit.priority,
+            arrival=submit.arrival,
+            fork_of=None if submit.fork_of is None else _request_id(connection, submit.fork_of),
+        )
+        try:
+            check_token_ids(sequence.token_ids, self._model.vocab_size)
+            output = self._engine.add(sequence, submit.is_resume)
+        except QueueFull as error:
+            refused = Refused(
+                sequence_id=submit.sequence_id,
+                reason="queue_full",
+                message=str(error),
+                retry_after_s=error.retry_after_s,
+            )
+            self._io.send(connection, refused)
+        except RequestError as error:
+            is_too_long = sequence.num_tokens >= self._engine.scheduler.config.max_model_len
+            reason = "too_long" if is_too_long else "invalid"
+            self._io.send(connection, Refused(sequence_id=submit.sequence_id, reason=reason, message=str(error)))
+        else:
+            if output is not None:
+                self._send([output])
+
+    def _send(self, outputs: list[SequenceOutput]) -> None:
+        by_connection: dict[int, list[Output]] = {}
+        for output in outputs:
+            connection, _, sequence_id = output.request_id.partition("/")
+            by_connection.setdefault(int(connection), []).append(
+                Output(
+                    sequence_id=sequence_id,
+                    token_ids=output.token_ids,
+                    logprobs=output.logprobs,
+                    prompt_logprobs=output.prompt_logprobs,
+                    finish_reason=output.finish_reason,
+                    stop_token_id=output.stop_token_id,
+                    num_cached_tokens=output.num_cached_tokens,
+                )
+            )
+        for number, items in by_connection.items():
+            self._io.send(number, Outputs(tuple(items)))
+
+    def _publish(self) -> None:
+        self._state.stats = self._engine.stats()
+        self._state.last_token_at = self._engine.last_token_at
+        self._state.heartbeat = time.monotonic()
+
+
+def _request_id(connection: int, sequence_id: str) -> str:
+    """Ids are unique per front, and two connections may be from two fronts."""
+    return f"{connection}/{sequence_id}"

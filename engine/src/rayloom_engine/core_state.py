@@ -1,0 +1,106 @@
+"""CoreState: what the core knows of itself, as the I/O thread tells it to fronts."""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from dataclasses import dataclass, field
+
+import psutil
+
+from rayloom_engine.process import node_name
+from rayloom_engine.protocol.messages import CoreStatus, ModelStatus, PhaseStatus, RankStatus, SchedulerStats
+from rayloom_engine.ranks.pool import RankPool
+
+
+@dataclass(slots=True)
+class CoreState:
+    """What the core knows of itself. Written by the main thread, read by the I/O thread; each field at once."""
+
+    epoch: int
+    executor: str  # "uni" | "mp" | "ray"
+    state: str = "starting"
+    lost: str = ""  # while recovering: which rank
+    message: str = ""
+    model: ModelStatus | None = None
+    phases: list[PhaseStatus] = field(default_factory=list)
+    phase_started: float = 0.0
+    stats: SchedulerStats = field(default_factory=SchedulerStats)
+    rank_phase: str = "start"
+    heartbeat: float = field(default_factory=time.monotonic)
+    last_token_at: float | None = None
+    pool: RankPool | None = None  # the ranks, where they are processes of their own
+
+    def serving(self, message: str) -> None:
+        self.end_phase()
+        self.message, self.lost = message, ""
+        self.rank_phase = "idle"
+        self.state = "serving"
+
+    def recovering(self, rank: int, cause: str) -> None:
+        """From here on the phases tell of the rebuild, which ends with `serving`."""
+        self.message, self.lost = cause, f"rank {rank}"
+        self.state = "recovering"
+
+    def failed(self, cause: str) -> None:
+        self.end_phase()
+        self.message = cause
+        self.state = "failed"
+
+    def begin_phase(self, phase: str, done: int, total: int, unit: str) -> None:
+        """Progress of a start-up phase; a new name ends the one before."""
+        now = time.monotonic()
+        self.heartbeat = now
+        if not self.phases or self.phases[-1].name != phase:
+            self.end_phase()
+            self.phase_started = now
+            self.phases = [*self.phases, PhaseStatus(name=phase, seconds=0.0, done=done, total=total, unit=unit)]
+        else:
+            current = PhaseStatus(name=phase, seconds=now - self.phase_started, done=done, total=total, unit=unit)
+            self.phases = [*self.phases[:-1], current]
+
+    def end_phase(self) -> None:
+        if self.phases and not self.phases[-1].is_finished:
+            last = self.phases[-1]
+            ended = PhaseStatus(
+                name=last.name,
+                seconds=time.monotonic() - self.phase_started,
+                done=last.total,
+                total=last.total,
+                unit=last.unit,
+                is_finished=True,
+            )
+            self.phases = [*self.phases[:-1], ended]
+
+    def status(self) -> CoreStatus:
+        now = time.monotonic()
+        last = self.last_token_at
+        return CoreStatus(
+            state=self.state,
+            epoch=self.epoch,
+            executor=self.executor,
+            step=self.stats.num_steps,
+            last_token_age_s=None if last is None else now - last,
+            phases=tuple(self.phases),
+            stats=self.stats,
+            ranks=self._own_rank(now) if self.pool is None else self.pool.statuses(),
+            model=self.model,
+            message=self.message,
+            lost=self.lost,
+        )
+
+    def _own_rank(self, now: float) -> tuple[RankStatus, ...]:
+        """The core is its own only rank."""
+        return (
+            RankStatus(
+                rank=0,
+                node=node_name(),
+                host=platform.node(),
+                pid=os.getpid(),
+                phase=self.rank_phase,
+                heartbeat_age_s=now - self.heartbeat,
+                step=self.stats.num_steps,
+                memory_bytes=psutil.Process().memory_info().rss,
+            ),
+        )

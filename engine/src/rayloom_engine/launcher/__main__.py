@@ -1,0 +1,142 @@
+"""`python -m rayloom_engine.launcher`: keeps one start of every rank running, and tells the core how far it is."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import logging
+import signal
+import sys
+import threading
+import time
+from collections import deque
+from pathlib import Path
+
+from rayloom_engine.config import EngineConfig, load_config
+from rayloom_engine.errors import ConfigError
+from rayloom_engine.executor_choice import choose_executor
+from rayloom_engine.launcher.process_ranks import ProcessRanks
+from rayloom_engine.launcher.starter import RankStarter
+from rayloom_engine.process import EXIT_CONFIG, EXIT_GIVEN_UP, end_with_parent, set_up_logging, write_failure
+from rayloom_engine.protocol.channel import Channel, dial
+from rayloom_engine.protocol.ranks import Fence, Greeting, LaunchPhase
+from rayloom_engine.restarts import RestartBudget
+
+logger = logging.getLogger(__name__)
+
+_WAIT_SECONDS = 0.1  # between looks at orders of the core
+_DIAL_SECONDS = 0.2
+
+
+class CoreLine:
+    """The connection to whichever core there is, kept up by a thread. What it takes in waits in `fences`."""
+
+    def __init__(self, address: str, token: str) -> None:
+        self.fences: deque[Fence] = deque()
+        self._address = address
+        self._token = token
+        self._channel: Channel | None = None
+        self._phase: LaunchPhase | None = None
+        threading.Thread(target=self._run, name="core-line", daemon=True).start()
+
+    def progress(self, phase: str, done: int, total: int, unit: str) -> None:
+        """Tells the core, or the next one. Implements Progress."""
+        self._phase = LaunchPhase(phase, done, total, unit)
+        channel = self._channel
+        if channel is not None:
+            with contextlib.suppress(OSError):  # it is told again when it is back
+                channel.send(self._phase)
+
+    def _run(self) -> None:
+        while True:
+            with contextlib.suppress(OSError):
+                channel = dial(self._address, self._token, Greeting(role="launch", proof=""))
+                self._channel = channel
+                if self._phase is not None:
+                    channel.send(self._phase)
+                while True:
+                    self.fences.append(channel.expect(Fence))
+            self._channel = None
+            time.sleep(_DIAL_SECONDS)
+
+
+class Launcher:
+    def __init__(self, config: EngineConfig, starter: RankStarter, line: CoreLine, first_incarnation: int) -> None:
+        self._config = config
+        self._starter = starter
+        self._line = line
+        self._next_incarnation = first_incarnation
+        self._running: dict[int, int] = {}  # rank -> incarnation
+        self._due: dict[int, float] = dict.fromkeys(range(config.world_size), 0.0)  # rank -> start at
+        self._budgets = {rank: RestartBudget(config.restart_budget) for rank in self._due}
+
+    def run(self) -> int:
+        """Runs until a rank has spent its restart budget. Raises ConfigError when there is no room for the ranks."""
+        self._starter.prepare(self._line.progress)
+        _end_on_sigterm()  # Ray has put a handler of its own there that only prints a trace
+        while True:
+            self._start_due()
+            for rank, cause in self._starter.wait(_WAIT_SECONDS):
+                incarnation = self._running.pop(rank)
+                wait = self._budgets[rank].wait_after_death(time.monotonic())
+                if wait is None:
+                    logger.error(
+                        "rank %d ended (%s); restart budget of %d spent", rank, cause, self._config.restart_budget
+                    )
+                    return EXIT_GIVEN_UP
+                logger.warning("rank %d (start %d) ended (%s), starting it again", rank, incarnation, cause)
+                self._due[rank] = time.monotonic() + wait
+            while self._line.fences:
+                fence = self._line.fences.popleft()
+                if self._running.get(fence.rank) == fence.incarnation:
+                    self._starter.kill(fence.rank)
+
+    def _start_due(self) -> None:
+        now = time.monotonic()
+        for rank in [rank for rank, at in self._due.items() if at <= now]:
+            del self._due[rank]
+            self._running[rank] = self._next_incarnation
+            self._starter.start(rank, self._next_incarnation)
+            self._next_incarnation += 1
+            self._line.progress("start_ranks", len(self._running), self._config.world_size, "ranks")
+
+
+def _starter(config: EngineConfig, run_dir: Path, address: str, token: str) -> RankStarter:
+    if choose_executor(config).name == "ray":
+        from rayloom_engine.launcher.ray_ranks import RayRanks
+
+        return RayRanks(config, token, int(address.rpartition(":")[2]))
+    return ProcessRanks(run_dir, address)
+
+
+def _end_on_sigterm() -> None:
+    """Ends this process through its `finally`, so that a Ray that was started here ends too."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m rayloom_engine.launcher", description=__doc__)
+    parser.add_argument("--run-dir", type=Path, required=True, help="folder with config.json and token")
+    parser.add_argument("--core-address", required=True, help="HOST:PORT of the core's rank port, from this machine")
+    parser.add_argument("--start", type=int, required=True, help="counts this process's starts from 1")
+    parser.add_argument("--parent", type=int, required=True, help="process id to end with")
+    args = parser.parse_args()
+    end_with_parent(args.parent)
+    _end_on_sigterm()
+    config = load_config(args.run_dir / "config.json")
+    set_up_logging("launcher", config.log_level)
+    token = (args.run_dir / "token").read_text().strip()
+    starter = _starter(config, args.run_dir, args.core_address, token)
+    try:
+        # Starts of an earlier launcher have smaller numbers, so the core tells their ranks from ours.
+        return Launcher(config, starter, CoreLine(args.core_address, token), args.start << 20).run()
+    except ConfigError as error:
+        logger.error("%s", error)
+        write_failure(args.run_dir, str(error))
+        return EXIT_CONFIG
+    finally:
+        starter.close()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

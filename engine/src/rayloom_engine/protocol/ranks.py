@@ -1,0 +1,161 @@
+"""Messages between the core and what dials it at the rank port: ranks (two connections each) and the launcher (one).
+
+Every connection opens with a challenge: the core sends a nonce, the peer a Greeting with a proof that it has the token.
+
+steps    the rank's main thread. It loads its weights and says Loaded; then it does what it is told, in order: OpenStore
+         (rank 0), Join, Allocate, and Run for ever. It answers each, but only the last stage answers Run. An answer
+         carries the order's ticket, so that one to an order of before a loss is told apart.
+control  the rank's second thread: a Beat twice a second, also while the first one computes.
+launch   the launcher: phases of placing and starting ranks; takes Fence.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from rayloom_engine.core.step import StepPlan, StepResult
+
+RANK_PROTOCOL_VERSION = 1
+
+Role = Literal["steps", "control", "launch"]
+
+
+class Challenge(msgspec.Struct, frozen=True, tag="challenge"):
+    nonce: str
+    version: int = RANK_PROTOCOL_VERSION
+
+
+class Greeting(msgspec.Struct, frozen=True, tag="greeting", kw_only=True):
+    role: Role
+    proof: str  # HMAC-SHA256 over nonce, role, rank and incarnation, with the engine's token as key
+    rank: int = 0
+    incarnation: int = 0  # raised by the launcher with every start of this rank
+    pid: int = 0
+    node: str = ""  # the Kubernetes node, or the host's name
+    host: str = ""  # the host's name; in Kubernetes the pod's
+
+
+class Welcomed(msgspec.Struct, frozen=True, tag="welcomed"):
+    pass
+
+
+# --- to a rank, on `steps` ---
+
+
+class OpenStore(msgspec.Struct, frozen=True, tag="open_store"):
+    """Rank 0: open a rendezvous store on a free port of the address that reaches the core."""
+
+    ticket: int
+
+
+class Join(msgspec.Struct, frozen=True, tag="join"):
+    """Leave the old process group, join the one that meets at this store."""
+
+    ticket: int
+    host: str
+    port: int
+
+
+class Allocate(msgspec.Struct, frozen=True, tag="allocate"):
+    """Forget every slot; take this many KV blocks; warm up together with the others."""
+
+    ticket: int
+    epoch: int
+    num_blocks: int
+
+
+class Run(msgspec.Struct, frozen=True, tag="run"):
+    ticket: int
+    plan: StepPlan
+
+
+# --- from a rank, on `steps` ---
+
+
+class Loaded(msgspec.Struct, frozen=True, tag="loaded", kw_only=True):
+    """The weights are in place. First message of every connection, also of a rank that has them from before."""
+
+    num_blocks: int  # KV blocks that it has memory for
+    max_model_len: int
+    num_step_tokens: int
+    dtype: str
+    compute_dtype: str
+    weight_bytes: int
+    bytes_read: int  # weight bytes read from files since the process started
+    kv_explanation: str
+    ticket: int = 0
+
+
+class StoreOpen(msgspec.Struct, frozen=True, tag="store_open"):
+    ticket: int
+    host: str
+    port: int
+
+
+class Done(msgspec.Struct, frozen=True, tag="done"):
+    """Joined, or allocated."""
+
+    ticket: int
+
+
+class Computed(msgspec.Struct, frozen=True, tag="computed"):
+    ticket: int
+    result: StepResult
+
+
+class Failed(msgspec.Struct, frozen=True, tag="failed"):
+    """What was asked for could not be done. `kind`: config and model are the user's to mend, rank is worth a retry."""
+
+    ticket: int  # 0 = the loading, which nobody orders
+    kind: Literal["config", "model", "rank"]
+    message: str
+
+
+# --- from a rank, on `control` ---
+
+
+class Beat(msgspec.Struct, frozen=True, tag="beat", kw_only=True):
+    phase: str  # a start-up phase, then "idle" or "step"
+    step: int  # steps computed since the process started
+    memory_bytes: int  # resident
+    done: int = 0  # of `total`, in `unit`; of a start-up phase
+    total: int = 0
+    unit: str = ""
+
+
+# --- launcher ---
+
+
+class LaunchPhase(msgspec.Struct, frozen=True, tag="launch_phase"):
+    name: str  # "discover" | "reserve" | "start_ranks"
+    done: int
+    total: int
+    unit: str
+
+
+class Fence(msgspec.Struct, frozen=True, tag="fence"):
+    """Make sure that this start of the rank is dead; start it again."""
+
+    rank: int
+    incarnation: int
+
+
+Message = (
+    Challenge
+    | Greeting
+    | Welcomed
+    | OpenStore
+    | Join
+    | Allocate
+    | Run
+    | Loaded
+    | StoreOpen
+    | Done
+    | Computed
+    | Failed
+    | Beat
+    | LaunchPhase
+    | Fence
+)

@@ -1,0 +1,251 @@
+"""A rank's process: dials the core, loads its part of the model, runs plans. It decides nothing and outlives the core.
+
+The main thread computes; a second one sends a sign of life twice a second. When the core is gone the rank keeps its
+weights and dials again for ORPHAN_SECONDS; then it ends.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import logging
+import os
+import platform
+import sys
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+import psutil
+
+from rayloom_engine.config import EngineConfig, load_config
+from rayloom_engine.errors import ConfigError, ModelError
+from rayloom_engine.process import end_with_parent, node_name, set_up_logging
+from rayloom_engine.protocol.channel import Channel, ChannelClosed, dial
+from rayloom_engine.protocol.ranks import (
+    Allocate,
+    Beat,
+    Computed,
+    Done,
+    Failed,
+    Greeting,
+    Join,
+    Loaded,
+    OpenStore,
+    Run,
+    StoreOpen,
+)
+
+if TYPE_CHECKING:
+    from rayloom_engine.worker.loaded_rank import LoadedRank
+    from rayloom_engine.worker.runner import Runner
+
+logger = logging.getLogger(__name__)
+
+ORPHAN_SECONDS = 30.0
+_BEAT_SECONDS = 0.5
+_DIAL_SECONDS = 0.2
+_OWN_SECONDS = 5.0
+_GROUP_SECONDS = 30.0  # for the others to come to a rendezvous
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankPlace:
+    """Which rank this is, and whom it belongs to."""
+
+    rank: int
+    incarnation: int
+    ranks_on_host: int  # ranks that share this machine's cores and memory
+    address: str  # HOST:PORT of the core
+    token: str
+
+
+class RankServer:
+    """One rank, over all its connections to cores."""
+
+    def __init__(self, config: EngineConfig, place: RankPlace) -> None:
+        self._config = config
+        self._place = place
+        self._rank: LoadedRank | None = None
+        self._runner: Runner | None = None
+        self._store: object = None  # keeps the rendezvous store of rank 0 alive
+        self._failure: Failed | None = None  # of the loading
+        self._beat = Beat(phase="start", step=0, memory_bytes=0)
+        self._num_steps = 0
+        self._core_seen_at = time.monotonic()  # when this rank last belonged to a core
+
+    def run(self) -> None:
+        """Serves one core after the other; returns when it has belonged to none for ORPHAN_SECONDS."""
+        while time.monotonic() - self._core_seen_at < ORPHAN_SECONDS:
+            try:
+                control, steps = self._dial("control"), self._dial("steps")
+            except OSError as error:
+                logger.debug("cannot reach the core: %s", error)
+                time.sleep(_DIAL_SECONDS)
+                continue
+            try:
+                threading.Thread(target=self._send_beats, args=(control,), name="beats", daemon=True).start()
+                self._serve(steps)
+            except ChannelClosed as error:
+                logger.info("the core is gone (%s)", error)
+            finally:
+                control.close()
+                steps.close()
+            time.sleep(_DIAL_SECONDS)
+        logger.warning("no core at %s for %.0f s; rank %d ends", self._place.address, ORPHAN_SECONDS, self._place.rank)
+
+    def _dial(self, role: str) -> Channel:
+        greeting = Greeting(
+            role="control" if role == "control" else "steps",
+            proof="",
+            rank=self._place.rank,
+            incarnation=self._place.incarnation,
+            pid=os.getpid(),
+            node=node_name(),
+            host=platform.node(),
+        )
+        return dial(self._place.address, self._place.token, greeting)
+
+    def _send_beats(self, control: Channel) -> None:
+        process = psutil.Process()
+        with contextlib.suppress(ChannelClosed):
+            while True:
+                memory_bytes = process.memory_info().rss
+                control.send(msgspec.structs.replace(self._beat, step=self._num_steps, memory_bytes=memory_bytes))
+                time.sleep(_BEAT_SECONDS)
+
+    def _progress(self, phase: str, done: int, total: int, unit: str) -> None:
+        self._beat = Beat(phase=phase, step=self._num_steps, memory_bytes=0, done=done, total=total, unit=unit)
+
+    def _serve(self, steps: Channel) -> None:
+        """Loads where that was not done yet, then does what the core orders. Raises ChannelClosed."""
+        steps.send(self._load())
+        self._progress("idle", 0, 0, "")
+        loaded_at = time.monotonic()
+        while True:
+            try:
+                order = steps.receive()
+            finally:
+                # A core that has a newer start of this rank hangs up at once: then it is not ours.
+                if time.monotonic() - loaded_at > _OWN_SECONDS:
+                    self._core_seen_at = time.monotonic()
+            loaded_at = 0.0
+            reply: StoreOpen | Done | Computed | Failed | None
+            try:
+                reply = self._obey(order, steps.local_host)
+            except ConfigError as error:
+                reply = Failed(_ticket(order), "config", str(error))
+            except Exception as error:
+                # A peer that died shows here too: the core decides whom to replace, and this process goes on.
+                cause = f"{type(error).__name__}: {error}".splitlines()[0]
+                logger.warning("%s failed: %s", type(order).__name__, cause)
+                logger.debug("what failed", exc_info=True)
+                reply = Failed(_ticket(order), "rank", cause)
+            if reply is not None:
+                steps.send(reply)
+
+    def _load(self) -> Loaded | Failed:
+        if self._rank is None and self._failure is None:
+            from rayloom_engine.models.stage import make_stages
+            from rayloom_engine.worker.start import find_model, load_rank
+
+            try:
+                resolved, shape = find_model(self._config, self._progress)
+                stage = make_stages(shape.num_layers, self._config.pipeline_parallel_size)[self._place.rank]
+                self._rank = load_rank(
+                    self._config,
+                    resolved,
+                    shape,
+                    self._progress,
+                    stage=stage,
+                    ranks_on_host=self._place.ranks_on_host,
+                )
+            except ModelError as error:
+                self._failure = Failed(0, "model", str(error))
+            except ConfigError as error:
+                self._failure = Failed(0, "config", str(error))
+        if self._rank is None:
+            assert self._failure is not None
+            return self._failure
+        rank = self._rank
+        return Loaded(
+            num_blocks=rank.kv.num_blocks,
+            max_model_len=rank.kv.max_model_len,
+            num_step_tokens=rank.num_step_tokens,
+            dtype=rank.dtype,
+            compute_dtype=rank.compute_dtype,
+            weight_bytes=rank.weight_bytes,
+            bytes_read=rank.num_bytes_read,
+            kv_explanation=rank.kv.explanation,
+        )
+
+    def _obey(self, order: object, local_host: str) -> StoreOpen | Done | Computed | None:
+        from rayloom_engine.worker import stage_link
+        from rayloom_engine.worker.start import warm_up
+
+        assert self._rank is not None, "an order to a rank that could not load"
+        match order:
+            case Run(ticket, plan):
+                assert self._runner is not None, "a plan before the memory is there"
+                self._progress("step", 0, 0, "")
+                result = self._runner.run(plan)
+                self._num_steps += 1
+                self._progress("idle", 0, 0, "")
+                return Computed(ticket, result) if self._rank.stage.is_last else None
+            case OpenStore(ticket):
+                self._store, port = stage_link.open_store(local_host)
+                return StoreOpen(ticket, local_host, port)
+            case Join(ticket, host, port):
+                self._runner = None
+                stage_link.leave_group()
+                stage_link.join_group(
+                    host,
+                    port,
+                    self._place.rank,
+                    self._config.world_size,
+                    _GROUP_SECONDS,
+                    device_type=self._rank.device_type,
+                )
+                return Done(ticket)
+            case Allocate(ticket, epoch, num_blocks):
+                self._progress("kv_cache", 0, 0, "")
+                self._runner = self._rank.runner(num_blocks, epoch, self._rank.link())
+                self._progress("warm_up", 0, 0, "")
+                warm_up(self._runner, epoch)
+                self._progress("idle", 0, 0, "")
+                return Done(ticket)
+            case _:
+                raise ChannelClosed(f"a rank does not understand {type(order).__name__}")
+
+
+def _ticket(order: object) -> int:
+    return int(getattr(order, "ticket", 0))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m rayloom_engine.rank_process", description=__doc__)
+    parser.add_argument("--run-dir", type=Path, required=True, help="folder with config.json and token")
+    parser.add_argument("--core-address", required=True, help="HOST:PORT of the core's rank port")
+    parser.add_argument("--rank", type=int, required=True)
+    parser.add_argument("--incarnation", type=int, required=True)
+    parser.add_argument("--parent", type=int, required=True, help="process id to end with")
+    args = parser.parse_args()
+    end_with_parent(args.parent)
+    config = load_config(args.run_dir / "config.json")
+    set_up_logging(f"rank{args.rank}", config.log_level)
+    place = RankPlace(
+        rank=args.rank,
+        incarnation=args.incarnation,
+        ranks_on_host=config.world_size,
+        address=args.core_address,
+        token=(args.run_dir / "token").read_text().strip(),
+    )
+    RankServer(config, place).run()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

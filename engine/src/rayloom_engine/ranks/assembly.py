@@ -1,0 +1,139 @@
+"""How ranks come together, at the start and after a loss: attach and load, meet, allocate and warm up.
+
+Ranks that lived through a loss keep process and weights, so that only what died is started and read again.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+
+from rayloom_engine.errors import ConfigError, ModelError, RankLost
+from rayloom_engine.models.progress import Progress
+from rayloom_engine.protocol.channel import ChannelClosed
+from rayloom_engine.protocol.ranks import Allocate, Done, Failed, Join, Loaded, OpenStore, StoreOpen
+from rayloom_engine.ranks.pool import AttachedRank, RankPool, Reply
+from rayloom_engine.restarts import RestartBudget
+
+logger = logging.getLogger(__name__)
+
+_POLL_SECONDS = 0.2
+_MEET_SECONDS = 60.0  # for a process group, or memory and a warm-up step
+
+
+def assemble(
+    pool: RankPool,
+    next_epoch: Callable[[], int],
+    num_blocks: int | None,
+    deadline: float,
+    budget: RestartBudget,
+    progress: Progress,
+) -> tuple[int, list[Loaded]]:
+    """All ranks, ready to run plans of the returned epoch, and what they said about their weights, by rank.
+
+    Every rank takes `num_blocks` KV blocks, or what all of them have room for. Losses on the way are made good until
+    `deadline` (by time.monotonic) and within `budget`; after that RankLost is raised. Raises ModelError or ConfigError
+    when a rank cannot load.
+    """
+    while True:
+        try:
+            loaded = _wait_until_loaded(pool, deadline, progress)
+            if pool.world_size > 1:
+                progress("rendezvous", 0, pool.world_size, "ranks")
+                _meet(pool)
+            epoch = next_epoch()
+            progress("warm_up", 0, 0, "")
+            blocks = num_blocks or min(rank.num_blocks for rank in loaded)
+            _ask(pool, list(pool.attached.values()), Allocate(pool.ticket(), epoch, blocks), Done)
+            return epoch, loaded
+        except RankLost as loss:
+            logger.warning("%s while the ranks were put together", loss)
+            let_go(pool, loss)
+            wait = budget.wait_after_death(time.monotonic())
+            if wait is None or time.monotonic() > deadline:
+                raise
+            time.sleep(wait)
+
+
+def let_go(pool: RankPool, loss: RankLost) -> None:
+    """After a loss: the rank is replaced, unless it is there and can be used again."""
+    if not loss.is_alive:
+        pool.drop(loss.rank)
+
+
+def _wait_until_loaded(pool: RankPool, deadline: float, progress: Progress) -> list[Loaded]:
+    while True:
+        pool.take_arrivals()
+        ranks = sorted(pool.attached.values(), key=lambda rank: rank.rank)
+        loaded = [rank.loaded for rank in ranks if rank.loaded is not None]
+        if len(loaded) == pool.world_size:
+            return loaded
+        if time.monotonic() > deadline:
+            missing = sorted(set(range(pool.world_size)) - {rank.rank for rank in ranks if rank.loaded is not None})
+            raise RankLost(missing[0], f"not there in time (missing ranks: {missing})")
+        _report(pool, progress)
+        for number, reply in pool.poll(_POLL_SECONDS):
+            if isinstance(reply, Loaded):
+                pool.attached[number].loaded = reply
+            elif isinstance(reply, Failed) and reply.ticket == 0:
+                raise _failure(number, reply)
+
+
+def _report(pool: RankPool, progress: Progress) -> None:
+    """What the slowest part is at: the launcher until all ranks are attached, then the loading."""
+    if len(pool.attached) < pool.world_size:
+        phase = pool.launch_phase
+        if phase is not None:
+            progress(phase.name, phase.done, phase.total, phase.unit)
+        return
+    beats = [beat for beat in pool.beats() if beat.phase not in ("idle", "step", "start")]
+    if beats:
+        name = min((beat.phase for beat in beats), key=_LOADING.index)
+        progress(name, sum(beat.done for beat in beats), sum(beat.total for beat in beats), beats[0].unit)
+
+
+_LOADING = ["resolve", "convert", "import", "load", "kv_cache", "warm_up"]  # phases of a rank, in order
+
+
+def _meet(pool: RankPool) -> None:
+    first, *_ = sorted(pool.attached.values(), key=lambda rank: rank.rank)
+    store = _ask(pool, [first], OpenStore(pool.ticket()), StoreOpen)[0]
+    assert isinstance(store, StoreOpen)
+    _ask(pool, list(pool.attached.values()), Join(pool.ticket(), store.host, store.port), Done)
+
+
+def _ask(
+    pool: RankPool, ranks: list[AttachedRank], order: OpenStore | Join | Allocate, kind: type[Reply]
+) -> list[Reply]:
+    """Sends an order to some ranks and waits until each has answered it. Raises RankLost, ConfigError, ModelError."""
+    for rank in ranks:
+        try:
+            rank.steps.send(order)
+        except ChannelClosed as error:
+            raise RankLost(rank.rank, f"its connection ended ({error})") from error
+    waiting = {rank.rank for rank in ranks}
+    replies: list[Reply] = []
+    deadline = time.monotonic() + _MEET_SECONDS
+    while waiting:
+        if time.monotonic() > deadline:
+            raise RankLost(min(waiting), f"no answer to {type(order).__name__} within {_MEET_SECONDS:.0f} s")
+        for number, reply in pool.poll(_POLL_SECONDS):
+            if reply.ticket != order.ticket:
+                continue
+            if isinstance(reply, Failed):
+                raise _failure(number, reply) if reply.kind != "rank" else pool.blame(number, reply.message)
+            if number in waiting and isinstance(reply, kind):
+                waiting.remove(number)
+                replies.append(reply)
+        if arrived := pool.take_arrivals():
+            raise RankLost(arrived[0], "it dialled again", is_alive=True)
+    return replies
+
+
+def _failure(rank: int, failed: Failed) -> Exception:
+    if failed.kind == "config":
+        return ConfigError(failed.message)
+    if failed.kind == "model":
+        return ModelError(failed.message)
+    return RankLost(rank, failed.message)

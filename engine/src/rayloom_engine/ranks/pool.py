@@ -1,0 +1,241 @@
+"""Who dials the rank port: one thread accepts, one thread per control connection reads beats; the core's main thread
+takes the rest. A rank is attached when both of its connections are there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import select
+import socket
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass, field
+
+from rayloom_engine.errors import RankLost
+from rayloom_engine.protocol.channel import Channel, ChannelClosed, welcome
+from rayloom_engine.protocol.messages import RankStatus
+from rayloom_engine.protocol.ranks import Beat, Computed, Done, Failed, Fence, Greeting, LaunchPhase, Loaded, StoreOpen
+from rayloom_engine.protocol.ranks import Welcomed as WelcomedMessage
+
+logger = logging.getLogger(__name__)
+
+Reply = Loaded | StoreOpen | Done | Computed | Failed
+_REPLIES = (Loaded, StoreOpen, Done, Computed, Failed)
+_NO_BEAT = Beat(phase="start", step=0, memory_bytes=0)
+_BLAME_SECONDS = 0.2  # a rank that complains of a dead peer may be heard before the peer's end is seen
+
+
+@dataclass(slots=True, eq=False)
+class _Control:
+    channel: Channel
+    beat: Beat = _NO_BEAT
+    beat_at: float = field(default_factory=time.monotonic)
+    is_closed: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class AttachedRank:
+    """One start of a rank, connected. `loaded` is None until its weights are in place."""
+
+    greeting: Greeting
+    steps: Channel
+    control: _Control
+    loaded: Loaded | None = None
+
+    @property
+    def rank(self) -> int:
+        return self.greeting.rank
+
+    def close(self) -> None:
+        self.steps.close()
+        self.control.channel.close()
+
+    def status(self, now: float) -> RankStatus:
+        beat = self.control.beat
+        return RankStatus(
+            rank=self.rank,
+            node=self.greeting.node,
+            host=self.greeting.host,
+            pid=self.greeting.pid,
+            phase=beat.phase,
+            heartbeat_age_s=now - self.control.beat_at,
+            step=beat.step,
+            memory_bytes=beat.memory_bytes,
+        )
+
+
+class RankPool:
+    """The ranks of one core. Methods are for the main thread, unless they say otherwise."""
+
+    def __init__(self, listener: socket.socket, token: str, world_size: int, hang_seconds: float) -> None:
+        self.world_size = world_size
+        self.attached: dict[int, AttachedRank] = {}
+        self.launch_phase: LaunchPhase | None = None  # what the launcher last said; any thread may read it
+        self._listener = listener
+        self._token = token
+        self._hang_seconds = hang_seconds
+        self._lock = threading.Lock()
+        self._controls: dict[tuple[int, int], _Control] = {}  # (rank, incarnation) -> newest control connection
+        self._arrived: deque[AttachedRank] = deque()
+        self._unread: deque[tuple[AttachedRank, Reply]] = deque()  # received, not yet given out by `poll`
+        self._last_ticket = 0
+        self._launcher: Channel | None = None
+        self._wake_read, self._wake_write = socket.socketpair()
+        self._wake_read.setblocking(False)
+        threading.Thread(target=self._accept, name="rank-accept", daemon=True).start()
+
+    def statuses(self) -> tuple[RankStatus, ...]:
+        """For any thread."""
+        now = time.monotonic()
+        return tuple(rank.status(now) for _, rank in sorted(self.attached.copy().items()))
+
+    def beats(self) -> list[Beat]:
+        """The newest sign of life of every attached rank; for any thread."""
+        return [rank.control.beat for rank in self.attached.copy().values()]
+
+    def ticket(self) -> int:
+        """A number that no order had before."""
+        self._last_ticket += 1
+        return self._last_ticket
+
+    def take_arrivals(self) -> list[int]:
+        """Attaches the ranks that have dialled since the last call. A second start of a rank replaces the first."""
+        ranks = []
+        while self._arrived:
+            new = self._arrived.popleft()
+            old = self.attached.get(new.rank)
+            if old is not None:
+                if old.greeting.incarnation > new.greeting.incarnation:
+                    new.close()  # a start that was given up
+                    continue
+                old.close()
+            logger.info("rank %d attached from %s (pid %d)", new.rank, new.greeting.node, new.greeting.pid)
+            self.attached = {**self.attached, new.rank: new}
+            ranks.append(new.rank)
+        return ranks
+
+    def drop(self, rank: int) -> None:
+        """Lets go of a lost rank and has the launcher make sure that it is dead and start it again."""
+        lost = self.attached.get(rank)
+        if lost is None:
+            return
+        self.attached = {number: kept for number, kept in self.attached.items() if number != rank}
+        lost.close()
+        launcher = self._launcher
+        if launcher is not None:
+            with contextlib.suppress(ChannelClosed):  # a new launcher starts every rank anyway
+                launcher.send(Fence(rank, lost.greeting.incarnation))
+
+    def poll(self, timeout_s: float) -> list[tuple[int, Reply]]:
+        """What attached ranks said, as soon as one said something or one arrived; empty after the time.
+
+        Raises RankLost for a rank whose connection ended, or that has shown no sign of life for hang_seconds.
+        """
+        poller = select.poll()
+        by_fd = {rank.steps.fileno(): number for number, rank in self.attached.items()}
+        for fd in (*by_fd, self._wake_read.fileno()):
+            poller.register(fd, select.POLLIN)
+        for fd, _ in poller.poll(0 if self._unread else 1000 * timeout_s):
+            if fd not in by_fd:
+                self._drain_wake()
+                continue
+            number = by_fd[fd]
+            rank = self.attached[number]
+            try:
+                message = rank.steps.receive(self._hang_seconds)
+            except (ChannelClosed, TimeoutError) as error:
+                raise RankLost(number, f"its connection ended ({error})") from error
+            if not isinstance(message, _REPLIES):
+                raise RankLost(number, f"it sent a {type(message).__name__}")
+            self._unread.append((rank, message))
+        self._check_alive()
+        replies = [(rank.rank, reply) for rank, reply in self._unread if self.attached.get(rank.rank) is rank]
+        self._unread.clear()
+        return replies
+
+    def blame(self, complaining: int, message: str) -> RankLost:
+        """Who is to blame when a rank says that a step failed: a peer that is gone, else the rank itself."""
+        deadline = time.monotonic() + _BLAME_SECONDS
+        while (left := deadline - time.monotonic()) > 0:
+            try:
+                self.poll(left)
+            except RankLost as loss:
+                return loss
+        return RankLost(complaining, message, is_alive=True)
+
+    def _check_alive(self) -> None:
+        now = time.monotonic()
+        for number, rank in self.attached.items():
+            if rank.control.is_closed:
+                raise RankLost(number, "its control connection ended")
+            if now - rank.control.beat_at > self._hang_seconds:
+                raise RankLost(number, f"no sign of life for {now - rank.control.beat_at:.0f} s")
+
+    # --- threads ---
+
+    def _accept(self) -> None:
+        while True:
+            connection, peer = self._listener.accept()
+            threading.Thread(target=self._greet, args=(connection, peer), name="rank-control", daemon=True).start()
+
+    def _greet(self, connection: socket.socket, peer: object) -> None:
+        try:
+            channel, greeting = welcome(connection, self._token)
+        except OSError as error:
+            logger.warning("refused a connection from %s at the rank port: %s", peer, error)
+            connection.close()
+            return
+        try:
+            if greeting.role == "launch":
+                channel.send(WelcomedMessage())
+                self._launcher = channel
+                self._read_launcher(channel)
+            elif not 0 <= greeting.rank < self.world_size:
+                logger.warning("refused rank %d: there are %d", greeting.rank, self.world_size)
+                channel.close()
+            elif greeting.role == "control":
+                control = _Control(channel)
+                with self._lock:
+                    self._controls[greeting.rank, greeting.incarnation] = control
+                channel.send(WelcomedMessage())
+                self._read_beats(control)
+            else:
+                self._attach(channel, greeting)
+        except OSError:
+            channel.close()  # gone; whoever waits for it sees that
+
+    def _attach(self, channel: Channel, greeting: Greeting) -> None:
+        with self._lock:
+            control = self._controls.pop((greeting.rank, greeting.incarnation), None)
+        if control is None:
+            raise ChannelClosed("a rank opens its control connection first")
+        channel.send(WelcomedMessage())
+        self._arrived.append(AttachedRank(greeting, channel, control))
+        self._wake()
+
+    def _read_beats(self, control: _Control) -> None:
+        try:
+            while True:
+                beat = control.channel.expect(Beat)
+                control.beat, control.beat_at = beat, time.monotonic()
+        except ChannelClosed:
+            control.is_closed = True
+            self._wake()
+
+    def _read_launcher(self, channel: Channel) -> None:
+        while True:
+            self.launch_phase = channel.expect(LaunchPhase)
+            self._wake()
+
+    def _wake(self) -> None:
+        with contextlib.suppress(BlockingIOError):  # full of wake-ups already
+            self._wake_write.send(b"x")
+
+    def _drain_wake(self) -> None:
+        try:
+            while self._wake_read.recv(4096):
+                pass
+        except BlockingIOError:
+            return

@@ -1,0 +1,50 @@
+"""RemoteExecutor: runs plans on attached ranks. The plan goes to every rank, the last one answers."""
+
+from __future__ import annotations
+
+from rayloom_engine.core.step import StepPlan, StepResult
+from rayloom_engine.errors import RankLost
+from rayloom_engine.protocol.channel import ChannelClosed, encode
+from rayloom_engine.protocol.ranks import Computed, Failed, Run
+from rayloom_engine.ranks.pool import RankPool
+
+_POLL_SECONDS = 1.0  # between looks at the signs of life
+
+
+class RemoteExecutor:
+    """Implements `engine.Executor`. Every method raises RankLost; after that the ranks must be assembled anew."""
+
+    def __init__(self, pool: RankPool) -> None:
+        self._pool = pool
+
+    def run(self, plan: StepPlan) -> StepResult:
+        ticket = self._pool.ticket()
+        data = encode(Run(ticket, plan))
+        for number, rank in self._pool.attached.items():
+            try:
+                rank.steps.send_encoded(data)
+            except ChannelClosed as error:
+                raise RankLost(number, f"its connection ended ({error})") from error
+        while True:
+            for number, reply in self._pool.poll(_POLL_SECONDS):
+                if reply.ticket != ticket:
+                    continue  # to an order of before a loss
+                if isinstance(reply, Failed):
+                    raise self._pool.blame(number, reply.message)
+                if isinstance(reply, Computed):
+                    return reply.result
+            self._check_all_there()
+
+    def forget_all(self) -> None:
+        """Nothing to do: assembling the ranks empties their slots."""
+
+    def check(self) -> None:
+        """Raises RankLost for a rank that was lost while nothing was to be done."""
+        self._pool.poll(0.0)
+        self._check_all_there()
+
+    def _check_all_there(self) -> None:
+        """A rank that dials again has lost what it held."""
+        arrived = self._pool.take_arrivals()
+        if arrived:
+            raise RankLost(arrived[0], "it was started again, or lost its connection for a moment", is_alive=True)

@@ -1,0 +1,69 @@
+"""A rank with its weights in memory. They outlive its runners: a rebuild of the engine loads nothing again."""
+
+from __future__ import annotations
+
+import torch
+
+from rayloom_engine.config import BLOCK_SIZE
+from rayloom_engine.errors import ConfigError
+from rayloom_engine.kernels.kv_cache import KvCache
+from rayloom_engine.models.decoder import CausalLM
+from rayloom_engine.models.stage import Stage
+from rayloom_engine.worker.device import DeviceChoice
+from rayloom_engine.worker.kv_memory import GIB, KvPlan
+from rayloom_engine.worker.runner import Runner
+from rayloom_engine.worker.stage_link import ProcessGroupLink, StageLink
+
+
+class LoadedRank:
+    def __init__(self, *, model: CausalLM, choice: DeviceChoice, kv: KvPlan, num_step_tokens: int) -> None:
+        self.kv = kv  # what this rank alone could hold; with several, the least of all counts
+        self.num_step_tokens = num_step_tokens
+        self.device_type = choice.device.type
+        self.dtype = str(choice.dtype).removeprefix("torch.")
+        self.compute_dtype = str(choice.compute_dtype).removeprefix("torch.")
+        self.weight_bytes = model.weight_bytes
+        self.num_bytes_read = model.num_bytes_read  # of weights, from files, by this process
+        self._model = model
+        self._choice = choice
+        self._cache: KvCache | None = None
+
+    @property
+    def stage(self) -> Stage:
+        return self._model.stage
+
+    def link(self) -> ProcessGroupLink | None:
+        """The link over the process group that this process has joined; None for a model in one stage."""
+        if self.stage.count == 1:
+            return None
+        hidden_size = self._model.shape.hidden_size
+        return ProcessGroupLink(self.stage, hidden_size, self._choice.compute_dtype, self._choice.device)
+
+    def runner(self, num_blocks: int, epoch: int, link: StageLink | None) -> Runner:
+        """A runner with empty slots; drop the one before it. The KV cache is allocated on the first call and kept.
+
+        Raises ConfigError when the memory cannot be had.
+        """
+        if self._cache is None or self._cache.num_blocks != num_blocks:
+            self._cache = None  # its memory goes first
+            self._cache = self._allocate(num_blocks)
+        return Runner(self._model, self._cache, self._choice.device, epoch, link)
+
+    def _allocate(self, num_blocks: int) -> KvCache:
+        try:
+            return KvCache.allocate(
+                num_layers=len(self.stage.layers),
+                num_blocks=num_blocks,
+                block_size=BLOCK_SIZE,
+                num_kv_heads=self._model.shape.num_kv_heads,
+                head_dim=self._model.shape.head_dim,
+                # The weights' type, also where the arithmetic is wider: half the memory for a context.
+                dtype=self._choice.dtype,
+                device=self._choice.device,
+            )
+        except (OSError, MemoryError, OverflowError, ValueError, torch.OutOfMemoryError) as error:
+            size = num_blocks * self.kv.block_bytes / GIB
+            raise ConfigError(
+                f"{num_blocks} KV blocks, {size:.2f} GiB: this much memory cannot be had ({error}); "
+                "lower kv_cache_memory_bytes, num_kv_blocks or max_num_seqs"
+            ) from error

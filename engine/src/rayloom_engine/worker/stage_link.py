@@ -1,0 +1,121 @@
+"""How hidden states cross from one pipeline stage to the next, and the process group that carries them.
+
+Legend: T tokens of the step, D model width.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from datetime import timedelta
+from typing import Protocol
+
+import psutil
+import torch
+import torch.distributed as dist
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+from rayloom_engine.models.stage import Stage
+
+_INTERFACE_VARIABLE = "GLOO_SOCKET_IFNAME"
+
+
+class StageLink(Protocol):
+    """A stage's ends of the way to its neighbours. The first stage only sends, the last one only receives."""
+
+    def receive(self, num_tokens: int) -> torch.Tensor:
+        """The hidden states [T, D] of the stage before; the caller may overwrite them. Blocks until they are there."""
+
+    def send(self, hidden_TD: torch.Tensor) -> None:
+        """Hands hidden states to the stage after. They must not be changed by the caller once this returned."""
+
+
+class ProcessGroupLink:
+    """A link over the process group that this process has joined. Raises RuntimeError when a neighbour is gone."""
+
+    def __init__(
+        self,
+        stage: Stage,
+        hidden_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        previous_rank: int | None = None,
+        next_rank: int | None = None,
+    ) -> None:
+        """The neighbours' ranks in the group are the stages' numbers unless given, as where a stage has several ranks.
+
+        `dtype` is the compute type: the residual stream crosses unrounded.
+        """
+        self._hidden_size = hidden_size
+        self._dtype = dtype
+        self._device = device
+        self._previous_rank = stage.index - 1 if previous_rank is None else previous_rank
+        self._next_rank = stage.index + 1 if next_rank is None else next_rank
+
+    def receive(self, num_tokens: int) -> torch.Tensor:
+        hidden_TD = torch.empty((num_tokens, self._hidden_size), dtype=self._dtype, device=self._device)
+        dist.recv(hidden_TD, src=self._previous_rank)
+        return hidden_TD
+
+    def send(self, hidden_TD: torch.Tensor) -> None:
+        dist.send(hidden_TD, dst=self._next_rank)
+
+
+def open_store(host: str) -> tuple[TCPStore, int]:
+    """A store for one process group, and its port, a free one. Keep it as long as the group lives.
+
+    Peers reach it at `host`, an address of this machine; it listens on all of them.
+    """
+    store = TCPStore(host, 0, is_master=True, wait_for_workers=False)
+    return store, store.port
+
+
+def join_group(host: str, port: int, rank: int, world_size: int, timeout_s: float, *, device_type: str = "cpu") -> None:
+    """Makes this process a rank of the group that meets at the store at host:port; returns when all have come.
+
+    The group is torch's default one: NCCL for "cuda", gloo for "cpu". `timeout_s` bounds the meeting and, from then on,
+    every send and receive. Raises RuntimeError when the others do not come. After that, or when a rank is lost, call
+    `leave_group` and join again at the port of a new store, because a store remembers the ranks of its group.
+    """
+    timeout = timedelta(seconds=timeout_s)
+    store = TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timeout)
+    # gloo tells its peers the address that this machine's name resolves to, which need not be one that they can reach;
+    # and it falls back to loopback when there is none. What leads to the store leads to the peers.
+    given = os.environ.get(_INTERFACE_VARIABLE)
+    if given is None and (interface := interface_towards(host)) is not None:
+        os.environ[_INTERFACE_VARIABLE] = interface
+    try:
+        dist.init_process_group(
+            "nccl" if device_type == "cuda" else "gloo", store=store, rank=rank, world_size=world_size, timeout=timeout
+        )
+    except Exception:
+        if not dist.is_initialized():
+            # torch numbers its groups, and the number is part of their keys in the store. A failure does not take the
+            # number back, and then this process would never find the others of its next group.
+            dist.distributed_c10d._world.group_count = 0
+        raise
+    finally:
+        if given is None:
+            os.environ.pop(_INTERFACE_VARIABLE, None)
+
+
+def leave_group() -> None:
+    """Ends this process's part in the group, if it has one. Peers that wait for it get an error at once."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def interface_towards(host: str) -> str | None:
+    """The network interface that packets to `host` leave by; None when no route or no name of it is found."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.connect(address)  # chooses a route; a datagram socket sends nothing for it
+            local = probe.getsockname()[0]
+    except OSError:
+        return None
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(entry.address.partition("%")[0] == local for entry in addresses):
+            return name
+    return None

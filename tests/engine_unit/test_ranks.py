@@ -1,0 +1,236 @@
+"""The core's side of its ranks, over real sockets, with ranks that have no model."""
+
+from __future__ import annotations
+
+import itertools
+import socket
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from rayloom_engine.core.step import StepPlan
+from rayloom_engine.errors import ConfigError, ModelError, RankLost
+from rayloom_engine.models.progress import no_progress
+from rayloom_engine.protocol.channel import Channel, ChannelClosed, dial
+from rayloom_engine.protocol.ranks import Allocate, Computed, Failed, Greeting, Join, Loaded, OpenStore, Run
+from rayloom_engine.ranks.assembly import assemble
+from rayloom_engine.ranks.pool import RankPool
+from rayloom_engine.ranks.remote_executor import RemoteExecutor
+from rayloom_engine.restarts import RestartBudget
+from rt_fake_rank import TOKEN, FakeLauncher, FakeRank, make_listener, make_loaded, result_of
+from rt_server import wait_until
+
+
+class Ranks:
+    """A pool of two, and what the tests start for it."""
+
+    def __init__(self, hang_seconds: float = 5.0) -> None:
+        listener, self.port = make_listener()
+        self.pool = RankPool(listener, TOKEN, 2, hang_seconds)
+        self.epochs = itertools.count(1)
+
+    def start(self, rank: int, **other: object) -> FakeRank:
+        return FakeRank(self.port, rank, is_last=rank == 1, **other)  # type: ignore[arg-type]
+
+    def assemble(
+        self, num_blocks: int | None = None, seconds: float = 20.0, budget: int = 5
+    ) -> tuple[int, list[Loaded]]:
+        deadline = time.monotonic() + seconds
+        return assemble(self.pool, self.epochs.__next__, num_blocks, deadline, RestartBudget(budget), no_progress)
+
+
+@pytest.fixture
+def ranks() -> Iterator[Ranks]:
+    yield Ranks()
+
+
+def _kinds(rank: FakeRank) -> list[str]:
+    return [type(order).__name__ for order in rank.orders]
+
+
+def test_ranks_load_then_meet_at_rank_0_then_take_the_blocks_that_all_have_room_for(ranks: Ranks) -> None:
+    first = ranks.start(0, first=make_loaded(100))
+    second = ranks.start(1, first=make_loaded(70))
+    epoch, loaded = ranks.assemble()
+    assert (epoch, [part.num_blocks for part in loaded]) == (1, [100, 70])
+    assert _kinds(first) == ["OpenStore", "Join", "Allocate"]
+    assert _kinds(second) == ["Join", "Allocate"]
+    allocate = second.orders[-1]
+    assert isinstance(allocate, Allocate) and (allocate.epoch, allocate.num_blocks) == (1, 70)
+    join = first.orders[1]
+    assert isinstance(join, Join) and (join.host, join.port) == ("127.0.0.1", 1234)
+    assert [(status.rank, status.pid, status.node) for status in ranks.pool.statuses()] == [
+        (0, 1000, "n"),
+        (1, 1001, "n"),
+    ]
+
+
+def test_a_restarted_core_asks_for_the_blocks_of_the_first(ranks: Ranks) -> None:
+    ranks.start(0)
+    second = ranks.start(1)
+    ranks.assemble(num_blocks=33)
+    assert second.orders[-1].num_blocks == 33  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(("kind", "error"), [("config", ConfigError), ("model", ModelError)])
+def test_what_the_user_must_mend_is_not_tried_again(ranks: Ranks, kind: str, error: type[Exception]) -> None:
+    ranks.start(0)
+    ranks.start(1, first=Failed(0, kind, "no such folder"))  # type: ignore[arg-type]
+    with pytest.raises(error, match="no such folder"):
+        ranks.assemble()
+
+
+def test_a_rank_that_dies_while_they_meet_is_replaced_and_the_other_is_kept(ranks: Ranks) -> None:
+    def dies_at_join(order: object) -> None:
+        if isinstance(order, Join):
+            raise ChannelClosed("dead")
+
+    survivor = ranks.start(0)
+    launcher = FakeLauncher(ranks.port, lambda fence: replacements.append(ranks.start(1, incarnation=2)))
+    replacements: list[FakeRank] = []
+    ranks.start(1, answer=dies_at_join)
+    epoch, _ = ranks.assemble()
+    assert epoch == 1, "an epoch begins only when all have met"
+    assert [(fence.rank, fence.incarnation) for fence in launcher.fences] == [(1, 1)]
+    assert _kinds(survivor) == ["OpenStore", "Join", "OpenStore", "Join", "Allocate"]
+    assert _kinds(replacements[0]) == ["Join", "Allocate"]
+
+
+def test_failures_without_end_spend_the_budget(ranks: Ranks) -> None:
+    def never_joins(order: object) -> Failed | None:
+        return Failed(order.ticket, "rank", "RuntimeError: no route") if isinstance(order, Join) else None
+
+    ranks.start(0)
+    second = ranks.start(1, answer=never_joins)
+    with pytest.raises(RankLost, match="rank 1: RuntimeError: no route"):
+        ranks.assemble(budget=1)
+    assert _kinds(second) == ["Join", "Join"]
+
+
+def test_ranks_that_do_not_come_are_named_after_the_deadline(ranks: Ranks) -> None:
+    ranks.start(0)
+    with pytest.raises(RankLost, match=r"missing ranks: \[1\]"):
+        ranks.assemble(seconds=0.5, budget=0)
+
+
+def test_a_plan_goes_to_all_and_the_last_answers(ranks: Ranks) -> None:
+    first, second = ranks.start(0), ranks.start(1)
+    ranks.assemble()
+    plan = StepPlan(step_id=7, epoch=1)
+    assert RemoteExecutor(ranks.pool).run(plan) == result_of(plan)
+    wait_until(lambda: len(first.orders) == 4, 5.0, lambda: str(first.orders))
+    assert isinstance(first.orders[-1], Run) and first.orders[-1].plan == plan
+    assert isinstance(second.orders[-1], Run)
+
+
+def test_an_answer_from_before_a_loss_is_not_taken_for_a_new_one(ranks: Ranks) -> None:
+    def also_answers_the_last_one(order: object) -> None:
+        if isinstance(order, Run):
+            second.steps.send(Computed(order.ticket - 1, result_of(StepPlan(step_id=6, epoch=1))))
+
+    ranks.start(0)
+    second = ranks.start(1, answer=also_answers_the_last_one)
+    ranks.assemble()
+    assert RemoteExecutor(ranks.pool).run(StepPlan(step_id=7, epoch=1)).step_id == 7
+
+
+def test_a_peer_that_is_gone_is_blamed_before_the_rank_that_complains(ranks: Ranks) -> None:
+    def complains(order: object) -> Failed | None:
+        if not isinstance(order, Run):
+            return None
+        first.die()
+        return Failed(order.ticket, "rank", "RuntimeError: connection closed by peer")
+
+    first = ranks.start(0)
+    ranks.start(1, answer=complains)
+    ranks.assemble()
+    with pytest.raises(RankLost, match="rank 0") as lost:
+        RemoteExecutor(ranks.pool).run(StepPlan(step_id=1, epoch=1))
+    assert not lost.value.is_alive
+
+
+def test_a_rank_that_fails_alone_is_used_again(ranks: Ranks) -> None:
+    def fails(order: object) -> Failed | None:
+        return Failed(order.ticket, "rank", "ValueError: broken") if isinstance(order, Run) else None
+
+    ranks.start(0)
+    ranks.start(1, answer=fails)
+    ranks.assemble()
+    with pytest.raises(RankLost, match="rank 1: ValueError: broken") as lost:
+        RemoteExecutor(ranks.pool).run(StepPlan(step_id=1, epoch=1))
+    assert lost.value.is_alive
+
+
+def test_a_silent_rank_is_lost_after_hang_seconds_also_while_idle() -> None:
+    ranks = Ranks(hang_seconds=1.0)
+    ranks.start(0)
+    second = ranks.start(1)
+    ranks.assemble()
+    executor = RemoteExecutor(ranks.pool)
+    executor.check()
+    silent_at = time.monotonic()
+    second.silence()
+    with pytest.raises(RankLost, match="rank 1: no sign of life"):
+        while time.monotonic() < silent_at + 10.0:
+            executor.check()
+    assert time.monotonic() - silent_at > 0.8
+
+
+def test_a_rank_that_dials_again_counts_as_lost_but_alive(ranks: Ranks) -> None:
+    ranks.start(0)
+    ranks.start(1)
+    ranks.assemble()
+    ranks.start(1, incarnation=2)
+    with pytest.raises(RankLost, match="rank 1") as lost:
+        deadline = time.monotonic() + 10.0
+        while time.monotonic() < deadline:
+            RemoteExecutor(ranks.pool).check()
+    assert lost.value.is_alive
+    assert ranks.pool.attached[1].greeting.incarnation == 2
+
+
+def test_a_start_that_was_given_up_cannot_push_out_the_newer_one(ranks: Ranks) -> None:
+    ranks.start(0)
+    ranks.start(1, incarnation=5)
+    ranks.assemble()
+    late = ranks.start(1, incarnation=4)
+    wait_until(
+        lambda: bool(ranks.pool.take_arrivals()) or late.steps.fileno() < 0,
+        5.0,
+        lambda: "the late start is there",
+    )
+    assert ranks.pool.attached[1].greeting.incarnation == 5
+
+
+@pytest.mark.parametrize(
+    ("token", "greeting"),
+    [
+        ("wrong", Greeting(role="control", proof="", rank=0)),
+        (TOKEN, Greeting(role="control", proof="", rank=2)),
+        (TOKEN, Greeting(role="control", proof="", rank=-1)),
+        (TOKEN, Greeting(role="steps", proof="", rank=0)),  # without a control connection
+    ],
+)
+def test_who_does_not_belong_is_refused(ranks: Ranks, token: str, greeting: Greeting) -> None:
+    with pytest.raises(ChannelClosed):
+        dial(f"127.0.0.1:{ranks.port}", token, greeting)
+    assert ranks.pool.take_arrivals() == []
+
+
+def test_a_stranger_cannot_make_the_core_read_much(ranks: Ranks) -> None:
+    with socket.create_connection(("127.0.0.1", ranks.port)) as connection:
+        channel = Channel(connection)
+        channel.receive(5.0)
+        connection.sendall((200 * 1024 * 1024).to_bytes(4, "big"))
+        with pytest.raises(ChannelClosed):
+            channel.receive(5.0)
+
+
+def test_orders_have_tickets_of_their_own(ranks: Ranks) -> None:
+    first = ranks.start(0)
+    ranks.start(1)
+    ranks.assemble()
+    tickets = [order.ticket for order in first.orders]  # type: ignore[attr-defined]
+    assert len(set(tickets)) == 3
+    assert isinstance(first.orders[0], OpenStore)

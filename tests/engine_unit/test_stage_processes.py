@@ -1,0 +1,122 @@
+"""Pipeline stages in processes of their own, over gloo: the tokens of one process, also after a loss of the group."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from rayloom_engine.worker.stage_link import interface_towards
+from rt_stages import StageProcesses, StagesInARow, answers, ids_by_request, load_stages, make_engine, stage_config
+from rt_tiny import tiny_variant
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_variant(tmp_path_factory.mktemp("tiny"), "qwen2-some-windows")
+
+
+@pytest.fixture(scope="module")
+def expected(folder: Path) -> dict[str, list[int]]:
+    return ids_by_request(answers(make_engine(StagesInARow(load_stages(stage_config(folder))))))
+
+
+@pytest.fixture
+def stages(folder: Path) -> Iterator[StageProcesses]:
+    processes = StageProcesses(stage_config(folder, 2))
+    yield processes
+    processes.close()
+
+
+def test_a_group_that_is_left_and_joined_anew_says_the_same(
+    stages: StageProcesses, expected: dict[str, list[int]]
+) -> None:
+    ports = set()
+    bytes_read = []
+    for epoch in (1, 2, 3):
+        port, read = stages.join(epoch)
+        ports.add(port)
+        bytes_read.append(read)
+        assert ids_by_request(answers(make_engine(stages, epoch))) == expected
+    assert len(ports) == 3
+    assert bytes_read[1:] == bytes_read[:1] * 2, "a rebuild must not read weights again"
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+def test_after_a_rank_was_killed_the_other_keeps_its_weights_and_no_token_changes(
+    lost: int, stages: StageProcesses, expected: dict[str, list[int]]
+) -> None:
+    _, before = stages.join(1)
+    engine = make_engine(_DiesAtStep(stages, lost, at_step=7))
+    outputs = answers_across_a_loss(engine, stages)
+    assert ids_by_request(outputs) == expected
+    assert stages.join(3)[1] == before
+
+
+def test_a_meeting_that_nobody_came_to_can_be_repeated(stages: StageProcesses, expected: dict[str, list[int]]) -> None:
+    port = stages.ask(0, "open_store")
+    with pytest.raises(RuntimeError):
+        stages.ask(0, "join", port, 1, 1.0)
+    stages.join(2)
+    assert ids_by_request(answers(make_engine(stages, 2))) == expected
+
+
+def test_the_interface_is_the_one_that_leads_to_the_host() -> None:
+    addresses = [
+        (entry.address, name)
+        for name, entries in psutil.net_if_addrs().items()
+        for entry in entries
+        if entry.family is socket.AF_INET
+    ]
+    assert any(address == "127.0.0.1" for address, _ in addresses)
+    assert [(address, interface_towards(address)) for address, _ in addresses] == addresses
+    assert interface_towards("host.invalid") is None
+
+
+class _DiesAtStep:
+    """The executor of StageProcesses; kills a rank's process before a step."""
+
+    def __init__(self, stages: StageProcesses, lost: int, at_step: int) -> None:
+        self._stages = stages
+        self._lost = lost
+        self._at_step = at_step
+        self._num_steps = 0
+
+    def run(self, plan):
+        self._num_steps += 1
+        if self._num_steps == self._at_step:
+            process = self._stages.processes[self._lost]
+            os.kill(process.pid, signal.SIGKILL)
+            process.join(10.0)
+        return self._stages.run(plan)
+
+    def forget_all(self) -> None:
+        pass
+
+
+def answers_across_a_loss(engine, stages: StageProcesses):
+    """`answers`, with the group made anew by the test where the engine's step raises."""
+    step = engine.step
+    losses = []
+
+    def step_or_rebuild():
+        try:
+            return step()
+        except RuntimeError as error:
+            losses.append(error)
+            for rank, process in stages.processes.items():
+                if not process.is_alive():
+                    stages.start(rank)
+            stages.join(2)
+            engine.scheduler.epoch = 2
+            return []
+
+    engine.step = step_or_rebuild
+    outputs = answers(engine)
+    assert len(losses) == 1
+    return outputs

@@ -1,0 +1,137 @@
+"""A rank without a model: dials a pool as a real one does, and answers orders as the test says."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from collections.abc import Callable
+
+from rayloom_engine.core.step import StepPlan, StepResult
+from rayloom_engine.protocol.channel import Channel, ChannelClosed, dial
+from rayloom_engine.protocol.ranks import (
+    Allocate,
+    Beat,
+    Computed,
+    Done,
+    Failed,
+    Fence,
+    Greeting,
+    Join,
+    Loaded,
+    OpenStore,
+    Run,
+    StoreOpen,
+)
+
+TOKEN = "secret"
+
+
+def make_loaded(num_blocks: int = 100) -> Loaded:
+    return Loaded(
+        num_blocks=num_blocks,
+        max_model_len=64,
+        num_step_tokens=32,
+        dtype="float32",
+        compute_dtype="float32",
+        weight_bytes=10,
+        bytes_read=10,
+        kv_explanation=f"{num_blocks} blocks",
+    )
+
+
+class FakeRank:
+    """Sends beats until it is closed or silenced. `orders` holds what it was told."""
+
+    def __init__(
+        self,
+        port: int,
+        rank: int,
+        *,
+        incarnation: int = 1,
+        first: Loaded | Failed | None = None,
+        answer: Callable[[object], object | None] | None = None,
+        is_last: bool = False,
+    ) -> None:
+        """`answer` may return a message, None for the usual one, or raise ChannelClosed to die there."""
+        self.orders: list[object] = []
+        self._answer = answer
+        self._is_last = is_last
+        self._is_silent = threading.Event()
+        address = f"127.0.0.1:{port}"
+
+        def greeting(role: str) -> Greeting:
+            return Greeting(
+                role=role, proof="", rank=rank, incarnation=incarnation, pid=rank + 1000, node="n", host="h"
+            )
+
+        self.control: Channel = dial(address, TOKEN, greeting("control"))
+        self.control.send(Beat(phase="idle", step=0, memory_bytes=1))
+        self.steps: Channel = dial(address, TOKEN, greeting("steps"))
+        threading.Thread(target=self._beat, daemon=True).start()
+        threading.Thread(target=self._serve, args=(first or make_loaded(),), daemon=True).start()
+
+    def silence(self) -> None:
+        """As after SIGSTOP: connections stay, nothing comes."""
+        self._is_silent.set()
+
+    def die(self) -> None:
+        self._is_silent.set()
+        self.control.close()
+        self.steps.close()
+
+    def _beat(self) -> None:
+        with contextlib.suppress(ChannelClosed):
+            while not self._is_silent.wait(0.1):
+                self.control.send(Beat(phase="idle", step=0, memory_bytes=1))
+
+    def _serve(self, first: Loaded | Failed) -> None:
+        try:
+            self.steps.send(first)
+            while True:
+                order = self.steps.receive()
+                self.orders.append(order)
+                reply = self._answer(order) if self._answer is not None else None
+                reply = reply or self._usual(order)
+                if reply is not None:
+                    self.steps.send(reply)
+        except ChannelClosed:
+            self.die()
+
+    def _usual(self, order: object) -> object | None:
+        match order:
+            case OpenStore(ticket):
+                return StoreOpen(ticket, "127.0.0.1", 1234)
+            case Join(ticket):
+                return Done(ticket)
+            case Allocate(ticket):
+                return Done(ticket)
+            case Run(ticket, plan) if self._is_last:
+                return Computed(ticket, result_of(plan))
+        return None
+
+
+class FakeLauncher:
+    """Takes fences; `on_fence` may start the rank again."""
+
+    def __init__(self, port: int, on_fence: Callable[[Fence], None] = lambda _: None) -> None:
+        self.fences: list[Fence] = []
+        self.channel = dial(f"127.0.0.1:{port}", TOKEN, Greeting(role="launch", proof=""))
+        self._on_fence = on_fence
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def _run(self) -> None:
+        with contextlib.suppress(ChannelClosed):
+            while True:
+                fence = self.channel.expect(Fence)
+                self.fences.append(fence)
+                self._on_fence(fence)
+
+
+def result_of(plan: StepPlan) -> StepResult:
+    return StepResult(step_id=plan.step_id, epoch=plan.epoch)
+
+
+def make_listener() -> tuple[socket.socket, int]:
+    listener = socket.create_server(("127.0.0.1", 0))
+    return listener, listener.getsockname()[1]

@@ -1,0 +1,220 @@
+"""Pipelines for tests: the stages of a model one after the other in this process, or each in a process of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+from collections import deque
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rayloom_engine.config import EngineConfig, parse_config
+from rayloom_engine.core.decoding import DecodingParams
+from rayloom_engine.core.scheduler import Scheduler, SchedulerConfig
+from rayloom_engine.core.sequence import Sequence, SequenceOutput
+from rayloom_engine.core.step import StepPlan, StepResult
+from rayloom_engine.engine import Engine, Executor
+from rayloom_engine.models.progress import no_progress
+from rayloom_engine.models.stage import make_stages
+from rayloom_engine.worker.loaded_rank import LoadedRank
+from rayloom_engine.worker.runner import Runner
+from rayloom_engine.worker.stage_link import join_group, leave_group, open_store
+from rayloom_engine.worker.start import find_model, load_rank, stage_of, warm_up
+
+EPOCH = 1
+NUM_BLOCKS = 6  # of 16 tokens: not enough for the requests below at once
+_ANSWER_SECONDS = 60.0
+
+
+def stage_config(folder: Path | str, num_stages: int = 1, **changes: Any) -> EngineConfig:
+    settings = {"model": str(folder), "dtype": "float32", "device": "cpu", "num_kv_blocks": NUM_BLOCKS, "threads": 1}
+    return parse_config({**settings, **changes, "pipeline_parallel_size": num_stages})
+
+
+def load_stages(config: EngineConfig) -> list[LoadedRank]:
+    resolved, shape = find_model(config, no_progress)
+    stages = make_stages(shape.num_layers, config.pipeline_parallel_size)
+    return [load_rank(config, resolved, shape, no_progress, stage=stage) for stage in stages]
+
+
+class QueueLink:
+    """A link whose two ends are queues."""
+
+    def __init__(self, before: deque[torch.Tensor], after: deque[torch.Tensor]) -> None:
+        self._before = before
+        self._after = after
+
+    def receive(self, num_tokens: int) -> torch.Tensor:
+        hidden_TD = self._before.popleft()
+        assert hidden_TD.shape[0] == num_tokens
+        return hidden_TD
+
+    def send(self, hidden_TD: torch.Tensor) -> None:
+        self._after.append(hidden_TD)
+
+
+class StagesInARow:
+    """Runs every plan on each stage in turn. The last one's result counts; the others must say nothing but times."""
+
+    def __init__(self, ranks: list[LoadedRank], epoch: int = EPOCH) -> None:
+        queues: list[deque[torch.Tensor]] = [deque() for _ in range(len(ranks) + 1)]
+        self._queues = queues
+        self._runners: list[Runner] = [
+            rank.runner(NUM_BLOCKS, epoch, QueueLink(queues[index], queues[index + 1]) if len(ranks) > 1 else None)
+            for index, rank in enumerate(ranks)
+        ]
+
+    def run(self, plan: StepPlan) -> StepResult:
+        results = [runner.run(plan) for runner in self._runners]
+        assert not any(self._queues), "hidden states that nobody took"
+        assert not any(result.sampled or result.prompt_logprobs for result in results[:-1])
+        assert {(result.step_id, result.epoch) for result in results} == {(plan.step_id, plan.epoch)}
+        return results[-1]
+
+    def forget_all(self) -> None:
+        for runner in self._runners:
+            runner.forget_all()
+
+
+def make_engine(executor: Executor, epoch: int = EPOCH) -> Engine:
+    """An engine with so few blocks and so small a budget that chunks, preemption and resumes happen."""
+    config = SchedulerConfig(
+        num_blocks=NUM_BLOCKS,
+        block_size=16,
+        max_num_seqs=4,
+        max_num_batched_tokens=24,
+        max_model_len=64,
+        max_queued=100,
+    )
+    return Engine(Scheduler(config, epoch), executor)
+
+
+def answers(engine: Engine, vocab_size: int = 256, max_tokens: int = 20) -> dict[str, list[SequenceOutput]]:
+    """What the engine says to a set of requests: greedy, seeded, forked, with a shared prefix, with logprobs."""
+    greedy = DecodingParams(max_tokens=max_tokens, temperature=0.0)
+    seeded = DecodingParams(max_tokens=max_tokens, temperature=1.0, seed=5, repetition_penalty=1.2)
+    prompts: dict[str, tuple[list[int], DecodingParams, str | None]] = {
+        "greedy": ([index * 7 % vocab_size for index in range(3, 43)], greedy, None),
+        "prefix": ([index * 7 % vocab_size for index in range(3, 38)], greedy, None),
+        "short": ([9], greedy, None),
+        "seeded": ([5, 17, 33, 8, 90], seeded, None),
+        "fork": ([5, 17, 33, 8, 90], DecodingParams(max_tokens=max_tokens, temperature=1.0, seed=6), "seeded"),
+        "logprobs": (
+            [index * 11 % vocab_size for index in range(30)],
+            DecodingParams(max_tokens=max_tokens, temperature=0.0, logprobs=2, prompt_logprobs=2),
+            None,
+        ),
+    }
+    outputs: dict[str, list[SequenceOutput]] = {name: [] for name in prompts}
+    for name, (prompt, params, fork_of) in prompts.items():
+        engine.add(Sequence(request_id=name, prompt_ids=prompt, params=params, fork_of=fork_of))
+    while engine.has_unfinished:
+        for output in engine.step():
+            outputs[output.request_id].append(output)
+        engine.scheduler.check_integrity()
+    return outputs
+
+
+def ids_by_request(outputs: dict[str, list[SequenceOutput]]) -> dict[str, list[int]]:
+    return {name: [token for part in parts for token in part.token_ids] for name, parts in outputs.items()}
+
+
+class StageProcesses:
+    """A process for each stage. An executor once `join` was called; `run` raises when a rank says that it failed."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self._config = config
+        self._context = multiprocessing.get_context("spawn")
+        self.processes: dict[int, Any] = {}
+        self._connections: dict[int, Connection] = {}
+        for rank in range(config.pipeline_parallel_size):
+            self.start(rank)
+
+    def start(self, rank: int) -> None:
+        """Starts the process of a rank, or a new one in place of the old."""
+        ours, theirs = self._context.Pipe()
+        process = self._context.Process(target=_stage_process, args=(self._config, rank, theirs), daemon=True)
+        process.start()
+        theirs.close()
+        self.processes[rank], self._connections[rank] = process, ours
+
+    def join(self, epoch: int) -> tuple[int, list[int]]:
+        """All leave the old group, meet at a new store and get runners for `epoch`.
+
+        Returns the store's port, and the weight bytes that each rank has read since its process started.
+        """
+        port = int(self.ask(0, "open_store"))
+        return port, self._ask(range(len(self.processes)), "join", port, epoch, 30.0)
+
+    def run(self, plan: StepPlan) -> StepResult:
+        result = self._ask(range(len(self.processes)), "run", plan)[-1]
+        assert isinstance(result, StepResult)
+        return result
+
+    def forget_all(self) -> None:
+        """A rebuild follows, and new runners have empty slots."""
+
+    def ask(self, rank: int, what: str, *details: object) -> Any:
+        return self._ask([rank], what, *details)[0]
+
+    def _ask(self, ranks: Any, what: str, *details: object) -> list[Any]:
+        for rank in ranks:
+            with contextlib.suppress(BrokenPipeError):  # it is dead, and receiving says so
+                self._connections[rank].send((what, *details))
+        replies = [self._answer(rank, what) for rank in ranks]  # of all, so that none is left in a connection
+        for reply in replies:
+            if isinstance(reply, Exception):
+                raise reply
+        return replies
+
+    def _answer(self, rank: int, what: str) -> Any:
+        connection = self._connections[rank]
+        assert connection.poll(_ANSWER_SECONDS), f"rank {rank} did not answer {what}"
+        try:
+            return connection.recv()
+        except (EOFError, ConnectionError):
+            return RuntimeError(f"rank {rank} died")
+
+    def close(self) -> None:
+        for process in self.processes.values():
+            process.kill()
+            process.join(10.0)
+
+
+def _stage_process(config: EngineConfig, number: int, connection: Connection) -> None:
+    """What a rank does: loads once, then answers one request after the other."""
+    os.environ["OMP_NUM_THREADS"] = "1"
+    resolved, shape = find_model(config, no_progress)
+    rank = load_rank(config, resolved, shape, no_progress, stage=stage_of(config, shape, number))
+    runner: Runner | None = None
+    store: object = None  # lives as long as its group
+
+    def open_a_store() -> int:
+        nonlocal store
+        store, port = open_store("127.0.0.1")
+        return port
+
+    def join(port: int, epoch: int, timeout_s: float) -> int:
+        nonlocal runner
+        leave_group()
+        join_group("127.0.0.1", port, number, config.pipeline_parallel_size, timeout_s)
+        runner = rank.runner(NUM_BLOCKS, epoch, rank.link())
+        warm_up(runner, epoch)
+        return rank.num_bytes_read
+
+    def run(plan: StepPlan) -> StepResult:
+        assert runner is not None
+        return runner.run(plan)
+
+    calls: dict[str, Callable[..., Any]] = {"open_store": open_a_store, "join": join, "run": run}
+    while True:
+        what, *details = connection.recv()
+        try:
+            connection.send(calls[what](*details))
+        except RuntimeError as error:
+            connection.send(RuntimeError(str(error)))
