@@ -20,7 +20,7 @@ CLUSTER := PYTHONPATH=e2e $(BIN)/python -m cluster
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help venv run test lint types schemas bench cluster-up cluster-down images e2e e2e-tool clean
+.PHONY: help venv run test lint types schemas crds bench cluster-up cluster-down images e2e e2e-tool clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -45,11 +45,15 @@ types: $(STAMP) ## Check types, strictly
 schemas: $(STAMP) ## Write the JSON schemas of the contract into schemas/
 	$(BIN)/python tools/write_schemas.py
 
+crds: $(STAMP) ## Write the CustomResourceDefinition into crds/ and into the chart
+	$(BIN)/python tools/write_crds.py
+
 bench: $(STAMP) ## Measure the engine beside transformers on this machine (takes minutes)
 	$(BIN)/rayloom-engine bench --compare transformers --workloads W1,W3 $(ARGS)
 
-cluster-up: $(STAMP) ## Start a Kubernetes on this machine, or mend it; MODE=api: without nodes, MODE=full: with two (default)
+cluster-up: $(STAMP) ## Start a Kubernetes on this machine, or mend it; MODE=api: without nodes, MODE=full: with two and the images (default)
 	@$(CLUSTER) up --mode $(MODE)
+	@test $(MODE) != full || $(CLUSTER) load
 
 cluster-down: $(STAMP) ## Remove it and everything that it left behind
 	@$(CLUSTER) down

@@ -2,11 +2,20 @@
 
 from rayloom_engine.config import EngineConfig, parse_config
 from rayloom_operator.api import EngineArgs, parse
-from rayloom_operator.engine_config import engine_config
+from rayloom_operator.engine_config import engine_config, pod_engine_config
 
-# No manifest sets these: the engine chooses its executor itself for one rank, and files with secrets are not on a
-# user's machine where a manifest could name them (API keys come by the environment, the admin port is on loopback).
-NOT_IN_MANIFESTS = {"executor", "api_key_file", "admin_token_file"}
+# No manifest sets these: on one machine the engine chooses its executor and the ranks' port itself, and files with
+# secrets are not where a manifest could name them (API keys come by the environment, the admin port is on loopback).
+NOT_IN_MANIFESTS = {
+    "executor",
+    "ray_address",
+    "placement_seconds",
+    "rank_port",
+    "hang_seconds",
+    "rebuild_seconds",
+    "api_key_file",
+    "admin_token_file",
+}
 
 ARGS = {
     "device": "cpu",
@@ -39,7 +48,7 @@ FULL = {
         "dtype": "float16",
         "maxModelLen": 4096,
     },
-    "parallelism": {"tensor": 1, "pipeline": 1},
+    "parallelism": {"tensor": 1, "pipeline": 2},
     "drainSeconds": 7,
     "engine": {"args": ARGS},
 }
@@ -54,6 +63,7 @@ def test_every_field_of_a_full_manifest_arrives():
         served_model_name="qwen3-8b",
         dtype="float16",
         max_model_len=4096,
+        pipeline_parallel_size=2,
         drain_seconds=7,
         device="cpu",
         max_num_seqs=8,
@@ -86,3 +96,20 @@ def test_a_short_manifest_leaves_the_engines_defaults():
     document = engine_config(service, host="127.0.0.1", port=8000, admin_port=8001)
 
     assert parse_config(document) == EngineConfig(served_model_name="chat")
+
+
+def test_an_engine_in_a_pod_uses_ray_and_opens_its_ports_with_a_token():
+    service = manifest(model={"source": "builtin://smollm2-135m"}, parallelism={"pipeline": 2})
+
+    assert parse_config(pod_engine_config(service)) == EngineConfig(
+        served_model_name="chat",
+        pipeline_parallel_size=2,
+        executor="ray",
+        placement_seconds=3600,
+        rank_port=8002,
+        host="0.0.0.0",
+        port=8000,
+        admin_host="0.0.0.0",
+        admin_port=8001,
+        admin_token_file="/etc/rayloom/admin/token",
+    )

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import itertools
 import socket
+import threading
 import time
 from collections.abc import Iterator
 
 import pytest
 
-from rayloom_engine.core.step import StepPlan
+from rayloom_engine.core.decoding import DecodingParams
+from rayloom_engine.core.step import NewSlot, StepPlan
 from rayloom_engine.errors import ConfigError, ModelError, RankLost
 from rayloom_engine.models.progress import no_progress
 from rayloom_engine.protocol.channel import Channel, ChannelClosed, dial
-from rayloom_engine.protocol.ranks import Allocate, Computed, Failed, Greeting, Join, Loaded, OpenStore, Run
+from rayloom_engine.protocol.ranks import Allocate, Computed, Failed, Greeting, Join, Loaded, OpenStore, Run, Welcomed
+from rayloom_engine.ranks import assembly
 from rayloom_engine.ranks.assembly import assemble
 from rayloom_engine.ranks.pool import RankPool
 from rayloom_engine.ranks.remote_executor import RemoteExecutor
@@ -34,10 +37,17 @@ class Ranks:
         return FakeRank(self.port, rank, is_last=rank == 1, **other)  # type: ignore[arg-type]
 
     def assemble(
-        self, num_blocks: int | None = None, seconds: float = 20.0, budget: int = 5
+        self, num_blocks: int | None = None, seconds: float = 20.0, budget: int = 5, is_rebuild: bool = False
     ) -> tuple[int, list[Loaded]]:
-        deadline = time.monotonic() + seconds
-        return assemble(self.pool, self.epochs.__next__, num_blocks, deadline, RestartBudget(budget), no_progress)
+        return assemble(
+            self.pool,
+            self.epochs.__next__,
+            num_blocks,
+            time.monotonic() + seconds,
+            RestartBudget(budget),
+            no_progress,
+            is_rebuild=is_rebuild,
+        )
 
 
 @pytest.fixture
@@ -108,6 +118,99 @@ def test_failures_without_end_spend_the_budget(ranks: Ranks) -> None:
     assert _kinds(second) == ["Join", "Join"]
 
 
+def test_a_rank_that_fails_alone_again_is_started_anew(ranks: Ranks) -> None:
+    def never_joins(order: object) -> Failed | None:
+        return Failed(order.ticket, "rank", "RuntimeError: CUDA error") if isinstance(order, Join) else None
+
+    ranks.start(0)
+    launcher = FakeLauncher(ranks.port, lambda fence: ranks.start(1, incarnation=2))
+    ranks.start(1, answer=never_joins)
+    ranks.assemble()
+    assert [(fence.rank, fence.incarnation) for fence in launcher.fences] == [(1, 1)]
+
+
+def test_who_hangs_in_the_rendezvous_is_replaced_and_not_who_complains_of_it(ranks: Ranks) -> None:
+    def complains(order: object) -> Failed | None:
+        is_first_join = isinstance(order, Join) and _kinds(first) == ["OpenStore", "Join"]
+        return Failed(order.ticket, "rank", "RuntimeError: nobody came") if is_first_join else None
+
+    stuck = threading.Event()
+    first = ranks.start(0, answer=complains)
+    launcher = FakeLauncher(ranks.port, lambda fence: ranks.start(1, incarnation=2))
+    ranks.start(1, answer=lambda order: stuck.wait(30.0) and None)
+    ranks.assemble()
+    stuck.set()
+    assert [(fence.rank, fence.incarnation) for fence in launcher.fences] == [(1, 1)]
+
+
+def test_several_ends_at_once_are_one_loss(ranks: Ranks) -> None:
+    first, second = ranks.start(0), ranks.start(1)
+    ranks.assemble()
+    launcher = FakeLauncher(ranks.port, lambda fence: ranks.start(fence.rank, incarnation=2))
+    first.die()
+    second.die()
+    ranks.assemble(budget=1, is_rebuild=True)
+    assert sorted(fence.rank for fence in launcher.fences) == [0, 1]
+
+
+def test_in_a_rebuild_a_rank_that_cannot_load_is_tried_again(ranks: Ranks) -> None:
+    ranks.start(0)
+    FakeLauncher(ranks.port, lambda fence: ranks.start(1, incarnation=2))
+    ranks.start(1, first=Failed(0, "model", "the hub cannot be reached"))
+    ranks.assemble(is_rebuild=True)
+
+
+def test_in_a_rebuild_a_rank_that_never_dials_is_started_again(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(assembly, "_MISSING_SECONDS", 0.3)
+    ranks.start(0)
+    launcher = FakeLauncher(ranks.port, lambda fence: ranks.start(1, incarnation=2))
+    ranks.assemble(is_rebuild=True)
+    assert [(fence.rank, fence.incarnation) for fence in launcher.fences] == [(1, None)]
+
+
+def test_ranks_that_come_later_are_told_the_sizes_of_the_first(ranks: Ranks) -> None:
+    ranks.pool.sizes = Welcomed(33, 512)
+    assert ranks.start(0).welcomed == Welcomed(33, 512)
+
+
+def test_a_start_that_was_fenced_cannot_come_back(ranks: Ranks) -> None:
+    ranks.start(0)
+    ranks.start(1)
+    ranks.assemble()
+    ranks.pool.drop(1)
+    again = ranks.start(1)
+    wait_until(
+        lambda: bool(ranks.pool.take_arrivals()) or again.steps.has_ended, 5.0, lambda: "the fenced start is there"
+    )
+    assert list(ranks.pool.attached) == [0]
+    launcher = FakeLauncher(ranks.port)  # a new one hears of it too
+    wait_until(lambda: len(launcher.fences) == 1, 5.0, lambda: "no fence came")
+
+
+def test_a_rank_that_takes_nothing_does_not_stop_the_core() -> None:
+    ranks = Ranks(hang_seconds=1.0)
+    stuck = threading.Event()
+    ranks.start(0, answer=lambda order: isinstance(order, Run) and stuck.wait(60.0) and None)
+    ranks.start(1)
+    ranks.assemble()
+    new = NewSlot(
+        slot=0,
+        request_id="r",
+        token_ids=tuple(range(100_000, 3_000_000)),
+        num_prompt_tokens=2_900_000,
+        block_table=(0,),
+        params=DecodingParams(max_tokens=1),
+        eos_token_ids=(),
+    )
+    executor = RemoteExecutor(ranks.pool)
+    ranks.pool.attached[0].steps.send(Run(0, StepPlan(step_id=0, epoch=1)))  # it is busy from here on
+    began = time.monotonic()
+    with pytest.raises(RankLost, match="rank 0"):
+        executor.run(StepPlan(step_id=1, epoch=1, new_slots=(new,)))
+    stuck.set()
+    assert time.monotonic() - began < 30.0
+
+
 def test_ranks_that_do_not_come_are_named_after_the_deadline(ranks: Ranks) -> None:
     ranks.start(0)
     with pytest.raises(RankLost, match=r"missing ranks: \[1\]"):
@@ -139,7 +242,8 @@ def test_a_peer_that_is_gone_is_blamed_before_the_rank_that_complains(ranks: Ran
     def complains(order: object) -> Failed | None:
         if not isinstance(order, Run):
             return None
-        first.die()
+        # The complaint is there before the peer's end is.
+        threading.Timer(0.05, first.die).start()
         return Failed(order.ticket, "rank", "RuntimeError: connection closed by peer")
 
     first = ranks.start(0)

@@ -56,10 +56,13 @@ def test_a_full_manifest_is_read_field_by_field():
                     "dtype": "bfloat16",
                     "maxModelLen": 32768,
                 },
-                "parallelism": {"tensor": 1, "pipeline": 1},
-                "replicas": 2,
+                "parallelism": {"tensor": 1, "pipeline": 2},
+                "replicas": 1,
                 "drainSeconds": 120,
                 "engine": {
+                    "image": "own/engine:1",
+                    "imagePullPolicy": "Never",
+                    "resources": {"requests": {"cpu": "250m"}, "limits": {"memory": "1.5Gi"}},
                     "args": {"maxNumSeqs": 8, "corsAllowedOrigins": ["*"]},
                     "env": [{"name": "A", "value": "1"}, {"name": "B", "value": ""}],
                 },
@@ -69,16 +72,18 @@ def test_a_full_manifest_is_read_field_by_field():
 
     assert service.served_name == "qwen3-8b"
     assert service.spec.model.max_model_len == 32768
-    assert service.spec.replicas == 2
+    assert service.spec.parallelism.shape == "TP1xPP2"
+    assert service.spec.engine.image == "own/engine:1"
+    assert service.spec.engine.image_pull_policy == "Never"
+    assert service.spec.engine.resources.requests == {"cpu": "250m"}
+    assert service.spec.engine.resources.limits == {"memory": "1.5Gi"}
     assert service.spec.drain_seconds == 120
     assert service.spec.engine.args.max_num_seqs == 8
     assert service.spec.engine.args.cors_allowed_origins == ("*",)
     assert [(variable.name, variable.value) for variable in service.spec.engine.env] == [("A", "1"), ("B", "")]
 
 
-@pytest.mark.parametrize(
-    "source", ["hf://Qwen/Qwen3-8B", "pvc://models/qwen", "file:///models/qwen", "builtin://smollm2-135m"]
-)
+@pytest.mark.parametrize("source", ["hf://Qwen/Qwen3-8B", "file:///models/qwen", "builtin://smollm2-135m"])
 def test_every_kind_of_source_is_accepted(source):
     service = parse(changed("spec.model.source", source))
 
@@ -104,7 +109,7 @@ def test_every_kind_of_source_is_accepted(source):
         (
             "spec.model.source",
             "s3://bucket",
-            "spec.model.source: 's3://bucket' is not a model source; use one of hf://ORG/NAME, pvc://CLAIM/PATH, "
+            "spec.model.source: 's3://bucket' is not a model source; use one of hf://ORG/NAME, "
             "file:///PATH, builtin://smollm2-135m",
         ),
         (
@@ -119,12 +124,33 @@ def test_every_kind_of_source_is_accepted(source):
         ("spec.model.maxModelLen", True, "spec.model.maxModelLen: True is not allowed; this must be a whole number"),
         ("spec.model", None, "spec.model: an empty value is not allowed; this must be a map"),
         (
-            "spec.parallelism",
-            {"tensor": 2, "pipeline": 3},
-            "spec.parallelism: tensor 2 x pipeline 3 needs 6 ranks; this version serves with 1: set both to 1, "
-            "or leave parallelism out",
+            "spec.parallelism.tensor",
+            2,
+            "spec.parallelism.tensor: tensor 2 is too much: this version does not split layers: set tensor to 1, "
+            "and pipeline to the number of ranks",
         ),
-        ("spec.replicas", 0, "spec.replicas: 0 is too small; use 1 or more"),
+        (
+            "spec.replicas",
+            0,
+            "spec.replicas: 0 engines are not possible: this version runs exactly one engine for a service: "
+            "set replicas to 1",
+        ),
+        (
+            "spec.replicas",
+            3,
+            "spec.replicas: 3 engines are not possible: this version runs exactly one engine for a service: "
+            "set replicas to 1",
+        ),
+        (
+            "spec.engine.resources",
+            {"requests": {"cpu": 1}},
+            "spec.engine.resources.requests.cpu: 1 is not allowed; this must be text; put it in quotes",
+        ),
+        (
+            "spec.engine.resources",
+            {"limits": {"memory": "much"}},
+            "spec.engine.resources.limits.memory: 'much' is not allowed",
+        ),
         ("spec.drainSeconds", -1, "spec.drainSeconds: -1 is too small; use 0 or more"),
         (
             "spec.autoscaling",

@@ -1,7 +1,6 @@
 import pytest
 
 from rayloom_operator.errors import SpecError
-from rayloom_operator.local import refusals
 from rayloom_operator.manifest import load_service, service_in
 
 SERVICE = """
@@ -55,17 +54,3 @@ def test_a_file_that_is_not_utf8_is_refused(tmp_path):
         load_service(path)
 
     assert caught.value.problems == (f"{path} is not UTF-8 text: invalid continuation byte at byte 5",)
-
-
-def test_what_needs_a_cluster_is_refused_by_local():
-    text = SERVICE.replace("builtin://smollm2-135m", "pvc://models/qwen").replace("spec: {", "spec: {replicas: 2, ")
-
-    assert refusals(service_in(text, "x.yaml")) == (
-        "spec.model.source: 'pvc://models/qwen' is a volume of a Kubernetes cluster, and `local` has none; "
-        "use hf://ORG/NAME, file:///PATH or builtin://NAME",
-        "spec.replicas: 2 engines need a cluster; `local` serves 1, so set it to 1",
-    )
-
-
-def test_a_service_for_one_machine_is_not_refused():
-    assert refusals(service_in(SERVICE, "x.yaml")) == ()

@@ -65,9 +65,9 @@ class FakeRank:
                 role=role, proof="", rank=rank, incarnation=incarnation, pid=rank + 1000, node="n", host="h"
             )
 
-        self.control: Channel = dial(address, TOKEN, greeting("control"))
+        self.control: Channel = dial(address, TOKEN, greeting("control"))[0]
         self.control.send(Beat(phase="idle", step=0, memory_bytes=1))
-        self.steps: Channel = dial(address, TOKEN, greeting("steps"))
+        self.steps, self.welcomed = dial(address, TOKEN, greeting("steps"))
         threading.Thread(target=self._beat, daemon=True).start()
         threading.Thread(target=self._serve, args=(first or make_loaded(),), daemon=True).start()
 
@@ -116,7 +116,7 @@ class FakeLauncher:
 
     def __init__(self, port: int, on_fence: Callable[[Fence], None] = lambda _: None) -> None:
         self.fences: list[Fence] = []
-        self.channel = dial(f"127.0.0.1:{port}", TOKEN, Greeting(role="launch", proof=""))
+        self.channel, _ = dial(f"127.0.0.1:{port}", TOKEN, Greeting(role="launch", proof=""))
         self._on_fence = on_fence
         threading.Thread(target=self._run, daemon=True).start()
 

@@ -110,7 +110,7 @@ class EngineConfig(BaseModel):
         30.0, ge=0, strict=False, description="How long requests may finish after SIGTERM before they are ended."
     )
     restart_budget: int = Field(
-        5, ge=0, description="Restarts of a child process within 10 minutes before the engine gives up."
+        5, ge=0, description="Restarts of a process, or losses of ranks, within 10 minutes before the engine gives up."
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least level that is logged.")
 

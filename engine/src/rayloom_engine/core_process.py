@@ -29,10 +29,9 @@ from rayloom_engine.errors import ConfigError, EngineDead, ModelError, RankLost
 from rayloom_engine.executor_choice import choose_executor
 from rayloom_engine.models.shape import ModelShape
 from rayloom_engine.models.source import ResolvedModel
-from rayloom_engine.models.stage import split_layers
 from rayloom_engine.process import EXIT_CONFIG, EXIT_GIVEN_UP, end_with_parent, set_up_logging, write_failure
 from rayloom_engine.protocol.messages import ModelStatus
-from rayloom_engine.protocol.ranks import Loaded
+from rayloom_engine.protocol.ranks import Loaded, Welcomed
 from rayloom_engine.ranks.assembly import assemble, let_go
 from rayloom_engine.ranks.pool import RankPool
 from rayloom_engine.ranks.remote_executor import RemoteExecutor
@@ -58,13 +57,18 @@ class CoreProcess:
     def run(self) -> int:
         """Serves for ever; returns an exit code only when it cannot start or go on."""
         self._io.start()
+        pool = None
+        if self._rank_fd is not None:
+            # Before anything that takes long, so that ranks which come early find a core.
+            listener = socket.socket(fileno=self._rank_fd)
+            pool = RankPool(listener, self._token, self._config.world_size, self._config.hang_seconds)
+            self._state.pool = pool
         try:
             resolved, shape = find_model(self._config, self._state.begin_phase)
-            split_layers(shape.num_layers, self._config.pipeline_parallel_size)  # raises for a shape that cannot be
-            if self._rank_fd is None:
+            if pool is None:
                 self._serve_alone(resolved, shape)
             else:
-                self._serve_with_ranks(resolved, shape, self._rank_fd)
+                self._serve_with_ranks(pool, resolved, shape)
         except (ModelError, ConfigError) as error:
             return self._fail(error, EXIT_CONFIG)
         except EngineDead as error:
@@ -86,30 +90,39 @@ class CoreProcess:
         Core(built.engine, built.model, self._io, self._state).run(self._inbox)
         raise AssertionError("the loop never ends")
 
-    def _serve_with_ranks(self, resolved: ResolvedModel, shape: ModelShape, rank_fd: int) -> NoReturn:
+    def _serve_with_ranks(self, pool: RankPool, resolved: ResolvedModel, shape: ModelShape) -> NoReturn:
         """Assembles the ranks, serves until one is lost, and begins again. Raises EngineDead when that is too often."""
         config, state = self._config, self._state
-        pool = RankPool(socket.socket(fileno=rank_fd), self._token, config.world_size, config.hang_seconds)
-        state.pool = pool
         executor = RemoteExecutor(pool)
         epochs = itertools.chain([self._epoch], iter(lambda: _draw_epoch(self._run_dir), 0))
         budget = RestartBudget(config.restart_budget)
         core: Core | None = None
-        deadline = float("inf")
+        is_rebuild = bool(self._sizes())  # a core before this one has served
+        # At the first start there may be no room for a rank yet, and whoever waits for it sees that.
+        deadline = time.monotonic() + config.rebuild_seconds if is_rebuild else float("inf")
         while True:
             sizes = self._sizes()
-            num_blocks = sizes.get("num_kv_blocks")
+            pool.sizes = Welcomed(sizes.get("num_kv_blocks"), sizes.get("max_model_len"))
             try:
-                epoch, loaded = assemble(pool, epochs.__next__, num_blocks, deadline, budget, state.begin_phase)
+                epoch, loaded = assemble(
+                    pool,
+                    epochs.__next__,
+                    pool.sizes.num_kv_blocks,
+                    deadline,
+                    budget,
+                    state.begin_phase,
+                    is_rebuild=is_rebuild,
+                )
             except RankLost as loss:
                 limits = f"{config.rebuild_seconds:g} s and {config.restart_budget} restarts"
                 raise EngineDead(f"{loss}; not mended within {limits}") from loss
             if core is None:
-                num_blocks = num_blocks or min(rank.num_blocks for rank in loaded)
+                num_blocks = pool.sizes.num_kv_blocks or min(rank.num_blocks for rank in loaded)
                 model = _model_status(resolved, shape, loaded, sizes.get("max_model_len"))
                 engine = engine_on(config, executor, num_blocks, model.max_model_len, loaded[0].num_step_tokens, epoch)
                 self._keep_sizes(engine, model)
                 core = Core(engine, model, self._io, state, executor.check)
+            is_rebuild = True
             engine.scheduler.epoch = state.epoch = epoch
             self._begin(model, min(loaded, key=lambda rank: rank.num_blocks).kv_explanation)
             try:

@@ -41,6 +41,7 @@ class CoreState:
     def recovering(self, rank: int, cause: str) -> None:
         """From here on the phases tell of the rebuild, which ends with `serving`."""
         self.message, self.lost = cause, f"rank {rank}"
+        self.phases = []
         self.state = "recovering"
 
     def failed(self, cause: str) -> None:
@@ -88,6 +89,7 @@ class CoreState:
             model=self.model,
             message=self.message,
             lost=self.lost,
+            heartbeat_age_s=now - self.heartbeat,
         )
 
     def _own_rank(self, now: float) -> tuple[RankStatus, ...]:

@@ -20,9 +20,11 @@ class ExecutorChoice:
 
 
 def choose_executor(config: EngineConfig) -> ExecutorChoice:
-    """The executor for a config: an explicit setting, else uni for one rank and mp for several."""
+    """The executor for a config: an explicit setting, else ray where a cluster is named, uni for one rank, or mp."""
     if config.executor != "auto":
         return ExecutorChoice(config.executor, "set")
+    if config.ray_address is not None:
+        return ExecutorChoice("ray", "ray_address is set")
     if config.world_size == 1:
         return ExecutorChoice("uni", "one rank")
     return ExecutorChoice("mp", f"{config.world_size} ranks on this machine")

@@ -14,7 +14,7 @@ import platform
 import sys
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -37,6 +37,7 @@ from rayloom_engine.protocol.ranks import (
     OpenStore,
     Run,
     StoreOpen,
+    Welcomed,
 )
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ class RankPlace:
     incarnation: int
     ranks_on_host: int  # ranks that share this machine's cores and memory
     address: str  # HOST:PORT of the core
-    token: str
+    token: str = field(repr=False)
 
 
 class RankServer:
@@ -76,16 +77,25 @@ class RankServer:
         self._beat = Beat(phase="start", step=0, memory_bytes=0)
         self._num_steps = 0
         self._core_seen_at = time.monotonic()  # when this rank last belonged to a core
+        self._had_order = False  # on the present connection
 
     def run(self) -> None:
         """Serves one core after the other; returns when it has belonged to none for ORPHAN_SECONDS."""
+        last_problem = ""
         while time.monotonic() - self._core_seen_at < ORPHAN_SECONDS:
             try:
-                control, steps = self._dial("control"), self._dial("steps")
+                (control, _), (steps, welcomed) = self._dial("control"), self._dial("steps")
             except OSError as error:
-                logger.debug("cannot reach the core: %s", error)
+                problem = f"{type(error).__name__}: {error}"
+                if problem != last_problem:
+                    logger.info("cannot reach the core at %s: %s", self._place.address, problem)
+                    last_problem = problem
                 time.sleep(_DIAL_SECONDS)
                 continue
+            dialled_at, self._had_order, last_problem = time.monotonic(), False, ""
+            if self._rank is None and welcomed.num_kv_blocks is not None:
+                sizes = {"num_kv_blocks": welcomed.num_kv_blocks, "max_model_len": welcomed.max_model_len}
+                self._config = self._config.model_copy(update=sizes)
             try:
                 threading.Thread(target=self._send_beats, args=(control,), name="beats", daemon=True).start()
                 self._serve(steps)
@@ -94,10 +104,13 @@ class RankServer:
             finally:
                 control.close()
                 steps.close()
+            # A core that has a newer start of this rank hangs up at once: then it is not ours.
+            if self._had_order or time.monotonic() - dialled_at > _OWN_SECONDS:
+                self._core_seen_at = time.monotonic()
             time.sleep(_DIAL_SECONDS)
         logger.warning("no core at %s for %.0f s; rank %d ends", self._place.address, ORPHAN_SECONDS, self._place.rank)
 
-    def _dial(self, role: str) -> Channel:
+    def _dial(self, role: str) -> tuple[Channel, Welcomed]:
         greeting = Greeting(
             role="control" if role == "control" else "steps",
             proof="",
@@ -124,15 +137,9 @@ class RankServer:
         """Loads where that was not done yet, then does what the core orders. Raises ChannelClosed."""
         steps.send(self._load())
         self._progress("idle", 0, 0, "")
-        loaded_at = time.monotonic()
         while True:
-            try:
-                order = steps.receive()
-            finally:
-                # A core that has a newer start of this rank hangs up at once: then it is not ours.
-                if time.monotonic() - loaded_at > _OWN_SECONDS:
-                    self._core_seen_at = time.monotonic()
-            loaded_at = 0.0
+            order = steps.receive()
+            self._had_order = True
             reply: StoreOpen | Done | Computed | Failed | None
             try:
                 reply = self._obey(order, steps.local_host)
@@ -141,20 +148,19 @@ class RankServer:
             except Exception as error:
                 # A peer that died shows here too: the core decides whom to replace, and this process goes on.
                 cause = f"{type(error).__name__}: {error}".splitlines()[0]
-                logger.warning("%s failed: %s", type(order).__name__, cause)
-                logger.debug("what failed", exc_info=True)
+                is_expected = isinstance(error, RuntimeError)  # what torch raises for a group that broke
+                logger.warning("%s failed: %s", type(order).__name__, cause, exc_info=not is_expected)
                 reply = Failed(_ticket(order), "rank", cause)
             if reply is not None:
                 steps.send(reply)
 
     def _load(self) -> Loaded | Failed:
         if self._rank is None and self._failure is None:
-            from rayloom_engine.models.stage import make_stages
-            from rayloom_engine.worker.start import find_model, load_rank
+            from rayloom_engine.worker.start import find_model, load_rank, stage_of
 
             try:
                 resolved, shape = find_model(self._config, self._progress)
-                stage = make_stages(shape.num_layers, self._config.pipeline_parallel_size)[self._place.rank]
+                stage = stage_of(self._config, shape, self._place.rank)
                 self._rank = load_rank(
                     self._config,
                     resolved,
@@ -218,7 +224,7 @@ class RankServer:
                 self._progress("idle", 0, 0, "")
                 return Done(ticket)
             case _:
-                raise ChannelClosed(f"a rank does not understand {type(order).__name__}")
+                raise ValueError(f"a rank does not understand {type(order).__name__}")
 
 
 def _ticket(order: object) -> int:

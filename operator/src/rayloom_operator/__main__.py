@@ -17,6 +17,28 @@ _EXIT_USAGE = 2
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command and gives its exit code: 0 done, 1 failed, 2 wrong input, or the engine's own code."""
     options = _parser().parse_args(arguments)
+    try:
+        return _run(options) if options.command == "run" else _local(options)
+    except OperatorError as error:
+        print(f"rayloom-operator: {error}", file=sys.stderr)
+        return 1
+
+
+def _run(options: argparse.Namespace) -> int:
+    # Imported here: `local` is to start fast, and has no use for what speaks to clusters.
+    from rayloom_operator.run import RunOptions, run_operator
+
+    return run_operator(
+        RunOptions(
+            engine_image=options.engine_image,
+            key_file=options.key_file,
+            health_port=options.health_port,
+            log_level=options.log_level,
+        )
+    )
+
+
+def _local(options: argparse.Namespace) -> int:
     local_options = LocalOptions(
         manifest=options.file,
         host=options.host,
@@ -31,9 +53,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for problem in error.problems:
             print(f"  {problem}", file=sys.stderr)
         return _EXIT_USAGE
-    except OperatorError as error:
-        print(f"rayloom-operator: {error}", file=sys.stderr)
-        return 1
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -57,6 +76,21 @@ def _parser() -> argparse.ArgumentParser:
     )
     local.add_argument(
         "--no-sample", dest="sample", action="store_false", help="do not ask a sample question once it serves"
+    )
+    run = commands.add_parser(
+        "run",
+        help="serve the LLMServices of a Kubernetes cluster",
+        description="Runs the operator against the cluster that it is in, or that KUBECONFIG names, until SIGTERM.",
+    )
+    run.add_argument("--engine-image", required=True, help="image of engines whose LLMService names none")
+    run.add_argument(
+        "--key-file", type=Path, required=True, help="file with random bytes that the engines' tokens are derived from"
+    )
+    run.add_argument(
+        "--health-port", type=_port, default=8080, help="port of /healthz on all addresses (default: %(default)s)"
+    )
+    run.add_argument(
+        "--log-level", default="info", choices=("debug", "info", "warning", "error"), help="default: %(default)s"
     )
     return parser
 

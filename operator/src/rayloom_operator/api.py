@@ -1,16 +1,19 @@
 """LLMService v1alpha1: what a user asks for. The one source of the schema; a field is here only when it works.
 
 Attributes follow Python's names, documents use camelCase (`served_name` is `servedName`). Quantities carry their unit
-in the name or the description. `parse` is the only way in: it checks everything and names each field at fault.
+in the name or the description. `parse` is the only way in: it checks everything and names each field at fault. What the
+API server can check itself stands beside the fields as a CEL rule, so `kubectl apply` answers with the same sentence.
 """
 
 from __future__ import annotations
 
+import json
 import re
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 from pydantic.alias_generators import to_camel
+from pydantic.config import JsonDict
 
 from rayloom_operator.api_errors import explain
 from rayloom_operator.errors import SpecError
@@ -21,9 +24,7 @@ BUILTIN_MODELS = ("smollm2-135m",)
 
 # Written by the API server into what `kubectl get -o yaml` prints. They say nothing about what is asked for.
 _SERVER_FIELDS = (
-    "uid",
     "resourceVersion",
-    "generation",
     "creationTimestamp",
     "deletionTimestamp",
     "deletionGracePeriodSeconds",
@@ -38,32 +39,58 @@ _MAX_NAME = 40
 
 _SOURCES = (
     r"hf://[\w.-]+/[\w.-]+",
-    r"pvc://[a-z0-9.-]+/.+",
     r"file:///.+",
     "builtin://(" + "|".join(BUILTIN_MODELS) + ")",
 )
-_SOURCES_IN_WORDS = "hf://ORG/NAME, pvc://CLAIM/PATH, file:///PATH, " + ", ".join(
-    f"builtin://{name}" for name in BUILTIN_MODELS
-)
+_SOURCES_IN_WORDS = "hf://ORG/NAME, file:///PATH, " + ", ".join(f"builtin://{name}" for name in BUILTIN_MODELS)
+
+_NAME_PATTERN = "^[a-z]([-a-z0-9]*[a-z0-9])?$"
+# https://kubernetes.io/docs/reference/kubernetes-api/common-definitions/quantity/, without signs and exponents.
+_QUANTITY = r"^[0-9]+(\.[0-9]+)?(m|k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei)?$"
+_TENSOR_IN_WORDS = "this version does not split layers: set tensor to 1, and pipeline to the number of ranks"
+_REPLICAS_IN_WORDS = "this version runs exactly one engine for a service: set replicas to 1"
+_REVISION_IN_WORDS = "has an effect for hf:// sources only: remove it, or use an hf:// source"
 
 
 class _Part(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, alias_generator=to_camel)
 
 
+def _rules(*rules: tuple[str, str]) -> JsonDict:
+    """CEL rules (https://kubernetes.io/docs/reference/using-api/cel/) and what the API server says where one fails."""
+    return {"x-kubernetes-validations": [{"rule": rule, "message": message} for rule, message in rules]}
+
+
 class Metadata(_Part):
     name: str = Field(
-        pattern=r"^[a-z]([-a-z0-9]*[a-z0-9])?$",
+        pattern=_NAME_PATTERN,
         max_length=_MAX_NAME,
         description="Name of the service: lower-case letters, digits and '-', at most 40 characters.",
     )
     namespace: str = Field("default", min_length=1, description="Kubernetes namespace. No effect without a cluster.")
+    uid: str = Field("", description="Given by the API server; empty without a cluster.")
+    generation: int = Field(0, description="Counted by the API server; 0 without a cluster.")
     labels: dict[str, str] = Field(default_factory=dict, description="Labels. No effect without a cluster.")
     annotations: dict[str, str] = Field(default_factory=dict, description="Annotations. No effect without a cluster.")
 
 
 class Model(_Part):
-    source: str = Field(description=f"Where the model is: {_SOURCES_IN_WORDS}.")
+    model_config = ConfigDict(
+        json_schema_extra=_rules(
+            ("!has(self.revision) || self.source.startsWith('hf://')", f"revision {_REVISION_IN_WORDS}")
+        )
+    )
+
+    source: str = Field(
+        max_length=1024,
+        description=f"Where the model is: {_SOURCES_IN_WORDS}. file:// is a path on the cluster's nodes.",
+        json_schema_extra=_rules(
+            (
+                f"self.matches({json.dumps('^(' + '|'.join(_SOURCES) + ')$')})",
+                f"this is not a model source; use one of {_SOURCES_IN_WORDS}",
+            )
+        ),
+    )
     revision: str | None = Field(
         None, min_length=1, description="Branch, tag or commit on the hub; only for hf://. Default: main."
     )
@@ -96,22 +123,32 @@ class Model(_Part):
 
     @property
     def source_kind(self) -> str:
-        """The part of `source` before `://`: hf, pvc, file or builtin."""
+        """The part of `source` before `://`: hf, file or builtin."""
         return self.source.split("://", 1)[0]
 
 
 class Parallelism(_Part):
-    tensor: int = Field(1, ge=1, description="Accelerators that share each layer. Only 1 works today.")
-    pipeline: int = Field(1, ge=1, description="Stages that share the layers. Only 1 works today.")
+    tensor: int = Field(
+        1,
+        ge=1,
+        description="Accelerators that share each layer. Only 1 works today.",
+        json_schema_extra=_rules(("self == 1", _TENSOR_IN_WORDS)),
+    )
+    pipeline: int = Field(
+        1, ge=1, le=1024, description="Stages that share the layers, one after another; each is a rank in its own pod."
+    )
 
-    @model_validator(mode="after")
-    def _one_rank(self) -> Parallelism:
-        if self.tensor * self.pipeline > 1:
-            raise ValueError(
-                f"tensor {self.tensor} x pipeline {self.pipeline} needs {self.tensor * self.pipeline} ranks; "
-                "this version serves with 1: set both to 1, or leave parallelism out"
-            )
-        return self
+    @field_validator("tensor")
+    @classmethod
+    def _layers_are_whole(cls, tensor: int) -> int:
+        if tensor > 1:
+            raise ValueError(f"tensor {tensor} is too much: {_TENSOR_IN_WORDS}")
+        return tensor
+
+    @property
+    def shape(self) -> str:
+        """As the status prints it: TP1xPP2."""
+        return f"TP{self.tensor}xPP{self.pipeline}"
 
 
 class EngineArgs(_Part):
@@ -145,7 +182,30 @@ class EnvVar(_Part):
     value: str = Field(description="Its value, a string: put numbers and true/false in quotes.")
 
 
+Quantity = Annotated[str, Field(pattern=_QUANTITY)]
+
+
+class Resources(_Part):
+    requests: dict[str, Quantity] = Field(
+        default_factory=dict,
+        description="What a node must have free, by resource name; text such as '500m' or '1Gi'. Left out: cpu 500m, "
+        "memory 1Gi.",
+    )
+    limits: dict[str, Quantity] = Field(
+        default_factory=dict, description="What may be used at most, by resource name; text such as '4' or '8Gi'."
+    )
+
+
 class Engine(_Part):
+    image: str | None = Field(
+        None, min_length=1, description="Image of the engine's pods. Default: the operator's setting engine.image."
+    )
+    image_pull_policy: Literal["Always", "IfNotPresent", "Never"] = Field(
+        "IfNotPresent", description="When a node pulls the image."
+    )
+    resources: Resources = Field(
+        default_factory=Resources, description="Resources of each rank: of the main container of a worker pod."
+    )
     args: EngineArgs = Field(default_factory=EngineArgs, description="Settings of the engine.")
     env: tuple[EnvVar, ...] = Field((), strict=False, description="Environment variables of the engine's processes.")
 
@@ -153,15 +213,38 @@ class Engine(_Part):
 class Spec(_Part):
     model: Model = Field(description="What to serve.")
     parallelism: Parallelism = Field(default_factory=Parallelism, description="How many ranks share one replica.")
-    replicas: int = Field(1, ge=1, description="Engines that serve this model. On one machine only 1 works.")
+    replicas: int = Field(
+        1,
+        description="Engines that serve this model. Only 1 works today.",
+        json_schema_extra=_rules(("self == 1", _REPLICAS_IN_WORDS)),
+    )
     drain_seconds: int = Field(
-        30, ge=0, description="Seconds that running requests may take to finish when the engine is asked to stop."
+        30,
+        ge=0,
+        le=86400,
+        description="Seconds that running requests may take to finish when the engine is asked to stop.",
     )
     engine: Engine = Field(default_factory=Engine, description="The engine's own settings.")
+
+    @field_validator("replicas")
+    @classmethod
+    def _one_engine(cls, replicas: int) -> int:
+        if replicas != 1:
+            raise ValueError(f"{replicas} engines are not possible: {_REPLICAS_IN_WORDS}")
+        return replicas
 
 
 class LLMService(_Part):
     """One model, served."""
+
+    model_config = ConfigDict(
+        json_schema_extra=_rules(
+            (
+                f"size(self.metadata.name) <= {_MAX_NAME} && self.metadata.name.matches({json.dumps(_NAME_PATTERN)})",
+                f"metadata.name: use at most {_MAX_NAME} lower-case letters, digits and '-', beginning with a letter",
+            )
+        )
+    )
 
     api_version: Literal["rayloom.dev/v1alpha1"] = Field(description="Version of this document's schema.")
     kind: Literal["LLMService"] = Field(description="Kind of this document.")

@@ -9,8 +9,24 @@ from __future__ import annotations
 from typing import TypeAlias
 
 from rayloom_operator.api import LLMService
+from rayloom_operator.names import ADMIN_PORT, ADMIN_TOKEN_FILE, API_PORT, RANK_PORT
+
+# How long Ray may take to find room for the ranks. Pods may wait for a node or an image for long, and the operator
+# says so; an engine that gave up meanwhile would only hide it.
+_PLACEMENT_SECONDS = 3600
 
 JsonValue: TypeAlias = str | int | bool | list[str]
+
+
+def pod_engine_config(service: LLMService) -> dict[str, JsonValue]:
+    """The EngineConfig v1 document for an engine in a head pod, with its ranks in worker pods."""
+    return engine_config(service, host="0.0.0.0", port=API_PORT, admin_port=ADMIN_PORT) | {
+        "executor": "ray",
+        "admin_host": "0.0.0.0",
+        "admin_token_file": ADMIN_TOKEN_FILE,
+        "rank_port": RANK_PORT,
+        "placement_seconds": _PLACEMENT_SECONDS,
+    }
 
 
 def engine_config(service: LLMService, *, host: str, port: int, admin_port: int) -> dict[str, JsonValue]:

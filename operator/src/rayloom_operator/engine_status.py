@@ -34,6 +34,8 @@ class EngineStatus:
     reason: str
     startup: tuple[Phase, ...]
     model: ServedModel | None  # None until the model is resolved
+    last_token_age_seconds: float | None  # since a token passed through every rank; None before the first
+    nodes: tuple[str, ...]  # of the ranks, in their order
 
 
 def engine_status(document: object) -> EngineStatus:
@@ -69,6 +71,8 @@ def engine_status(document: object) -> EngineStatus:
                 compute_dtype=model["compute_dtype"],
                 max_model_len=model["max_model_len"],
             ),
+            last_token_age_seconds=document["last_token_age_seconds"],
+            nodes=tuple(rank["node"] for rank in document["ranks"]),
         )
     except (KeyError, TypeError) as error:
         raise EngineUnavailable(f"/status of version v1 lacks what it must have: {error}") from error

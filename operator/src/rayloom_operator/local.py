@@ -20,7 +20,7 @@ from rayloom_operator.engine_client import base_url, read_status, stream_chat
 from rayloom_operator.engine_config import engine_config
 from rayloom_operator.engine_process import EngineProcess, find_engine
 from rayloom_operator.engine_status import EngineStatus
-from rayloom_operator.errors import EngineEnded, EngineUnavailable, OperatorError, SpecError
+from rayloom_operator.errors import EngineEnded, EngineUnavailable, OperatorError
 from rayloom_operator.manifest import load_service
 from rayloom_operator.startup_display import startup_display
 from rayloom_operator.stop_signals import StopRequested, StopSignals
@@ -53,9 +53,6 @@ def serve_local(options: LocalOptions) -> int:
     signals = StopSignals()
     signals.install()
     service = load_service(options.manifest)
-    problems = refusals(service)
-    if problems:
-        raise SpecError(problems)
     command = find_engine()
     port = _claimable_port(options.host, options.port, "--port")
     admin_port = _claimable_port(_ADMIN_HOST, options.admin_port, "--admin-port", other_than=port)
@@ -91,21 +88,6 @@ def serve_local(options: LocalOptions) -> int:
             print("The engine did not end by itself and was killed.", file=sys.stderr, flush=True)
         if is_asked_to_stop:  # Otherwise the log is needed to find out why it ended.
             shutil.rmtree(folder)
-
-
-def refusals(service: LLMService) -> tuple[str, ...]:
-    """Why a valid manifest cannot be served on one machine without a cluster; empty when it can."""
-    problems = []
-    if service.spec.model.source_kind == "pvc":
-        problems.append(
-            f"spec.model.source: {service.spec.model.source!r} is a volume of a Kubernetes cluster, and `local` has "
-            "none; use hf://ORG/NAME, file:///PATH or builtin://NAME"
-        )
-    if service.spec.replicas > 1:
-        problems.append(
-            f"spec.replicas: {service.spec.replicas} engines need a cluster; `local` serves 1, so set it to 1"
-        )
-    return tuple(problems)
 
 
 def _claimable_port(host: str, port: int, flag: str, other_than: int | None = None) -> int:

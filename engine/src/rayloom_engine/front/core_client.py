@@ -204,10 +204,10 @@ class CoreClient:
                 self.status = message
                 self._status_at_s = time.monotonic()
                 self.is_core_serving = message.state == "serving"
-                if message.state == "recovering":
+                if message.state == "recovering" and self.recoveries.open is None:
                     # The core is there and keeps its sequences; a rank is not.
                     self.recoveries.begin(message.message, message.lost, at=time.time(), now_s=time.monotonic())
-                    self.recoveries.replayed(len(self._sequences))
+                    self.recoveries.replayed(len({sequence.request_id for sequence in self._sequences.values()}))
                 if self.is_core_serving:
                     self._was_serving = True
                     self._tokens_can_flow()

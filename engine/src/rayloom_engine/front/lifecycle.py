@@ -40,11 +40,14 @@ def state_of(
     return "serving", ""
 
 
-def stall_of(ranks: Iterable[RankStatus], last_token_age_s: float | None, status_age_s: float) -> str:
-    """Which rank of a serving core hangs, as a sentence; empty when none does.
+def stall_of(
+    ranks: Iterable[RankStatus], last_token_age_s: float | None, status_age_s: float, core_age_s: float = 0.0
+) -> str:
+    """Which rank of a serving core hangs, or the core itself, as a sentence; empty when none does.
 
     Ages are in seconds, as reported `status_age_s` ago. A rank hangs when it has shown no sign of life for
-    STALLED_AFTER_S although a step runs, or although an idle core's probe is overdue.
+    STALLED_AFTER_S although a step runs, or although an idle core's probe is overdue. `core_age_s` is how long ago the
+    core last ended a step or looked for work.
     """
     is_probe_overdue = last_token_age_s is None or last_token_age_s + status_age_s > STALLED_AFTER_S
     for rank in ranks:
@@ -52,6 +55,9 @@ def stall_of(ranks: Iterable[RankStatus], last_token_age_s: float | None, status
         is_due = rank.phase == "step" or (rank.phase == "idle" and is_probe_overdue)
         if age_s > STALLED_AFTER_S and is_due:
             return f"rank {rank.rank} has not advanced for {age_s:.0f} s"
+    # Ranks in processes of their own show signs of life also while a step is stuck.
+    if core_age_s + status_age_s > STALLED_AFTER_S:
+        return f"no step has ended for {core_age_s + status_age_s:.0f} s"
     return ""
 
 

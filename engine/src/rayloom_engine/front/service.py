@@ -116,7 +116,9 @@ class Service:
         core = self.client.status
         is_serving = core is not None and self.client.is_core_serving
         self.lifecycle.stall = (
-            stall_of(core.ranks, core.last_token_age_s, self.client.status_age_s) if core and is_serving else ""
+            stall_of(core.ranks, core.last_token_age_s, self.client.status_age_s, core.heartbeat_age_s)
+            if core and is_serving
+            else ""
         )
         return self.lifecycle.state
 

@@ -11,12 +11,13 @@ import threading
 import time
 from collections import deque
 from pathlib import Path
+from typing import NoReturn
 
 from rayloom_engine.config import EngineConfig, load_config
-from rayloom_engine.errors import ConfigError
+from rayloom_engine.errors import ConfigError, EngineDead
 from rayloom_engine.executor_choice import choose_executor
 from rayloom_engine.launcher.process_ranks import ProcessRanks
-from rayloom_engine.launcher.starter import RankStarter
+from rayloom_engine.launcher.starter import NO_CORE, RankStarter
 from rayloom_engine.process import EXIT_CONFIG, EXIT_GIVEN_UP, end_with_parent, set_up_logging, write_failure
 from rayloom_engine.protocol.channel import Channel, dial
 from rayloom_engine.protocol.ranks import Fence, Greeting, LaunchPhase
@@ -26,6 +27,7 @@ logger = logging.getLogger(__name__)
 
 _WAIT_SECONDS = 0.1  # between looks at orders of the core
 _DIAL_SECONDS = 0.2
+_AGAIN_SECONDS = 0.5  # before a rank is started again that the core had ended, or that found no core
 
 
 class CoreLine:
@@ -50,7 +52,7 @@ class CoreLine:
     def _run(self) -> None:
         while True:
             with contextlib.suppress(OSError):
-                channel = dial(self._address, self._token, Greeting(role="launch", proof=""))
+                channel, _ = dial(self._address, self._token, Greeting(role="launch", proof=""))
                 self._channel = channel
                 if self._phase is not None:
                     channel.send(self._phase)
@@ -68,27 +70,31 @@ class Launcher:
         self._next_incarnation = first_incarnation
         self._running: dict[int, int] = {}  # rank -> incarnation
         self._due: dict[int, float] = dict.fromkeys(range(config.world_size), 0.0)  # rank -> start at
+        self._fenced: set[int] = set()  # ranks that the core had ended; it keeps count of those itself
         self._budgets = {rank: RestartBudget(config.restart_budget) for rank in self._due}
 
-    def run(self) -> int:
-        """Runs until a rank has spent its restart budget. Raises ConfigError when there is no room for the ranks."""
+    def run(self) -> NoReturn:
+        """Runs for ever. Raises ConfigError when there is no room for the ranks, EngineDead when one keeps ending."""
         self._starter.prepare(self._line.progress)
         _end_on_sigterm()  # Ray has put a handler of its own there that only prints a trace
         while True:
             self._start_due()
             for rank, cause in self._starter.wait(_WAIT_SECONDS):
                 incarnation = self._running.pop(rank)
-                wait = self._budgets[rank].wait_after_death(time.monotonic())
+                wait: float | None = _AGAIN_SECONDS
+                if cause != NO_CORE and rank not in self._fenced:
+                    wait = self._budgets[rank].wait_after_death(time.monotonic())
+                self._fenced.discard(rank)
                 if wait is None:
-                    logger.error(
-                        "rank %d ended (%s); restart budget of %d spent", rank, cause, self._config.restart_budget
-                    )
-                    return EXIT_GIVEN_UP
+                    budget = self._config.restart_budget
+                    raise EngineDead(f"rank {rank} ended ({cause}); restart budget of {budget} spent")
                 logger.warning("rank %d (start %d) ended (%s), starting it again", rank, incarnation, cause)
                 self._due[rank] = time.monotonic() + wait
             while self._line.fences:
                 fence = self._line.fences.popleft()
-                if self._running.get(fence.rank) == fence.incarnation:
+                running = self._running.get(fence.rank)
+                if running is not None and fence.incarnation in (None, running):
+                    self._fenced.add(fence.rank)
                     self._starter.kill(fence.rank)
 
     def _start_due(self) -> None:
@@ -101,12 +107,12 @@ class Launcher:
             self._line.progress("start_ranks", len(self._running), self._config.world_size, "ranks")
 
 
-def _starter(config: EngineConfig, run_dir: Path, address: str, token: str) -> RankStarter:
+def _starter(config: EngineConfig, run_dir: Path, address: str, token: str, is_restart: bool) -> RankStarter:
     if choose_executor(config).name == "ray":
         from rayloom_engine.launcher.ray_ranks import RayRanks
 
-        return RayRanks(config, token, int(address.rpartition(":")[2]))
-    return ProcessRanks(run_dir, address)
+        return RayRanks(config, token, int(address.rpartition(":")[2]), is_restart)
+    return ProcessRanks(config, run_dir, address)
 
 
 def _end_on_sigterm() -> None:
@@ -126,14 +132,14 @@ def main() -> int:
     config = load_config(args.run_dir / "config.json")
     set_up_logging("launcher", config.log_level)
     token = (args.run_dir / "token").read_text().strip()
-    starter = _starter(config, args.run_dir, args.core_address, token)
+    starter = _starter(config, args.run_dir, args.core_address, token, is_restart=args.start > 1)
     try:
         # Starts of an earlier launcher have smaller numbers, so the core tells their ranks from ours.
-        return Launcher(config, starter, CoreLine(args.core_address, token), args.start << 20).run()
-    except ConfigError as error:
+        Launcher(config, starter, CoreLine(args.core_address, token), args.start << 20).run()
+    except (ConfigError, EngineDead) as error:
         logger.error("%s", error)
         write_failure(args.run_dir, str(error))
-        return EXIT_CONFIG
+        return EXIT_CONFIG if isinstance(error, ConfigError) else EXIT_GIVEN_UP
     finally:
         starter.close()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import os
 import select
 import signal
@@ -9,25 +10,50 @@ import subprocess
 import sys
 from pathlib import Path
 
+from rayloom_engine.config import EngineConfig
+from rayloom_engine.errors import ConfigError
+from rayloom_engine.launcher.starter import NO_CORE
 from rayloom_engine.models.progress import Progress
+
+
+def visible_devices(setting: str | None, num_present: int) -> list[str]:
+    """Names of the CUDA devices that may be used: those of CUDA_VISIBLE_DEVICES, or all that are present."""
+    if setting is None:
+        return [str(index) for index in range(num_present)]
+    return [name.strip() for name in setting.split(",") if name.strip()] if num_present else []
 
 
 class ProcessRanks:
     """Implements RankStarter."""
 
-    def __init__(self, run_dir: Path, core_address: str) -> None:
+    def __init__(self, config: EngineConfig, run_dir: Path, core_address: str) -> None:
+        self._config = config
         self._run_dir = run_dir
         self._core_address = core_address
+        self._devices: list[str] = []  # CUDA devices, one a rank; empty = all compute on the CPU
         self._processes: dict[int, subprocess.Popen[bytes]] = {}  # rank -> its running start
 
     def prepare(self, progress: Progress) -> None:
-        """This machine is all there is to find."""
+        """Gives each rank an accelerator of its own, where there are any. Raises ConfigError when they are too few."""
+        if self._config.device == "cpu":
+            return
+        self._devices = visible_devices(os.environ.get("CUDA_VISIBLE_DEVICES"), len(glob.glob("/dev/nvidia[0-9]*")))
+        if 0 < len(self._devices) < self._config.world_size:
+            raise ConfigError(
+                f"pipeline_parallel_size: {self._config.world_size} ranks need an accelerator each, and this machine "
+                f"has {len(self._devices)}; lower it, or set device to cpu"
+            )
 
     def start(self, rank: int, incarnation: int) -> None:
         arguments = ["--run-dir", str(self._run_dir), "--core-address", self._core_address, "--rank", str(rank)]
         arguments += ["--incarnation", str(incarnation), "--parent", str(os.getpid())]
+        environment = dict(os.environ)
+        if self._devices:
+            environment["CUDA_VISIBLE_DEVICES"] = self._devices[rank]
         self._processes[rank] = subprocess.Popen(
-            [sys.executable, "-P", "-m", "rayloom_engine.rank_process", *arguments], stdin=subprocess.DEVNULL
+            [sys.executable, "-P", "-m", "rayloom_engine.rank_process", *arguments],
+            stdin=subprocess.DEVNULL,
+            env=environment,
         )
 
     def kill(self, rank: int) -> None:
@@ -35,9 +61,11 @@ class ProcessRanks:
             self._processes[rank].kill()
 
     def wait(self, timeout_s: float) -> list[tuple[int, str]]:
-        ends = {rank: os.pidfd_open(process.pid) for rank, process in self._processes.items()}
+        # A process whose end is known already has no descriptor any more, and nothing to wait for.
+        has_ended = any(process.poll() is not None for process in self._processes.values())
+        ends = {} if has_ended else {rank: os.pidfd_open(process.pid) for rank, process in self._processes.items()}
         try:
-            select.select(list(ends.values()), [], [], timeout_s)
+            select.select(list(ends.values()), [], [], 0.0 if has_ended else timeout_s)
         finally:
             for end in ends.values():
                 os.close(end)
@@ -45,7 +73,8 @@ class ProcessRanks:
         for rank, process in list(self._processes.items()):
             if (code := process.poll()) is not None:
                 del self._processes[rank]
-                ended.append((rank, signal.Signals(-code).name if code < 0 else f"exit code {code}"))
+                killed = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+                ended.append((rank, NO_CORE if code == 0 else killed))
         return ended
 
     def close(self) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 from rayloom_engine.config import EngineConfig
 from rayloom_engine.errors import ConfigError
+from rayloom_engine.launcher.starter import NO_CORE
 from rayloom_engine.models.progress import Progress
 from rayloom_engine.rank_process import RankPlace, RankServer
 
@@ -43,8 +44,11 @@ class RankActor:
 class RayRanks:
     """Implements RankStarter."""
 
-    def __init__(self, config: EngineConfig, token: str, core_port: int) -> None:
+    def __init__(self, config: EngineConfig, token: str, core_port: int, is_restart: bool) -> None:
+        """`is_restart`: a launcher before this one had found room; then too little of it is no fault of the config."""
         self._config = config
+        self._is_restart = is_restart
+        self._patience = config.rebuild_seconds if is_restart else config.placement_seconds
         self._token = token
         self._core_port = core_port
         self._address = ray_address(config)
@@ -56,16 +60,17 @@ class RayRanks:
 
     def prepare(self, progress: Progress) -> None:
         import ray
-        from ray.util.placement_group import placement_group
+        from ray.util.placement_group import placement_group, placement_group_table
 
         os.environ.setdefault("RAY_COLOR_PREFIX", "0")
         progress("discover", 0, 0, "")
-        deadline = time.monotonic() + self._config.placement_seconds
+        deadline = time.monotonic() + self._patience
         world_size = self._config.world_size
         if self._address is None:
             from rayloom_engine.worker.machine import usable_cores
 
             ray.init(
+                address="local",
                 num_cpus=max(world_size, usable_cores()),
                 include_dashboard=False,
                 object_store_memory=_OBJECT_STORE_BYTES,
@@ -79,13 +84,15 @@ class RayRanks:
         if self._config.device == "auto":
             uses_gpu = ray.cluster_resources().get("GPU", 0) >= world_size  # type: ignore[no-untyped-call]
         self._resources = {"CPU": 1.0, "GPU": 1.0} if uses_gpu else {"CPU": 1.0}
-        deadline = time.monotonic() + self._config.placement_seconds  # Ray's own start does not count
+        deadline = time.monotonic() + self._patience  # Ray's own start does not count
         progress("reserve", 0, world_size, "ranks")
         self._group = placement_group([self._resources] * world_size, strategy="SPREAD")
-        while not self._group.wait(timeout_seconds=_POLL_SECONDS):
-            progress("reserve", 0, world_size, "ranks")
+        # Not `group.wait`: each call leaves a callback in Ray's control store, and it takes whole seconds only.
+        while placement_group_table(self._group)["state"] != "CREATED":
             if time.monotonic() > deadline:
-                raise ConfigError(self._shortage())
+                shortage = self._shortage()
+                raise RuntimeError(shortage) if self._is_restart else ConfigError(shortage)
+            time.sleep(_POLL_SECONDS)
         progress("reserve", world_size, world_size, "ranks")
 
     def start(self, rank: int, incarnation: int) -> None:
@@ -131,9 +138,9 @@ class RayRanks:
             del self._actors[rank]
             try:
                 ray.get(run)
-                causes.append((rank, "it had no core"))
+                causes.append((rank, NO_CORE))
             except ray.exceptions.RayError as error:
-                causes.append((rank, str(error).strip().splitlines()[0]))
+                causes.append((rank, str(error).strip().splitlines()[-1]))
         return causes
 
     def close(self) -> None:
@@ -159,13 +166,15 @@ class RayRanks:
                 nodes.append(f"{node['NodeManagerHostname']}: {has}")
         return (
             f"pipeline_parallel_size: {self._config.world_size} ranks of {wanted} each found no room in the Ray "
-            f"cluster within {self._config.placement_seconds:g} s (its nodes have {'; '.join(nodes)}); add nodes, or "
+            f"cluster within {self._patience:g} s (its nodes have {'; '.join(nodes)}); add nodes, or "
             "lower pipeline_parallel_size"
         )
 
 
 def _wait_until_open(address: str, deadline: float) -> None:
     """Ray beside us may start later than we. Raises ConfigError after the deadline."""
+    if address == "auto":
+        return  # Ray looks for it itself
     host, _, port = address.rpartition(":")
     while True:
         try:
@@ -178,4 +187,4 @@ def _wait_until_open(address: str, deadline: float) -> None:
                 ) from error
             time.sleep(_POLL_SECONDS)
         except ValueError as error:
-            raise ConfigError(f"ray_address: {address!r} is not HOST:PORT") from error
+            raise ConfigError(f"ray_address (or RAY_ADDRESS): {address!r} is not HOST:PORT") from error

@@ -6,6 +6,8 @@ from typing import Protocol
 
 from rayloom_engine.models.progress import Progress
 
+NO_CORE = "it found no core"  # cause of the end of a rank that ended by itself
+
 
 class RankStarter(Protocol):
     """Starts ranks and sees them end. One start of a rank runs at a time."""

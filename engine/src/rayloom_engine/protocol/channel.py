@@ -11,6 +11,8 @@ import hashlib
 import hmac
 import secrets
 import socket
+import struct
+import time
 from typing import TypeVar
 
 import msgspec
@@ -32,7 +34,7 @@ class ChannelClosed(ConnectionError):
 
 
 class Channel:
-    """Messages over a connected socket. One thread may send while another receives."""
+    """Messages over a connected socket. One thread may send while another receives without a time-out."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
@@ -44,8 +46,23 @@ class Channel:
         """The address of this machine that reaches the peer."""
         return str(self._socket.getsockname()[0])
 
+    def limit_sends(self, seconds: float) -> None:
+        """A send that the peer takes nothing of for so long raises ChannelClosed: a stopped peer stops nobody."""
+        limit = struct.pack("ll", int(seconds), int(seconds % 1 * 1_000_000))
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+
     def fileno(self) -> int:
         return self._socket.fileno()
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the peer has hung up, as far as this machine knows; nothing is read."""
+        try:
+            return self._socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
 
     def send(self, message: Message) -> None:
         """Raises ChannelClosed when the peer is gone."""
@@ -60,19 +77,20 @@ class Channel:
 
     def receive(self, timeout_s: float | None = None, at_most: int = MAX_FRAME_BYTES) -> Message:
         """The next message, whole. Raises ChannelClosed when the peer is gone, TimeoutError when nothing came."""
-        self._socket.settimeout(timeout_s)
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
         try:
-            size = int.from_bytes(self._read(4), "big")
+            size = int.from_bytes(self._read(4, deadline), "big")
             if size > at_most:
                 raise ChannelClosed(f"a frame of {size} bytes, at most {at_most} allowed")
-            return _decoder.decode(self._read(size))
+            return _decoder.decode(self._read(size, deadline))
         except TimeoutError:
             raise
         except (OSError, msgspec.MsgspecError) as error:
             raise ChannelClosed(str(error) or type(error).__name__) from error
         finally:
-            if self._socket.fileno() >= 0:
-                self._socket.settimeout(None)
+            if deadline is not None:
+                with contextlib.suppress(OSError):  # closed meanwhile
+                    self._socket.settimeout(None)
 
     def expect(self, kind: type[M], timeout_s: float | None = None, at_most: int = MAX_FRAME_BYTES) -> M:
         """`receive`, and ChannelClosed when the message is of another kind."""
@@ -87,10 +105,13 @@ class Channel:
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
 
-    def _read(self, size: int) -> bytearray:
+    def _read(self, size: int, deadline: float | None) -> bytearray:
         data = bytearray(size)
         view = memoryview(data)
         while view:
+            if deadline is not None:
+                # The whole message has this long, not each of its bytes.
+                self._socket.settimeout(max(0.001, deadline - time.monotonic()))
             num = self._socket.recv_into(view)
             if num == 0:
                 raise ChannelClosed("connection closed")
@@ -103,8 +124,10 @@ def encode(message: Message) -> bytes:
     return len(body).to_bytes(4, "big") + body
 
 
-def dial(address: str, token: str, greeting: Greeting, timeout_s: float = _HANDSHAKE_SECONDS) -> Channel:
-    """A channel to the core at HOST:PORT, accepted. `greeting.proof` is filled in here. Raises OSError."""
+def dial(
+    address: str, token: str, greeting: Greeting, timeout_s: float = _HANDSHAKE_SECONDS
+) -> tuple[Channel, Welcomed]:
+    """An accepted channel to the core at HOST:PORT. `greeting.proof` is filled in here. Raises OSError."""
     host, _, port = address.rpartition(":")
     channel = Channel(socket.create_connection((host.strip("[]"), int(port)), timeout=timeout_s))
     try:
@@ -112,11 +135,10 @@ def dial(address: str, token: str, greeting: Greeting, timeout_s: float = _HANDS
         if challenge.version != RANK_PROTOCOL_VERSION:
             raise ChannelClosed(f"the core speaks rank protocol {challenge.version}, this rank {RANK_PROTOCOL_VERSION}")
         channel.send(msgspec.structs.replace(greeting, proof=_proof(token, challenge.nonce, greeting)))
-        channel.expect(Welcomed, timeout_s)
+        return channel, channel.expect(Welcomed, timeout_s)
     except BaseException:
         channel.close()
         raise
-    return channel
 
 
 def welcome(connection: socket.socket, token: str) -> tuple[Channel, Greeting]:
@@ -125,7 +147,7 @@ def welcome(connection: socket.socket, token: str) -> tuple[Channel, Greeting]:
     nonce = secrets.token_hex(16)
     channel.send(Challenge(nonce))
     greeting = channel.expect(Greeting, _HANDSHAKE_SECONDS, _MAX_HELLO_BYTES)
-    if not hmac.compare_digest(greeting.proof, _proof(token, nonce, greeting)):
+    if not hmac.compare_digest(greeting.proof.encode(), _proof(token, nonce, greeting).encode()):
         raise ChannelClosed("wrong token")
     return channel, greeting
 

@@ -135,6 +135,7 @@ class CoreStatus(msgspec.Struct, frozen=True, tag="status", kw_only=True):
     model: ModelStatus | None = None
     message: str = ""  # why it failed or recovers, or the KV sizing line
     lost: str = ""  # while recovering: which rank
+    heartbeat_age_s: float = 0.0  # since the core's main thread last ended a step, or looked for work
 
 
 FrontMessage = Hello | Submit | Abort

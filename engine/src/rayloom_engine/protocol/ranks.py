@@ -38,7 +38,10 @@ class Greeting(msgspec.Struct, frozen=True, tag="greeting", kw_only=True):
 
 
 class Welcomed(msgspec.Struct, frozen=True, tag="welcomed"):
-    pass
+    """Sizes that the first assembly has fixed; a rank that comes later takes them whatever memory it finds free."""
+
+    num_kv_blocks: int | None = None
+    max_model_len: int | None = None
 
 
 # --- to a rank, on `steps` ---
@@ -139,7 +142,7 @@ class Fence(msgspec.Struct, frozen=True, tag="fence"):
     """Make sure that this start of the rank is dead; start it again."""
 
     rank: int
-    incarnation: int
+    incarnation: int | None  # None = whichever runs
 
 
 Message = (

@@ -13,13 +13,15 @@ from rayloom_engine.errors import ConfigError, ModelError, RankLost
 from rayloom_engine.models.progress import Progress
 from rayloom_engine.protocol.channel import ChannelClosed
 from rayloom_engine.protocol.ranks import Allocate, Done, Failed, Join, Loaded, OpenStore, StoreOpen
-from rayloom_engine.ranks.pool import AttachedRank, RankPool, Reply
+from rayloom_engine.ranks.pool import BLAME_SECONDS, AttachedRank, RankPool, Reply
 from rayloom_engine.restarts import RestartBudget
 
 logger = logging.getLogger(__name__)
 
 _POLL_SECONDS = 0.2
 _MEET_SECONDS = 60.0  # for a process group, or memory and a warm-up step
+_LATE_SECONDS = 5.0  # after one rank's failure to meet the others must have an answer too
+_MISSING_SECONDS = 30.0  # a rank that should be there and does not dial for so long is started again
 
 
 def assemble(
@@ -29,16 +31,18 @@ def assemble(
     deadline: float,
     budget: RestartBudget,
     progress: Progress,
+    *,
+    is_rebuild: bool,
 ) -> tuple[int, list[Loaded]]:
     """All ranks, ready to run plans of the returned epoch, and what they said about their weights, by rank.
 
     Every rank takes `num_blocks` KV blocks, or what all of them have room for. Losses on the way are made good until
     `deadline` (by time.monotonic) and within `budget`; after that RankLost is raised. Raises ModelError or ConfigError
-    when a rank cannot load.
+    when a rank cannot load, unless this is a rebuild: what loaded once is then no fault of the user's.
     """
     while True:
         try:
-            loaded = _wait_until_loaded(pool, deadline, progress)
+            loaded = _wait_until_loaded(pool, deadline, progress, is_rebuild)
             if pool.world_size > 1:
                 progress("rendezvous", 0, pool.world_size, "ranks")
                 _meet(pool)
@@ -47,6 +51,17 @@ def assemble(
             blocks = num_blocks or min(rank.num_blocks for rank in loaded)
             _ask(pool, list(pool.attached.values()), Allocate(pool.ticket(), epoch, blocks), Done)
             return epoch, loaded
+        except (ModelError, ConfigError) as error:
+            if not is_rebuild:
+                raise
+            logger.warning("a rank cannot load what it could before: %s", error)
+            wait = budget.wait_after_death(time.monotonic())
+            if wait is None or time.monotonic() > deadline:
+                raise RankLost(0, str(error)) from error
+            for number, rank in pool.attached.items():
+                if rank.loaded is None:
+                    pool.drop(number)
+            time.sleep(wait)
         except RankLost as loss:
             logger.warning("%s while the ranks were put together", loss)
             let_go(pool, loss)
@@ -57,21 +72,32 @@ def assemble(
 
 
 def let_go(pool: RankPool, loss: RankLost) -> None:
-    """After a loss: the rank is replaced, unless it is there and can be used again."""
-    if not loss.is_alive:
+    """After a loss: what is gone is replaced. A rank that failed alone is used again, once."""
+    time.sleep(BLAME_SECONDS)  # what ended this rank may have ended others: that is one loss, not several
+    has_dropped = pool.drop_ended()
+    if not loss.is_alive or (loss.rank in pool.suspects and not has_dropped):
         pool.drop(loss.rank)
+    elif not has_dropped:
+        pool.suspects.add(loss.rank)
 
 
-def _wait_until_loaded(pool: RankPool, deadline: float, progress: Progress) -> list[Loaded]:
+def _wait_until_loaded(pool: RankPool, deadline: float, progress: Progress, is_rebuild: bool) -> list[Loaded]:
+    fence_at = time.monotonic() + _MISSING_SECONDS
     while True:
         pool.take_arrivals()
         ranks = sorted(pool.attached.values(), key=lambda rank: rank.rank)
         loaded = [rank.loaded for rank in ranks if rank.loaded is not None]
         if len(loaded) == pool.world_size:
             return loaded
+        missing = sorted(set(range(pool.world_size)) - {rank.rank for rank in ranks})
         if time.monotonic() > deadline:
-            missing = sorted(set(range(pool.world_size)) - {rank.rank for rank in ranks if rank.loaded is not None})
-            raise RankLost(missing[0], f"not there in time (missing ranks: {missing})")
+            late = missing or [rank.rank for rank in ranks if rank.loaded is None]
+            raise RankLost(late[0], f"not there in time (missing ranks: {late})")
+        if is_rebuild and missing and time.monotonic() > fence_at:
+            # Nobody has seen it end, so its launcher takes it for alive: it may be stopped, or cut off from here.
+            fence_at = time.monotonic() + _MISSING_SECONDS
+            for number in missing:
+                pool.fence(number, None)
         _report(pool, progress)
         for number, reply in pool.poll(_POLL_SECONDS):
             if isinstance(reply, Loaded):
@@ -87,9 +113,10 @@ def _report(pool: RankPool, progress: Progress) -> None:
         if phase is not None:
             progress(phase.name, phase.done, phase.total, phase.unit)
         return
-    beats = [beat for beat in pool.beats() if beat.phase not in ("idle", "step", "start")]
+    beats = [beat for beat in pool.beats() if beat.phase in _LOADING]
     if beats:
         name = min((beat.phase for beat in beats), key=_LOADING.index)
+        beats = [beat for beat in beats if beat.phase == name]
         progress(name, sum(beat.done for beat in beats), sum(beat.total for beat in beats), beats[0].unit)
 
 
@@ -114,20 +141,27 @@ def _ask(
             raise RankLost(rank.rank, f"its connection ended ({error})") from error
     waiting = {rank.rank for rank in ranks}
     replies: list[Reply] = []
+    complaint: RankLost | None = None
     deadline = time.monotonic() + _MEET_SECONDS
     while waiting:
         if time.monotonic() > deadline:
-            raise RankLost(min(waiting), f"no answer to {type(order).__name__} within {_MEET_SECONDS:.0f} s")
+            # Who says nothing while another says that it failed is what that one waited for.
+            raise RankLost(min(waiting), f"no answer to {type(order).__name__} in time")
         for number, reply in pool.poll(_POLL_SECONDS):
             if reply.ticket != order.ticket:
                 continue
+            waiting.discard(number)
             if isinstance(reply, Failed):
-                raise _failure(number, reply) if reply.kind != "rank" else pool.blame(number, reply.message)
-            if number in waiting and isinstance(reply, kind):
-                waiting.remove(number)
+                if reply.kind != "rank":
+                    raise _failure(number, reply)
+                complaint = complaint or RankLost(number, reply.message, is_alive=True)
+                deadline = min(deadline, time.monotonic() + _LATE_SECONDS)
+            elif isinstance(reply, kind):
                 replies.append(reply)
         if arrived := pool.take_arrivals():
             raise RankLost(arrived[0], "it dialled again", is_alive=True)
+    if complaint is not None:
+        raise complaint
     return replies
 
 

@@ -16,15 +16,27 @@ from dataclasses import dataclass, field
 from rayloom_engine.errors import RankLost
 from rayloom_engine.protocol.channel import Channel, ChannelClosed, welcome
 from rayloom_engine.protocol.messages import RankStatus
-from rayloom_engine.protocol.ranks import Beat, Computed, Done, Failed, Fence, Greeting, LaunchPhase, Loaded, StoreOpen
-from rayloom_engine.protocol.ranks import Welcomed as WelcomedMessage
+from rayloom_engine.protocol.ranks import (
+    Beat,
+    Computed,
+    Done,
+    Failed,
+    Fence,
+    Greeting,
+    LaunchPhase,
+    Loaded,
+    StoreOpen,
+    Welcomed,
+)
 
 logger = logging.getLogger(__name__)
 
 Reply = Loaded | StoreOpen | Done | Computed | Failed
 _REPLIES = (Loaded, StoreOpen, Done, Computed, Failed)
 _NO_BEAT = Beat(phase="start", step=0, memory_bytes=0)
-_BLAME_SECONDS = 0.2  # a rank that complains of a dead peer may be heard before the peer's end is seen
+BLAME_SECONDS = 0.2  # a rank that complains of a dead peer may be heard before the peer's end is seen
+_LOADING_SECONDS = 60.0  # a rank that loads is given so long: an import may keep its other threads from running
+_MAX_STRANGERS = 64  # connections that have not proved anything yet
 
 
 @dataclass(slots=True, eq=False)
@@ -73,6 +85,8 @@ class RankPool:
         self.world_size = world_size
         self.attached: dict[int, AttachedRank] = {}
         self.launch_phase: LaunchPhase | None = None  # what the launcher last said; any thread may read it
+        self.sizes = Welcomed()  # what ranks are told when they come
+        self.suspects: set[int] = set()  # ranks that failed alone since a step last went well
         self._listener = listener
         self._token = token
         self._hang_seconds = hang_seconds
@@ -82,6 +96,9 @@ class RankPool:
         self._unread: deque[tuple[AttachedRank, Reply]] = deque()  # received, not yet given out by `poll`
         self._last_ticket = 0
         self._launcher: Channel | None = None
+        self._fences: dict[int, Fence] = {}  # rank -> its last fence, until a newer start of it is there
+        self._looked_at = time.monotonic()  # when the signs of life were last looked at
+        self._strangers = threading.BoundedSemaphore(_MAX_STRANGERS)
         self._wake_read, self._wake_write = socket.socketpair()
         self._wake_read.setblocking(False)
         threading.Thread(target=self._accept, name="rank-accept", daemon=True).start()
@@ -105,12 +122,14 @@ class RankPool:
         ranks = []
         while self._arrived:
             new = self._arrived.popleft()
-            old = self.attached.get(new.rank)
+            old, fence = self.attached.get(new.rank), self._fences.get(new.rank)
+            least = max(old.greeting.incarnation if old else 0, (fence.incarnation or 0) + 1 if fence else 0)
+            if new.greeting.incarnation < least:
+                new.close()  # a start that was given up
+                continue
             if old is not None:
-                if old.greeting.incarnation > new.greeting.incarnation:
-                    new.close()  # a start that was given up
-                    continue
                 old.close()
+            self._fences.pop(new.rank, None)
             logger.info("rank %d attached from %s (pid %d)", new.rank, new.greeting.node, new.greeting.pid)
             self.attached = {**self.attached, new.rank: new}
             ranks.append(new.rank)
@@ -123,10 +142,23 @@ class RankPool:
             return
         self.attached = {number: kept for number, kept in self.attached.items() if number != rank}
         lost.close()
-        launcher = self._launcher
-        if launcher is not None:
-            with contextlib.suppress(ChannelClosed):  # a new launcher starts every rank anyway
-                launcher.send(Fence(rank, lost.greeting.incarnation))
+        self.fence(rank, lost.greeting.incarnation)
+
+    def drop_ended(self) -> bool:
+        """`drop` for every rank whose connection has ended; whether there was one."""
+        ended = [number for number, rank in self.attached.items() if rank.control.is_closed or rank.steps.has_ended]
+        for number in ended:
+            self.drop(number)
+        return bool(ended)
+
+    def fence(self, rank: int, incarnation: int | None) -> None:
+        """Has the launcher end a start of the rank (None: whichever runs) and start it again."""
+        fence = Fence(rank, incarnation)
+        if incarnation is not None:
+            self._fences[rank] = fence
+        if self._launcher is not None:
+            with contextlib.suppress(ChannelClosed):  # told again when a launcher dials
+                self._launcher.send(fence)
 
     def poll(self, timeout_s: float) -> list[tuple[int, Reply]]:
         """What attached ranks said, as soon as one said something or one arrived; empty after the time.
@@ -157,7 +189,7 @@ class RankPool:
 
     def blame(self, complaining: int, message: str) -> RankLost:
         """Who is to blame when a rank says that a step failed: a peer that is gone, else the rank itself."""
-        deadline = time.monotonic() + _BLAME_SECONDS
+        deadline = time.monotonic() + BLAME_SECONDS
         while (left := deadline - time.monotonic()) > 0:
             try:
                 self.poll(left)
@@ -167,18 +199,28 @@ class RankPool:
 
     def _check_alive(self) -> None:
         now = time.monotonic()
+        # A core that was itself stopped for a while has heard nobody, and that is no rank's fault.
+        was_away, self._looked_at = now - self._looked_at > self._hang_seconds / 2, now
         for number, rank in self.attached.items():
             if rank.control.is_closed:
                 raise RankLost(number, "its control connection ended")
-            if now - rank.control.beat_at > self._hang_seconds:
+            patience = self._hang_seconds if rank.loaded else max(self._hang_seconds, _LOADING_SECONDS)
+            if now - rank.control.beat_at > patience and not was_away:
                 raise RankLost(number, f"no sign of life for {now - rank.control.beat_at:.0f} s")
 
     # --- threads ---
 
     def _accept(self) -> None:
         while True:
-            connection, peer = self._listener.accept()
-            threading.Thread(target=self._greet, args=(connection, peer), name="rank-control", daemon=True).start()
+            self._strangers.acquire()
+            try:
+                connection, peer = self._listener.accept()
+                threading.Thread(target=self._greet, args=(connection, peer), name="rank-control", daemon=True).start()
+            except (OSError, RuntimeError) as error:
+                # Out of descriptors or threads: others may give some back, and without this loop no rank comes back.
+                logger.warning("cannot take a connection at the rank port: %s", error)
+                self._strangers.release()
+                time.sleep(0.1)
 
     def _greet(self, connection: socket.socket, peer: object) -> None:
         try:
@@ -187,10 +229,14 @@ class RankPool:
             logger.warning("refused a connection from %s at the rank port: %s", peer, error)
             connection.close()
             return
+        finally:
+            self._strangers.release()
         try:
             if greeting.role == "launch":
-                channel.send(WelcomedMessage())
+                channel.send(Welcomed())
                 self._launcher = channel
+                for fence in list(self._fences.values()):
+                    channel.send(fence)
                 self._read_launcher(channel)
             elif not 0 <= greeting.rank < self.world_size:
                 logger.warning("refused rank %d: there are %d", greeting.rank, self.world_size)
@@ -199,7 +245,7 @@ class RankPool:
                 control = _Control(channel)
                 with self._lock:
                     self._controls[greeting.rank, greeting.incarnation] = control
-                channel.send(WelcomedMessage())
+                channel.send(Welcomed())
                 self._read_beats(control)
             else:
                 self._attach(channel, greeting)
@@ -211,7 +257,8 @@ class RankPool:
             control = self._controls.pop((greeting.rank, greeting.incarnation), None)
         if control is None:
             raise ChannelClosed("a rank opens its control connection first")
-        channel.send(WelcomedMessage())
+        channel.send(self.sizes)
+        channel.limit_sends(self._hang_seconds)
         self._arrived.append(AttachedRank(greeting, channel, control))
         self._wake()
 
@@ -225,9 +272,12 @@ class RankPool:
             self._wake()
 
     def _read_launcher(self, channel: Channel) -> None:
-        while True:
-            self.launch_phase = channel.expect(LaunchPhase)
-            self._wake()
+        try:
+            while True:
+                self.launch_phase = channel.expect(LaunchPhase)
+                self._wake()
+        finally:
+            self.launch_phase = None
 
     def _wake(self) -> None:
         with contextlib.suppress(BlockingIOError):  # full of wake-ups already

@@ -32,6 +32,7 @@ class RemoteExecutor:
                 if isinstance(reply, Failed):
                     raise self._pool.blame(number, reply.message)
                 if isinstance(reply, Computed):
+                    self._pool.suspects.clear()
                     return reply.result
             self._check_all_there()
 

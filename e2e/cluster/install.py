@@ -1,0 +1,41 @@
+"""The operator in the cluster, from its chart."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+
+from cluster.images import OPERATOR
+from cluster.kubectl import Kubectl
+from cluster.place import REPOSITORY
+from cluster.shell import run, stage
+
+NAMESPACE = "rayloom-system"
+RELEASE = "rayloom-operator"
+_CHART = REPOSITORY / "charts" / "rayloom-operator"
+
+
+def install_operator(kubeconfig: Path, *values: str) -> None:
+    """Installs or upgrades the release and waits until it is ready. `values` are `--set` arguments of Helm."""
+    kubectl = Kubectl(kubeconfig)
+    with stage("operator"):
+        # Helm installs a chart's CRDs once and never changes them again, so an upgrade does it itself.
+        kubectl("apply", "--server-side", "--force-conflicts", "--filename", _CHART / "crds")
+        settings = [word for value in values for word in ("--set", value)]
+        options = ("--namespace", NAMESPACE, "--create-namespace", *settings)
+        run(_helm(), "--kubeconfig", kubeconfig, "upgrade", "--install", RELEASE, _CHART, *options, timeout_s=150)
+        # The image's name says nothing about its content here, where every build has the same version.
+        annotations = {"rayloom.dev/test-image": OPERATOR.inputs("")}
+        patch = {"spec": {"template": {"metadata": {"annotations": annotations}}}}
+        deployment = ("--namespace", NAMESPACE, "deployment", RELEASE)
+        kubectl("patch", *deployment, "--patch", json.dumps(patch))
+        kubectl("rollout", "status", "--timeout=120s", *deployment, timeout_s=130)
+
+
+def _helm() -> str:
+    """Helm beside this Python, else on PATH."""
+    beside = Path(sys.executable).parent / "helm"
+    return str(beside) if os.access(beside, os.X_OK) else shutil.which("helm") or "helm"

@@ -1,0 +1,34 @@
+"""kubectl against one cluster."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from cluster.shell import ClusterError, run
+
+
+class Kubectl:
+    def __init__(self, kubeconfig: Path) -> None:
+        self._kubeconfig = kubeconfig
+
+    def __call__(self, *arguments: object, stdin: bytes | None = None, timeout_s: float = 60) -> str:
+        """What `kubectl ARGUMENTS` printed. Raises ClusterError when it fails."""
+        return run("kubectl", "--kubeconfig", self._kubeconfig, *arguments, stdin=stdin, timeout_s=timeout_s)
+
+    def json(self, *arguments: object, timeout_s: float = 60) -> Any:
+        """What `kubectl ARGUMENTS --output json` printed, parsed."""
+        return json.loads(self(*arguments, "--output", "json", timeout_s=timeout_s))
+
+    def apply(self, *objects: object) -> None:
+        """Server-side apply of manifests as dictionaries."""
+        document = {"apiVersion": "v1", "kind": "List", "items": list(objects)}
+        self("apply", "--server-side", "--force-conflicts", "--filename", "-", stdin=json.dumps(document).encode())
+
+    def succeeds(self, *arguments: object) -> bool:
+        try:
+            self(*arguments)
+        except ClusterError:
+            return False
+        return True

@@ -1,0 +1,161 @@
+"""What a cluster is made of, built once into the cache: Kubernetes, KubeRay, CoreDNS, and two images to start from."""
+
+from __future__ import annotations
+
+import fcntl
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from cluster.place import cache_folder, digest
+from cluster.shell import ClusterError, run, run_shown, stage
+
+_SOURCES = Path(__file__).parent / "parts"
+# Part of every key in the cache: raise it when a part is compiled in another way.
+_RECIPE = 1
+_KUBERAY_MODULE = "github.com/ray-project/kuberay/ray-operator"
+_BASE_PACKAGES = ("python3", "python3-venv", "ca-certificates")
+_BASE_RELEASE = "bookworm"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    kube: Path  # etcd and all of Kubernetes; the first argument picks
+    kuberay: Path
+    kuberay_crds: Path  # a folder of manifests
+    coredns: Path
+    pause: Path
+
+
+def build_parts() -> Parts:
+    """The programs, compiled where the cache has none of these sources yet: about 13 minutes on two cores."""
+    kube = _built("kube", _compile_kube)
+    kuberay = _built("kuberay", _compile_kuberay)
+    return Parts(
+        kube=kube / "kube",
+        kuberay=kuberay / "kuberay-operator",
+        kuberay_crds=kuberay / "crds",
+        coredns=_built("coredns", _compile_static) / "coredns",
+        pause=_built("pause", _compile_static) / "pause",
+    )
+
+
+def base_image() -> str:
+    """The name of a local image with Debian and its Python, which stands in for a public one. Made by debootstrap."""
+    key = digest(_BASE_RELEASE.encode(), *(package.encode() for package in _BASE_PACKAGES))
+    name = f"rayloom.dev/base:{key}"
+    with _lock("base"):
+        if not _has_image(name):
+            with stage("base image (about a minute)"):
+                _make_base(name)
+    return name
+
+
+def pause_image(pause: Path) -> str:
+    """The name of the image that keeps a pod's namespaces, with the program `pause` and nothing else."""
+    name = f"rayloom.dev/pause:{pause.parent.name.rpartition('-')[2]}"
+    with _lock("pause-image"):
+        if not _has_image(name):
+            with _container("scratch") as container:
+                run("buildah", "copy", "-q", container, pause, "/pause")
+                run("buildah", "config", "--entrypoint", '["/pause"]', container)
+                run("buildah", "commit", "-q", container, name)
+    return name
+
+
+def _built(part: str, compile_into: Callable[[Path, Path], None]) -> Path:
+    """The folder of the built part. It appears under its name only when it is complete; older ones are removed."""
+    source = _SOURCES / part
+    files = [path for path in (source / "go.mod", source / "go.sum", source / "main.go") if path.exists()]
+    key = digest(*(path.read_bytes() for path in files), str(_RECIPE).encode())
+    folder = cache_folder() / f"{part}-{key}"
+    with _lock(part):
+        if folder.is_dir():
+            return folder
+        if shutil.which("go") is None:
+            raise ClusterError("building the cluster's parts needs Go 1.25 or newer: there is no 'go' on PATH")
+        partial = folder.with_name(f".{part}.partial")
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        with stage(f"building {part}"):
+            compile_into(source, partial)
+        for old in cache_folder().glob(f"{part}-*"):
+            shutil.rmtree(old)
+        partial.rename(folder)
+    return folder
+
+
+def _go_build(source: Path, output: Path, *, linker: str = "", package: str = ".", static: bool = False) -> None:
+    environment = ["CGO_ENABLED=0"] if static else []
+    flags = ("-C", source, "-trimpath", "-ldflags", f"-s -w {linker}".strip(), "-o", output)
+    run_shown("env", *environment, "go", "build", *flags, package)
+
+
+def _compile_kube(source: Path, folder: Path) -> None:
+    found = re.search(r"k8s\.io/kubernetes v(\d+)\.(\d+)\.(\d+)", (source / "go.mod").read_text())
+    assert found is not None
+    major, minor, patch = found.groups()
+    # Without a version kubectl and the kubelets refuse to talk to a "v0.0.0".
+    variables = {"gitVersion": f"v{major}.{minor}.{patch}", "gitMajor": major, "gitMinor": minor}
+    linker = " ".join(f"-X k8s.io/component-base/version.{name}={value}" for name, value in variables.items())
+    _go_build(source, folder / "kube", linker=linker)
+
+
+def _compile_kuberay(source: Path, folder: Path) -> None:
+    _go_build(source, folder / "kuberay-operator", package=_KUBERAY_MODULE)
+    module = Path(run("go", "-C", source, "list", "-m", "-f", "{{.Dir}}", _KUBERAY_MODULE).strip())
+    (folder / "crds").mkdir()
+    # The module cache is read-only, and so would be a copied tree.
+    for manifest in sorted((module / "config" / "crd" / "bases").glob("*.yaml")):
+        (folder / "crds" / manifest.name).write_bytes(manifest.read_bytes())
+
+
+def _compile_static(source: Path, folder: Path) -> None:
+    _go_build(source, folder / source.name, static=True)
+
+
+def _make_base(name: str) -> None:
+    root = cache_folder() / ".base.partial"
+    shutil.rmtree(root, ignore_errors=True)
+    root.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        packages = f"--include={','.join(_BASE_PACKAGES)}"
+        run("debootstrap", "--variant=minbase", packages, _BASE_RELEASE, root, timeout_s=900)
+        for junk in ("var/cache/apt", "var/lib/apt/lists", "var/log", "usr/share/doc", "usr/share/locale"):
+            shutil.rmtree(root / junk, ignore_errors=True)
+            (root / junk).mkdir(parents=True)
+        with _container("scratch") as container:
+            run("buildah", "copy", "-q", container, f"{root}/", "/", timeout_s=300)
+            run("buildah", "commit", "-q", container, name, timeout_s=300)
+    finally:
+        shutil.rmtree(root, ignore_errors=True)
+
+
+@contextmanager
+def _container(base: str) -> Iterator[str]:
+    """A working container of buildah, removed afterwards."""
+    container = run("buildah", "from", base).strip()
+    try:
+        yield container
+    finally:
+        run("buildah", "rm", container)
+
+
+def _has_image(name: str) -> bool:
+    try:
+        run("buildah", "inspect", "--type", "image", name)
+    except ClusterError:
+        return False
+    return True
+
+
+@contextmanager
+def _lock(part: str) -> Iterator[None]:
+    """One process builds, others wait; the lock goes with the process."""
+    cache_folder().mkdir(parents=True, exist_ok=True)
+    with (cache_folder() / f".{part}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield

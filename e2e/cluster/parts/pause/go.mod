@@ -1,0 +1,3 @@
+module rayloom.dev/e2e/pause
+
+go 1.25.0

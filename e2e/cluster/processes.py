@@ -1,0 +1,135 @@
+"""The cluster's processes: started in the background, known again by every later command, and ended without a trace.
+
+A process id says nothing once its process is gone: another program may have got it. So each process carries the
+cluster's folder in its environment, which its children inherit, and that alone decides what is ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from cluster.shell import wait_until
+
+_CLUSTER = "RAYLOOM_E2E_CLUSTER"
+_PROCESS = "RAYLOOM_E2E_PROCESS"
+# Kept so that Python does not warn about children that it has not waited for: they are meant to outlive it.
+_started: list[subprocess.Popen[bytes]] = []
+
+
+class Processes:
+    def __init__(self, state: Path) -> None:
+        self._state = state
+        self._records = state / "processes"
+
+    def ensure(self, name: str, *command: object, environment: Mapping[str, str] | None = None) -> int:
+        """The id of the process `name`, which runs `command`: the one that does already, or a new one.
+
+        One that runs another command is ended first. Its output is in logs/NAME.log.
+        """
+        words = [str(word) for word in command]
+        record = self._record(name)
+        if record is not None and record["command"] == words:
+            pid: int = record["pid"]
+            return pid
+        self.stop(name)
+        log = self.log(name)
+        log.parent.mkdir(parents=True, exist_ok=True)
+        marks = {_CLUSTER: str(self._state), _PROCESS: name}
+        with log.open("ab") as output:
+            process = subprocess.Popen(
+                words,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                cwd="/",
+                env={"PATH": os.environ["PATH"], "HOME": "/"} | dict(environment or {}) | marks,
+                start_new_session=True,
+            )
+        _started.append(process)
+        path = self._path(name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        content = {"pid": process.pid, "started": _start_time(process.pid), "command": words}
+        partial = path.with_suffix(".partial")
+        partial.write_text(json.dumps(content))
+        partial.rename(path)
+        return process.pid
+
+    def log(self, name: str) -> Path:
+        return self._state / "logs" / f"{name}.log"
+
+    def is_alive(self, name: str) -> bool:
+        """Whether the process that `ensure` started under this name still runs."""
+        return self._record(name) is not None
+
+    def stop(self, name: str) -> None:
+        """Ends what was started under this name and whatever it started, at once. Returns when it is gone."""
+        self._end(f"{_CLUSTER}={self._state}".encode(), f"{_PROCESS}={name}".encode())
+        self._path(name).unlink(missing_ok=True)
+
+    def stop_all(self) -> None:
+        self._end(f"{_CLUSTER}={self._state}".encode())
+        for path in self._records.glob("*.json"):
+            path.unlink()
+
+    def alive(self) -> tuple[int, ...]:
+        """The ids of all processes that carry this cluster's mark."""
+        return tuple(_marked(f"{_CLUSTER}={self._state}".encode()))
+
+    def _end(self, *marks: bytes) -> None:
+        def all_gone() -> bool:
+            # Again and again, because a process may have started another one since the last look.
+            found = _marked(*marks)
+            for pid in found:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            return not found
+
+        wait_until(f"the end of the processes marked {marks[-1].decode()}", all_gone, 30)
+
+    def _record(self, name: str) -> dict[str, Any] | None:
+        """What `ensure` wrote, while that very process is alive."""
+        try:
+            record: dict[str, Any] = json.loads(self._path(name).read_text())
+        except FileNotFoundError:
+            return None
+        started = _start_time(record["pid"])
+        return record if started is not None and started == record["started"] else None
+
+    def _path(self, name: str) -> Path:
+        return self._records / f"{name}.json"
+
+
+def child_of(pid: int) -> int | None:
+    """The first child of a process; None when it has none."""
+    try:
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    except OSError:
+        return None
+    return int(children[0]) if children else None
+
+
+def _marked(*marks: bytes) -> list[int]:
+    """The processes with all these entries in their environment. A zombie has none left."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):
+            if set(marks) <= set(path.read_bytes().split(b"\0")):
+                found.append(int(path.parent.name))
+    return found
+
+
+def _start_time(pid: int) -> str | None:
+    """Clock ticks from boot to the process's start; None when there is no such process, or only its remains."""
+    try:
+        # The second field is the program's name in parentheses, which may hold spaces and parentheses.
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] in "ZX" else fields[19]

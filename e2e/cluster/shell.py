@@ -1,0 +1,66 @@
+"""Commands of other programs, and waiting for what they bring about."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+
+_NUM_SHOWN_LINES = 30
+
+
+class ClusterError(Exception):
+    """The test cluster cannot do what was asked; the message says what happened and what to do."""
+
+
+def run(*command: object, stdin: bytes | None = None, timeout_s: float = 120) -> str:
+    """What the command printed. Raises ClusterError with the end of all its output when it fails or takes too long."""
+    words = [str(word) for word in command]
+    try:
+        done = subprocess.run(words, input=stdin, capture_output=True, timeout=timeout_s, check=False)
+    except FileNotFoundError:
+        raise ClusterError(f"there is no command {words[0]!r} on PATH") from None
+    except subprocess.TimeoutExpired:
+        raise ClusterError(f"{' '.join(words)} did not end within {timeout_s:.0f} s") from None
+    if done.returncode != 0:
+        output = (done.stdout + done.stderr).decode(errors="replace")
+        shown = "\n".join(output.splitlines()[-_NUM_SHOWN_LINES:])
+        raise ClusterError(f"{' '.join(words)} ended with code {done.returncode}:\n{shown}")
+    return done.stdout.decode(errors="replace")
+
+
+def run_shown(*command: object, env: Mapping[str, str] | None = None) -> None:
+    """Runs a long command with its output on ours. Raises ClusterError when it fails."""
+    words = [str(word) for word in command]
+    sys.stdout.flush()
+    try:
+        code = subprocess.run(words, stdin=subprocess.DEVNULL, env=env, check=False).returncode
+    except FileNotFoundError:
+        raise ClusterError(f"there is no command {words[0]!r} on PATH") from None
+    if code != 0:
+        raise ClusterError(f"{' '.join(words)} ended with code {code}")
+
+
+def say(text: str) -> None:
+    """One line for whoever waits."""
+    print(text, flush=True)
+
+
+@contextmanager
+def stage(name: str) -> Iterator[None]:
+    """Says what begins, and afterwards how many seconds it took."""
+    start = time.monotonic()
+    say(f"{name} ...")
+    yield
+    say(f"{name}: {time.monotonic() - start:.1f} s")
+
+
+def wait_until(what: str, is_so: Callable[[], bool], timeout_s: float, hint: str = "") -> None:
+    """Returns as soon as `is_so()`. Raises ClusterError that names `what`, and `hint`, after `timeout_s` seconds."""
+    deadline = time.monotonic() + timeout_s
+    while not is_so():
+        if time.monotonic() > deadline:
+            raise ClusterError(f"waited {timeout_s:.0f} s for {what}" + (f"; {hint}" if hint else ""))
+        time.sleep(0.1)

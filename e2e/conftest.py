@@ -1,0 +1,141 @@
+"""What the end-to-end tests start from.
+
+    cluster      a Cluster (cluster/interface.py): kubeconfig, load_image(name), node_names(), stop_node(name),
+                 start_node(name)
+    kubectl      kubectl("get", "pods") gives text, kubectl.json("get", "llm", "--namespace", ns) gives it parsed,
+                 kubectl.apply({...}, ...) applies dictionaries server-side, kubectl.succeeds(...) gives a bool
+    operator     the same kubectl, in a cluster that has the images and the operator in namespace rayloom-system
+    namespace    the name of a new namespace, removed with everything in it after the test
+    client       a pod in `namespace` to send requests from: client.request("http://svc:8000/v1/models") gives
+                 (status, body), with a second argument it posts that as JSON; client.python("code") gives what the
+                 code printed
+
+A cluster that is up, an image that is built and a release that is installed are taken as they are, so a second run
+starts at once: `make cluster-down` takes them away. E2E_CLUSTER=kind runs on Docker; E2E_KUBECONFIG=PATH on a cluster
+that is there. When a test fails, logs, events and objects are in artifacts/TEST; the namespace is removed all the same.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import time
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cluster.choice import chosen_cluster
+from cluster.dump import dump_cluster
+from cluster.images import OPERATOR
+from cluster.interface import Cluster
+from cluster.kubectl import Kubectl
+from cluster.prepare import prepare
+
+ARTIFACTS = Path(__file__).parent / "artifacts"
+
+_REQUEST = """
+import json, sys, urllib.error, urllib.request
+url, body, timeout_s = json.load(sys.stdin)
+data = None if body is None else json.dumps(body).encode()
+request = urllib.request.Request(url, data, {"Content-Type": "application/json"})
+try:
+    with urllib.request.urlopen(request, timeout=timeout_s) as answer:
+        status, content = answer.status, answer.read()
+except urllib.error.HTTPError as error:
+    status, content = error.code, error.read()
+except OSError as error:
+    status, content = 0, str(error).encode()
+print(json.dumps([status, content.decode(errors="replace")]))
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Client:
+    """A pod that sends requests as any other pod of its namespace would."""
+
+    kubectl: Kubectl
+    namespace: str
+
+    @classmethod
+    def start(cls, kubectl: Kubectl, namespace: str) -> Client:
+        """A running pod named `client`."""
+        image = OPERATOR.name.removeprefix("docker.io/")
+        container = {"name": "client", "image": image, "command": ["sleep", "infinity"]}
+        pod: dict[str, Any] = {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": "client", "namespace": namespace},
+            "spec": {"containers": [container], "terminationGracePeriodSeconds": 0},
+        }
+        kubectl.apply(pod)
+        kubectl("wait", "--namespace", namespace, "--for=condition=Ready", "pod/client", "--timeout=60s", timeout_s=70)
+        return cls(kubectl, namespace)
+
+    def python(self, code: str, stdin: bytes | None = None, timeout_s: float = 60) -> str:
+        command = ("exec", "--stdin", "--namespace", self.namespace, "client", "--", "python3", "-c", code)
+        return self.kubectl(*command, stdin=stdin or b"", timeout_s=timeout_s + 10)
+
+    def request(self, url: str, json_body: object = None, timeout_s: float = 60) -> tuple[int, str]:
+        """Status and body; a POST when there is a body to send. Status 0 and the reason when nobody answered."""
+        question = json.dumps([url, json_body, timeout_s]).encode()
+        status, content = json.loads(self.python(_REQUEST, question, timeout_s))
+        return status, content
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Cluster:
+    return chosen_cluster(os.environ)
+
+
+@pytest.fixture(scope="session")
+def operator(cluster: Cluster) -> Kubectl:
+    if not os.environ.get("E2E_PREPARED"):  # `make e2e` has done it just now
+        prepare(cluster)
+    return Kubectl(cluster.kubeconfig)
+
+
+@pytest.fixture(scope="session")
+def kubectl(cluster: Cluster) -> Kubectl:
+    if not os.environ.get("E2E_PREPARED"):
+        cluster.up("full")
+    return Kubectl(cluster.kubeconfig)
+
+
+@pytest.fixture
+def namespace(kubectl: Kubectl, request: pytest.FixtureRequest) -> Iterator[str]:
+    name = f"e2e-{_slug(request.node.name)[:40].strip('-')}-{time.time_ns() // 1_000_000 % 100_000}"
+    kubectl("create", "namespace", name)
+    yield name
+    # The next test wants the memory and the cores.
+    kubectl("delete", "namespace", name, "--timeout=120s", timeout_s=130)
+
+
+@pytest.fixture
+def client(kubectl: Kubectl, namespace: str) -> Client:
+    return Client.start(kubectl, namespace)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    shutil.rmtree(ARTIFACTS, ignore_errors=True)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    # Before the fixtures take away what failed.
+    if report.failed and call.when in ("setup", "call"):
+        used = getattr(item, "funcargs", {}).get("cluster")
+        if used is not None:
+            dump_cluster(used, ARTIFACTS / _slug(item.name))
+    return report
+
+
+def _slug(name: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")

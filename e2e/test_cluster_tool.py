@@ -1,0 +1,263 @@
+"""The local cluster as a tool: it comes up whole, pods work in it as on any cluster, and it leaves nothing behind.
+
+These tests make and remove a second cluster beside the one that the other tests use. Left out: kind, which brings tests
+of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cluster.graft import grafted_layers
+from cluster.kubectl import Kubectl
+from cluster.local import LocalCluster
+from cluster.node import cgroup_hierarchies
+from cluster.parts import base_image
+from cluster.place import NODE_NAMES, REPOSITORY, Place
+from cluster.processes import Processes
+from cluster.shell import ClusterError, run, wait_until
+from cluster.store import Store
+
+INDEX = 1
+PLACE = Place.of(INDEX)
+
+needs_local = pytest.mark.skipif(
+    bool(os.environ.get("E2E_KUBECONFIG")) or os.environ.get("E2E_CLUSTER", "local") != "local",
+    reason="the local cluster is not what these tests run on",
+)
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="nodes need root")
+
+
+@pytest.fixture
+def removed() -> Iterator[None]:
+    """The second cluster is gone before and after the test, whatever the test does."""
+    LocalCluster(PLACE).down()
+    yield
+    LocalCluster(PLACE).down()
+
+
+@pytest.fixture(scope="module")
+def second() -> Iterator[LocalCluster]:
+    cluster = LocalCluster(PLACE)
+    cluster.up("full")
+    cluster.load_image(base_image())
+    yield cluster
+    cluster.down()
+
+
+def pod(name: str, node: str, *command: str) -> dict[str, object]:
+    container = {"name": "main", "image": base_image(), "command": list(command)}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "namespace": "default", "labels": {"app": name}},
+        "spec": {"nodeName": node, "containers": [container], "terminationGracePeriodSeconds": 0},
+    }
+
+
+def remains() -> list[str]:
+    """Everything on this machine that belongs to the second cluster."""
+    found = [f"process {pid}" for pid in Processes(PLACE.state).alive()]
+    found += [line for line in Path("/proc/mounts").read_text().splitlines() if str(PLACE.state) in line]
+    found += [path.name for path in Path("/sys/class/net").iterdir() if path.name.startswith(PLACE.bridge)]
+    cgroups = [PLACE.node(name).cgroup for name in NODE_NAMES]
+    found += [str(one / name) for one in cgroup_hierarchies() for name in cgroups if (one / name).exists()]
+    found += [line for line in run("ip", "route", "show").splitlines() if f"10.{220 + INDEX}." in line]
+    return found + ([str(PLACE.state)] if PLACE.state.exists() else [])
+
+
+def machine() -> tuple[str, ...]:
+    """What a cluster must leave as it was: named network namespaces, packet rules, forwarding."""
+    rules = "\n".join(line for line in run("iptables-save").splitlines() if line.startswith("-"))
+    return run("ip", "netns", "list"), rules, Path("/proc/sys/net/ipv4/ip_forward").read_text()
+
+
+@needs_local
+@needs_root
+def test_second_up_changes_nothing(second: LocalCluster) -> None:
+    before = Processes(PLACE.state).alive()
+    second.up("full")
+    assert set(before) <= set(Processes(PLACE.state).alive())
+    nodes = Kubectl(second.kubeconfig).json("get", "nodes")["items"]
+    assert sorted(node["metadata"]["name"] for node in nodes) == ["node-a", "node-b"]
+
+
+@needs_local
+@needs_root
+def test_up_mends_what_died(second: LocalCluster) -> None:
+    Processes(PLACE.state).stop("kube-scheduler")
+    Processes(PLACE.state).stop("node-b.kubelet")
+    second.up("full")
+    assert Processes(PLACE.state).is_alive("kube-scheduler")
+    assert Processes(PLACE.state).is_alive("node-b.kubelet")
+
+
+@needs_local
+@needs_root
+def test_pods_talk_across_nodes_and_the_api_reaches_into_them(second: LocalCluster) -> None:
+    kubectl = Kubectl(second.kubeconfig)
+    wait_until("the default account", lambda: kubectl.succeeds("get", "serviceaccount", "default"), 30)
+    server = "import http.server as h; print('listening', flush=True); h.test(h.SimpleHTTPRequestHandler, port=8080)"
+    kubectl.apply(
+        pod("server", "node-a", "python3", "-c", server),
+        pod("near", "node-a", "sleep", "infinity"),
+        pod("far", "node-b", "sleep", "infinity"),
+        {
+            "apiVersion": "v1",
+            "kind": "Service",
+            "metadata": {"name": "server", "namespace": "default"},
+            "spec": {"selector": {"app": "server"}, "ports": [{"port": 80, "targetPort": 8080}]},
+        },
+    )
+    kubectl("wait", "pod", "--all", "--for=condition=Ready", "--timeout=60s", timeout_s=70)
+    wait_until("the first log line", lambda: "listening" in kubectl("logs", "server"), 20)
+    request = "import urllib.request as r; print(r.urlopen('http://{host}/', timeout=2).status)"
+    code = request.format(host="server.default.svc.cluster.local")
+    # The rules for the Service follow the pod's readiness by a moment. The server itself is a case of its own: its
+    # request leaves for the Service and comes back to where it came from.
+    for client in ("far", "near", "server"):
+        command = ("exec", client, "--", "python3", "-c", code)
+        wait_until(f"an answer to {client}", lambda command=command: kubectl.succeeds(*command), 20)  # type: ignore[misc]
+        assert kubectl(*command).strip() == "200"
+    address = kubectl.json("get", "pod", "server")["status"]["podIP"]
+    assert kubectl("exec", "far", "--", "python3", "-c", request.format(host=f"{address}:8080")).strip() == "200"
+    # This machine reaches pods, too.
+    assert run(sys.executable, "-c", request.format(host=f"{address}:8080")).strip() == "200"
+
+
+@needs_local
+@needs_root
+def test_a_stopped_node_is_lost_and_comes_back(second: LocalCluster) -> None:
+    kubectl = Kubectl(second.kubeconfig)
+    second.stop_node("node-b")
+    kubectl("wait", "node/node-b", "--for=condition=Ready=Unknown", "--timeout=60s", timeout_s=70)
+    second.start_node("node-b")
+    kubectl("wait", "node/node-b", "--for=condition=Ready", "--timeout=10s", timeout_s=20)
+    with pytest.raises(ClusterError, match="there is no node 'node-c'; there are: node-a, node-b"):
+        second.stop_node("node-c")
+
+
+@needs_local
+@needs_root
+def test_a_loaded_image_is_read_in_place(second: LocalCluster) -> None:
+    name = base_image()
+    layers = {layer.id for layer in Store.of_buildah().layers(name)}
+    second.load_image(name)
+    for node in NODE_NAMES:
+        assert layers <= grafted_layers(PLACE.node(node).folder / "containerd")
+
+
+@needs_local
+@needs_root
+def test_an_image_that_was_replaced_is_let_go(second: LocalCluster, tmp_path: Path) -> None:
+    name = "rayloom.dev/test:changing"
+    layers = []
+    try:
+        for content in ("one", "two"):
+            (tmp_path / "file").write_text(content)
+            container = run("buildah", "from", "scratch").strip()
+            run("buildah", "copy", "-q", container, tmp_path / "file", "/file")
+            run("buildah", "commit", "-q", "--rm", container, name)
+            second.load_image(name)
+            layers.append(Store.of_buildah().layers(name)[0].id)
+        node = PLACE.node("node-a").folder / "containerd"
+        assert layers[1] in grafted_layers(node)
+        wait_until("containerd to remove the first layer", lambda: layers[0] not in grafted_layers(node), 30)
+    finally:
+        run("buildah", "rmi", name)
+
+
+@needs_local
+@needs_root
+def test_down_leaves_nothing(second: LocalCluster) -> None:
+    kubectl = Kubectl(second.kubeconfig)
+    kubectl.apply(*(pod(f"on-{node}", node, "sleep", "infinity") for node in NODE_NAMES))
+    kubectl("wait", "pod", "on-node-a", "on-node-b", "--for=condition=Ready", "--timeout=60s", timeout_s=70)
+    assert remains() != []
+    second.down()
+    assert remains() == []
+
+
+@needs_local
+@needs_root
+def test_a_killed_up_leaves_nothing_after_down(removed: None) -> None:
+    before = machine()
+    killed_when_there_is("node-b.containerd")
+    assert remains() != []
+    LocalCluster(PLACE).down()
+    assert remains() == []
+    assert machine() == before
+
+
+@needs_local
+@needs_root
+def test_up_after_a_killed_up_starts_afresh(removed: None) -> None:
+    killed_when_there_is("etcd")
+    before = set(Processes(PLACE.state).alive())
+    cluster = LocalCluster(PLACE)
+    cluster.up("full")
+    assert before.isdisjoint(Processes(PLACE.state).alive())
+    assert len(Kubectl(cluster.kubeconfig).json("get", "nodes")["items"]) == 2
+
+
+@needs_local
+def test_without_nodes_there_is_an_api_with_rayclusters(removed: None) -> None:
+    cluster = LocalCluster(PLACE)
+    cluster.up("api")
+    kubectl = Kubectl(cluster.kubeconfig)
+    assert kubectl.json("get", "nodes")["items"] == []
+    assert kubectl.json("get", "rayclusters", "--all-namespaces")["items"] == []
+    assert not Path(f"/sys/class/net/{PLACE.bridge}").exists()
+    cluster.down()
+    assert remains() == []
+
+
+def test_only_the_very_process_that_was_started_is_taken_for_it(tmp_path: Path) -> None:
+    processes = Processes(tmp_path)
+    processes.ensure("sleeper", "sleep", "1000")
+    try:
+        assert processes.is_alive("sleeper")
+        # The same id, but of a process that began at another time: the first one ended and its id was given away.
+        record = tmp_path / "processes" / "sleeper.json"
+        record.write_text(json.dumps(json.loads(record.read_text()) | {"started": "1"}))
+        assert not processes.is_alive("sleeper")
+    finally:
+        processes.stop_all()
+    assert processes.alive() == ()
+
+
+def test_a_process_takes_its_children_along_and_no_stranger(tmp_path: Path) -> None:
+    ours, others = Processes(tmp_path / "ours"), Processes(tmp_path / "others")
+    ours.ensure("parent", "sh", "-c", "sleep 1000 & sleep 1000")
+    others.ensure("parent", "sleep", "1000")
+    try:
+        wait_until("the child", lambda: len(ours.alive()) >= 3, 10)
+        ours.stop_all()
+        assert ours.alive() == ()
+        assert len(others.alive()) == 1
+    finally:
+        ours.stop_all()
+        others.stop_all()
+
+
+def killed_when_there_is(process: str) -> None:
+    """Starts the second cluster from a process of its own, which is killed as soon as `process` was started."""
+    command = [sys.executable, "-m", "cluster", "--index", str(INDEX), "up"]
+    environment = os.environ | {"PYTHONPATH": str(REPOSITORY / "e2e")}
+    starter = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 120
+    log = Processes(PLACE.state).log(process)
+    while not log.exists():
+        assert starter.poll() is None, f"up ended with code {starter.returncode} before it started {process}"
+        assert time.monotonic() < deadline, f"up did not start {process} in 120 s"
+    starter.send_signal(signal.SIGKILL)
+    starter.wait()

@@ -1,0 +1,323 @@
+"""kubectl apply -> token, on real pods: two ranks on two nodes, pods that die, an operator that restarts."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from cluster.kubectl import Kubectl
+from conftest import Client
+
+ROOT = Path(__file__).parent.parent
+EXAMPLE = ROOT / "examples" / "smollm2-pp2.yaml"
+OPERATOR_NAMESPACE = "rayloom-system"
+READY_SECONDS = 180.0
+
+CHAT = {
+    "messages": [{"role": "user", "content": "Tell me a short story about a lighthouse and a whale."}],
+    "temperature": 0,
+    "max_tokens": 48,
+    "logprobs": True,
+}
+
+
+def _manifest(path: Path, namespace: str, **spec: Any) -> dict[str, Any]:
+    document = yaml.safe_load(path.read_text())
+    document["metadata"]["namespace"] = namespace
+    document["spec"].update(spec)
+    return document
+
+
+def _wait(condition: Callable[[], bool], seconds: float, story: Callable[[], str], pause_s: float = 0.25) -> float:
+    """Seconds until `condition` held. Fails with `story` after `seconds`."""
+    began = time.monotonic()
+    while not condition():
+        assert time.monotonic() - began < seconds, story()
+        time.sleep(pause_s)
+    return time.monotonic() - began
+
+
+class Service:
+    """One LLMService, as kubectl and a pod beside it see it."""
+
+    def __init__(self, kubectl: Kubectl, client: Client, namespace: str, name: str) -> None:
+        self.kubectl = kubectl
+        self.client = client
+        self.namespace = namespace
+        self.name = name
+
+    def get(self) -> dict[str, Any]:
+        return self.kubectl.json("get", "llm", self.name, "--namespace", self.namespace)
+
+    def condition(self, kind: str) -> dict[str, Any]:
+        found = [item for item in self.get().get("status", {}).get("conditions", []) if item["type"] == kind]
+        return found[0] if found else {"status": "", "reason": "", "message": ""}
+
+    def is_available(self) -> bool:
+        return self.condition("Available")["status"] == "True"
+
+    def wait_available(self, seconds: float = READY_SECONDS) -> float:
+        return _wait(self.is_available, seconds, lambda: json.dumps(self.get().get("status"), indent=1))
+
+    def chat(self, **other: Any) -> tuple[int, str]:
+        url = f"http://{self.name}.{self.namespace}.svc.cluster.local:8000/v1/chat/completions"
+        return self.client.request(url, {"model": self.name, **CHAT, **other}, 120)
+
+    def tokens(self) -> list[str]:
+        status, body = self.chat()
+        assert status == 200, body
+        return tokens_of(json.loads(body))
+
+    def pods(self, kind: str) -> list[dict[str, Any]]:
+        """Pods of the RayCluster: kind is head or worker."""
+        selector = f"rayloom.dev/service={self.name},ray.io/node-type={kind}"
+        return self.kubectl.json("get", "pods", "--namespace", self.namespace, "--selector", selector)["items"]
+
+    def engine_status(self) -> dict[str, Any]:
+        """/status of the engine, asked from the pod beside it with the group's token."""
+        group = self.get()["status"]["groups"][0]["name"]
+        secret = self.kubectl.json("get", "secret", f"{group}-admin", "--namespace", self.namespace)
+        address = self.pods("head")[0]["status"]["podIP"]
+        code = (
+            "import base64, sys, urllib.request\n"
+            f"token = base64.b64decode({secret['data']['token']!r}).decode()\n"
+            f"request = urllib.request.Request('http://{address}:8001/status')\n"
+            "request.add_header('Authorization', 'Bearer ' + token)\n"
+            "print(urllib.request.urlopen(request, timeout=10).read().decode())"
+        )
+        return json.loads(self.client.python(code))
+
+
+def tokens_of(answer: dict[str, Any]) -> list[str]:
+    return [entry["token"] for entry in answer["choices"][0]["logprobs"]["content"]]
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """What the engine says on this machine, with one rank, in float32."""
+    log = tmp_path_factory.mktemp("engine") / "log"
+    command = [sys.executable, "-m", "rayloom_engine", "serve", "--port", "0", "--admin-port", "0"]
+    command += ["--dtype", "float32", "--served-model-name", "smollm2-pp2", "--num-kv-blocks", "64"]
+    with log.open("wb") as stream:
+        process = subprocess.Popen(command, stdout=stream, stderr=stream, env={**os.environ, "HF_HUB_OFFLINE": "1"})
+    try:
+        _wait(lambda: " ready: " in log.read_text() or process.poll() is not None, 120.0, log.read_text)
+        assert process.poll() is None, log.read_text()
+        url = log.read_text().split("API at ")[1].split(",")[0]
+        request = urllib.request.Request(
+            f"{url}/chat/completions",
+            json.dumps({"model": "smollm2-pp2", **CHAT}).encode(),
+            {"Content-Type": "application/json"},
+        )
+        with urllib.request.urlopen(request, timeout=120) as answer:
+            return tokens_of(json.load(answer))
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.wait(10.0)
+
+
+@pytest.fixture(scope="module")
+def pipeline(operator: Kubectl) -> Iterator[tuple[Service, float]]:
+    """smollm2-pp2.yaml as it is, and the seconds from `kubectl apply` to the first token that a client saw."""
+    namespace = f"e2e-pp2-{time.time_ns() // 1_000_000 % 100_000}"
+    operator("create", "namespace", namespace)
+    client = Client.start(operator, namespace)
+    service = Service(operator, client, namespace, "smollm2-pp2")
+    began = time.monotonic()
+    operator.apply(_manifest(EXAMPLE, namespace))
+    _wait(
+        lambda: service.chat(max_tokens=1)[0] == 200,
+        READY_SECONDS,
+        lambda: json.dumps(service.get().get("status"), indent=1),
+    )
+    yield service, time.monotonic() - began
+    operator("delete", "namespace", namespace, "--timeout=120s", timeout_s=130)
+
+
+def _seconds(later: str, earlier: str) -> float:
+    form = "%Y-%m-%dT%H:%M:%SZ"
+    return time.mktime(time.strptime(later, form)) - time.mktime(time.strptime(earlier, form))
+
+
+def test_the_first_token_and_where_the_seconds_went(
+    pipeline: tuple[Service, float], capsys: pytest.CaptureFixture[str]
+) -> None:
+    service, seconds = pipeline
+    created = service.get()["metadata"]["creationTimestamp"]
+    rows = []
+    for pod in [*service.pods("head"), *service.pods("worker")]:
+        times = {item["type"]: item["lastTransitionTime"] for item in pod["status"]["conditions"]}
+        containers = pod["status"]["containerStatuses"]
+        started = max(item["state"]["running"]["startedAt"] for item in containers)
+        name = pod["metadata"]["labels"]["ray.io/node-type"]
+        rows.append((f"{name} pod scheduled", _seconds(times["PodScheduled"], created)))
+        rows.append((f"{name} containers started", _seconds(started, created)))
+    status = service.engine_status()
+    phases = [(phase["name"], phase["seconds"]) for phase in status["startup"]]
+    assert {"discover", "reserve", "start_ranks", "load", "rendezvous", "warm_up"} <= {name for name, _ in phases}
+    with capsys.disabled():
+        print(f"\n  kubectl apply -> first token at a client: {seconds:.1f} s (images present)")
+        for name, value in rows:
+            print(f"    {name:<28} after {value:5.0f} s")
+        for name, value in phases:
+            print(f"    engine: {name:<20} took  {value:5.2f} s")
+
+
+def test_two_ranks_on_two_nodes_say_what_one_rank_says_here(
+    pipeline: tuple[Service, float], expected: list[str]
+) -> None:
+    service, _ = pipeline
+    assert service.tokens() == expected
+    service.wait_available(15.0)
+    status = service.engine_status()
+    assert (status["state"], status["executor"]) == ("serving", "ray")
+    assert [rank["rank"] for rank in status["ranks"]] == [0, 1]
+    nodes = [rank["node"] for rank in status["ranks"]]
+    assert len(set(nodes)) == 2, f"both ranks are on {nodes[0]}"
+    assert list(service.get()["status"]["groups"][0]["nodes"]) == nodes
+    assert {pod["metadata"]["name"] for pod in service.pods("worker")} == {rank["host"] for rank in status["ranks"]}
+
+
+def test_kubectl_get_shows_model_shape_ready_reason_url_age(pipeline: tuple[Service, float]) -> None:
+    service, _ = pipeline
+    service.wait_available(15.0)
+    header, row = service.kubectl("get", "llm", "--namespace", service.namespace).splitlines()
+    assert header.split() == ["NAME", "MODEL", "SHAPE", "READY", "REASON", "URL", "AGE"]
+    assert row.split()[:5] == ["smollm2-pp2", "builtin://smollm2-135m", "TP1xPP2", "1/1", "Serving"]
+    url = row.split()[5]
+    status, body = service.client.request(f"{url}/v1/models")
+    assert (status, json.loads(body)["data"][0]["id"]) == (200, "smollm2-pp2")
+
+
+def test_a_restarted_operator_recreates_nothing(pipeline: tuple[Service, float]) -> None:
+    service, _ = pipeline
+    service.wait_available(15.0)
+    before = _objects(service)
+    assert len([name for name in before if name.startswith("pod/")]) == 3
+    operators = ("get", "pods", "--namespace", OPERATOR_NAMESPACE)
+    old = {pod["metadata"]["uid"] for pod in service.kubectl.json(*operators)["items"]}
+    service.kubectl("delete", "pods", "--all", "--namespace", OPERATOR_NAMESPACE, timeout_s=90)
+
+    def is_back() -> bool:
+        pods = service.kubectl.json(*operators)["items"]
+        return [_is_ready(pod) for pod in pods if pod["metadata"]["uid"] not in old] == [True]
+
+    _wait(is_back, 60.0, lambda: service.kubectl(*operators))
+    # A label that only the operator sets: when it is back, the new one has worked on the service.
+    head = service.pods("head")[0]["metadata"]["name"]
+    service.kubectl("label", "pod", head, "--namespace", service.namespace, "rayloom.dev/route-")
+    _wait(
+        lambda: "rayloom.dev/route" in service.pods("head")[0]["metadata"]["labels"],
+        30.0,
+        lambda: json.dumps(service.get(), indent=1),
+    )
+    service.wait_available(30.0)
+    assert _objects(service) == before
+
+
+def _is_ready(pod: dict[str, Any]) -> bool:
+    return any(item["type"] == "Ready" and item["status"] == "True" for item in pod["status"].get("conditions", []))
+
+
+def _objects(service: Service) -> dict[str, tuple[str, str]]:
+    """uid of everything of the service, and what changes when it is written.
+
+    For objects that have a status, that is the generation: others write the status.
+    """
+    found = {}
+    selector = f"rayloom.dev/service={service.name}"
+    for kind in ("raycluster", "service", "configmap", "secret", "serviceaccount", "pod"):
+        listed = service.kubectl.json("get", kind, "--namespace", service.namespace, "--selector", selector)
+        for metadata in [item["metadata"] for item in listed["items"]]:
+            version = metadata.get("generation", 0) if kind in ("raycluster", "pod") else metadata["resourceVersion"]
+            found[f"{kind}/{metadata['name']}"] = (metadata["uid"], str(version))
+    return found
+
+
+def test_a_deleted_worker_pod_is_replaced_and_the_service_is_available_again(
+    pipeline: tuple[Service, float], expected: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    service, _ = pipeline
+    service.wait_available(15.0)
+    before = service.engine_status()
+    head = service.pods("head")[0]["metadata"]["uid"]
+    victim = service.pods("worker")[0]["metadata"]["name"]
+    began = time.monotonic()
+    service.kubectl("delete", "pod", victim, "--namespace", service.namespace, "--wait=false")
+
+    def is_rebuilt() -> bool:
+        status = service.engine_status()
+        return status["state"] == "serving" and status["epoch"] > before["epoch"]
+
+    _wait(is_rebuilt, 90.0, lambda: json.dumps(service.engine_status(), indent=1))
+    service.wait_available(30.0)
+    seconds = time.monotonic() - began
+    assert service.tokens() == expected
+    after = service.engine_status()
+    assert victim not in {rank["host"] for rank in after["ranks"]}
+    kept = {rank["host"]: rank["pid"] for rank in before["ranks"] if rank["host"] != victim}
+    assert kept.items() <= {rank["host"]: rank["pid"] for rank in after["ranks"]}.items(), "the other rank lives on"
+    assert service.pods("head")[0]["metadata"]["uid"] == head
+    with capsys.disabled():
+        print(f"\n  worker pod deleted -> Available again with tokens flowing: {seconds:.1f} s")
+
+
+def test_a_model_path_that_is_not_there_ends_in_a_condition_that_says_so(
+    operator: Kubectl, client: Client, namespace: str
+) -> None:
+    service = Service(operator, client, namespace, "smollm2")
+    model = {"source": "file:///models/not-there"}
+    operator.apply(_manifest(ROOT / "examples" / "smollm2.yaml", namespace, model=model))
+    _wait(
+        lambda: service.condition("ModelReady")["reason"] == "ModelNotFound",
+        60.0,
+        lambda: json.dumps(service.get().get("status"), indent=1),
+    )
+    assert service.condition("ModelReady")["status"] == "False"
+    assert "/models/not-there" in service.condition("ModelReady")["message"]
+    available = service.condition("Available")
+    assert (available["status"], available["reason"]) == ("False", "ModelNotFound")
+    row = operator("get", "llm", "--namespace", namespace).splitlines()[1].split()
+    assert row[3:5] == ["0/1", "ModelNotFound"]
+
+
+def test_one_rank_serves_a_folder_of_the_node(operator: Kubectl, client: Client, namespace: str) -> None:
+    folder = _model_on_the_nodes()
+    service = Service(operator, client, namespace, "smollm2")
+    operator.apply(
+        _manifest(
+            ROOT / "examples" / "smollm2.yaml", namespace, model={"source": f"file://{folder}", "dtype": "float32"}
+        )
+    )
+    service.wait_available()
+    status, body = service.chat(messages=[{"role": "user", "content": "What is the capital of France?"}])
+    assert status == 200 and "Paris" in body, body
+    assert len(service.engine_status()["ranks"]) == 1
+
+
+def _model_on_the_nodes() -> Path:
+    """The embedded model as a folder that every node has at the same path, readable for everybody."""
+    from rayloom_engine.models.source import resolve
+
+    converted = resolve("builtin://smollm2-135m").path
+    folder = Path("/var/tmp/rayloom-e2e/smollm2")
+    if os.environ.get("E2E_CLUSTER") == "kind":
+        pytest.skip("nodes that are containers do not see this machine's folders")
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in converted.iterdir():
+        target = folder / path.name
+        if not target.exists():
+            target.write_bytes(path.read_bytes())
+        target.chmod(0o644)
+    return folder

@@ -1,0 +1,54 @@
+"""Kubernetes Events about an LLMService: what `kubectl describe` shows at its end."""
+
+from __future__ import annotations
+
+import hashlib
+from datetime import UTC, datetime
+
+from rayloom_operator.api_status import FAULTS, Condition, Reason, Status
+from rayloom_operator.kube import FIELD_MANAGER
+from rayloom_operator.names import Manifest
+
+_MAX_NOTE = 1000  # characters; the API server takes 1024 bytes
+
+
+def events(service: Manifest, status: Status, clock: datetime) -> tuple[Manifest, ...]:
+    """Events for what `status` says anew, compared with the status in the document `service`.
+
+    An event's name follows from what it says and since when, so that saying it again makes no second one.
+    """
+    before = {old["type"]: old for old in service.get("status", {}).get("conditions", ())}
+    found = {}
+    for condition in status.conditions:
+        if condition.reason in FAULTS or condition.reason is Reason.SERVING:
+            old = before.get(condition.type, {})
+            if (old.get("reason"), old.get("message")) != (condition.reason, condition.message):
+                found[condition.reason] = _event(service, condition, clock)
+    return tuple(found.values())
+
+
+def _event(service: Manifest, condition: Condition, clock: datetime) -> Manifest:
+    meta = service["metadata"]
+    said = f"{meta['uid']}/{condition.reason}/{condition.message}/{condition.last_transition_time}"
+    return {
+        "apiVersion": "events.k8s.io/v1",
+        "kind": "Event",
+        "metadata": {
+            "name": f"{meta['name']}.{hashlib.sha256(said.encode()).hexdigest()[:16]}",
+            "namespace": meta["namespace"],
+        },
+        "eventTime": clock.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
+        "reportingController": f"rayloom.dev/{FIELD_MANAGER}",
+        "reportingInstance": FIELD_MANAGER,
+        "type": "Warning" if condition.reason in FAULTS else "Normal",
+        "reason": str(condition.reason),
+        "action": "Reconcile",
+        "regarding": {
+            "apiVersion": service["apiVersion"],
+            "kind": service["kind"],
+            "namespace": meta["namespace"],
+            "name": meta["name"],
+            "uid": meta["uid"],
+        },
+        "note": condition.message[:_MAX_NOTE],
+    }

@@ -1,0 +1,203 @@
+"""The Kubernetes API, as plain JSON over HTTP: the few requests that the operator makes."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import AsyncIterator, Mapping
+
+import aiohttp
+import kopf
+
+from rayloom_operator.errors import OperatorError
+from rayloom_operator.names import Manifest
+
+FIELD_MANAGER = "rayloom-operator"
+
+_PLURALS = {
+    "ConfigMap": "configmaps",
+    "Event": "events",
+    "LLMService": "llmservices",
+    "Pod": "pods",
+    "RayCluster": "rayclusters",
+    "Secret": "secrets",
+    "Service": "services",
+    "ServiceAccount": "serviceaccounts",
+}
+_REQUEST_TIMEOUT = aiohttp.ClientTimeout(total=30)
+# A watch that is told nothing gets a bookmark each minute; a longer silence is a dead connection.
+_WATCH_TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=90)
+_WATCH_SECONDS = 300
+_PAGE_SIZE = 500
+# Tokens of service accounts are replaced under the operator's feet, long before they end.
+_LOGIN_SECONDS = 300.0
+
+
+class KubeError(OperatorError):
+    """The API server refused a request. `code` is the HTTP status; the message is the server's."""
+
+    def __init__(self, code: int, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class KubeUnreachable(OperatorError):
+    """The API server did not answer."""
+
+
+def login(**_: object) -> kopf.ConnectionInfo:
+    """Where the API server is and how to speak to it: a pod's service account, else the kubeconfig.
+
+    Kubeconfigs that run a program for a token need the package `kubernetes`; without it plain ones work. kopf and the
+    operator's own client both come here. Raises kopf.LoginError.
+    """
+    settings = kopf.OperatorSettings()
+    found = (
+        kopf.login_with_service_account(settings=settings)
+        or kopf.login_via_client(logger=logging.getLogger(__name__), settings=settings)
+        or kopf.login_with_kubeconfig(settings=settings)
+    )
+    if found is None:
+        raise kopf.LoginError("no cluster: this is no pod, and KUBECONFIG and ~/.kube/config name none")
+    return found
+
+
+class Kube:
+    """A client; made and used in one event loop. Requests raise KubeError or KubeUnreachable."""
+
+    def __init__(self) -> None:
+        self._logged_in_at = time.monotonic()
+        self._info = login()
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(ssl=self._info.as_ssl_context(), limit=0),
+            headers={"User-Agent": FIELD_MANAGER},
+        )
+
+    async def close(self) -> None:
+        await self._session.close()
+
+    async def apply(self, manifest: Manifest, subresource: str = "") -> Manifest:
+        """Server-side apply. The object as it is afterwards."""
+        meta = manifest["metadata"]
+        path = object_path(manifest["apiVersion"], manifest["kind"], meta["namespace"], meta["name"])
+        return await self._request(
+            "PATCH",
+            path + subresource,
+            params={"fieldManager": FIELD_MANAGER, "force": "true"},
+            body=manifest,
+            content_type="application/apply-patch+yaml",
+        )
+
+    async def patch(self, path: str, body: Manifest) -> Manifest:
+        """A JSON merge patch."""
+        return await self._request("PATCH", path, body=body, content_type="application/merge-patch+json")
+
+    async def get(self, path: str) -> Manifest:
+        return await self._request("GET", path)
+
+    async def create(self, path: str, body: Manifest) -> Manifest:
+        return await self._request("POST", path, body=body)
+
+    async def delete(self, path: str, uid: str = "") -> None:
+        """Deletes the object, only that with `uid` where one is given. An object that is gone is no error."""
+        options: Manifest = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": "Background"}
+        if uid:
+            options["preconditions"] = {"uid": uid}
+        try:
+            await self._request("DELETE", path, body=options)
+        except KubeError as error:
+            # 409: another object has taken the name.
+            if error.code not in (404, 409):
+                raise
+
+    async def list(self, path: str, params: Mapping[str, str]) -> tuple[list[Manifest], str]:
+        """All objects, page by page, and the resourceVersion to watch from."""
+        items: list[Manifest] = []
+        more: dict[str, str] = {}
+        while True:
+            page = await self._request("GET", path, params={**params, "limit": str(_PAGE_SIZE), **more})
+            items += page["items"]
+            token = page["metadata"].get("continue")
+            if not token:
+                return items, page["metadata"]["resourceVersion"]
+            more = {"continue": token}
+
+    async def watch(self, path: str, params: Mapping[str, str], version: str) -> AsyncIterator[tuple[str, Manifest]]:
+        """(type, object) of each change since `version`, until the server ends the watch. Raises KubeError 410 when
+        `version` is too old."""
+        query = {
+            **params,
+            "watch": "true",
+            "allowWatchBookmarks": "true",
+            "timeoutSeconds": str(_WATCH_SECONDS),
+            "resourceVersion": version,
+        }
+        try:
+            async with self._session.get(
+                self._info.server.rstrip("/") + path, params=query, headers=self._headers(), timeout=_WATCH_TIMEOUT
+            ) as response:
+                if response.status >= 400:
+                    raise _error(response.status, await response.text())
+                rest = b""
+                # By hand, because one object may be longer than aiohttp's longest line.
+                async for chunk in response.content.iter_any():
+                    *lines, rest = (rest + chunk).split(b"\n")
+                    for line in lines:
+                        event = json.loads(line)
+                        if event["type"] == "ERROR":
+                            raise KubeError(event["object"].get("code", 500), event["object"].get("message", ""))
+                        yield event["type"], event["object"]
+        except (aiohttp.ClientError, TimeoutError) as error:
+            raise KubeUnreachable(f"the watch of {path} broke: {type(error).__name__}: {error}") from error
+
+    async def _request(
+        self,
+        method: str,
+        path: str,
+        *,
+        params: Mapping[str, str] | None = None,
+        body: Manifest | None = None,
+        content_type: str = "application/json",
+    ) -> Manifest:
+        try:
+            for is_last in (False, True):
+                async with self._session.request(
+                    method,
+                    self._info.server.rstrip("/") + path,
+                    params=params,
+                    data=None if body is None else json.dumps(body),
+                    headers=self._headers() | {"Content-Type": content_type},
+                    timeout=_REQUEST_TIMEOUT,
+                ) as response:
+                    text = await response.text()
+                    if response.status == 401 and not is_last:
+                        self._logged_in_at = float("-inf")
+                        continue
+                    if response.status >= 400:
+                        raise _error(response.status, text)
+                    answer: Manifest = json.loads(text)
+                    return answer
+        except (aiohttp.ClientError, TimeoutError) as error:
+            raise KubeUnreachable(f"{method} {path}: {type(error).__name__}: {error}") from error
+        raise AssertionError("the last turn returns or raises")
+
+    def _headers(self) -> dict[str, str]:
+        if time.monotonic() - self._logged_in_at > _LOGIN_SECONDS:
+            self._logged_in_at = time.monotonic()
+            self._info = login()
+        return self._info.as_http_headers()
+
+
+def object_path(api_version: str, kind: str, namespace: str = "", name: str = "") -> str:
+    """The URL path of an object, of all objects of a namespace without `name`, or of the cluster without both."""
+    path = f"/api/{api_version}" if "/" not in api_version else f"/apis/{api_version}"
+    path += f"/namespaces/{namespace}" if namespace else ""
+    return f"{path}/{_PLURALS[kind]}" + (f"/{name}" if name else "")
+
+
+def _error(code: int, text: str) -> KubeError:
+    try:
+        return KubeError(code, json.loads(text)["message"])
+    except (ValueError, KeyError, TypeError):
+        return KubeError(code, f"HTTP {code}: {text[:200]}")

@@ -1,0 +1,90 @@
+"""A copy of all objects of one kind that belong to LLMServices, kept by one list and a watch."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from rayloom_operator.kube import Kube, KubeError, KubeUnreachable, object_path
+from rayloom_operator.names import SERVICE_LABEL, Manifest
+
+logger = logging.getLogger(__name__)
+
+# (namespace, name) of an LLMService.
+ServiceKey = tuple[str, str]
+
+_FIRST_DELAY_S = 0.5
+_MAX_DELAY_S = 30.0
+_GONE = 410  # the version to watch from is too old
+
+
+class Reflector:
+    """`on_change` gets the key of the service whose object came, changed or went. Objects are not to be changed."""
+
+    def __init__(self, kube: Kube, api_version: str, kind: str, on_change: Callable[[ServiceKey], None]) -> None:
+        self._kube = kube
+        self._path = object_path(api_version, kind)
+        self._on_change = on_change
+        self._of_service: dict[ServiceKey, dict[str, Manifest]] = {}  # service -> name -> object
+        self.is_synced = asyncio.Event()  # set once everything was listed
+
+    def of_service(self, key: ServiceKey) -> list[Manifest]:
+        """The objects of one service, by name."""
+        objects = self._of_service.get(key, {})
+        return [objects[name] for name in sorted(objects)]
+
+    async def run(self) -> None:
+        """Follows the cluster for ever. A server that is away is asked again, ever more slowly."""
+        delay = _FIRST_DELAY_S
+        version = ""
+        while True:
+            try:
+                if not version:
+                    version = await self._list()
+                async for kind, found in self._kube.watch(self._path, {"labelSelector": SERVICE_LABEL}, version):
+                    version = found["metadata"]["resourceVersion"]
+                    self._take(kind, found)
+                    delay = _FIRST_DELAY_S
+            except KubeError as error:
+                version = ""
+                if error.code == _GONE:
+                    logger.info("%s: listing again: %s", self._path, error)
+                    continue
+                logger.warning("%s: %s", self._path, error)
+            except KubeUnreachable as error:
+                logger.warning("%s", error)
+            else:
+                continue  # The server ends each watch after a while; the next one goes on from there.
+            await asyncio.sleep(delay)
+            delay = min(2 * delay, _MAX_DELAY_S)
+
+    async def _list(self) -> str:
+        items, version = await self._kube.list(self._path, {"labelSelector": SERVICE_LABEL})
+        before = {(key, name) for key, objects in self._of_service.items() for name in objects}
+        for found in items:
+            before.discard((_key(found), found["metadata"]["name"]))
+            self._take("ADDED", found)
+        for key, name in before:
+            self._take("DELETED", self._of_service[key][name])
+        self.is_synced.set()
+        return version
+
+    def _take(self, kind: str, found: Manifest) -> None:
+        if kind == "BOOKMARK":
+            return
+        key, name = _key(found), found["metadata"]["name"]
+        # A third of an object, and of no use to us.
+        found["metadata"].pop("managedFields", None)
+        objects = self._of_service.setdefault(key, {})
+        if kind == "DELETED":
+            objects.pop(name, None)
+            if not objects:
+                del self._of_service[key]
+        else:
+            objects[name] = found
+        self._on_change(key)
+
+
+def _key(found: Manifest) -> ServiceKey:
+    return found["metadata"]["namespace"], found["metadata"]["labels"][SERVICE_LABEL]

@@ -1,0 +1,33 @@
+"""The revision of a service: a hash of what a running engine cannot take over without being made anew.
+
+It covers the spec and its resolved inputs, never the built objects: another version of the operator rolls nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any
+
+from rayloom_operator.api import LLMService
+
+
+def revision(service: LLMService, image: str) -> str:
+    """8 hex digits. `image` is the resolved image.
+
+    Settings that are left out do not count, so a field that a later version adds changes no revision.
+    """
+    # The number of engines changes none of them; the image counts as it was resolved; how it is pulled does not.
+    spec = service.spec.model_dump(
+        mode="json",
+        exclude={"replicas": True, "engine": {"image": True, "image_pull_policy": True}},
+        exclude_defaults=True,
+    )
+    inputs = {"spec": _without_empty(spec), "servedName": service.served_name, "image": image}
+    return hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()[:8]
+
+
+def _without_empty(part: dict[str, Any]) -> dict[str, Any]:
+    """A map that holds only what was left out is as good as left out itself."""
+    pruned = {name: _without_empty(value) if isinstance(value, dict) else value for name, value in part.items()}
+    return {name: value for name, value in pruned.items() if value != {}}

@@ -1,0 +1,71 @@
+"""Which services to look at next. A key is in the queue once, and with one worker at a time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Hashable
+from typing import Generic, TypeVar
+
+Key = TypeVar("Key", bound=Hashable)
+
+_FIRST_RETRY_S = 0.5
+_MAX_RETRY_S = 60.0
+
+
+class WorkQueue(Generic[Key]):
+    """Lives in one event loop."""
+
+    def __init__(self) -> None:
+        self._ready: asyncio.Queue[Key] = asyncio.Queue()
+        self._queued: set[Key] = set()
+        self._working: set[Key] = set()
+        self._again: set[Key] = set()  # came while a worker had them
+        self._timers: dict[Key, asyncio.TimerHandle] = {}
+        self._num_failures: dict[Key, int] = {}
+
+    def add(self, key: Key) -> None:
+        """Has the key looked at soon; once, however often it is added before."""
+        if key in self._working:
+            self._again.add(key)
+        elif key not in self._queued:
+            self._queued.add(key)
+            self._ready.put_nowait(key)
+
+    def add_after(self, key: Key, seconds: float) -> None:
+        """Has the key looked at in so many seconds, or earlier when that was asked for."""
+        loop = asyncio.get_running_loop()
+        timer = self._timers.get(key)
+        if timer is not None:
+            if timer.when() <= loop.time() + seconds:
+                return
+            timer.cancel()
+        self._timers[key] = loop.call_later(seconds, self._ring, key)
+
+    async def work(self, handle: Callable[[Key], Awaitable[float | None]]) -> None:
+        """One worker: calls `handle` with one key after the other, for ever.
+
+        `handle` gives the seconds until the key's next turn, or None for no turn of its own. When it raises, its next
+        turn comes after a delay that doubles with each failure in a row; the exception is `handle`'s to log.
+        """
+        while True:
+            key = await self._ready.get()
+            self._queued.discard(key)
+            self._working.add(key)
+            try:
+                delay = await handle(key)
+                self._num_failures.pop(key, None)
+            except Exception:  # noqa: BLE001 - one service's trouble is not another's
+                num_failures = self._num_failures.get(key, 0)
+                self._num_failures[key] = num_failures + 1
+                delay = min(_FIRST_RETRY_S * 2.0**num_failures, _MAX_RETRY_S)
+            finally:
+                self._working.discard(key)
+            if delay is not None:
+                self.add_after(key, delay)
+            if key in self._again:
+                self._again.discard(key)
+                self.add(key)
+
+    def _ring(self, key: Key) -> None:
+        del self._timers[key]
+        self.add(key)

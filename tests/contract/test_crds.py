@@ -1,0 +1,75 @@
+"""The CustomResourceDefinition in `crds/` and in the chart is what the typed models say, in the form allowed."""
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def load_tool():
+    spec = importlib.util.spec_from_file_location("write_crds", ROOT / "tools" / "write_crds.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+TOOL = load_tool()
+DEFINITION = yaml.safe_load(TOOL.crd_text())
+(VERSION,) = DEFINITION["spec"]["versions"]
+SCHEMA = VERSION["schema"]["openAPIV3Schema"]
+
+
+def schemas(schema):
+    """The schema and every schema in it."""
+    yield schema
+    for part in schema.get("properties", {}).values():
+        yield from schemas(part)
+    for word in ("items", "additionalProperties"):
+        if word in schema:
+            yield from schemas(schema[word])
+
+
+@pytest.mark.parametrize("folder", TOOL.FOLDERS, ids=lambda folder: folder.parent.name)
+def test_the_file_is_current(folder):
+    written = (folder / TOOL.FILE_NAME).read_text(encoding="utf-8")
+
+    assert written == TOOL.crd_text(), f"{folder / TOOL.FILE_NAME} is not current; run: make crds"
+
+
+def test_the_schema_is_structural():
+    for schema in schemas(SCHEMA):
+        assert isinstance(schema["type"], str)
+        assert not {"$ref", "$defs", "anyOf", "const", "title"} & set(schema)
+        # The API server takes a map's fields or the schema of all its values, not both, and no closed map.
+        assert not ("properties" in schema and "additionalProperties" in schema)
+        assert schema["type"] != "integer" or schema["format"] == "int64"
+
+
+def test_every_field_is_described():
+    for part in ("spec", "status"):
+        for schema in schemas(SCHEMA["properties"][part]):
+            assert all(field.get("description") for field in schema.get("properties", {}).values())
+
+
+def test_defaults_and_rules_arrive():
+    spec = SCHEMA["properties"]["spec"]["properties"]
+
+    assert spec["parallelism"]["properties"]["pipeline"]["default"] == 1
+    assert spec["model"]["properties"]["dtype"]["default"] == "auto"
+    assert "default" not in spec["model"]["properties"]["maxModelLen"]
+    assert spec["replicas"]["x-kubernetes-validations"] == [
+        {"rule": "self == 1", "message": "this version runs exactly one engine for a service: set replicas to 1"}
+    ]
+    assert len(spec["model"]["x-kubernetes-validations"]) == 1
+    assert len(SCHEMA["x-kubernetes-validations"]) == 1
+
+
+def test_kubectl_shows_the_columns_of_the_design():
+    columns = [column["name"].upper() for column in VERSION["additionalPrinterColumns"]]
+
+    assert columns == ["MODEL", "SHAPE", "READY", "REASON", "URL", "AGE"]
+    assert VERSION["subresources"] == {"status": {}}
+    assert DEFINITION["spec"]["names"]["shortNames"] == ["llm", "llms"]

@@ -1,0 +1,228 @@
+"""The objects of a service: facts that a cluster depends on, not whole dumps."""
+
+import base64
+import copy
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from rayloom_operator.objects.admin_secret import admin_secret, admin_token
+from rayloom_operator.objects.config_map import config_map
+from rayloom_operator.objects.ray_cluster import RAY_VERSION, ray_cluster
+from rayloom_operator.objects.service import endpoint
+from rayloom_operator.objects.service import service as client_service
+from rayloom_operator.objects.service_account import service_account
+from rayloom_operator.revision import revision
+from rt_operator import make_service
+
+ROOT = Path(__file__).resolve().parents[2]
+REVISION = "00000000"
+
+
+def build(**spec):
+    return ray_cluster(make_service(**spec), REVISION, "rayloom/engine:test")["spec"]
+
+
+def pod_specs(spec):
+    (workers,) = spec["workerGroupSpecs"]
+    return spec["headGroupSpec"]["template"]["spec"], workers["template"]["spec"]
+
+
+def containers(**spec):
+    """By name: ray-head, engine, ray-worker."""
+    return {each["name"]: each for part in pod_specs(build(**spec)) for each in part["containers"]}
+
+
+def values(container):
+    return {each["name"]: each.get("value") for each in container["env"]}
+
+
+def test_one_worker_pod_for_each_stage_and_none_of_its_ranks_on_the_head():
+    spec = build(parallelism={"pipeline": 3})
+    (workers,) = spec["workerGroupSpecs"]
+
+    assert (workers["replicas"], workers["minReplicas"], workers["maxReplicas"]) == (3, 3, 3)
+    assert workers["rayStartParams"]["num-cpus"] == "1"
+    assert spec["headGroupSpec"]["rayStartParams"]["num-cpus"] == "0"
+    assert all(isinstance(value, str) for value in workers["rayStartParams"].values())
+
+
+def test_ray_is_the_first_container_of_the_head_and_the_engine_the_second():
+    head, worker = pod_specs(build())
+
+    assert [each["name"] for each in head["containers"]] == ["ray-head", "engine"]
+    assert [each["name"] for each in worker["containers"]] == ["ray-worker"]
+    assert head["shareProcessNamespace"] is True
+
+
+def test_pods_keep_to_restricted_security():
+    for pod in pod_specs(build()):
+        assert pod["securityContext"]["runAsNonRoot"] is True
+        assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert pod["automountServiceAccountToken"] is False
+        assert {next(iter(volume.keys() - {"name"})) for volume in pod["volumes"]} <= {"emptyDir", "projected"}
+        for container in pod["containers"]:
+            assert container["securityContext"] == {
+                "allowPrivilegeEscalation": False,
+                "readOnlyRootFilesystem": True,
+                "capabilities": {"drop": ["ALL"]},
+            }
+
+
+def test_every_mount_has_its_volume_and_ray_is_shared_in_the_head():
+    for pod in pod_specs(build(model={"source": "file:///models/m"})):
+        volumes = {volume["name"] for volume in pod["volumes"]}
+        for container in pod["containers"]:
+            mounts = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
+            assert set(mounts.values()) <= volumes
+            assert mounts["/tmp/ray"] == "ray"
+            assert mounts["/dev/shm"] == "shared-memory"
+            assert "/tmp" in mounts
+
+
+def test_the_engine_waits_longer_for_rays_head_than_ray_itself():
+    name = "RAY_gcs_rpc_server_reconnect_timeout_s"
+    found = containers()
+
+    assert values(found["engine"])[name] == "60"
+    assert values(found["ray-head"])[name] == values(found["ray-worker"])[name] == "5"
+    assert values(found["engine"])["RAY_ADDRESS"] == "127.0.0.1:6379"
+    assert values(found["engine"])["RAYLOOM_TERMINATION_LOG"] == "/dev/termination-log"
+
+
+def test_rays_head_stays_until_the_engine_has_drained():
+    head, _ = pod_specs(build(drainSeconds=100))
+    found = {each["name"]: each for each in head["containers"]}
+    (_, _, command) = found["ray-head"]["lifecycle"]["preStop"]["exec"]["command"]
+
+    assert values(found["engine"])["RAYLOOM_ALIVE_FILE"] in command
+    assert head["terminationGracePeriodSeconds"] == 115
+
+
+def test_every_container_of_ray_has_the_token_of_its_cluster():
+    for container in containers().values():
+        (token,) = [each for each in container["env"] if each["name"] == "RAY_AUTH_TOKEN"]
+        assert token["valueFrom"]["secretKeyRef"] == {"name": "chat-00000000-0", "key": "auth_token"}
+        assert values(container)["RAY_AUTH_MODE"] == "token"
+
+
+def test_probes_are_our_own_and_loading_is_no_reason_to_kill():
+    found = containers()
+
+    assert found["engine"]["readinessProbe"]["httpGet"] == {"path": "/ready", "port": 8000}
+    assert "livenessProbe" not in found["engine"]
+    assert found["ray-head"]["readinessProbe"]["tcpSocket"] == {"port": 6379}
+    # KubeRay puts its own in where either is missing.
+    assert "livenessProbe" in found["ray-head"] and "livenessProbe" in found["ray-worker"]
+
+
+def test_a_file_model_is_mounted_read_only_where_it_is_on_the_node():
+    for pod in pod_specs(build(model={"source": "file:///models/m/"})):
+        assert {"name": "model", "hostPath": {"path": "/models/m", "type": "Directory"}} in pod["volumes"]
+    found = containers(model={"source": "file:///models/m/"})
+
+    mount = {"name": "model", "mountPath": "/models/m", "readOnly": True}
+    assert mount in found["engine"]["volumeMounts"]
+    assert mount in found["ray-worker"]["volumeMounts"]
+    assert mount not in found["ray-head"]["volumeMounts"]
+
+
+@pytest.mark.parametrize(
+    ("given", "resources"),
+    [
+        ({}, {"requests": {"cpu": "500m", "memory": "1Gi"}}),
+        ({"requests": {"cpu": "2"}}, {"requests": {"cpu": "2", "memory": "1Gi"}}),
+        ({"limits": {"memory": "512Mi"}}, {"requests": {"cpu": "500m"}, "limits": {"memory": "512Mi"}}),
+    ],
+)
+def test_resources_of_a_rank(given, resources):
+    assert containers(engine={"resources": given})["ray-worker"]["resources"] == resources
+
+
+def test_the_manifests_variables_reach_engine_and_ranks():
+    found = containers(engine={"env": [{"name": "HF_ENDPOINT", "value": "http://hub"}]})
+
+    assert {values(each)["HF_ENDPOINT"] for each in found.values()} == {"http://hub"}
+
+
+def test_the_service_selects_only_pods_that_are_routed_to():
+    service = make_service()
+    manifest = client_service(service)
+
+    assert manifest["spec"]["selector"] == {"rayloom.dev/service": "chat", "rayloom.dev/route": "true"}
+    assert "rayloom.dev/route" not in json.dumps(ray_cluster(service, REVISION, "i"))
+    assert endpoint(service) == "http://chat.team.svc:8000"
+
+
+def test_equal_services_give_equal_bytes_and_stay_as_they_are():
+    service = make_service(parallelism={"pipeline": 2})
+    before = copy.deepcopy(service)
+    first, second = (
+        json.dumps(
+            [
+                ray_cluster(service, REVISION, "i"),
+                config_map(service, REVISION),
+                admin_secret(service, REVISION, b"k"),
+                service_account(service),
+            ]
+        )
+        for _ in range(2)
+    )
+
+    assert first == second
+    assert service == before
+
+
+def test_every_object_goes_with_its_service():
+    service = make_service()
+    for manifest in (ray_cluster(service, REVISION, "i"), config_map(service, REVISION), client_service(service)):
+        (owner,) = manifest["metadata"]["ownerReferences"]
+        assert (owner["kind"], owner["name"], owner["uid"]) == ("LLMService", "chat", "uid-1")
+        assert manifest["metadata"]["namespace"] == "team"
+
+
+def test_the_admin_token_is_another_for_another_key_service_or_group():
+    token = base64.b64decode(admin_secret(make_service(), REVISION, b"key")["data"]["token"]).decode()
+
+    assert token == admin_token(b"key", "team", "uid-1", "chat-00000000-0")
+    others = {
+        admin_token(b"other", "team", "uid-1", "chat-00000000-0"),
+        admin_token(b"key", "team", "uid-2", "chat-00000000-0"),
+        admin_token(b"key", "team", "uid-1", "chat-11111111-0"),
+    }
+    assert len(others | {token}) == 4
+
+
+def test_the_longest_name_fits_what_kuberay_takes():
+    manifest = ray_cluster(make_service("a" * 40), REVISION, "i")
+
+    assert len(manifest["metadata"]["name"]) <= 53
+
+
+def test_the_version_of_ray_is_that_of_the_image():
+    pinned = re.search(r"^ray==(.+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+
+    assert pinned is not None and pinned[1] == RAY_VERSION
+
+
+def test_a_revision_follows_spec_and_image_and_nothing_else():
+    base = revision(make_service(), "a")
+
+    assert re.fullmatch("[0-9a-f]{8}", base)
+    assert base == revision(make_service(drainSeconds=30, parallelism={"tensor": 1, "pipeline": 1}), "a")
+    assert base == revision(make_service(engine={"imagePullPolicy": "Never", "image": "x"}), "a")
+    others = {
+        revision(make_service(), "b"),
+        revision(make_service(parallelism={"pipeline": 2}), "a"),
+        revision(make_service(engine={"env": [{"name": "A", "value": "1"}]}), "a"),
+        revision(make_service(engine={"resources": {"requests": {"cpu": "1"}}}), "a"),
+        revision(make_service(drainSeconds=31), "a"),
+    }
+    assert len(others | {base}) == 6
+
+
+def test_the_revision_of_a_plain_service_never_changes():
+    # Another value here rolls every running engine when the operator is upgraded.
+    assert revision(make_service(), "rayloom/engine:0.1.0") == "2a1e22a9"

@@ -1,0 +1,114 @@
+"""The queue: nothing is forgotten, nothing runs twice at a time, failures come back later and later."""
+
+import asyncio
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rayloom_operator.work_queue import WorkQueue
+
+
+async def until(condition):
+    async with asyncio.timeout(10):
+        while not condition():
+            await asyncio.sleep(0)
+
+
+async def stop(workers):
+    for worker in workers:
+        worker.cancel()
+    await asyncio.gather(*workers, return_exceptions=True)
+
+
+@settings(deadline=None, max_examples=50)
+@given(
+    adds=st.lists(st.sampled_from("abc"), min_size=1, max_size=30),
+    num_workers=st.integers(1, 4),
+    pauses=st.lists(st.integers(0, 3), min_size=30, max_size=30),
+)
+def test_each_key_is_seen_after_its_last_change_and_by_one_worker_at_a_time(adds, num_workers, pauses):
+    async def run():
+        queue = WorkQueue()
+        version, seen, working = {}, {}, set()
+
+        async def handle(key):
+            assert key not in working
+            working.add(key)
+            read = version[key]
+            await asyncio.sleep(0)
+            working.discard(key)
+            seen[key] = read
+
+        workers = [asyncio.create_task(queue.work(handle)) for _ in range(num_workers)]
+        for key, pause in zip(adds, pauses, strict=False):
+            version[key] = version.get(key, 0) + 1
+            queue.add(key)
+            for _ in range(pause):
+                await asyncio.sleep(0)
+        await until(lambda: seen == version)
+        await stop(workers)
+
+    asyncio.run(run())
+
+
+def test_a_key_that_waits_is_in_the_queue_once():
+    async def run():
+        queue, turns = WorkQueue(), []
+
+        async def handle(key):
+            turns.append(key)
+
+        for key in "aabab":
+            queue.add(key)
+        worker = asyncio.create_task(queue.work(handle))
+        await until(lambda: len(turns) == 2)
+        await stop([worker])
+        assert turns == ["a", "b"]
+
+    asyncio.run(run())
+
+
+def test_a_failure_comes_back_later_each_time_and_success_forgets_it(monkeypatch):
+    delays = []
+
+    async def run():
+        queue = WorkQueue()
+        monkeypatch.setattr(queue, "add_after", lambda key, seconds: delays.append(seconds))
+        outcomes = iter([ValueError(), ValueError(), ValueError(), None, ValueError(), 7.0])
+
+        async def handle(key):
+            outcome = next(outcomes)
+            if isinstance(outcome, Exception):
+                raise outcome
+            return outcome
+
+        worker = asyncio.create_task(queue.work(handle))
+        for num_turns in range(6):
+            queue.add("a")
+            await until(lambda: queue._ready.empty() and not queue._working)
+            assert num_turns < 6
+        await stop([worker])
+
+    asyncio.run(run())
+    assert delays == [0.5, 1.0, 2.0, 0.5, 7.0]
+
+
+def test_the_earlier_of_two_times_counts():
+    async def run():
+        queue, turns = WorkQueue(), []
+
+        async def handle(key):
+            turns.append(key)
+
+        queue.add_after("a", 0.01)
+        queue.add_after("a", 1000)
+        queue.add_after("b", 1000)
+        queue.add_after("b", 0.01)
+        worker = asyncio.create_task(queue.work(handle))
+        async with asyncio.timeout(10):
+            while len(turns) < 2:
+                await asyncio.sleep(0.01)
+        await stop([worker])
+        assert sorted(turns) == ["a", "b"]
+
+    asyncio.run(run())
