@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from rayloom_engine import __version__
-from rayloom_engine.cli import bench, generate, inspect_model, serve
+from rayloom_engine.cli import bench, doctor, generate, inspect_model, serve
 from rayloom_engine.errors import EngineError
 from rayloom_engine.process import EXIT_CONFIG
 
@@ -17,7 +17,7 @@ def run(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="rayloom-engine", description="Serve a large language model.")
     parser.add_argument("--version", action="version", version=f"rayloom-engine {__version__}")
     commands = parser.add_subparsers(title="commands", required=True)
-    for module in (serve, generate, inspect_model):
+    for module in (serve, generate, inspect_model, doctor):
         module.add_parser(commands)
     try:
         bench.add_parser(commands, is_chosen=arguments[:1] == ["bench"])

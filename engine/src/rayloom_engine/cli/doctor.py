@@ -1,0 +1,120 @@
+"""`rayloom-engine doctor`: what this machine has, what a config would make of it, and what stands in its way."""
+
+from __future__ import annotations
+
+import argparse
+import glob
+import os
+import platform
+import socket
+from importlib.metadata import PackageNotFoundError, version
+
+from rayloom_engine.cli.arguments import add_config_arguments, config_from
+from rayloom_engine.config import EngineConfig
+from rayloom_engine.errors import ConfigError, ModelError
+from rayloom_engine.executor_choice import choose_executor
+from rayloom_engine.process import EXIT_CONFIG
+
+_GIB = 1 << 30
+_PACKAGES = ("torch", "ray", "transformers", "triton")
+
+
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser(
+        "doctor", help="say what would be served how, and what is in the way", description=__doc__
+    )
+    add_config_arguments(parser, is_server=True)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    config = config_from(args)
+    problems: list[str] = []
+    rows = [*_machine(), *_executor(config, problems), *_model(config, problems), *_ports(config, problems)]
+    width = max(len(name) for name, _ in rows)
+    for name, value in rows:
+        print(f"{name:<{width}}  {value}")
+    for problem in problems:
+        print(f"\nproblem: {problem}")
+    return EXIT_CONFIG if problems else 0
+
+
+def _machine() -> list[tuple[str, str]]:
+    import psutil
+
+    from rayloom_engine.worker.machine import free_memory_bytes, usable_cores
+
+    memory = psutil.virtual_memory().total
+    devices = len(glob.glob("/dev/nvidia[0-9]*"))
+    return [
+        ("rayloom-engine", f"{version('rayloom-engine')}, Python {platform.python_version()}"),
+        ("packages", ", ".join(f"{name} {_version(name)}" for name in _PACKAGES)),
+        ("cores", f"{usable_cores()} usable of {os.cpu_count()}"),
+        (
+            "memory",
+            f"{free_memory_bytes() / _GIB:.1f} GiB free for this process, the machine has {memory / _GIB:.1f} GiB",
+        ),
+        ("accelerators", f"{devices} NVIDIA" if devices else "none seen"),
+    ]
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"
+
+
+def _executor(config: EngineConfig, problems: list[str]) -> list[tuple[str, str]]:
+    choice = choose_executor(config)
+    shape = f"tensor {config.tensor_parallel_size} x pipeline {config.pipeline_parallel_size}"
+    rows = [("executor", f"{choice.name} ({choice.reason}), {shape} = {config.world_size} ranks")]
+    address = config.ray_address or os.environ.get("RAY_ADDRESS")
+    if choice.name == "ray":
+        rows.append(("ray", f"at {address}" if address else "would be started on this machine"))
+        if address and address != "auto" and not _answers(address):
+            problems.append(f"ray_address: nothing answers at {address}; start Ray there, or name another address")
+    return rows
+
+
+def _answers(address: str) -> bool:
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), timeout=2.0).close()
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+def _model(config: EngineConfig, problems: list[str]) -> list[tuple[str, str]]:
+    from rayloom_engine.models.progress import no_progress
+    from rayloom_engine.worker.machine import free_memory_bytes
+    from rayloom_engine.worker.start import find_model
+
+    if config.model.startswith("hf://"):
+        return [("model", f"{config.model} (on the hub, not looked up)")]
+    try:
+        resolved, shape = find_model(config, no_progress)
+    except (ModelError, ConfigError) as error:
+        problems.append(str(error))
+        return [("model", f"{config.model} cannot be served")]
+    itemsize = 4 if "float32" in (config.dtype, shape.checkpoint_dtype) else 2
+    weights = shape.weight_bytes(itemsize)
+    if weights > free_memory_bytes() and not glob.glob("/dev/nvidia[0-9]*"):
+        problems.append(
+            f"model: {weights / _GIB:.1f} GiB of weights do not fit into the memory that is free; free some, or take "
+            "a smaller model"
+        )
+    facts = f"{shape.architecture}, {shape.num_parameters / 1e6:.0f} M parameters, {shape.num_layers} layers"
+    return [("model", f"{config.model}: {facts}, {weights / _GIB:.2f} GiB of weights"), ("folder", str(resolved.path))]
+
+
+def _ports(config: EngineConfig, problems: list[str]) -> list[tuple[str, str]]:
+    from rayloom_engine.supervisor import bind_sockets
+
+    try:
+        for listener in bind_sockets(config):
+            listener.close()
+    except ConfigError as error:
+        problems.append(str(error))
+    return [("ports", f"API {config.host}:{config.port}, admin {config.admin_host}:{config.admin_port}")]

@@ -1,0 +1,56 @@
+"""`rayloom-engine doctor` on this machine, and on configs that cannot work."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from rayloom_engine.cli.commands import run
+from rayloom_engine.process import EXIT_CONFIG
+
+
+def _doctor(capsys: pytest.CaptureFixture[str], *flags: str) -> tuple[int, str]:
+    code = run(["doctor", "--port", "0", "--admin-port", "0", *flags])
+    return code, capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("flags", "executor"),
+    [
+        ((), "uni (one rank), tensor 1 x pipeline 1 = 1 ranks"),
+        (("--pipeline-parallel-size", "3"), "mp (3 ranks on this machine), tensor 1 x pipeline 3 = 3 ranks"),
+        (("--executor", "ray"), "ray (set), tensor 1 x pipeline 1 = 1 ranks"),
+    ],
+)
+def test_it_says_which_executor_and_why(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, flags: tuple[str, ...], executor: str
+) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    code, text = _doctor(capsys, *flags)
+    assert code == 0, text
+    assert f"executor        {executor}\n" in text
+    assert "LlamaForCausalLM, 135 M parameters, 30 layers" in text
+
+
+def test_every_problem_is_named_with_its_cure(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        code = run(
+            [
+                "doctor",
+                "--port",
+                port,
+                "--admin-port",
+                "0",
+                "--model",
+                "file:///not/there",
+                "--ray-address",
+                "127.0.0.1:1",
+            ]
+        )
+    text = capsys.readouterr().out
+    assert code == EXIT_CONFIG
+    assert f"problem: port: cannot listen on 127.0.0.1:{port}" in text
+    assert "problem: no model 'file:///not/there'" in text
+    assert "problem: ray_address: nothing answers at 127.0.0.1:1" in text
