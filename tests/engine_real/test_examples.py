@@ -1,0 +1,49 @@
+"""Every manifest in examples/ that this machine can serve, served by `rayloom-operator local` as it is."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from rt_server import wait_until
+
+EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("manifest", EXAMPLES, ids=lambda path: path.stem)
+def test_an_example_answers_its_sample_and_ends_on_ctrl_c(manifest: Path, tmp_path: Path) -> None:
+    output = tmp_path / "output"
+    command = [
+        sys.executable,
+        "-m",
+        "rayloom_operator",
+        "local",
+        "-f",
+        str(manifest),
+        "--port",
+        "0",
+        "--admin-port",
+        "0",
+    ]
+    with output.open("wb") as stream:
+        process = subprocess.Popen(command, stdout=stream, stderr=stream, env={**os.environ, "HF_HUB_OFFLINE": "1"})
+    try:
+        wait_until(
+            lambda: "Press Ctrl-C to stop." in output.read_text() or process.poll() is not None, 120.0, output.read_text
+        )
+        assert process.poll() is None, output.read_text()
+        assert "The capital of France is Paris." in output.read_text()
+        started = psutil.Process(process.pid).children(recursive=True)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(10.0) == 0, output.read_text()
+        _, alive = psutil.wait_procs(started, timeout=3.0)
+        assert alive == []
+    finally:
+        process.kill()
+        process.wait()
