@@ -17,6 +17,7 @@ that is there. When a test fails, logs, events and objects are in artifacts/TEST
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -96,7 +97,10 @@ def cluster() -> Cluster:
 def operator(cluster: Cluster) -> Kubectl:
     if not os.environ.get("E2E_PREPARED"):  # `make e2e` has done it just now
         prepare(cluster)
-    return Kubectl(cluster.kubeconfig)
+    kubectl = Kubectl(cluster.kubeconfig)
+    # What a run that was killed left.
+    kubectl("delete", "namespace", "--selector", "rayloom.dev/e2e=true", "--timeout=120s", timeout_s=130)
+    return kubectl
 
 
 @pytest.fixture(scope="session")
@@ -106,13 +110,22 @@ def kubectl(cluster: Cluster) -> Kubectl:
     return Kubectl(cluster.kubeconfig)
 
 
+@contextlib.contextmanager
+def new_namespace(kubectl: Kubectl, purpose: str) -> Iterator[str]:
+    """A namespace that is gone afterwards, whatever happened: the next test wants the memory and the cores."""
+    name = f"e2e-{_slug(purpose)[:40].strip('-')}-{time.time_ns() // 1_000_000 % 100_000}"
+    kubectl("create", "namespace", name)
+    kubectl("label", "namespace", name, "rayloom.dev/e2e=true")
+    try:
+        yield name
+    finally:
+        kubectl("delete", "namespace", name, "--timeout=120s", timeout_s=130)
+
+
 @pytest.fixture
 def namespace(kubectl: Kubectl, request: pytest.FixtureRequest) -> Iterator[str]:
-    name = f"e2e-{_slug(request.node.name)[:40].strip('-')}-{time.time_ns() // 1_000_000 % 100_000}"
-    kubectl("create", "namespace", name)
-    yield name
-    # The next test wants the memory and the cores.
-    kubectl("delete", "namespace", name, "--timeout=120s", timeout_s=130)
+    with new_namespace(kubectl, request.node.name) as name:
+        yield name
 
 
 @pytest.fixture

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -17,7 +19,8 @@ import pytest
 import yaml
 
 from cluster.kubectl import Kubectl
-from conftest import Client
+from cluster.shell import ClusterError
+from conftest import Client, new_namespace
 
 ROOT = Path(__file__).parent.parent
 EXAMPLE = ROOT / "examples" / "smollm2-pp2.yaml"
@@ -40,12 +43,17 @@ def _manifest(path: Path, namespace: str, **spec: Any) -> dict[str, Any]:
 
 
 def _wait(condition: Callable[[], bool], seconds: float, story: Callable[[], str], pause_s: float = 0.25) -> float:
-    """Seconds until `condition` held. Fails with `story` after `seconds`."""
+    """Seconds until `condition` held. Fails with `story` after `seconds`; a failed command is asked again till then."""
     began = time.monotonic()
-    while not condition():
-        assert time.monotonic() - began < seconds, story()
+    problem: ClusterError | None = None
+    while True:
+        try:
+            if condition():
+                return time.monotonic() - began
+        except ClusterError as error:
+            problem = error
+        assert time.monotonic() - began < seconds, f"{story()}\nlast failure: {problem}"
         time.sleep(pause_s)
-    return time.monotonic() - began
 
 
 class Service:
@@ -124,25 +132,26 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
             return tokens_of(json.load(answer))
     finally:
         process.send_signal(signal.SIGINT)
-        process.wait(10.0)
+        try:
+            process.wait(10.0)
+        finally:
+            process.kill()
 
 
 @pytest.fixture(scope="module")
 def pipeline(operator: Kubectl) -> Iterator[tuple[Service, float]]:
     """smollm2-pp2.yaml as it is, and the seconds from `kubectl apply` to the first token that a client saw."""
-    namespace = f"e2e-pp2-{time.time_ns() // 1_000_000 % 100_000}"
-    operator("create", "namespace", namespace)
-    client = Client.start(operator, namespace)
-    service = Service(operator, client, namespace, "smollm2-pp2")
-    began = time.monotonic()
-    operator.apply(_manifest(EXAMPLE, namespace))
-    _wait(
-        lambda: service.chat(max_tokens=1)[0] == 200,
-        READY_SECONDS,
-        lambda: json.dumps(service.get().get("status"), indent=1),
-    )
-    yield service, time.monotonic() - began
-    operator("delete", "namespace", namespace, "--timeout=120s", timeout_s=130)
+    with new_namespace(operator, "pp2") as namespace:
+        client = Client.start(operator, namespace)
+        service = Service(operator, client, namespace, "smollm2-pp2")
+        began = time.monotonic()
+        operator.apply(_manifest(EXAMPLE, namespace))
+        _wait(
+            lambda: service.chat(max_tokens=1)[0] == 200,
+            READY_SECONDS,
+            lambda: json.dumps(service.get().get("status"), indent=1),
+        )
+        yield service, time.monotonic() - began
 
 
 def _seconds(later: str, earlier: str) -> float:
@@ -260,7 +269,7 @@ def test_a_deleted_worker_pod_is_replaced_and_the_service_is_available_again(
         status = service.engine_status()
         return status["state"] == "serving" and status["epoch"] > before["epoch"]
 
-    _wait(is_rebuilt, 90.0, lambda: json.dumps(service.engine_status(), indent=1))
+    _wait(is_rebuilt, 90.0, lambda: json.dumps(service.get().get("status"), indent=1))
     service.wait_available(30.0)
     seconds = time.monotonic() - began
     assert service.tokens() == expected
@@ -311,13 +320,15 @@ def _model_on_the_nodes() -> Path:
     from rayloom_engine.models.source import resolve
 
     converted = resolve("builtin://smollm2-135m").path
-    folder = Path("/var/tmp/rayloom-e2e/smollm2")
-    if os.environ.get("E2E_CLUSTER") == "kind":
-        pytest.skip("nodes that are containers do not see this machine's folders")
-    folder.mkdir(parents=True, exist_ok=True)
-    for path in converted.iterdir():
-        target = folder / path.name
-        if not target.exists():
-            target.write_bytes(path.read_bytes())
-        target.chmod(0o644)
+    if os.environ.get("E2E_CLUSTER") == "kind" or os.environ.get("E2E_KUBECONFIG"):
+        pytest.skip("the nodes do not see this machine's folders")
+    # Not below HOME, which other users cannot enter. Its name is that of the conversion, so it is never out of date.
+    folder = Path("/var/tmp") / f"rayloom-e2e-{converted.name}"
+    if not folder.exists():
+        draft = Path(tempfile.mkdtemp(prefix="rayloom-e2e-draft-", dir=folder.parent))
+        shutil.copytree(converted, draft, dirs_exist_ok=True, copy_function=shutil.copyfile)
+        draft.chmod(0o755)
+        for path in draft.iterdir():
+            path.chmod(0o644)
+        draft.rename(folder)
     return folder
