@@ -126,20 +126,18 @@ def test_every_kind_of_source_is_accepted(source):
         (
             "spec.parallelism.tensor",
             2,
-            "spec.parallelism.tensor: tensor 2 is too much: this version does not split layers: set tensor to 1, "
+            "spec.parallelism.tensor: 2 is not possible: this version does not split layers: set tensor to 1, "
             "and pipeline to the number of ranks",
         ),
         (
             "spec.replicas",
             0,
-            "spec.replicas: 0 engines are not possible: this version runs exactly one engine for a service: "
-            "set replicas to 1",
+            "spec.replicas: 0 is not possible: this version runs exactly one engine for a service: set replicas to 1",
         ),
         (
             "spec.replicas",
             3,
-            "spec.replicas: 3 engines are not possible: this version runs exactly one engine for a service: "
-            "set replicas to 1",
+            "spec.replicas: 3 is not possible: this version runs exactly one engine for a service: set replicas to 1",
         ),
         (
             "spec.engine.resources",
@@ -179,6 +177,11 @@ def test_every_kind_of_source_is_accepted(source):
             "spec.engine.env",
             [{"value": "1"}],
             "spec.engine.env[0].name: is missing; add it. Name of an environment variable.",
+        ),
+        (
+            "spec.engine.env",
+            [{"name": name, "value": "1"} for name in "ABA"],
+            "spec.engine.env: A is given more than once; keep one value of each name",
         ),
     ],
 )
@@ -226,6 +229,7 @@ def test_what_the_api_server_adds_is_no_mistake():
     document = manifest()
     document["status"] = {"phase": "Ready"}
     document["metadata"] |= {"uid": "1", "resourceVersion": "2", "generation": 3, "managedFields": []}
+    document["metadata"] |= {"generateName": "chat-", "aFieldOfALaterVersion": {}}
     before = copy.deepcopy(document)
 
     assert parse(document).metadata.name == "chat"

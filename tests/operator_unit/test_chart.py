@@ -1,5 +1,6 @@
 """The chart: it lints, and what it renders is an operator that holds to restricted security and to few rights."""
 
+import base64
 import subprocess
 import sys
 from pathlib import Path
@@ -17,10 +18,14 @@ def helm(*arguments):
     return done.stdout
 
 
+def rendered(*flags):
+    text = helm("template", "rayloom", CHART, "--namespace", "rayloom-system", "--include-crds", *flags)
+    return {document["kind"]: document for document in yaml.safe_load_all(text) if document}
+
+
 @pytest.fixture(scope="module")
 def objects():
-    text = helm("template", "rayloom", CHART, "--namespace", "rayloom-system", "--include-crds")
-    return {document["kind"]: document for document in yaml.safe_load_all(text) if document}
+    return rendered()
 
 
 def test_the_chart_lints():
@@ -55,8 +60,34 @@ def test_the_operator_runs_restricted_and_alone(objects):
     assert "--engine-image=rayloom/engine:0.1.0" in container["command"]
 
 
-def test_it_reads_no_secret_and_has_no_wildcard(objects):
+def test_it_can_read_no_secret_and_has_no_wildcard(objects):
+    verbs = {}
     for rule in objects["ClusterRole"]["rules"]:
         assert "*" not in rule["verbs"] + rule["resources"] + rule["apiGroups"]
-        if "secrets" in rule["resources"]:
-            assert not {"get", "list", "watch"} & set(rule["verbs"])
+        for resource in rule["resources"]:
+            verbs.setdefault(resource, set()).update(rule["verbs"])
+
+    # The answer to a patch is the whole object.
+    assert verbs["secrets"] == {"create", "delete"}
+    assert verbs["services"] == {"get", "create", "patch"}
+    assert verbs["llmservices"] == {"list", "watch"}
+
+
+def test_the_key_stays_when_the_release_goes(objects):
+    secret = objects["Secret"]
+
+    assert secret["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
+    assert key_volume(objects) == secret["metadata"]["name"] == "rayloom-rayloom-operator-key"
+    assert len(base64.b64decode(secret["data"]["key"])) == 48
+
+
+def test_a_key_of_the_users_own_is_taken_and_none_is_made():
+    found = rendered("--set", "existingKeySecret=own")
+
+    assert "Secret" not in found
+    assert key_volume(found) == "own"
+
+
+def key_volume(objects):
+    (volume,) = [each for each in objects["Deployment"]["spec"]["template"]["spec"]["volumes"] if each["name"] == "key"]
+    return volume["secret"]["secretName"]

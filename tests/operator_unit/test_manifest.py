@@ -1,7 +1,9 @@
+from pathlib import Path
+
 import pytest
 
 from rayloom_operator.errors import SpecError
-from rayloom_operator.manifest import load_service, service_in
+from rayloom_operator.manifest import load_service
 
 SERVICE = """
 apiVersion: rayloom.dev/v1alpha1
@@ -11,28 +13,45 @@ spec: {model: {source: "builtin://smollm2-135m"}}
 """
 
 
-def problems_of(text):
-    with pytest.raises(SpecError) as caught:
-        service_in(text, "x.yaml")
-    return caught.value.problems
+@pytest.fixture
+def load(tmp_path, monkeypatch):
+    """Loads text as the file x.yaml of the working directory."""
+    monkeypatch.chdir(tmp_path)
+
+    def load_text(text):
+        path = Path("x.yaml")
+        path.write_text(text, encoding="utf-8")
+        return load_service(path)
+
+    return load_text
 
 
-def test_empty_documents_around_the_service_do_not_count():
-    assert service_in(f"---\n---\n{SERVICE}\n---\n# nothing\n", "x.yaml").metadata.name == "chat"
+@pytest.fixture
+def problems_of(load):
+    def problems(text):
+        with pytest.raises(SpecError) as caught:
+            load(text)
+        return caught.value.problems
+
+    return problems
 
 
-def test_several_documents_are_refused_with_their_kinds():
+def test_empty_documents_around_the_service_do_not_count(load):
+    assert load(f"---\n---\n{SERVICE}\n---\n# nothing\n").metadata.name == "chat"
+
+
+def test_several_documents_are_refused_with_their_kinds(problems_of):
     assert problems_of(f"{SERVICE}---\nkind: Secret\n---\n- 1\n") == (
         "x.yaml holds 3 documents (LLMService, Secret, no kind); keep exactly one LLMService and remove the others",
     )
 
 
 @pytest.mark.parametrize("text", ["", "# only a comment\n", "---\n---\n"])
-def test_an_empty_file_is_refused(text):
+def test_an_empty_file_is_refused(problems_of, text):
     assert problems_of(text) == ("x.yaml is empty; it must hold one LLMService",)
 
 
-def test_broken_yaml_is_refused_with_its_place():
+def test_broken_yaml_is_refused_with_its_place(problems_of):
     (problem,) = problems_of("spec: {model: [}")
 
     assert problem.startswith("x.yaml is not YAML: ")

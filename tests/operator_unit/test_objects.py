@@ -3,17 +3,23 @@
 import base64
 import copy
 import json
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from rayloom_operator.objects.admin_secret import admin_secret, admin_token
-from rayloom_operator.objects.config_map import config_map
+from rayloom_operator.objects.companions import (
+    admin_secret,
+    admin_token,
+    client_service,
+    config_map,
+    endpoint,
+    service_account,
+)
 from rayloom_operator.objects.ray_cluster import RAY_VERSION, ray_cluster
-from rayloom_operator.objects.service import endpoint
-from rayloom_operator.objects.service import service as client_service
-from rayloom_operator.objects.service_account import service_account
 from rayloom_operator.revision import revision
 from rt_operator import make_service
 
@@ -147,6 +153,13 @@ def test_the_manifests_variables_reach_engine_and_ranks():
     assert {values(each)["HF_ENDPOINT"] for each in found.values()} == {"http://hub"}
 
 
+def test_a_variable_of_the_manifest_replaces_ours_and_no_name_is_there_twice():
+    name = "RAY_gcs_rpc_server_reconnect_timeout_s"
+    for container in containers(engine={"env": [{"name": name, "value": "9"}]}).values():
+        assert values(container)[name] == "9"
+        assert len(values(container)) == len(container["env"])
+
+
 def test_the_service_selects_only_pods_that_are_routed_to():
     service = make_service()
     manifest = client_service(service)
@@ -156,31 +169,56 @@ def test_the_service_selects_only_pods_that_are_routed_to():
     assert endpoint(service) == "http://chat.team.svc:8000"
 
 
-def test_equal_services_give_equal_bytes_and_stay_as_they_are():
-    service = make_service(parallelism={"pipeline": 2})
-    before = copy.deepcopy(service)
-    first, second = (
-        json.dumps(
-            [
-                ray_cluster(service, REVISION, "i"),
-                config_map(service, REVISION),
-                admin_secret(service, REVISION, b"k"),
-                service_account(service),
-            ]
-        )
-        for _ in range(2)
-    )
+def every_object(service):
+    return [
+        service_account(service),
+        client_service(service),
+        config_map(service, REVISION),
+        admin_secret(service, REVISION, b"k"),
+        ray_cluster(service, REVISION, "i"),
+    ]
 
-    assert first == second
+
+HASH_ORDER = """
+import hashlib, json
+from rt_operator import make_service
+from rayloom_operator.objects.ray_cluster import ray_cluster
+service = make_service(engine={"env": [{"name": "B", "value": "1"}, {"name": "A", "value": "2"}]})
+print(hashlib.sha256(json.dumps(ray_cluster(service, "0", "i")).encode()).hexdigest())
+"""
+
+
+def test_equal_services_give_equal_bytes_in_every_process():
+    digests = set()
+    for seed in ("1", "2"):
+        environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        run = [sys.executable, "-c", HASH_ORDER]
+        done = subprocess.run(run, env=environment, capture_output=True, text=True, timeout=60, check=True)
+        digests.add(done.stdout)
+
+    assert len(digests) == 1
+
+
+def test_a_service_is_left_as_it_is():
+    service = make_service(parallelism={"pipeline": 2}, engine={"resources": {"limits": {"cpu": "1"}}})
+    before = copy.deepcopy(service)
+    every_object(service)
+
     assert service == before
 
 
 def test_every_object_goes_with_its_service():
-    service = make_service()
-    for manifest in (ray_cluster(service, REVISION, "i"), config_map(service, REVISION), client_service(service)):
+    for manifest in every_object(make_service()):
         (owner,) = manifest["metadata"]["ownerReferences"]
         assert (owner["kind"], owner["name"], owner["uid"]) == ("LLMService", "chat", "uid-1")
         assert manifest["metadata"]["namespace"] == "team"
+
+
+def test_the_account_of_the_pods_has_a_name_of_its_own():
+    account = service_account(make_service("default"))["metadata"]["name"]
+
+    assert account == "default-rayloom"
+    assert {pod["serviceAccountName"] for pod in pod_specs(build())} == {"chat-rayloom"}
 
 
 def test_the_admin_token_is_another_for_another_key_service_or_group():

@@ -3,7 +3,7 @@ import io
 import pytest
 
 from rayloom_operator.engine_status import Phase
-from rayloom_operator.startup_display import BarDisplay, LineDisplay, phase_line
+from rayloom_operator.startup_display import StartupDisplay, phase_line
 
 
 def phase(name="load", done=0, total=0, unit="", finished=False, seconds=1.25):
@@ -26,12 +26,11 @@ def test_a_line_holds_the_amount_and_the_end_the_seconds(given, line):
 
 def test_lines_come_at_quarters_and_at_the_end_only():
     stream = io.StringIO()
-    display = LineDisplay(stream)
+    display = StartupDisplay(stream)
     for done in range(0, 101, 10):
         display.update((phase(done=done, total=100, unit="tensors"),))
     display.update((phase(done=100, total=100, unit="tensors", finished=True), phase("warm_up")))
     display.update((phase(done=100, total=100, unit="tensors", finished=True), phase("warm_up")))
-    display.close()
 
     assert stream.getvalue().splitlines() == [
         "load: 0 of 100 tensors",
@@ -44,14 +43,20 @@ def test_lines_come_at_quarters_and_at_the_end_only():
     ]
 
 
-def test_bars_show_bytes_and_what_cannot_be_counted():
-    stream = io.StringIO()
-    display = BarDisplay(stream)
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_bars_show_bytes_and_what_cannot_be_counted_each_in_its_place():
+    stream = Terminal()
+    display = StartupDisplay(stream)
     display.update((phase("import"),))
     display.update((phase("import", finished=True), phase(done=135_000_000, total=270_000_000, unit="bytes")))
-    display.update((phase("import", finished=True), phase(done=135_000_000, total=270_000_000, unit="bytes")))
-    display.close()
 
-    assert "import    : done 1.2 s" in stream.getvalue()
-    assert "load      :  50%" in stream.getvalue()
-    assert "135M/270M" in stream.getvalue()
+    assert stream.getvalue() == (
+        "\r\x1b[Kimport    : 1.2 s\n"
+        "\x1b[1A"
+        "\r\x1b[Kimport    : done in 1.2 s\n"
+        "\r\x1b[Kload      :  50% |##########          | 135.0 of 270.0 MB, 1.2 s\n"
+    )

@@ -10,7 +10,6 @@ import pytest
 from rayloom_operator.api_status import FAULTS, Reason
 from rayloom_operator.engine_status import Phase
 from rayloom_operator.k8s_events import events
-from rayloom_operator.observed import Observed
 from rayloom_operator.plan import plan
 from rayloom_operator.revision import revision
 from rayloom_operator.status import judge, status
@@ -87,7 +86,7 @@ def test_before_the_engine_speaks_pods_say_what_is_wrong(group, reason, words):
         (routed(ready=False), make_said(), Reason.STARTING, True),
         (make_pod(), make_said(), Reason.STARTING, True),
         (make_pod(), make_said("starting", None, startup=(LOADING,)), Reason.STARTING, False),
-        (routed(), make_said("recovering"), Reason.RECOVERING, True),
+        (routed(), make_said("recovering"), Reason.RECOVERING, False),
         (routed(), make_said("draining"), Reason.DRAINING, True),
         (routed(), make_said("failed", None, reason="ranks died"), Reason.ENGINE_FAILED, False),
     ],
@@ -126,20 +125,70 @@ def test_an_engine_that_ended_is_explained_by_its_pod_at_once():
     assert judge(group, NOW).reason is Reason.ENGINE_FAILED
 
 
-def computed(observed=None, service=None, problems=(), previous=None, clock=CLOCK):
+def test_an_old_answer_is_silence():
+    assert judge(make_group(routed(), reading=make_reading(make_said(), at=NOW - 20)), NOW).reason is Reason.SERVING
+    stale = judge(make_group(routed(), reading=make_reading(make_said(), at=NOW - 20.1)), NOW)
+
+    assert (stale.reason, stale.is_loaded) == (Reason.ENGINE_UNREACHABLE, False)
+    assert "older than 20 s" in stale.message
+
+
+def test_a_rank_that_stands_still_is_no_lost_rank_and_its_seconds_are_not_said():
+    first, second = (
+        judge(make_group(routed(), reading=make_reading(make_said("recovering", 60, reason=reason))), NOW)
+        for reason in ("rank 0 has not advanced for 61 s", "rank 0 has not advanced for 62 s")
+    )
+    lost = judge(make_group(routed(), reading=make_reading(make_said("recovering", 60, reason="lost rank 1"))), NOW)
+
+    assert (first, first.reason) == (second, Reason.TOKENS_STOPPED)
+    assert (lost.reason, lost.is_loaded) == (Reason.RECOVERING, False)
+
+
+def test_what_keeps_the_replacement_of_a_rank_away_is_said():
+    recovering = make_reading(make_said("recovering"))
+    blocked = worker(node="", conditions=UNSCHEDULABLE)
+
+    assert judge(make_group(routed(), blocked, reading=recovering), NOW).reason is Reason.UNSCHEDULABLE
+
+
+def test_how_an_engine_ended_before_is_nothing_once_it_answers():
+    starting = make_reading(make_said("starting", None, startup=(LOADING,)))
+
+    assert (
+        judge(make_group(make_pod(engine=restarted(78, "no model")), reading=starting), NOW).reason is Reason.STARTING
+    )
+
+
+def test_pods_that_the_api_server_refuses_are_not_kuberays_fault():
+    refused = judge(make_group(refusal="pods are forbidden: quota"), NOW)
+
+    assert refused.reason is Reason.CONTAINER_FAILED
+    assert "quota" in refused.message
+
+
+def test_of_a_log_the_end_is_kept():
+    long = "x" * 700 + " CUDA out of memory"
+
+    message = judge(make_group(make_pod(engine=crashed(1, long))), NOW).message
+    assert message.endswith("CUDA out of memory")
+    assert "..." + "x" * (600 - 3 - 19) + " CUDA" in message
+
+
+def computed(groups=(), service=None, problems=(), previous=None, clock=CLOCK, refusal="", revision="00000000"):
     return status(
         service,
         problems,
-        observed or Observed(groups=()),
+        groups,
+        refusal,
         generation=3,
-        revision="00000000" if service else "",
+        revision=revision if service else "",
         previous=previous or {},
         now=NOW,
         clock=clock,
     )
 
 
-SERVING = Observed(groups=(make_group(routed(), worker(), reading=make_reading(make_said())),))
+SERVING = (make_group(routed(), worker(), reading=make_reading(make_said())),)
 
 
 def test_a_serving_service_in_full():
@@ -160,7 +209,7 @@ def test_a_serving_service_in_full():
 def test_a_time_of_change_moves_only_with_the_status():
     previous = computed(SERVING, make_service()).model_dump(mode="json", by_alias=True)
     later = datetime(2026, 1, 2, 4, 0, 0, tzinfo=UTC)
-    starting = Observed(groups=(make_group(make_pod()),))
+    starting = (make_group(make_pod()),)
 
     same = computed(SERVING, make_service(), previous=previous, clock=later)
     changed = computed(starting, make_service(), previous=previous, clock=later)
@@ -176,7 +225,7 @@ def test_an_unusable_spec_is_refused_and_leaves_what_runs_alone():
     assert found.conditions[0].message == "spec.replicas: no; spec.model: no"
     assert [each.status for each in found.conditions] == ["False", "True", "True"]
     assert found.endpoint == "http://chat.team.svc:8000"
-    assert plan(None, SERVING, SETTINGS).applied == ()
+    assert plan(None, SERVING, SETTINGS).wanted == ()
 
 
 def test_an_unusable_spec_with_nothing_running_says_so_twice():
@@ -186,10 +235,18 @@ def test_an_unusable_spec_with_nothing_running_says_so_twice():
 
 
 def test_what_the_api_server_refuses_is_said():
-    found = computed(Observed(groups=(), apply_error="quota"), make_service())
+    found = computed(service=make_service(), refusal="quota")
 
     assert (found.conditions[0].reason, found.conditions[0].status) == (Reason.APPLY_REFUSED, "False")
     assert (found.conditions[2].reason, found.conditions[2].message) == (Reason.APPLY_REFUSED, "quota")
+
+
+def test_what_runs_is_judged_while_its_successor_is_refused():
+    previous = computed(SERVING, make_service()).model_dump(mode="json", by_alias=True)
+    found = computed(SERVING, make_service(), previous=previous, refusal="quota", revision="11111111")
+
+    assert [each.reason for each in found.conditions] == [Reason.APPLY_REFUSED, Reason.LOADED, Reason.SERVING]
+    assert (found.current_revision, found.ready) == ("00000000", "1/1")
 
 
 def test_events_name_what_is_new_and_are_the_same_when_said_again():
@@ -198,7 +255,7 @@ def test_events_name_what_is_new_and_are_the_same_when_said_again():
         "kind": "LLMService",
         "metadata": {"name": "chat", "namespace": "team", "uid": "u"},
     }
-    found = computed(Observed(groups=(make_group(make_pod(engine=crashed(78, "no model"))),)), make_service())
+    found = computed((make_group(make_pod(engine=crashed(78, "no model"))),), make_service())
     written = service | {"status": found.model_dump(mode="json", by_alias=True)}
 
     (event,) = events(service, found, CLOCK)
@@ -210,11 +267,11 @@ def test_events_name_what_is_new_and_are_the_same_when_said_again():
 
 
 def kinds(planned):
-    return [each["kind"] for each in planned.applied]
+    return [each["kind"] for each in planned.wanted]
 
 
 def test_a_new_service_gets_its_objects_and_the_cluster_last():
-    planned = plan(make_service(), Observed(groups=()), SETTINGS)
+    planned = plan(make_service(), (), SETTINGS)
 
     assert kinds(planned) == ["ServiceAccount", "Service", "ConfigMap", "Secret", "RayCluster"]
     assert (planned.deletions, planned.routes) == ((), ())
@@ -224,21 +281,30 @@ def test_a_running_group_is_left_as_it_is():
     service = make_service()
     current = revision(service, SETTINGS.engine_image)
     group = make_group(routed(), reading=make_reading(make_said()), name=f"chat-{current}-0", revision=current)
-    planned = plan(service, Observed(groups=(group,)), SETTINGS)
+    planned = plan(service, (group,), SETTINGS)
 
-    assert kinds(planned) == ["ServiceAccount", "Service"]
+    assert kinds(planned) == ["ServiceAccount", "Service", "ConfigMap", "Secret"]
+    assert not planned.is_new
     assert (planned.deletions, planned.routes) == ((), ())
 
 
 def test_a_group_of_another_revision_goes_with_its_cluster_last():
     planned = plan(make_service(), SERVING, SETTINGS)
 
-    assert [(each.kind, each.name, each.uid) for each in planned.deletions] == [
-        ("ConfigMap", "chat-00000000-0", ""),
-        ("Secret", "chat-00000000-0-admin", ""),
-        ("RayCluster", "chat-00000000-0", "uid-cluster"),
+    assert [(each.path, each.uid) for each in planned.deletions] == [
+        ("/api/v1/namespaces/team/configmaps/chat-00000000-0", ""),
+        ("/api/v1/namespaces/team/secrets/chat-00000000-0-admin", ""),
+        ("/apis/ray.io/v1/namespaces/team/rayclusters/chat-00000000-0", "uid-cluster"),
     ]
     assert kinds(planned)[-1] == "RayCluster"
+
+
+def test_a_cluster_whose_name_is_taken_is_made_later_and_until_then_nothing_goes():
+    name = f"chat-{revision(make_service(), SETTINGS.engine_image)}-0"
+    planned = plan(make_service(), SERVING, SETTINGS, frozenset({name}))
+
+    assert kinds(planned) == ["ServiceAccount", "Service"]
+    assert planned.deletions == ()
 
 
 @pytest.mark.parametrize(
@@ -257,6 +323,6 @@ def test_a_group_of_another_revision_goes_with_its_cluster_last():
 )
 def test_requests_are_routed_to_engines_that_take_them(head, said, wanted):
     reading = None if said is None else make_reading(said)
-    planned = plan(None, Observed(groups=(make_group(head, reading=reading),)), SETTINGS)
+    planned = plan(None, (make_group(head, reading=reading),), SETTINGS)
 
     assert [route.wanted for route in planned.routes] == ([] if wanted is None else [wanted])

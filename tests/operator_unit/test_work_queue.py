@@ -69,7 +69,7 @@ def test_a_key_that_waits_is_in_the_queue_once():
 
 
 def test_a_failure_comes_back_later_each_time_and_success_forgets_it(monkeypatch):
-    delays = []
+    delays, turns = [], []
 
     async def run():
         queue = WorkQueue()
@@ -77,16 +77,18 @@ def test_a_failure_comes_back_later_each_time_and_success_forgets_it(monkeypatch
         outcomes = iter([ValueError(), ValueError(), ValueError(), None, ValueError(), 7.0])
 
         async def handle(key):
+            turns.append(key)
             outcome = next(outcomes)
             if isinstance(outcome, Exception):
                 raise outcome
             return outcome
 
         worker = asyncio.create_task(queue.work(handle))
-        for num_turns in range(6):
+        for num_turns in range(1, 7):
             queue.add("a")
-            await until(lambda: queue._ready.empty() and not queue._working)
-            assert num_turns < 6
+            await until(lambda num_turns=num_turns: len(turns) == num_turns)
+        await until(lambda: not queue._working)
+        assert next(outcomes, "none") == "none"
         await stop([worker])
 
     asyncio.run(run())
@@ -110,5 +112,28 @@ def test_the_earlier_of_two_times_counts():
                 await asyncio.sleep(0.01)
         await stop([worker])
         assert sorted(turns) == ["a", "b"]
+
+    asyncio.run(run())
+
+
+def test_news_waits_for_the_delay_after_a_failure_but_a_new_spec_does_not():
+    async def run():
+        queue, turns = WorkQueue(), []
+
+        async def handle(key):
+            turns.append(key)
+            if key == "a":
+                raise ValueError
+
+        worker = asyncio.create_task(queue.work(handle))
+        queue.add("a")
+        await until(lambda: turns == ["a"] and not queue._working)
+        queue.add("a")
+        queue.add("b")
+        await until(lambda: "b" in turns)
+        assert turns == ["a", "b"]
+        queue.add("a", is_new=True)
+        await until(lambda: turns == ["a", "b", "a"])
+        await stop([worker])
 
     asyncio.run(run())

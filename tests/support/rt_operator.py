@@ -1,7 +1,7 @@
 """Services, pods and engine answers as the operator sees them, with everything well unless a test says otherwise."""
 
 from rayloom_operator.api import parse
-from rayloom_operator.engine_status import EngineStatus
+from rayloom_operator.engine_status import EngineStatus, Rank
 from rayloom_operator.observed import Group, Reading, pod
 from rayloom_operator.plan import Settings
 
@@ -45,13 +45,18 @@ def make_pod(*args, mount_failure="", **kwargs):
 
 def make_said(state="serving", token_age=1.0, reason="", nodes=("n1", "n2"), startup=()):
     return EngineStatus(
-        state=state, reason=reason, startup=startup, model=None, last_token_age_seconds=token_age, nodes=nodes
+        state=state,
+        reason=reason,
+        startup=startup,
+        model=None,
+        last_token_age_seconds=token_age,
+        ranks=tuple(Rank(node=node) for node in nodes),
     )
 
 
-def make_reading(said=None, *, failing_since=None, error=""):
-    return Reading(status=said, at=100.0, failing_since=failing_since, error=error)
+def make_reading(said=None, *, at=100.0, failing_since=None, error=""):
+    return Reading(status=said, at=at, failing_since=failing_since, error=error)
 
 
-def make_group(*pods, reading=None, name="chat-00000000-0", revision="00000000"):
-    return Group(name=name, revision=revision, uid="uid-cluster", pods=pods, reading=reading)
+def make_group(*pods, reading=None, name="chat-00000000-0", revision="00000000", refusal=""):
+    return Group(name=name, revision=revision, uid="uid-cluster", pods=pods, refusal=refusal, reading=reading)

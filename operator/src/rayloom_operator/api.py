@@ -11,7 +11,7 @@ import json
 import re
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 from pydantic.alias_generators import to_camel
 from pydantic.config import JsonDict
 
@@ -21,18 +21,6 @@ from rayloom_operator.errors import SpecError
 API_VERSION = "rayloom.dev/v1alpha1"
 KIND = "LLMService"
 BUILTIN_MODELS = ("smollm2-135m",)
-
-# Written by the API server into what `kubectl get -o yaml` prints. They say nothing about what is asked for.
-_SERVER_FIELDS = (
-    "resourceVersion",
-    "creationTimestamp",
-    "deletionTimestamp",
-    "deletionGracePeriodSeconds",
-    "managedFields",
-    "ownerReferences",
-    "finalizers",
-    "selfLink",
-)
 
 # Objects are named `<service>-<revision>-<n>` in at most 53 characters: 40, "-", 8, "-" and 3.
 _MAX_NAME = 40
@@ -49,7 +37,6 @@ _NAME_PATTERN = "^[a-z]([-a-z0-9]*[a-z0-9])?$"
 _QUANTITY = r"^[0-9]+(\.[0-9]+)?(m|k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei)?$"
 _TENSOR_IN_WORDS = "this version does not split layers: set tensor to 1, and pipeline to the number of ranks"
 _REPLICAS_IN_WORDS = "this version runs exactly one engine for a service: set replicas to 1"
-_REVISION_IN_WORDS = "has an effect for hf:// sources only: remove it, or use an hf:// source"
 
 
 class _Part(BaseModel):
@@ -59,6 +46,15 @@ class _Part(BaseModel):
 def _rules(*rules: tuple[str, str]) -> JsonDict:
     """CEL rules (https://kubernetes.io/docs/reference/using-api/cel/) and what the API server says where one fails."""
     return {"x-kubernetes-validations": [{"rule": rule, "message": message} for rule, message in rules]}
+
+
+def _only_one(words: str) -> AfterValidator:
+    def check(number: int) -> int:
+        if number != 1:
+            raise ValueError(f"{number} is not possible: {words}")
+        return number
+
+    return AfterValidator(check)
 
 
 class Metadata(_Part):
@@ -77,7 +73,10 @@ class Metadata(_Part):
 class Model(_Part):
     model_config = ConfigDict(
         json_schema_extra=_rules(
-            ("!has(self.revision) || self.source.startsWith('hf://')", f"revision {_REVISION_IN_WORDS}")
+            (
+                "!has(self.revision) || self.source.startsWith('hf://')",
+                "revision has an effect for hf:// sources only: remove it, or use an hf:// source",
+            )
         )
     )
 
@@ -128,7 +127,7 @@ class Model(_Part):
 
 
 class Parallelism(_Part):
-    tensor: int = Field(
+    tensor: Annotated[int, _only_one(_TENSOR_IN_WORDS)] = Field(
         1,
         ge=1,
         description="Accelerators that share each layer. Only 1 works today.",
@@ -137,13 +136,6 @@ class Parallelism(_Part):
     pipeline: int = Field(
         1, ge=1, le=1024, description="Stages that share the layers, one after another; each is a rank in its own pod."
     )
-
-    @field_validator("tensor")
-    @classmethod
-    def _layers_are_whole(cls, tensor: int) -> int:
-        if tensor > 1:
-            raise ValueError(f"tensor {tensor} is too much: {_TENSOR_IN_WORDS}")
-        return tensor
 
     @property
     def shape(self) -> str:
@@ -207,13 +199,27 @@ class Engine(_Part):
         default_factory=Resources, description="Resources of each rank: of the main container of a worker pod."
     )
     args: EngineArgs = Field(default_factory=EngineArgs, description="Settings of the engine.")
-    env: tuple[EnvVar, ...] = Field((), strict=False, description="Environment variables of the engine's processes.")
+    env: tuple[EnvVar, ...] = Field(
+        (),
+        strict=False,
+        description="Environment variables of the engine's processes, each name once.",
+        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
+    )
+
+    @field_validator("env")
+    @classmethod
+    def _names_differ(cls, env: tuple[EnvVar, ...]) -> tuple[EnvVar, ...]:
+        names = [variable.name for variable in env]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ValueError(f"{', '.join(twice)} is given more than once; keep one value of each name")
+        return env
 
 
 class Spec(_Part):
     model: Model = Field(description="What to serve.")
     parallelism: Parallelism = Field(default_factory=Parallelism, description="How many ranks share one replica.")
-    replicas: int = Field(
+    replicas: Annotated[int, _only_one(_REPLICAS_IN_WORDS)] = Field(
         1,
         description="Engines that serve this model. Only 1 works today.",
         json_schema_extra=_rules(("self == 1", _REPLICAS_IN_WORDS)),
@@ -222,16 +228,10 @@ class Spec(_Part):
         30,
         ge=0,
         le=86400,
-        description="Seconds that running requests may take to finish when the engine is asked to stop.",
+        description="Seconds that running requests may take to finish when its pod is asked to stop. No effect when "
+        "the spec changes or the LLMService is deleted: the ranks' pods end at once then.",
     )
     engine: Engine = Field(default_factory=Engine, description="The engine's own settings.")
-
-    @field_validator("replicas")
-    @classmethod
-    def _one_engine(cls, replicas: int) -> int:
-        if replicas != 1:
-            raise ValueError(f"{replicas} engines are not possible: {_REPLICAS_IN_WORDS}")
-        return replicas
 
 
 class LLMService(_Part):
@@ -272,6 +272,8 @@ def _without_server_fields(document: object) -> object:
     if not isinstance(document, dict):
         return document
     kept = {key: value for key, value in document.items() if key != "status"}
-    if isinstance(kept.get("metadata"), dict):
-        kept["metadata"] = {key: value for key, value in kept["metadata"].items() if key not in _SERVER_FIELDS}
+    meta = kept.get("metadata")
+    # What the API server has written, it has checked; it adds fields, and may add more in a later version.
+    if isinstance(meta, dict) and {"uid", "creationTimestamp"} & meta.keys():
+        kept["metadata"] = {key: value for key, value in meta.items() if key in Metadata.model_fields}
     return kept

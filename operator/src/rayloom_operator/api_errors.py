@@ -9,6 +9,7 @@ from pydantic import BaseModel
 
 if TYPE_CHECKING:
     from pydantic import ValidationError
+    from pydantic.fields import FieldInfo
     from pydantic_core import ErrorDetails
 
 _TYPES_IN_WORDS = {
@@ -79,8 +80,7 @@ def _alternatives(expected: str) -> str:
 
 
 def _unknown_field(location: tuple[int | str, ...], root: type[BaseModel]) -> str:
-    owner = _class_at(location[:-1], root)
-    known = [field.alias or name for name, field in owner.model_fields.items()]
+    known = list(_fields(location[:-1], root))
     close = difflib.get_close_matches(str(location[-1]), known, n=1)
     if close:
         return f"is not a field; did you mean {close[0]}?"
@@ -88,28 +88,20 @@ def _unknown_field(location: tuple[int | str, ...], root: type[BaseModel]) -> st
 
 
 def _description(location: tuple[int | str, ...], root: type[BaseModel]) -> str:
-    owner = _class_at(location[:-1], root)
-    for name, field in owner.model_fields.items():
-        if (field.alias or name) == location[-1] and field.description:
-            return f". {field.description}"
-    return ""
+    field = _fields(location[:-1], root).get(str(location[-1]))
+    return f". {field.description}" if field is not None and field.description else ""
 
 
-def _class_at(location: tuple[int | str, ...], root: type[BaseModel]) -> type[BaseModel]:
-    """The class of the map at `location`, following aliases; list indices stay with the list's element."""
-    owner = root
-    for part in location:
-        for name, field in owner.model_fields.items():
-            if (field.alias or name) == part:
-                owner = _model_in(field.annotation) or owner
-    return owner
+def _fields(location: tuple[int | str, ...], root: type[BaseModel]) -> dict[str, FieldInfo]:
+    """By alias, those of the map at `location`; a list's index stays with the list's element."""
+    fields = {field.alias or name: field for name, field in root.model_fields.items()}
+    if not location:
+        return fields
+    field = fields.get(str(location[0]))
+    return _fields(location[1:], (_model_in(field.annotation) if field else None) or root)
 
 
 def _model_in(annotation: object) -> type[BaseModel] | None:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
-    for argument in getattr(annotation, "__args__", ()):
-        found = _model_in(argument)
-        if found is not None:
-            return found
-    return None
+    return next(filter(None, map(_model_in, getattr(annotation, "__args__", ()))), None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 from pydantic.alias_generators import to_camel
@@ -24,7 +24,7 @@ class Reason(StrEnum):
     PODS_PENDING = "PodsPending"
     UNSCHEDULABLE = "Unschedulable"
     IMAGE_PULL_FAILED = "ImagePullFailed"
-    CONTAINER_FAILED = "ContainerFailed"  # a container cannot be created, or one of Ray keeps ending
+    CONTAINER_FAILED = "ContainerFailed"  # a pod or container cannot be created, or one of Ray keeps ending
     ENGINE_FAILED = "EngineFailed"  # the engine ended or gave up
     ENGINE_UNREACHABLE = "EngineUnreachable"
     TOKENS_STOPPED = "TokensStopped"  # the engine says that it serves, yet no token passes through every rank
@@ -32,21 +32,12 @@ class Reason(StrEnum):
     DRAINING = "Draining"
 
 
-# What an admin must act on: these become Warning events.
-FAULTS = frozenset(
-    {
-        Reason.INVALID_SPEC,
-        Reason.APPLY_REFUSED,
-        Reason.MODEL_NOT_FOUND,
-        Reason.MODEL_UNUSABLE,
-        Reason.UNSCHEDULABLE,
-        Reason.IMAGE_PULL_FAILED,
-        Reason.CONTAINER_FAILED,
-        Reason.ENGINE_FAILED,
-        Reason.ENGINE_UNREACHABLE,
-        Reason.TOKENS_STOPPED,
-    }
-)
+_COURSE = (Reason.LOADING, Reason.STARTING, Reason.PODS_PENDING, Reason.RECOVERING, Reason.DRAINING)
+# What an admin must act on: these become Warning events. All but what is well and what passes by itself.
+FAULTS = frozenset(Reason) - {Reason.VALID, Reason.LOADED, Reason.SERVING, *_COURSE}
+
+ConditionType: TypeAlias = Literal["Accepted", "ModelReady", "Available"]
+GroupState: TypeAlias = Literal["Pending", "Starting", "Serving", "Recovering", "Draining", "Failed"]
 
 
 # The definition in a cluster may be older than the operator (Helm never updates it); a new reason must pass it.
@@ -58,11 +49,11 @@ class _Part(BaseModel):
 
 
 class Condition(_Part):
-    type: Literal["Accepted", "ModelReady", "Available"] = Field(
+    type: ConditionType = Field(
         description="Accepted: the spec can be used. ModelReady: every rank has loaded it. Available: a token passed "
         "through every rank a moment ago, and requests reach the engine."
     )
-    status: Literal["True", "False", "Unknown"] = Field(description="Whether it holds.")
+    status: Literal["True", "False"] = Field(description="Whether it holds.")
     reason: ReasonText = Field(description="Why, as one word of a closed list.")
     message: str = Field(description="Why, as a sentence, and what to do.")
     observed_generation: int = Field(description="metadata.generation of the spec that this was said of.")
@@ -74,9 +65,7 @@ class Condition(_Part):
 class Group(_Part):
     name: str = Field(description="Name of the RayCluster.")
     revision: str = Field(description="Hash of what rolls: spec and resolved inputs.")
-    state: Literal["Pending", "Starting", "Serving", "Recovering", "Draining", "Failed"] = Field(
-        description="What the engine of this group does."
-    )
+    state: GroupState = Field(description="What the engine of this group does.")
     reason: ReasonText = Field(description="Why, as one word.")
     nodes: tuple[str, ...] = Field(description="Nodes that hold its ranks, in the order of the ranks.")
 

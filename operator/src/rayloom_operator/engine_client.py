@@ -6,7 +6,7 @@ import http.client
 import json
 from collections.abc import Iterator
 
-from rayloom_operator.engine_status import EngineStatus, engine_status
+from rayloom_operator.engine_status import EngineStatus, engine_status, shown
 from rayloom_operator.errors import EngineUnavailable
 
 _STATUS_TIMEOUT_S = 5.0
@@ -39,13 +39,7 @@ def read_status(host: str, port: int) -> EngineStatus | None:
         return None
     finally:
         connection.close()
-    if response.status != 200:
-        raise EngineUnavailable(f"/status answered {response.status} {response.reason}: {_text(body)}")
-    try:
-        document = json.loads(body)
-    except ValueError as error:
-        raise EngineUnavailable(f"/status did not answer with JSON: {error}") from error
-    return engine_status(document)
+    return engine_status(response.status, body)
 
 
 def stream_chat(
@@ -70,7 +64,7 @@ def stream_chat(
         connection.request("POST", "/v1/chat/completions", json.dumps(body), headers)
         response = connection.getresponse()
         if response.status != 200:
-            raise EngineUnavailable(f"the engine answered {response.status}: {_text(response.read())}")
+            raise EngineUnavailable(f"the engine answered {response.status}: {shown(response.read())}")
         yield from _pieces(response)
     except (OSError, http.client.HTTPException) as error:
         raise EngineUnavailable(f"the stream broke: {type(error).__name__}: {error}") from error
@@ -94,9 +88,5 @@ def _pieces(response: http.client.HTTPResponse) -> Iterator[str]:
                 if piece:
                     yield piece
         except (ValueError, KeyError, TypeError) as error:
-            raise EngineUnavailable(f"the engine sent an event that is not a chat chunk: {_text(data)}") from error
+            raise EngineUnavailable(f"the engine sent an event that is not a chat chunk: {shown(data)}") from error
     raise EngineUnavailable("the stream ended before [DONE]")
-
-
-def _text(body: bytes) -> str:
-    return " ".join(body.decode("utf-8", "replace").split())[:300]

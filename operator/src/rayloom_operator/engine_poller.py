@@ -3,32 +3,44 @@
 from __future__ import annotations
 
 import asyncio
-import json
+import contextlib
+import logging
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import aiohttp
 
 from rayloom_operator.engine_status import EngineStatus, engine_status
 from rayloom_operator.errors import EngineUnavailable
-from rayloom_operator.names import ADMIN_PORT
+from rayloom_operator.names import ADMIN_PORT, ServiceKey
 from rayloom_operator.observed import Reading
-from rayloom_operator.reflector import ServiceKey
 from rayloom_operator.status import TOKEN_AGE_LIMIT_S
+
+logger = logging.getLogger(__name__)
 
 _SERVING_INTERVAL_S = 5.0
 _OTHER_INTERVAL_S = 1.0
 # Of the interval: pods change several times in a moment, and each change asks.
 _MIN_INTERVAL_S = 0.3
 _TIMEOUT = aiohttp.ClientTimeout(total=3)
+_MAX_BODY = 1 << 20  # bytes; a status has some thousand
 _NEVER = Reading(status=None, at=0.0, failing_since=None, error="")
+
+
+class Target(NamedTuple):
+    """Where an engine is, and which: addresses are used again."""
+
+    ip: str
+    token: str
+    pod_uid: str
 
 
 @dataclass(slots=True, kw_only=True)
 class _Engine:
     service: ServiceKey
-    ip: str
-    token: str
+    target: Target
     reading: Reading = _NEVER
     is_nudged: asyncio.Event = field(default_factory=asyncio.Event)
     task: asyncio.Task[None] | None = None
@@ -40,7 +52,11 @@ class EnginePoller:
     def __init__(self, on_news: Callable[[ServiceKey], None]) -> None:
         self._on_news = on_news
         self._engines: dict[tuple[str, str], _Engine] = {}
-        self._session = aiohttp.ClientSession(timeout=_TIMEOUT)
+        self._session = aiohttp.ClientSession(
+            # Engines that do not answer are to hold up no others.
+            connector=aiohttp.TCPConnector(limit=0),
+            timeout=_TIMEOUT,
+        )
 
     async def close(self) -> None:
         for engine in self._engines.values():
@@ -48,18 +64,18 @@ class EnginePoller:
                 engine.task.cancel()
         await self._session.close()
 
-    def follow(self, service: ServiceKey, targets: dict[str, tuple[str, str]]) -> None:
-        """Asks the engines of `service` from now on: group -> (address, token); others of it are forgotten."""
+    def follow(self, service: ServiceKey, targets: dict[str, Target]) -> None:
+        """Asks the engines of `service` from now on, by group; others of it are forgotten."""
         for key in [key for key, engine in self._engines.items() if engine.service == service]:
             engine = self._engines[key]
-            if targets.get(key[1]) != (engine.ip, engine.token):
+            if targets.get(key[1]) != engine.target:
                 assert engine.task is not None
                 engine.task.cancel()
                 del self._engines[key]
-        for group, (ip, token) in targets.items():
+        for group, target in targets.items():
             key = (service[0], group)
             if key not in self._engines:
-                engine = self._engines[key] = _Engine(service=service, ip=ip, token=token)
+                engine = self._engines[key] = _Engine(service=service, target=target)
                 engine.task = asyncio.create_task(self._poll(engine))
 
     def reading(self, namespace: str, group: str) -> Reading | None:
@@ -79,45 +95,39 @@ class EnginePoller:
             before = engine.reading
             engine.is_nudged.clear()
             try:
-                said = await self._ask(engine)
-                engine.reading = Reading(status=said, at=loop.time(), failing_since=None, error="")
-            except EngineUnavailable as error:
+                engine.reading = Reading(status=await self._ask(engine), at=loop.time(), failing_since=None, error="")
+            except Exception as error:
+                # Whatever an engine answers, it is asked again.
+                if not isinstance(error, EngineUnavailable):
+                    logger.exception("%s/%s: this is a mistake in the operator; asking again", *engine.service)
                 since = loop.time() if before.failing_since is None else before.failing_since
                 engine.reading = Reading(status=before.status, at=before.at, failing_since=since, error=str(error))
             if engine.reading.failing_since is not None or _essence(before.status) != _essence(engine.reading.status):
                 self._on_news(engine.service)
-            is_serving = engine.reading.failing_since is None and _is_serving(engine.reading.status)
+            said = engine.reading.status if engine.reading.failing_since is None else None
+            is_well = said is not None and said.state == "serving" and said.has_token_within(TOKEN_AGE_LIMIT_S)
+            interval = _SERVING_INTERVAL_S if is_well else _OTHER_INTERVAL_S
             await asyncio.sleep(_MIN_INTERVAL_S)
-            try:
-                interval = _SERVING_INTERVAL_S if is_serving else _OTHER_INTERVAL_S
+            with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(engine.is_nudged.wait(), interval - _MIN_INTERVAL_S)
-            except TimeoutError:
-                pass
 
     async def _ask(self, engine: _Engine) -> EngineStatus:
-        host = f"[{engine.ip}]" if ":" in engine.ip else engine.ip
-        headers = {"Authorization": f"Bearer {engine.token}"}
+        host = f"[{engine.target.ip}]" if ":" in engine.target.ip else engine.target.ip
+        headers = {"Authorization": f"Bearer {engine.target.token}"}
+        body = b""
         try:
-            async with self._session.get(f"http://{host}:{ADMIN_PORT}/status", headers=headers) as response:
-                text = await response.text()
+            async with self._session.get(
+                f"http://{host}:{ADMIN_PORT}/status", headers=headers, allow_redirects=False
+            ) as response:
+                async for chunk in response.content.iter_any():
+                    body += chunk
+                    if len(body) > _MAX_BODY:
+                        raise EngineUnavailable(f"/status answered with more than {_MAX_BODY} bytes")
         except TimeoutError as error:
             raise EngineUnavailable(f"no answer within {_TIMEOUT.total:g} s") from error
         except aiohttp.ClientError as error:
             raise EngineUnavailable(f"{type(error).__name__}: {error}") from error
-        if response.status != 200:
-            raise EngineUnavailable(f"/status answered {response.status}: {' '.join(text.split())[:200]}")
-        try:
-            return engine_status(json.loads(text))
-        except ValueError as error:
-            raise EngineUnavailable(f"/status did not answer with JSON: {error}") from error
-
-
-def _is_serving(status: EngineStatus | None) -> bool:
-    return status is not None and status.state == "serving" and _is_fresh(status)
-
-
-def _is_fresh(status: EngineStatus) -> bool:
-    return status.last_token_age_seconds is not None and status.last_token_age_seconds < TOKEN_AGE_LIMIT_S
+        return engine_status(response.status, body)
 
 
 def _essence(status: EngineStatus | None) -> object:
@@ -125,5 +135,7 @@ def _essence(status: EngineStatus | None) -> object:
     if status is None:
         return None
     phases = tuple((phase.name, phase.finished) for phase in status.startup)
-    has_token = status.last_token_age_seconds is not None
-    return status.state, status.reason, phases, has_token, _is_fresh(status), status.nodes
+    tokens = status.last_token_age_seconds is not None, status.has_token_within(TOKEN_AGE_LIMIT_S)
+    # An engine that stands still says for how many seconds.
+    reason = re.sub(r"\d+ s\b", "", status.reason)
+    return status.state, reason, phases, tokens, status.nodes

@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from rayloom_operator.errors import EngineUnavailable
+from rayloom_operator.errors import EngineEnded, EngineUnavailable
 
 COMMAND = "rayloom-engine"
 _PR_SET_PDEATHSIG = 1  # from <linux/prctl.h>
@@ -57,24 +57,16 @@ class EngineProcess:
             except OSError as error:
                 raise EngineUnavailable(f"cannot start {command}: {error.strerror}") from error
 
-    def exit_code(self) -> int | None:
-        """None while the engine runs; afterwards its exit code as a shell reports it: 128 + N for signal N."""
-        code = self._process.poll()
-        return code if code is None or code >= 0 else 128 - code
+    @property
+    def is_over(self) -> bool:
+        return self._process.poll() is not None
 
-    def wait(self) -> int:
-        """Waits for the engine to end by itself, then gives its exit code."""
-        self._process.wait()
-        code = self.exit_code()
-        assert code is not None
-        return code
-
-    def ending(self) -> str:
-        """How the engine ended, for a message: `exited with code 3`, `was killed by SIGKILL`."""
-        code = self._process.poll()
-        if code is None:
-            return "is running"
-        return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
+    def ended(self, when: str) -> EngineEnded:
+        """Waits for the engine to end by itself, then says how it did, with its exit code as a shell reports it."""
+        code = self._process.wait()
+        if code < 0:
+            return EngineEnded(f"the engine was killed by {signal.Signals(-code).name} {when}", 128 - code)
+        return EngineEnded(f"the engine exited with code {code} {when}", code)
 
     def stop(self, grace_s: float) -> bool:
         """Ends the engine; True if it ended within `grace_s` seconds of SIGINT, which ends its children in order.

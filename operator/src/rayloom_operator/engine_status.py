@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from rayloom_operator.errors import EngineUnavailable
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Phase:
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, strict=True, extra="ignore")
+
+
+class Phase(_Part):
     """A named part of start-up. `total` is 0 when the phase cannot be counted; `done` and `total` are in `unit`."""
 
     name: str
@@ -19,8 +24,7 @@ class Phase:
     finished: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServedModel:
+class ServedModel(_Part):
     architecture: str
     num_parameters: int
     dtype: str
@@ -28,18 +32,36 @@ class ServedModel:
     max_model_len: int  # tokens
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineStatus:
+class Rank(_Part):
+    node: str
+
+
+class EngineStatus(_Part):
     state: str  # starting, serving, recovering, draining or failed
     reason: str
-    startup: tuple[Phase, ...]
+    startup: tuple[Phase, ...] = Field(strict=False)
     model: ServedModel | None  # None until the model is resolved
     last_token_age_seconds: float | None  # since a token passed through every rank; None before the first
-    nodes: tuple[str, ...]  # of the ranks, in their order
+    ranks: tuple[Rank, ...] = Field(strict=False)
+
+    def has_token_within(self, seconds: float) -> bool:
+        """Whether a token passed through every rank so lately."""
+        return self.last_token_age_seconds is not None and self.last_token_age_seconds < seconds
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """Of the ranks, in their order."""
+        return tuple(rank.node for rank in self.ranks)
 
 
-def engine_status(document: object) -> EngineStatus:
-    """The status in a decoded `/status` document. Raises EngineUnavailable when it is not one of version v1."""
+def engine_status(code: int, body: bytes) -> EngineStatus:
+    """The status in an answer to GET /status. Raises EngineUnavailable when it holds none of version v1."""
+    if code != 200:
+        raise EngineUnavailable(f"/status answered {code}: {shown(body)}")
+    try:
+        document = json.loads(body)
+    except ValueError as error:
+        raise EngineUnavailable(f"/status did not answer with JSON: {error}") from error
     if not isinstance(document, dict):
         raise EngineUnavailable(f"/status answered with a {type(document).__name__}; a JSON object was expected")
     if document.get("version") != "v1":
@@ -47,32 +69,13 @@ def engine_status(document: object) -> EngineStatus:
             f"/status has version {document.get('version')!r}; this operator reads v1. Install an engine of its version"
         )
     try:
-        model = document["model"]
-        return EngineStatus(
-            state=document["state"],
-            reason=document["reason"],
-            startup=tuple(
-                Phase(
-                    name=phase["name"],
-                    seconds=phase["seconds"],
-                    done=phase["done"],
-                    total=phase["total"],
-                    unit=phase["unit"],
-                    finished=phase["finished"],
-                )
-                for phase in document["startup"]
-            ),
-            model=None
-            if model is None
-            else ServedModel(
-                architecture=model["architecture"],
-                num_parameters=model["num_parameters"],
-                dtype=model["dtype"],
-                compute_dtype=model["compute_dtype"],
-                max_model_len=model["max_model_len"],
-            ),
-            last_token_age_seconds=document["last_token_age_seconds"],
-            nodes=tuple(rank["node"] for rank in document["ranks"]),
-        )
-    except (KeyError, TypeError) as error:
-        raise EngineUnavailable(f"/status of version v1 lacks what it must have: {error}") from error
+        return EngineStatus.model_validate(document)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise EngineUnavailable(f"/status of version v1 is not as it must be: {where}: {first['msg']}") from error
+
+
+def shown(body: bytes) -> str:
+    """The beginning of an answer, as a line of a message."""
+    return " ".join(body.decode("utf-8", "replace").split())[:300]

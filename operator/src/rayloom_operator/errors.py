@@ -23,3 +23,7 @@ class EngineEnded(OperatorError):
     def __init__(self, message: str, exit_code: int) -> None:
         super().__init__(message)
         self.exit_code = exit_code
+
+
+class Refused(OperatorError):
+    """An object of ours cannot be made until somebody changes the spec or the cluster."""

@@ -30,25 +30,18 @@ def events(service: Manifest, status: Status, clock: datetime) -> tuple[Manifest
 def _event(service: Manifest, condition: Condition, clock: datetime) -> Manifest:
     meta = service["metadata"]
     said = f"{meta['uid']}/{condition.reason}/{condition.message}/{condition.last_transition_time}"
+    name = f"{meta['name']}.{hashlib.sha256(said.encode()).hexdigest()[:16]}"
+    about = {key: service[key] for key in ("apiVersion", "kind")}
     return {
         "apiVersion": "events.k8s.io/v1",
         "kind": "Event",
-        "metadata": {
-            "name": f"{meta['name']}.{hashlib.sha256(said.encode()).hexdigest()[:16]}",
-            "namespace": meta["namespace"],
-        },
+        "metadata": {"name": name, "namespace": meta["namespace"]},
         "eventTime": clock.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
         "reportingController": f"rayloom.dev/{FIELD_MANAGER}",
         "reportingInstance": FIELD_MANAGER,
         "type": "Warning" if condition.reason in FAULTS else "Normal",
         "reason": str(condition.reason),
         "action": "Reconcile",
-        "regarding": {
-            "apiVersion": service["apiVersion"],
-            "kind": service["kind"],
-            "namespace": meta["namespace"],
-            "name": meta["name"],
-            "uid": meta["uid"],
-        },
+        "regarding": about | {key: meta[key] for key in ("namespace", "name", "uid")},
         "note": condition.message[:_MAX_NOTE],
     }

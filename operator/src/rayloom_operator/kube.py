@@ -11,27 +11,19 @@ import aiohttp
 import kopf
 
 from rayloom_operator.errors import OperatorError
-from rayloom_operator.names import Manifest
+from rayloom_operator.names import Manifest, path_of
 
 FIELD_MANAGER = "rayloom-operator"
 
-_PLURALS = {
-    "ConfigMap": "configmaps",
-    "Event": "events",
-    "LLMService": "llmservices",
-    "Pod": "pods",
-    "RayCluster": "rayclusters",
-    "Secret": "secrets",
-    "Service": "services",
-    "ServiceAccount": "serviceaccounts",
-}
 _REQUEST_TIMEOUT = aiohttp.ClientTimeout(total=30)
 # A watch that is told nothing gets a bookmark each minute; a longer silence is a dead connection.
 _WATCH_TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=90)
-_WATCH_SECONDS = 300
-_PAGE_SIZE = 500
+_WATCH = {"watch": "true", "allowWatchBookmarks": "true", "timeoutSeconds": "300"}
 # Tokens of service accounts are replaced under the operator's feet, long before they end.
 _LOGIN_SECONDS = 300.0
+
+NOT_FOUND = 404
+CONFLICT = 409  # the name is taken, or the object is not the one with the uid that was given
 
 
 class KubeError(OperatorError):
@@ -77,14 +69,13 @@ class Kube:
     async def close(self) -> None:
         await self._session.close()
 
-    async def apply(self, manifest: Manifest, subresource: str = "") -> Manifest:
-        """Server-side apply. The object as it is afterwards."""
-        meta = manifest["metadata"]
-        path = object_path(manifest["apiVersion"], manifest["kind"], meta["namespace"], meta["name"])
+    async def apply(self, manifest: Manifest, subresource: str = "", *, force: bool = True) -> Manifest:
+        """Server-side apply. The object as it is afterwards. Without `force`, what others have set otherwise is a
+        KubeError 409."""
         return await self._request(
             "PATCH",
-            path + subresource,
-            params={"fieldManager": FIELD_MANAGER, "force": "true"},
+            path_of(manifest) + subresource,
+            params={"fieldManager": FIELD_MANAGER, "force": json.dumps(force)},
             body=manifest,
             content_type="application/apply-patch+yaml",
         )
@@ -96,8 +87,15 @@ class Kube:
     async def get(self, path: str) -> Manifest:
         return await self._request("GET", path)
 
-    async def create(self, path: str, body: Manifest) -> Manifest:
-        return await self._request("POST", path, body=body)
+    async def create(self, manifest: Manifest) -> bool:
+        """Makes the object; False when one of that name exists."""
+        try:
+            await self._request("POST", path_of(manifest).rsplit("/", 1)[0], body=manifest)
+        except KubeError as error:
+            if error.code != CONFLICT:
+                raise
+            return False
+        return True
 
     async def delete(self, path: str, uid: str = "") -> None:
         """Deletes the object, only that with `uid` where one is given. An object that is gone is no error."""
@@ -107,32 +105,18 @@ class Kube:
         try:
             await self._request("DELETE", path, body=options)
         except KubeError as error:
-            # 409: another object has taken the name.
-            if error.code not in (404, 409):
+            if error.code not in (NOT_FOUND, CONFLICT):
                 raise
 
     async def list(self, path: str, params: Mapping[str, str]) -> tuple[list[Manifest], str]:
-        """All objects, page by page, and the resourceVersion to watch from."""
-        items: list[Manifest] = []
-        more: dict[str, str] = {}
-        while True:
-            page = await self._request("GET", path, params={**params, "limit": str(_PAGE_SIZE), **more})
-            items += page["items"]
-            token = page["metadata"].get("continue")
-            if not token:
-                return items, page["metadata"]["resourceVersion"]
-            more = {"continue": token}
+        """All objects, and the resourceVersion to watch from."""
+        found = await self._request("GET", path, params=params)
+        return found["items"], found["metadata"]["resourceVersion"]
 
     async def watch(self, path: str, params: Mapping[str, str], version: str) -> AsyncIterator[tuple[str, Manifest]]:
         """(type, object) of each change since `version`, until the server ends the watch. Raises KubeError 410 when
         `version` is too old."""
-        query = {
-            **params,
-            "watch": "true",
-            "allowWatchBookmarks": "true",
-            "timeoutSeconds": str(_WATCH_SECONDS),
-            "resourceVersion": version,
-        }
+        query = {**params, **_WATCH, "resourceVersion": version}
         try:
             async with self._session.get(
                 self._info.server.rstrip("/") + path, params=query, headers=self._headers(), timeout=_WATCH_TIMEOUT
@@ -187,13 +171,6 @@ class Kube:
             self._logged_in_at = time.monotonic()
             self._info = login()
         return self._info.as_http_headers()
-
-
-def object_path(api_version: str, kind: str, namespace: str = "", name: str = "") -> str:
-    """The URL path of an object, of all objects of a namespace without `name`, or of the cluster without both."""
-    path = f"/api/{api_version}" if "/" not in api_version else f"/apis/{api_version}"
-    path += f"/namespaces/{namespace}" if namespace else ""
-    return f"{path}/{_PLURALS[kind]}" + (f"/{name}" if name else "")
 
 
 def _error(code: int, text: str) -> KubeError:

@@ -5,15 +5,18 @@ manifest -> LLMService -> EngineConfig file -> rayloom-engine serve -> /status u
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
+import signal
 import socket
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
+from types import FrameType
 
 from rayloom_operator.api import LLMService
 from rayloom_operator.engine_client import base_url, read_status, stream_chat
@@ -22,8 +25,7 @@ from rayloom_operator.engine_process import EngineProcess, find_engine
 from rayloom_operator.engine_status import EngineStatus
 from rayloom_operator.errors import EngineEnded, EngineUnavailable, OperatorError
 from rayloom_operator.manifest import load_service
-from rayloom_operator.startup_display import startup_display
-from rayloom_operator.stop_signals import StopRequested, StopSignals
+from rayloom_operator.startup_display import StartupDisplay
 
 SAMPLE_PROMPT = "What is the capital of France? Answer in one sentence."
 _SAMPLE_MAX_TOKENS = 64
@@ -32,35 +34,27 @@ _POLL_INTERVAL_S = 0.1
 _LOG_LINES_SHOWN = 30
 # After Ctrl-C everything is gone within 3 s: the engine gets 2.5 of them, the rest is for killing what is left.
 _STOP_GRACE_S = 2.5
+# SIGHUP is a closed terminal: the engine is in a session of its own and would outlive it.
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LocalOptions:
-    """The command's flags. Ports: 0 picks a free one."""
-
-    manifest: Path
-    host: str
-    port: int
-    admin_port: int
-    has_sample: bool  # ask one question once the engine serves
-
-
-def serve_local(options: LocalOptions) -> int:
+def serve_local(*, manifest: Path, host: str, port: int, admin_port: int, has_sample: bool) -> int:
     """Serves until it is asked to stop, or the engine ends. The exit code: 0 after a stop that was asked for.
 
-    Raises SpecError for a manifest that cannot be served here, EngineUnavailable when the engine cannot be started.
+    Port 0 picks a free one. `has_sample` asks one question once the engine serves. Raises SpecError for a manifest
+    that cannot be served here, EngineUnavailable when the engine cannot be started.
     """
-    signals = StopSignals()
+    signals = _StopSignals()
     signals.install()
-    service = load_service(options.manifest)
+    service = load_service(manifest)
     command = find_engine()
-    port = _claimable_port(options.host, options.port, "--port")
-    admin_port = _claimable_port(_ADMIN_HOST, options.admin_port, "--admin-port", other_than=port)
+    port = _claimable_port(host, port, "--port")
+    admin_port = _claimable_port(_ADMIN_HOST, admin_port, "--admin-port", other_than=port)
 
     folder = Path(tempfile.mkdtemp(prefix="rayloom-local-"))
     config_path = folder / "config.json"
     config_path.write_text(
-        json.dumps(engine_config(service, host=options.host, port=port, admin_port=admin_port), indent=2) + "\n",
+        json.dumps(engine_config(service, host=host, port=port, admin_port=admin_port), indent=2) + "\n",
         encoding="utf-8",
     )
     environment = {**os.environ, **{variable.name: variable.value for variable in service.spec.engine.env}}
@@ -69,13 +63,12 @@ def serve_local(options: LocalOptions) -> int:
     try:
         with signals.raising():
             status = _wait_until_serving(engine, admin_port)
-            _introduce(service, status, options.host, port, environment)
-            if options.has_sample:
-                _show_sample(service, options.host, port, environment)
+            _introduce(service, status, host, port, environment)
+            if has_sample:
+                _show_sample(service, host, port, environment)
             print("Serving. Press Ctrl-C to stop.", flush=True)
-            engine.wait()
-            raise _ended(engine, "while serving")
-    except StopRequested:
+            raise engine.ended("while serving")
+    except _StopRequested:
         is_asked_to_stop = True
         print("\nStopping.", file=sys.stderr, flush=True)
         return 0
@@ -111,56 +104,35 @@ def _claimable_port(host: str, port: int, flag: str, other_than: int | None = No
 
 
 def _wait_until_serving(engine: EngineProcess, admin_port: int) -> EngineStatus:
-    display = startup_display(sys.stderr)
+    display = StartupDisplay(sys.stderr)
     print("Starting the engine.", file=sys.stderr, flush=True)
-    try:
-        while True:
-            status = read_status(_ADMIN_HOST, admin_port)
-            if status is not None:
-                display.update(status.startup)
-                if status.state == "serving":
-                    return status
-                if status.state == "failed":
-                    raise EngineUnavailable(f"the engine could not start: {status.reason}")
-            if engine.exit_code() is not None:
-                raise _ended(engine, "before it served")
-            time.sleep(_POLL_INTERVAL_S)
-    finally:
-        display.close()
-
-
-def _ended(engine: EngineProcess, when: str) -> EngineEnded:
-    code = engine.wait()
-    return EngineEnded(f"the engine {engine.ending()} {when}", code)
+    while True:
+        status = read_status(_ADMIN_HOST, admin_port)
+        if status is not None:
+            display.update(status.startup)
+            if status.state == "serving":
+                return status
+            if status.state == "failed":
+                raise EngineUnavailable(f"the engine could not start: {status.reason}")
+        if engine.is_over:
+            raise engine.ended("before it served")
+        time.sleep(_POLL_INTERVAL_S)
 
 
 def _introduce(service: LLMService, status: EngineStatus, host: str, port: int, environment: dict[str, str]) -> None:
     url = base_url(host, port)
-    facts = [service.spec.model.source]
+    facts = service.spec.model.source
     if status.model is not None:
         model = status.model
         computed = "" if model.compute_dtype == model.dtype else f", computed in {model.compute_dtype}"
-        facts += [
-            model.architecture,
-            f"{model.num_parameters / 1e6:.1f} M parameters",
-            f"{model.dtype}{computed}",
-            f"{model.max_model_len} tokens of context",
-        ]
+        facts += f", {model.architecture}, {model.num_parameters / 1e6:.1f} M parameters, {model.dtype}{computed}, "
+        facts += f"{model.max_model_len} tokens of context"
     body = {"model": service.served_name, "messages": [{"role": "user", "content": "Say hello."}], "stream": True}
-    key_line = [] if _api_key(environment) is None else ["    -H 'Authorization: Bearer YOUR_KEY' \\"]
-    lines = [
-        "",
-        f"Model:  {service.served_name} ({', '.join(facts)})",
-        f"URL:    {url}/v1",
-        "",
-        "Try it:",
-        f"  curl -N {url}/v1/chat/completions \\",
-        "    -H 'Content-Type: application/json' \\",
-        *key_line,
-        f"    -d '{json.dumps(body)}'",
-        "",
-    ]
-    print("\n".join(lines), flush=True)
+    print(f"\nModel:  {service.served_name} ({facts})\nURL:    {url}/v1\n\nTry it:")
+    print(f"  curl -N {url}/v1/chat/completions \\\n    -H 'Content-Type: application/json' \\")
+    if _api_key(environment) is not None:
+        print("    -H 'Authorization: Bearer YOUR_KEY' \\")
+    print(f"    -d '{json.dumps(body)}'\n", flush=True)
 
 
 def _show_sample(service: LLMService, host: str, port: int, environment: dict[str, str]) -> None:
@@ -193,3 +165,43 @@ def _show_log(engine: EngineProcess) -> None:
     print(f"The last {len(lines)} lines of the engine's log ({engine.log_path}):", file=sys.stderr)
     for line in lines:
         print(f"  {line}", file=sys.stderr)
+
+
+class _StopRequested(BaseException):
+    """Someone asked this process to end. Not an Exception, so that no handler of errors takes it for one."""
+
+
+class _StopSignals:
+    """Inside `raising()` the first request to stop raises _StopRequested; one that comes before waits for that.
+
+    So a child that is just being started is never forgotten. A stop is never interrupted: it is bounded anyway, and
+    wrappers such as `timeout` and some shells pass a Ctrl-C on that the terminal has already sent.
+    """
+
+    def __init__(self) -> None:
+        self._is_requested = False
+        self._raises = False
+
+    def install(self) -> None:
+        for number in _SIGNALS:
+            # Started with nohup, a closed terminal is no reason to end.
+            if number is signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN:
+                continue
+            signal.signal(number, self._on_signal)
+
+    @contextlib.contextmanager
+    def raising(self) -> Iterator[None]:
+        """A block that a request to stop leaves at once, by _StopRequested; also one that came before the block."""
+        self._raises = True
+        try:
+            if self._is_requested:
+                raise _StopRequested
+            yield
+        finally:
+            self._raises = False
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self._is_requested = True
+        if self._raises:
+            self._raises = False
+            raise _StopRequested

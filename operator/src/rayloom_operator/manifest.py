@@ -16,30 +16,18 @@ def load_service(path: Path) -> LLMService:
     Raises SpecError when the file cannot be read or used.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        documents = [each for each in yaml.safe_load_all(path.read_text(encoding="utf-8")) if each is not None]
     except OSError as error:
         raise SpecError((f"cannot read {path}: {error.strerror}",)) from error
     except UnicodeDecodeError as error:
         raise SpecError((f"{path} is not UTF-8 text: {error.reason} at byte {error.start}",)) from error
-    return service_in(text, str(path))
-
-
-def service_in(text: str, name: str) -> LLMService:
-    """The one LLMService in YAML text. `name` is the file's name in messages. Raises SpecError."""
-    try:
-        documents = [document for document in yaml.safe_load_all(text) if document is not None]
     except yaml.YAMLError as error:
-        raise SpecError((f"{name} is not YAML: {' '.join(str(error).split())}",)) from error
+        raise SpecError((f"{path} is not YAML: {' '.join(str(error).split())}",)) from error
     if not documents:
-        raise SpecError((f"{name} is empty; it must hold one {KIND}",))
+        raise SpecError((f"{path} is empty; it must hold one {KIND}",))
     if len(documents) > 1:
-        kinds = ", ".join(_kind(document) for document in documents)
+        kinds = ", ".join((isinstance(each, dict) and each.get("kind")) or "no kind" for each in documents)
         raise SpecError(
-            (f"{name} holds {len(documents)} documents ({kinds}); keep exactly one {KIND} and remove the others",)
+            (f"{path} holds {len(documents)} documents ({kinds}); keep exactly one {KIND} and remove the others",)
         )
     return parse(documents[0])
-
-
-def _kind(document: object) -> str:
-    kind = document.get("kind") if isinstance(document, dict) else None
-    return str(kind) if kind else "no kind"

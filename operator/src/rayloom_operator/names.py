@@ -7,6 +7,7 @@ from typing import Any
 from rayloom_operator.api import API_VERSION, KIND, LLMService
 
 Manifest = dict[str, Any]
+ServiceKey = tuple[str, str]  # (namespace, name) of an LLMService
 
 API_GROUP, API_VERSION_NAME = API_VERSION.split("/")
 API_PLURAL = "llmservices"
@@ -28,7 +29,15 @@ API_PORT = 8000
 ADMIN_PORT = 8001
 RANK_PORT = 8002  # at which ranks reach the core
 CONFIG_FOLDER = "/etc/rayloom"
-ADMIN_TOKEN_FILE = f"{CONFIG_FOLDER}/admin/token"
+CONFIG_KEY = "config.json"
+TOKEN_KEY = "token"
+ADMIN_TOKEN_FILE = f"{CONFIG_FOLDER}/admin/{TOKEN_KEY}"
+MODEL_VOLUME = "model"
+
+
+def account_name(service: str) -> str:
+    """The ServiceAccount's name; the service's own could be that of an account which others use, such as default."""
+    return f"{service}-rayloom"
 
 
 def group_name(service: str, revision: str) -> str:
@@ -36,35 +45,38 @@ def group_name(service: str, revision: str) -> str:
     return f"{service}-{revision}-0"
 
 
-def labels(service: LLMService, revision: str) -> dict[str, str]:
-    """Labels of everything that belongs to one group."""
-    return {
-        "app.kubernetes.io/name": "rayloom-engine",
-        "app.kubernetes.io/managed-by": "rayloom-operator",
-        SERVICE_LABEL: service.metadata.name,
-        GROUP_LABEL: group_name(service.metadata.name, revision),
-        REVISION_LABEL: revision,
-    }
+def admin_secret_name(group: str) -> str:
+    return f"{group}-admin"
 
 
-def metadata(service: LLMService, name: str, own_labels: dict[str, str]) -> Manifest:
-    """The metadata of an object that goes when its LLMService goes."""
+def metadata(service: LLMService, name: str, revision: str = "") -> Manifest:
+    """The metadata of an object that goes when its LLMService goes. With a revision it belongs to that group."""
+    owner = {"apiVersion": API_VERSION, "kind": KIND, "name": service.metadata.name, "uid": service.metadata.uid}
     return {
         "name": name,
         "namespace": service.metadata.namespace,
-        "labels": own_labels,
-        "ownerReferences": [
-            {
-                "apiVersion": API_VERSION,
-                "kind": KIND,
-                "name": service.metadata.name,
-                "uid": service.metadata.uid,
-                "controller": True,
-            }
-        ],
+        "labels": labels(service, revision),
+        "ownerReferences": [owner | {"controller": True}],
     }
 
 
-def service_labels(service: LLMService) -> dict[str, str]:
-    """Labels of what outlives a group."""
-    return {"app.kubernetes.io/managed-by": "rayloom-operator", SERVICE_LABEL: service.metadata.name}
+def labels(service: LLMService, revision: str = "") -> dict[str, str]:
+    found = {"app.kubernetes.io/managed-by": "rayloom-operator", SERVICE_LABEL: service.metadata.name}
+    if revision:
+        found |= {"app.kubernetes.io/name": "rayloom-engine", REVISION_LABEL: revision}
+        found[GROUP_LABEL] = group_name(service.metadata.name, revision)
+    return found
+
+
+def object_path(api_version: str, kind: str, namespace: str = "", name: str = "") -> str:
+    """The URL path of an object, of all objects of a namespace without `name`, or of the cluster without both."""
+    path = f"/api/{api_version}" if "/" not in api_version else f"/apis/{api_version}"
+    path += f"/namespaces/{namespace}" if namespace else ""
+    # Of all kinds that are used here, the plural is this.
+    return f"{path}/{kind.lower()}s" + (f"/{name}" if name else "")
+
+
+def path_of(manifest: Manifest) -> str:
+    """The URL path of the object that a manifest describes."""
+    meta = manifest["metadata"]
+    return object_path(manifest["apiVersion"], manifest["kind"], meta["namespace"], meta["name"])

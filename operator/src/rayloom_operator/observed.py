@@ -6,8 +6,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
 from rayloom_operator.api_status import Reason
 from rayloom_operator.engine_status import EngineStatus
@@ -17,19 +16,22 @@ _IMAGE_REASONS = frozenset(
     {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError"}
 )
 _CREATE_REASONS = frozenset({"CreateContainerConfigError", "CreateContainerError", "RunContainerError"})
+# Kubelets give these also while a volume cannot be mounted.
+_MOUNT_REASONS = frozenset({"ContainerCreating", "PodInitializing"})
 _EXIT_CONFIG = 78  # the engine's: its settings or its model cannot be used, and a restart would not help
 _EXIT_GIVEN_UP = 70  # the engine's: a process of it kept dying
 # The engine's last words are for people; these tell a model that is not there from one that cannot be served.
-_NOT_FOUND = re.compile(r"no model|no such|there is no|does not exist|is not in the local hub cache", re.IGNORECASE)
+NOT_FOUND = re.compile(r"no model|no such|there is no|does not exist|is not in the local hub cache", re.IGNORECASE)
 _MAX_MESSAGE = 600
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fault:
-    """What keeps a pod from doing its work, as a reason and a sentence."""
+class Verdict:
+    """What a pod or a group does, or what keeps it from its work, as a reason and a sentence."""
 
     reason: Reason
     message: str
+    is_loaded: bool = False  # every rank has the model
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,9 +44,9 @@ class Pod:
     is_ready: bool  # as the Service sees it
     is_engine_ready: bool  # the engine takes requests; False for workers
     is_routed: bool  # carries the route label
-    is_mounting: bool  # on a node, and none of its containers was created
+    is_mounting: bool  # on a node, and its containers wait, for volumes perhaps
     is_running: bool  # every container runs
-    fault: Fault | None
+    fault: Verdict | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,25 +67,26 @@ class Group:
     revision: str
     uid: str
     pods: tuple[Pod, ...]
+    refusal: str  # why KubeRay could not make a pod; empty when it could
     reading: Reading | None  # None until its engine was asked
-
-    def with_reading(self, reading: Reading | None) -> Group:
-        return replace(self, reading=reading)
 
     @property
     def head(self) -> Pod | None:
         return next((pod for pod in self.pods if pod.is_head), None)
 
     @property
-    def fault(self) -> Fault | None:
-        """The first pod's that has one, the head's before others."""
-        return next((pod.fault for pod in sorted(self.pods, key=_head_first) if pod.fault), None)
+    def fault(self) -> Verdict | None:
+        """The head's, before that of a worker."""
+        return (self.head.fault if self.head else None) or self.workers_fault
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Observed:
-    groups: tuple[Group, ...]
-    apply_error: str = ""  # what the API server said when it refused an object of ours
+    @property
+    def workers_fault(self) -> Verdict | None:
+        """What keeps a pod of the ranks from its work."""
+        found = next((pod.fault for pod in self.pods if pod.fault and not pod.is_head), None)
+        if found is None and self.refusal:
+            message = f"the API server refused a pod: {_head(self.refusal)} Change the spec, or what forbids it."
+            return Verdict(reason=Reason.CONTAINER_FAILED, message=message)
+        return found
 
 
 def pod(document: Manifest, mount_failure: str = "") -> Pod:
@@ -93,7 +96,14 @@ def pod(document: Manifest, mount_failure: str = "") -> Pod:
     conditions = {condition["type"]: condition for condition in status.get("conditions", ())}
     containers = {container["name"]: container for container in status.get("containerStatuses", ())}
     everything = [*status.get("initContainerStatuses", ()), *containers.values()]
-    is_engine_ready = containers.get(ENGINE_CONTAINER, {}).get("ready", False)
+    waiting = [container["state"].get("waiting", {}).get("reason") for container in everything]
+    scheduled, fault = conditions.get("PodScheduled", {}), None
+    if (scheduled.get("status"), scheduled.get("reason")) == ("False", "Unschedulable"):
+        message = f"pod {meta['name']} finds no node: {_head(scheduled.get('message', ''))} "
+        fault = Verdict(reason=Reason.UNSCHEDULABLE, message=message + "Add nodes, or lower spec.engine.resources.")
+    elif mount_failure:
+        message = f"pod {meta['name']} cannot mount the model: {_head(mount_failure)}. Put the model at this path on "
+        fault = Verdict(reason=Reason.MODEL_NOT_FOUND, message=message + "every node, or change spec.model.source.")
     return Pod(
         name=meta["name"],
         uid=meta["uid"],
@@ -101,73 +111,49 @@ def pod(document: Manifest, mount_failure: str = "") -> Pod:
         node=spec.get("nodeName", ""),
         is_head=labels.get(NODE_TYPE_LABEL) == "head",
         is_ready=conditions.get("Ready", {}).get("status") == "True",
-        is_engine_ready=is_engine_ready,
+        is_engine_ready=containers.get(ENGINE_CONTAINER, {}).get("ready", False),
         is_routed=labels.get(ROUTE_LABEL) == "true",
-        is_mounting=bool(spec.get("nodeName")) and not any(_was_created(container) for container in everything),
+        is_mounting=bool(waiting) and all(reason in _MOUNT_REASONS for reason in waiting),
         is_running=bool(containers) and all("running" in container["state"] for container in containers.values()),
-        fault=_unschedulable(meta["name"], conditions)
-        or _mount_fault(meta["name"], mount_failure)
-        or next((fault for container in everything if (fault := _container_fault(meta["name"], container))), None),
+        fault=fault
+        or next((found for container in everything if (found := _container_fault(meta["name"], container))), None),
     )
 
 
-def _unschedulable(name: str, conditions: dict[str, Any]) -> Fault | None:
-    scheduled = conditions.get("PodScheduled", {})
-    if scheduled.get("status") != "False" or scheduled.get("reason") != "Unschedulable":
-        return None
-    cause = scheduled.get("message", "")
-    return Fault(
-        reason=Reason.UNSCHEDULABLE,
-        message=f"pod {name} finds no node: {_short(cause)} Add nodes, or lower spec.engine.resources.",
-    )
-
-
-def _mount_fault(name: str, failure: str) -> Fault | None:
-    if not failure:
-        return None
-    return Fault(
-        reason=Reason.MODEL_NOT_FOUND,
-        message=f"pod {name} cannot mount the model: {_short(failure)}. Put the model at this path on every node, or "
-        "change spec.model.source.",
-    )
-
-
-def _container_fault(pod_name: str, container: Manifest) -> Fault | None:
+def _container_fault(pod_name: str, container: Manifest) -> Verdict | None:
     where = f"container {container['name']} of pod {pod_name}"
     waiting = container["state"].get("waiting", {})
-    reason, message = waiting.get("reason", ""), _short(waiting.get("message", ""))
+    reason, message = waiting.get("reason", ""), _head(waiting.get("message", ""))
     if reason in _IMAGE_REASONS:
-        return Fault(
+        return Verdict(
             reason=Reason.IMAGE_PULL_FAILED,
             message=f"image {container['image']} cannot be pulled ({reason}: {message}). Check spec.engine.image and "
             "whether the nodes can reach its registry.",
         )
     if reason in _CREATE_REASONS:
-        return Fault(reason=Reason.CONTAINER_FAILED, message=f"{where} cannot start: {reason}: {message}")
+        return Verdict(reason=Reason.CONTAINER_FAILED, message=f"{where} cannot start: {reason}: {message}")
     ended = container["state"].get("terminated") or container.get("lastState", {}).get("terminated")
     if ended is None or container.get("ready", False) or ended["exitCode"] == 0:
         return None
-    code, words = ended["exitCode"], _short(ended.get("message", ""))
+    code, words = ended["exitCode"], _tail(ended.get("message", ""))
     if container["name"] == ENGINE_CONTAINER and code == _EXIT_CONFIG:
-        kind = Reason.MODEL_NOT_FOUND if _NOT_FOUND.search(words) else Reason.MODEL_UNUSABLE
-        return Fault(reason=kind, message=words or f"{where} cannot serve this model; its log says why.")
+        kind = Reason.MODEL_NOT_FOUND if NOT_FOUND.search(words) else Reason.MODEL_UNUSABLE
+        return Verdict(reason=kind, message=words or f"{where} cannot serve this model; its log says why.")
     if container["name"] == ENGINE_CONTAINER and code == _EXIT_GIVEN_UP:
-        return Fault(reason=Reason.ENGINE_FAILED, message=f"The engine gave up: {words}")
+        return Verdict(reason=Reason.ENGINE_FAILED, message=f"The engine gave up: {words}")
     if "running" in container["state"]:
         return None  # It was started again, and may do better.
     kind = Reason.ENGINE_FAILED if container["name"] == ENGINE_CONTAINER else Reason.CONTAINER_FAILED
     cause = f"{ended.get('reason', 'Error')}, exit code {code}"
-    return Fault(reason=kind, message=f"{where} ended ({cause}): {words or 'it left no message; see its log'}")
+    return Verdict(reason=kind, message=f"{where} ended ({cause}): {words or 'it left no message; see its log'}")
 
 
-def _was_created(container: Manifest) -> bool:
-    return bool(container.get("containerID")) or "running" in container["state"] or "terminated" in container["state"]
-
-
-def _short(text: str) -> str:
+def _head(text: str) -> str:
     line = " ".join(text.split())
     return line if len(line) <= _MAX_MESSAGE else line[: _MAX_MESSAGE - 3] + "..."
 
 
-def _head_first(pod: Pod) -> bool:
-    return not pod.is_head
+def _tail(text: str) -> str:
+    """Of a log the end counts."""
+    line = " ".join(text.split())
+    return line if len(line) <= _MAX_MESSAGE else "..." + line[3 - _MAX_MESSAGE :]

@@ -6,16 +6,14 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from rayloom_operator.kube import Kube, KubeError, KubeUnreachable, object_path
-from rayloom_operator.names import SERVICE_LABEL, Manifest
+from rayloom_operator.kube import Kube, KubeError, KubeUnreachable
+from rayloom_operator.names import SERVICE_LABEL, Manifest, ServiceKey, object_path
 
 logger = logging.getLogger(__name__)
 
-# (namespace, name) of an LLMService.
-ServiceKey = tuple[str, str]
-
 _FIRST_DELAY_S = 0.5
 _MAX_DELAY_S = 30.0
+_LIVED_S = 1.0  # a watch that ends sooner is a failure, whatever it says
 _GONE = 410  # the version to watch from is too old
 
 
@@ -38,26 +36,26 @@ class Reflector:
         """Follows the cluster for ever. A server that is away is asked again, ever more slowly."""
         delay = _FIRST_DELAY_S
         version = ""
+        loop = asyncio.get_running_loop()
         while True:
+            began = loop.time()
             try:
                 if not version:
                     version = await self._list()
                 async for kind, found in self._kube.watch(self._path, {"labelSelector": SERVICE_LABEL}, version):
                     version = found["metadata"]["resourceVersion"]
                     self._take(kind, found)
-                    delay = _FIRST_DELAY_S
             except KubeError as error:
                 version = ""
-                if error.code == _GONE:
-                    logger.info("%s: listing again: %s", self._path, error)
-                    continue
-                logger.warning("%s: %s", self._path, error)
+                logger.log(logging.INFO if error.code == _GONE else logging.WARNING, "%s: %s", self._path, error)
             except KubeUnreachable as error:
                 logger.warning("%s", error)
+            # The server ends each watch after a while; the next one goes on from there.
+            if loop.time() - began > _LIVED_S:
+                delay = _FIRST_DELAY_S
             else:
-                continue  # The server ends each watch after a while; the next one goes on from there.
-            await asyncio.sleep(delay)
-            delay = min(2 * delay, _MAX_DELAY_S)
+                await asyncio.sleep(delay)
+                delay = min(2 * delay, _MAX_DELAY_S)
 
     async def _list(self) -> str:
         items, version = await self._kube.list(self._path, {"labelSelector": SERVICE_LABEL})

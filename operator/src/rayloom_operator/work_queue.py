@@ -3,35 +3,39 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Hashable
-from typing import Generic, TypeVar
+from collections.abc import Awaitable, Callable
 
-Key = TypeVar("Key", bound=Hashable)
+from rayloom_operator.names import ServiceKey
 
 _FIRST_RETRY_S = 0.5
 _MAX_RETRY_S = 60.0
 
 
-class WorkQueue(Generic[Key]):
+class WorkQueue:
     """Lives in one event loop."""
 
     def __init__(self) -> None:
-        self._ready: asyncio.Queue[Key] = asyncio.Queue()
-        self._queued: set[Key] = set()
-        self._working: set[Key] = set()
-        self._again: set[Key] = set()  # came while a worker had them
-        self._timers: dict[Key, asyncio.TimerHandle] = {}
-        self._num_failures: dict[Key, int] = {}
+        self._ready: asyncio.Queue[ServiceKey] = asyncio.Queue()
+        self._queued: set[ServiceKey] = set()
+        self._working: set[ServiceKey] = set()
+        self._again: set[ServiceKey] = set()  # came while a worker had them
+        self._timers: dict[ServiceKey, asyncio.TimerHandle] = {}
+        self._num_failures: dict[ServiceKey, int] = {}
 
-    def add(self, key: Key) -> None:
-        """Has the key looked at soon; once, however often it is added before."""
+    def add(self, key: ServiceKey, *, is_new: bool = False) -> None:
+        """Has the key looked at soon; once, however often it is added before.
+
+        After a failure that is when its delay is over, unless `is_new` says that what was asked for has changed.
+        """
+        if is_new:
+            self._num_failures.pop(key, None)
         if key in self._working:
             self._again.add(key)
-        elif key not in self._queued:
+        elif key not in self._queued and not (key in self._num_failures and key in self._timers):
             self._queued.add(key)
             self._ready.put_nowait(key)
 
-    def add_after(self, key: Key, seconds: float) -> None:
+    def add_after(self, key: ServiceKey, seconds: float) -> None:
         """Has the key looked at in so many seconds, or earlier when that was asked for."""
         loop = asyncio.get_running_loop()
         timer = self._timers.get(key)
@@ -41,7 +45,7 @@ class WorkQueue(Generic[Key]):
             timer.cancel()
         self._timers[key] = loop.call_later(seconds, self._ring, key)
 
-    async def work(self, handle: Callable[[Key], Awaitable[float | None]]) -> None:
+    async def work(self, handle: Callable[[ServiceKey], Awaitable[float | None]]) -> None:
         """One worker: calls `handle` with one key after the other, for ever.
 
         `handle` gives the seconds until the key's next turn, or None for no turn of its own. When it raises, its next
@@ -66,6 +70,6 @@ class WorkQueue(Generic[Key]):
                 self._again.discard(key)
                 self.add(key)
 
-    def _ring(self, key: Key) -> None:
+    def _ring(self, key: ServiceKey) -> None:
         del self._timers[key]
         self.add(key)

@@ -1,88 +1,91 @@
 """The RayCluster of one engine ("group"): a head pod with Ray's head and the engine, and a worker pod for each stage.
 
 It is never changed: another revision is another RayCluster. KubeRay 1.6 adds the `ray start` commands, the Secret of
-Ray's token, the head's Service, and to each worker an init container that waits for the head.
+Ray's token, the head's Service, and to each worker an init container that waits for the head. Everything here holds
+under Kubernetes' restricted pod security, but for `file://` models: those are host paths.
 """
 
 from __future__ import annotations
 
+from rayloom_operator import names
 from rayloom_operator.api import LLMService
-from rayloom_operator.names import (
-    ADMIN_PORT,
-    API_PORT,
-    CLUSTER_LABEL,
-    CONFIG_FOLDER,
-    ENGINE_CONTAINER,
-    HEAD_CONTAINER,
-    NODE_TYPE_LABEL,
-    RANK_PORT,
-    WORKER_CONTAINER,
-    Manifest,
-    group_name,
-    labels,
-    metadata,
-)
-from rayloom_operator.objects.admin_secret import TOKEN_KEY, admin_secret_name
-from rayloom_operator.objects.config_map import CONFIG_KEY
-from rayloom_operator.objects.pod import (
-    RAY_HEALTH,
-    RAY_START,
-    RAYLET_PORT,
-    container,
-    environment,
-    model_mount,
-    model_volume,
-    pod_spec,
-    scratch_volume,
-    shared_memory_volume,
-)
+from rayloom_operator.names import Manifest
 
 RAY_VERSION = "2.60.0"  # of the engine's image; KubeRay decides by it what it may use
+# The user of the engine's image. Both containers of the head pod need the same one: Ray's sockets belong to it.
+_USER = 1000
 _GCS_PORT = 6379
+_RAYLET_PORT = 6380
 # Exists while the engine runs. The ranks live on the head's Ray, so it stays until the engine has drained.
 _ALIVE_FILE = "/tmp/ray/engine.alive"
 # Seconds that an engine needs to end after its drain.
 _END_SECONDS = 15
+# A node that does not answer for so long is given up: its pods are evicted.
+_NODE_LOSS_SECONDS = 15
 # What the head asks for, measured lean: Ray's processes 330 MiB, supervisor, front and core (no weights) 400 MiB.
 _HEAD_REQUESTS = {"cpu": "200m", "memory": "512Mi"}
 _ENGINE_REQUESTS = {"cpu": "200m", "memory": "512Mi"}
-_RANK_REQUESTS = {"cpu": "500m", "memory": "1Gi"}
 # No CPU limit by default: a rank is as fast as its node lets it be.
+_RANK_REQUESTS = {"cpu": "500m", "memory": "1Gi"}
+# Shared memory counts as the pod's memory; Ray's object store takes 75 MiB of it.
+_SHARED_MEMORY = {"medium": "Memory", "sizeLimit": "512Mi"}
+
+# Ray's own settings notice a lost node after a minute. These do within 6 s; head and workers must agree.
+_RAY_HEALTH = {
+    "RAY_health_check_period_ms": "1000",
+    "RAY_health_check_timeout_ms": "1000",
+    "RAY_health_check_failure_threshold": "3",
+    "RAY_health_check_initial_delay_ms": "1000",
+    "RAY_gcs_rpc_server_reconnect_timeout_s": "5",
+    "RAY_raylet_liveness_self_check_interval_ms": "1000",
+}
+_ENGINE_PROBE = {"periodSeconds": 1, "timeoutSeconds": 2, "failureThreshold": 2}
+_ENGINE_VARIABLES = {
+    "RAY_ADDRESS": f"127.0.0.1:{_GCS_PORT}",
+    # Longer than the head's own: the engine outlives a restart of Ray's head.
+    "RAY_gcs_rpc_server_reconnect_timeout_s": "60",
+    "RAYLOOM_TERMINATION_LOG": "/dev/termination-log",
+    "RAYLOOM_ALIVE_FILE": _ALIVE_FILE,
+}
+# Ray picks these at random unless they are given, and then no firewall rule can name them.
+_RAY_START = {
+    "disable-usage-stats": "true",
+    "include-log-monitor": "no",  # KubeRay drops a "false"
+    "object-store-memory": "78643200",  # bytes, Ray's minimum: ranks pass no objects
+    "node-manager-port": str(_RAYLET_PORT),
+    "object-manager-port": "6381",
+    "runtime-env-agent-port": "6382",
+    "dashboard-agent-grpc-port": "6383",
+    "min-worker-port": "10002",
+    "max-worker-port": "10100",
+}
 
 
 def ray_cluster(service: LLMService, revision: str, image: str) -> Manifest:
     """The RayCluster. `image` is the resolved image of every container."""
-    group = group_name(service.metadata.name, revision)
-    num_workers = service.spec.parallelism.pipeline
-    template_labels = labels(service, revision)
+    group = names.group_name(service.metadata.name, revision)
+    labels = names.labels(service, revision)
+    head, worker = _head_pod(service, group, image), _worker_pod(service, group, image)
     return {
         "apiVersion": "ray.io/v1",
         "kind": "RayCluster",
-        "metadata": metadata(service, group, template_labels),
+        "metadata": names.metadata(service, group, revision),
         "spec": {
             "rayVersion": RAY_VERSION,
             "authOptions": {"mode": "token"},
             "enableInTreeAutoscaling": False,
             "headGroupSpec": {
                 # No CPU for Ray's actors: no rank lands here.
-                "rayStartParams": RAY_START | {"num-cpus": "0", "include-dashboard": "false", "no-monitor": "true"},
-                "template": {
-                    "metadata": {"labels": template_labels},
-                    "spec": _head_pod(service, group, image),
-                },
+                "rayStartParams": _RAY_START | {"num-cpus": "0", "include-dashboard": "false", "no-monitor": "true"},
+                "template": {"metadata": {"labels": labels}, "spec": head},
             },
             "workerGroupSpecs": [
                 {
                     "groupName": "engine",
                     # KubeRay wants all three, or it takes two thousand million for the last.
-                    "replicas": num_workers,
-                    "minReplicas": num_workers,
-                    "maxReplicas": num_workers,
-                    "rayStartParams": RAY_START | {"num-cpus": "1"},
-                    "template": {
-                        "metadata": {"labels": template_labels},
-                        "spec": _worker_pod(service, group, image),
-                    },
+                    **dict.fromkeys(("replicas", "minReplicas", "maxReplicas"), service.spec.parallelism.pipeline),
+                    "rayStartParams": _RAY_START | {"num-cpus": "1"},
+                    "template": {"metadata": {"labels": labels}, "spec": worker},
                 }
             ],
         },
@@ -90,80 +93,49 @@ def ray_cluster(service: LLMService, revision: str, image: str) -> Manifest:
 
 
 def _head_pod(service: LLMService, group: str, image: str) -> Manifest:
-    return pod_spec(service) | {
+    config = {"name": group, "items": [{"key": names.CONFIG_KEY, "path": names.CONFIG_KEY}]}
+    token = {
+        "name": names.admin_secret_name(group),
+        "items": [{"key": names.TOKEN_KEY, "path": f"admin/{names.TOKEN_KEY}"}],
+    }
+    return _pod(service) | {
         # Ray finds its local raylet by looking through the command lines of processes.
         "shareProcessNamespace": True,
         "terminationGracePeriodSeconds": service.spec.drain_seconds + _END_SECONDS,
         "containers": [_ray_head(service, group, image), _engine(service, group, image)],
         "volumes": [
-            scratch_volume("ray"),
-            scratch_volume("head-scratch"),
-            scratch_volume("engine-scratch"),
-            shared_memory_volume(),
-            {
-                "name": "config",
-                "projected": {
-                    "sources": [
-                        {"configMap": {"name": group, "items": [{"key": CONFIG_KEY, "path": CONFIG_KEY}]}},
-                        {
-                            "secret": {
-                                "name": admin_secret_name(group),
-                                "items": [{"key": TOKEN_KEY, "path": f"admin/{TOKEN_KEY}"}],
-                            }
-                        },
-                    ]
-                },
-            },
-            *model_volume(service),
+            *({"name": name, "emptyDir": {}} for name in ("ray", "head-scratch", "engine-scratch")),
+            {"name": "shared-memory", "emptyDir": _SHARED_MEMORY},
+            {"name": "config", "projected": {"sources": [{"configMap": config}, {"secret": token}]}},
+            *_model_volume(service),
         ],
     }
 
 
 def _ray_head(service: LLMService, group: str, image: str) -> Manifest:
     wait = f"while [ -e {_ALIVE_FILE} ]; do sleep 0.1; done"
-    return container(service, HEAD_CONTAINER, image) | {
-        "env": environment(service, group, RAY_HEALTH),
+    return _container(service, names.HEAD_CONTAINER, image) | {
+        "env": _environment(service, group, _RAY_HEALTH),
         "resources": {"requests": _HEAD_REQUESTS},
-        "volumeMounts": [
-            {"name": "ray", "mountPath": "/tmp/ray"},
-            {"name": "head-scratch", "mountPath": "/tmp"},
-            {"name": "shared-memory", "mountPath": "/dev/shm"},
-        ],
+        "volumeMounts": _mounts("head-scratch"),
         "lifecycle": {"preStop": {"exec": {"command": ["sh", "-c", wait]}}},
         **_ray_probes(_GCS_PORT),
     }
 
 
 def _engine(service: LLMService, group: str, image: str) -> Manifest:
-    ray = (
-        ("RAY_ADDRESS", f"127.0.0.1:{_GCS_PORT}"),
-        # Longer than the head's own: the engine outlives a restart of Ray's head.
-        ("RAY_gcs_rpc_server_reconnect_timeout_s", "60"),
-        ("RAYLOOM_TERMINATION_LOG", "/dev/termination-log"),
-        ("RAYLOOM_ALIVE_FILE", _ALIVE_FILE),
-    )
-    return container(service, ENGINE_CONTAINER, image) | {
-        "command": ["rayloom-engine", "serve", "--config", f"{CONFIG_FOLDER}/{CONFIG_KEY}"],
-        "env": environment(service, group, ray),
-        "ports": [
-            {"name": "http", "containerPort": API_PORT, "protocol": "TCP"},
-            {"name": "admin", "containerPort": ADMIN_PORT, "protocol": "TCP"},
-            {"name": "ranks", "containerPort": RANK_PORT, "protocol": "TCP"},
-        ],
+    ports = {"http": names.API_PORT, "admin": names.ADMIN_PORT, "ranks": names.RANK_PORT}
+    return _container(service, names.ENGINE_CONTAINER, image) | {
+        "command": ["rayloom-engine", "serve", "--config", f"{names.CONFIG_FOLDER}/{names.CONFIG_KEY}"],
+        "env": _environment(service, group, _ENGINE_VARIABLES),
+        "ports": [{"name": name, "containerPort": port, "protocol": "TCP"} for name, port in ports.items()],
         "resources": {"requests": _ENGINE_REQUESTS},
         # No liveness probe: loading takes as long as it takes, and the supervisor restarts what dies or hangs.
-        "readinessProbe": {
-            "httpGet": {"path": "/ready", "port": API_PORT},
-            "periodSeconds": 1,
-            "timeoutSeconds": 2,
-            "failureThreshold": 2,
-        },
+        "readinessProbe": {"httpGet": {"path": "/ready", "port": names.API_PORT}, **_ENGINE_PROBE},
         "volumeMounts": [
-            {"name": "ray", "mountPath": "/tmp/ray"},
-            {"name": "engine-scratch", "mountPath": "/tmp"},
-            {"name": "shared-memory", "mountPath": "/dev/shm"},
-            {"name": "config", "mountPath": CONFIG_FOLDER, "readOnly": True},
-            *model_mount(service),
+            *_mounts("engine-scratch"),
+            {"name": "config", "mountPath": names.CONFIG_FOLDER, "readOnly": True},
+            *_model_mount(service),
         ],
     }
 
@@ -175,7 +147,13 @@ def _worker_pod(service: LLMService, group: str, image: str) -> Manifest:
     resources: Manifest = {"requests": defaults | given.requests}
     if given.limits:
         resources["limits"] = given.limits
-    return pod_spec(service) | {
+    worker = _container(service, names.WORKER_CONTAINER, image) | {
+        "env": _environment(service, group, _RAY_HEALTH),
+        "resources": resources,
+        "volumeMounts": [*_mounts("scratch"), *_model_mount(service)],
+        **_ray_probes(_RAYLET_PORT),
+    }
+    return _pod(service) | {
         # Ranks hold nothing that must be saved.
         "terminationGracePeriodSeconds": 3,
         "topologySpreadConstraints": [
@@ -184,35 +162,92 @@ def _worker_pod(service: LLMService, group: str, image: str) -> Manifest:
                 "topologyKey": "kubernetes.io/hostname",
                 # A hard rule would count a dead node as a place, and leave the replacement of its pod pending.
                 "whenUnsatisfiable": "ScheduleAnyway",
-                "labelSelector": {"matchLabels": {CLUSTER_LABEL: group, NODE_TYPE_LABEL: "worker"}},
+                "labelSelector": {"matchLabels": {names.CLUSTER_LABEL: group, names.NODE_TYPE_LABEL: "worker"}},
             }
         ],
-        "containers": [
-            container(service, WORKER_CONTAINER, image)
-            | {
-                "env": environment(service, group, RAY_HEALTH),
-                "resources": resources,
-                "volumeMounts": [
-                    {"name": "ray", "mountPath": "/tmp/ray"},
-                    {"name": "scratch", "mountPath": "/tmp"},
-                    {"name": "shared-memory", "mountPath": "/dev/shm"},
-                    *model_mount(service),
-                ],
-                **_ray_probes(RAYLET_PORT),
-            }
+        "containers": [worker],
+        "volumes": [
+            *({"name": name, "emptyDir": {}} for name in ("ray", "scratch")),
+            {"name": "shared-memory", "emptyDir": _SHARED_MEMORY},
+            *_model_volume(service),
         ],
-        "volumes": [scratch_volume("ray"), scratch_volume("scratch"), shared_memory_volume(), *model_volume(service)],
     }
+
+
+def _pod(service: LLMService) -> Manifest:
+    """The fields of a pod's spec that do not depend on what it does."""
+    toleration = {"operator": "Exists", "effect": "NoExecute", "tolerationSeconds": _NODE_LOSS_SECONDS}
+    return {
+        "serviceAccountName": names.account_name(service.metadata.name),
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "securityContext": {
+            "runAsNonRoot": True,
+            **dict.fromkeys(("runAsUser", "runAsGroup", "fsGroup"), _USER),
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "tolerations": [{"key": f"node.kubernetes.io/{taint}", **toleration} for taint in ("not-ready", "unreachable")],
+    }
+
+
+def _container(service: LLMService, name: str, image: str) -> Manifest:
+    """The fields of a container that do not depend on what it runs."""
+    return {
+        "name": name,
+        "image": image,
+        "imagePullPolicy": service.spec.engine.image_pull_policy,
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        },
+        # The last lines of the log say why a process of Ray's ended; the engine leaves a sentence of its own.
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+    }
+
+
+def _environment(service: LLMService, group: str, own: dict[str, str]) -> list[Manifest]:
+    """The environment of a container in which Ray or the engine runs. The manifest's own variables replace ours.
+
+    Each name is there once, or the API server refuses the object. KubeRay sets the token's two variables itself in the
+    first container of a pod, to just these values.
+    """
+    variables: dict[str, Manifest] = {name: {"value": value} for name, value in own.items()}
+    variables["RAY_AUTH_MODE"] = {"value": "token"}
+    variables["RAY_AUTH_TOKEN"] = {"valueFrom": {"secretKeyRef": {"name": group, "key": "auth_token"}}}
+    variables["RAYLOOM_NODE_NAME"] = {"valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}}
+    variables |= {variable.name: {"value": variable.value} for variable in service.spec.engine.env}
+    return [{"name": name, **source} for name, source in variables.items()]
+
+
+def _mounts(scratch: str) -> list[Manifest]:
+    """What every container writes to; Ray's folder and shared memory are those of the whole pod."""
+    folders = {"ray": "/tmp/ray", scratch: "/tmp", "shared-memory": "/dev/shm"}
+    return [{"name": name, "mountPath": path} for name, path in folders.items()]
+
+
+def _model_volume(service: LLMService) -> list[Manifest]:
+    """The node's folder or file of a `file://` model; empty for other sources."""
+    path = _model_path(service)
+    kind = "File" if path.endswith(".gguf") else "Directory"
+    return [{"name": names.MODEL_VOLUME, "hostPath": {"path": path, "type": kind}}] if path else []
+
+
+def _model_mount(service: LLMService) -> list[Manifest]:
+    """Mounts the model at the path that it has on the node, so that the engine's config holds on any machine."""
+    path = _model_path(service)
+    return [{"name": names.MODEL_VOLUME, "mountPath": path, "readOnly": True}] if path else []
+
+
+def _model_path(service: LLMService) -> str:
+    model = service.spec.model
+    return model.source.removeprefix("file://").rstrip("/") if model.source_kind == "file" else ""
 
 
 def _ray_probes(port: int) -> Manifest:
     """Probes of a Ray container. KubeRay's own begin after 10 s, and the pod would be unready so long for nothing."""
+    probe = {"tcpSocket": {"port": port}}
     return {
-        "readinessProbe": {"tcpSocket": {"port": port}, "periodSeconds": 1, "failureThreshold": 3},
-        "livenessProbe": {
-            "tcpSocket": {"port": port},
-            "initialDelaySeconds": 30,
-            "periodSeconds": 5,
-            "failureThreshold": 24,
-        },
+        "readinessProbe": probe | {"periodSeconds": 1, "failureThreshold": 3},
+        "livenessProbe": probe | {"initialDelaySeconds": 30, "periodSeconds": 5, "failureThreshold": 24},
     }

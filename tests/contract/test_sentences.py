@@ -1,0 +1,34 @@
+"""The engine's sentences that the operator tells apart: a model that is not there, a rank that stands still."""
+
+import pytest
+
+from rayloom_engine.errors import ModelError
+from rayloom_engine.front.lifecycle import stall_of
+from rayloom_engine.models.source import resolve
+from rayloom_engine.protocol.messages import RankStatus
+from rayloom_operator.observed import NOT_FOUND
+from rayloom_operator.status import STALLED
+
+
+def sentence(source):
+    with pytest.raises(ModelError) as caught:
+        resolve(source)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("source", ["file:///models/not-there", "file:///models/not-there.gguf", "builtin://other"])
+def test_a_model_that_is_not_there_is_known_as_one(source):
+    assert NOT_FOUND.search(sentence(source))
+
+
+def test_a_file_that_is_no_model_is_not_one_that_is_not_there(tmp_path):
+    (tmp_path / "model.bin").write_text("")
+
+    assert not NOT_FOUND.search(sentence(f"file://{tmp_path / 'model.bin'}"))
+
+
+def test_a_rank_that_stands_still_is_known_as_one():
+    rank = RankStatus(rank=0, node="n", host="h", pid=1, phase="step", heartbeat_age_s=61.0, step=1, memory_bytes=1)
+
+    assert STALLED.search(stall_of([rank], 1.0, 0.0))
+    assert STALLED.search(stall_of([], 1.0, 0.0, core_age_s=61.0))

@@ -1,0 +1,291 @@
+"""The controller with a cluster that is a dictionary: what comes back, what is left alone, what is forgotten.
+
+Left out: engines, which need an address; the real API server's answers are those of the tests on a cluster.
+"""
+
+import asyncio
+import contextlib
+
+import pytest
+
+from rayloom_operator.controller import Controller
+from rayloom_operator.kube import KubeError
+from rayloom_operator.names import path_of
+from rt_fake_kube import FakeKube
+from rt_operator import SETTINGS, make_pod_document
+
+SERVICE = "/apis/rayloom.dev/v1alpha1/namespaces/team/llmservices/chat"
+CLIENT_SERVICE = "/api/v1/namespaces/team/services/chat"
+
+
+def service(uid="uid-1", **spec):
+    return {
+        "apiVersion": "rayloom.dev/v1alpha1",
+        "kind": "LLMService",
+        "metadata": {"name": "chat", "namespace": "team", "uid": uid, "generation": 1},
+        "spec": {"model": {"source": "builtin://smollm2-135m"}, **spec},
+    }
+
+
+class World:
+    """A controller at work, and its cluster."""
+
+    def __init__(self):
+        self.kube = FakeKube()
+        self.controller = Controller(self.kube, SETTINGS)
+
+    def ask_for(self, document):
+        self.controller.set_service(self.kube.put(document), False)
+
+    def reason(self, kind="Available"):
+        if not self.kube.statuses:
+            return None
+        return next(each["reason"] for each in self.kube.statuses[-1]["conditions"] if each["type"] == kind)
+
+    def message(self, kind="Accepted"):
+        return next(each["message"] for each in self.kube.statuses[-1]["conditions"] if each["type"] == kind)
+
+    async def until(self, condition):
+        async with asyncio.timeout(10):
+            while not condition():
+                await asyncio.sleep(0.005)
+
+    async def rest(self):
+        """Returns when nothing is left to do but what a timer or a new event starts."""
+        queue = self.controller._queue
+        for _ in range(5):
+            await self.until(lambda: queue._ready.empty() and not queue._working)
+            await asyncio.sleep(0.002)
+
+
+def with_world(story):
+    async def run():
+        world = World()
+        work = asyncio.create_task(world.controller.run())
+        await world.controller.is_synced.wait()
+        try:
+            await story(world)
+        finally:
+            work.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await work
+
+    asyncio.run(run())
+
+
+def test_a_service_gets_its_objects_and_the_cluster_last():
+    async def story(world):
+        world.ask_for(service())
+        await world.until(lambda: world.reason() == "PodsPending")
+        made = [path.split("/")[-2] for verb, path in world.kube.calls if verb in ("apply", "create")]
+        assert [each for each in made if each not in ("chat", "events")] == [
+            "serviceaccounts",
+            "services",
+            "configmaps",
+            "secrets",
+            "rayclusters",
+        ]
+
+    with_world(story)
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_cluster_that_is_deleted_by_hand_comes_back_at_once(times):
+    async def story(world):
+        world.ask_for(service())
+        await world.until(lambda: world.kube.named("RayCluster"))
+        for _ in range(times):
+            await world.rest()
+            path = world.kube.path("RayCluster")
+            uid = world.kube.objects[path]["metadata"]["uid"]
+            world.kube.remove(path)
+            await world.until(lambda path=path: path in world.kube.objects)
+            assert world.kube.objects[path]["metadata"]["uid"] != uid
+
+    with_world(story)
+
+
+@pytest.mark.parametrize("kind", ["ConfigMap", "Secret"])
+def test_what_a_head_cannot_mount_is_made_again(kind, monkeypatch):
+    monkeypatch.setattr("rayloom_operator.controller._LATE_MOUNT_CHECK_S", 0.0)
+
+    async def story(world):
+        world.ask_for(service())
+        await world.until(lambda: world.kube.named("RayCluster"))
+        await world.rest()
+        path = world.kube.path(kind)
+        world.kube.remove(path)
+        world.kube.put(head(world.kube))
+        await world.until(lambda: path in world.kube.objects)
+
+    with_world(story)
+
+
+def head(kube, state="ContainerCreating"):
+    cluster = kube.objects[kube.path("RayCluster")]["metadata"]
+    document = make_pod_document(engine={"ready": False, "state": {"waiting": {"reason": state}}})
+    document["metadata"] |= {"namespace": "team", "ownerReferences": [{"uid": cluster["uid"]}]}
+    document["metadata"]["labels"] |= {"rayloom.dev/service": "chat", "rayloom.dev/group": cluster["name"]}
+    document["status"]["podIP"] = ""
+    return {"apiVersion": "v1", "kind": "Pod", **document}
+
+
+def test_a_service_made_anew_takes_nothing_over_but_waits_until_the_old_is_gone():
+    async def story(world):
+        world.ask_for(service())
+        await world.until(lambda: world.kube.named("RayCluster"))
+        await world.rest()
+        cluster, secret = world.kube.path("RayCluster"), world.kube.path("Secret")
+        old = {path: each["metadata"]["uid"] for path, each in world.kube.objects.items()}
+        first = world.kube.objects.pop(SERVICE)
+        del world.kube.objects[CLIENT_SERVICE]
+        world.ask_for(service(uid="uid-2"))
+        # kopf tells of both; in which order does not matter.
+        world.controller.set_service(first, True)
+        await world.until(lambda: CLIENT_SERVICE in world.kube.objects)
+        await world.rest()
+        assert world.kube.objects[cluster]["metadata"]["uid"] == old[cluster]
+        world.kube.remove(cluster)
+        await world.until(lambda: cluster in world.kube.objects)
+        for path in (cluster, secret):
+            meta = world.kube.objects[path]["metadata"]
+            assert (meta["uid"] != old[path], meta["ownerReferences"][0]["uid"]) == (True, "uid-2")
+
+    with_world(story)
+
+
+def test_a_service_object_of_somebody_else_is_left_alone_and_named():
+    async def story(world):
+        theirs = {
+            "apiVersion": "v1",
+            "kind": "Service",
+            "metadata": {"name": "chat", "namespace": "team"},
+            "spec": {"selector": {"app": "theirs"}},
+        }
+        world.kube.put(theirs)
+        world.ask_for(service())
+        await world.until(lambda: world.reason("Accepted") == "ApplyRefused")
+        assert world.message() == (
+            "the Service chat exists and is not ours; delete it, or give this LLMService another name"
+        )
+        assert world.kube.objects[CLIENT_SERVICE]["spec"] == {"selector": {"app": "theirs"}}
+        assert world.kube.named("RayCluster") == []
+
+    with_world(story)
+
+
+def test_an_old_engine_stays_until_its_successor_was_accepted():
+    async def story(world):
+        world.ask_for(service())
+        await world.until(lambda: world.kube.named("RayCluster"))
+        await world.rest()
+        (old,) = world.kube.named("RayCluster")
+        changed = service(drainSeconds=31)
+        changed["metadata"]["generation"] = 2
+        world.kube.refusals = {("delete", "-admin"): KubeError(403, "exceeded quota")}
+        world.ask_for(changed | {"status": world.kube.objects[SERVICE].get("status")})
+        await world.until(lambda: world.reason("Accepted") == "ApplyRefused")
+        assert world.kube.named("RayCluster") == [old]
+        assert world.message() == "the API server refused: exceeded quota"
+        world.kube.refusals = {}
+        await world.until(
+            lambda: world.kube.named("RayCluster") not in ([old], []) and world.reason("Accepted") == "Valid"
+        )
+        assert len(world.kube.named("RayCluster")) == 1
+
+    with_world(story)
+
+
+@pytest.mark.parametrize("code", [409, 429, 500])
+def test_an_answer_that_may_be_another_one_later_is_no_refusal(code):
+    async def story(world):
+        world.kube.refusals["apply", "chat-rayloom"] = KubeError(code, "later")
+        world.ask_for(service())
+        await world.until(lambda: ("apply", "/api/v1/namespaces/team/serviceaccounts/chat-rayloom") in world.kube.calls)
+        await world.rest()
+        assert world.kube.statuses == []
+        world.kube.refusals.clear()
+        await world.until(lambda: world.reason() == "PodsPending")
+
+    with_world(story)
+
+
+def test_a_service_that_vanished_unseen_is_forgotten_when_its_status_cannot_be_written():
+    async def story(world):
+        world.ask_for(service())
+        await world.until(lambda: world.kube.named("RayCluster"))
+        await world.rest()
+        # What a broken watch hides: the service is gone, and then its objects are.
+        del world.kube.objects[SERVICE]
+        world.controller.set_service(
+            service() | {"metadata": service()["metadata"] | {"resourceVersion": "999"}}, False
+        )
+        await world.until(lambda: not world.controller._services)
+        await world.rest()
+        world.kube.remove(world.kube.path("RayCluster"))
+        await world.rest()
+        assert world.kube.named("RayCluster") == []
+
+    with_world(story)
+
+
+def test_late_news_of_a_service_is_no_news():
+    async def story(world):
+        world.ask_for(service())
+        await world.until(lambda: world.reason() == "PodsPending")
+        await world.rest()
+        known = world.controller._services["team", "chat"]
+        late = service(replicas=5)
+        late["metadata"] |= {"resourceVersion": "1"}
+        world.controller.set_service(late, False)
+        world.controller.set_service(
+            service(uid="uid-0") | {"metadata": service("uid-0")["metadata"] | {"resourceVersion": "999"}}, True
+        )
+        assert world.controller._services["team", "chat"] is known
+
+    with_world(story)
+
+
+def test_a_pod_that_went_while_it_was_routed_to_is_no_refusal():
+    async def story(world):
+        world.ask_for(service())
+        await world.until(lambda: world.kube.named("RayCluster"))
+        await world.rest()
+        world.kube.refusals["patch", "/pods/head"] = KubeError(404, "not found")
+        gone = head(world.kube)
+        gone["metadata"]["labels"]["rayloom.dev/route"] = "true"
+        world.kube.put(gone)
+        await world.until(lambda: ("patch", "/api/v1/namespaces/team/pods/head") in world.kube.calls)
+        await world.rest()
+        assert world.reason("Accepted") == "Valid"
+
+    with_world(story)
+
+
+def test_why_a_model_cannot_be_mounted_is_asked_once_a_turn_and_the_newest_event_counts():
+    async def story(world):
+        world.ask_for(service(model={"source": "file:///models/x"}))
+        await world.until(lambda: world.kube.named("RayCluster"))
+        await world.rest()
+        pod = head(world.kube)
+        pod["spec"]["volumes"] = [{"name": "model"}]
+        for time, words in (("01", 'old "model"'), ("03", 'new "model"'), ("02", 'older "model"')):
+            world.kube.put(
+                {
+                    "apiVersion": "v1",
+                    "kind": "Event",
+                    "metadata": {"name": f"e{time}", "namespace": "team"},
+                    "involvedObject": {"uid": "uid-head"},
+                    "message": words,
+                    "lastTimestamp": f"2026-01-01T00:00:{time}Z",
+                }
+            )
+        world.kube.put(pod)
+        await world.until(lambda: world.reason("ModelReady") == "ModelNotFound")
+        assert 'cannot mount the model: new "model"' in world.message("ModelReady")
+
+    with_world(story)
+
+
+def test_the_paths_of_the_fake_are_those_of_the_operator():
+    assert path_of(service()) == SERVICE

@@ -1,0 +1,130 @@
+"""The poller against a server on loopback: whatever an engine answers, it is asked again, and that is told."""
+
+import asyncio
+import contextlib
+import json
+
+import pytest
+from aiohttp import web
+
+from rayloom_operator import engine_poller
+from rayloom_operator.engine_poller import EnginePoller, Target
+
+KEY = ("team", "chat")
+GOOD = {
+    "version": "v1",
+    "state": "serving",
+    "reason": "",
+    "startup": [],
+    "model": None,
+    "last_token_age_seconds": 1.0,
+    "ranks": [{"node": "n1", "rank": 0}],
+}
+
+
+@contextlib.asynccontextmanager
+async def polled(monkeypatch, answer):
+    """A poller that follows one engine, whose answers `answer(request)` gives; the list of news."""
+    monkeypatch.setattr(engine_poller, "_OTHER_INTERVAL_S", 0.02)
+    monkeypatch.setattr(engine_poller, "_SERVING_INTERVAL_S", 0.02)
+    monkeypatch.setattr(engine_poller, "_MIN_INTERVAL_S", 0.01)
+    app = web.Application()
+    app.router.add_get("/{path:.*}", answer)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    monkeypatch.setattr(engine_poller, "ADMIN_PORT", runner.addresses[0][1])
+    news = []
+    poller = EnginePoller(news.append)
+    poller.follow(KEY, {"chat-0": Target("127.0.0.1", "secret", "uid-1")})
+    try:
+        yield poller, news
+    finally:
+        await poller.close()
+        await runner.cleanup()
+
+
+async def until(condition):
+    async with asyncio.timeout(10):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (b"\xff\xfe not text", "JSON"),
+        (b"[" * 100_000, ""),
+        (json.dumps(GOOD | {"last_token_age_seconds": "1"}).encode(), "last_token_age_seconds"),
+        (json.dumps(GOOD | {"ranks": [{}]}).encode(), "ranks.0.node"),
+        (b"x" * 2_000_000, "more than"),
+    ],
+)
+def test_garbage_is_a_failed_answer_and_the_engine_is_asked_again(monkeypatch, body, words):
+    async def run():
+        answers = [body, json.dumps(GOOD).encode()]
+
+        async def answer(request):
+            assert request.headers["Authorization"] == "Bearer secret"
+            return web.Response(body=answers[0])
+
+        async with polled(monkeypatch, answer) as (poller, news):
+            await until(lambda: news)
+            reading = poller.reading("team", "chat-0")
+            assert reading.status is None and reading.failing_since is not None
+            assert words in reading.error
+            answers.pop(0)
+            await until(lambda: poller.reading("team", "chat-0").failing_since is None)
+            assert poller.reading("team", "chat-0").status.nodes == ("n1",)
+
+    asyncio.run(run())
+
+
+def test_a_redirect_is_not_followed(monkeypatch):
+    async def run():
+        paths = []
+
+        async def answer(request):
+            paths.append(request.path)
+            return web.Response(status=302, headers={"Location": "/elsewhere"})
+
+        async with polled(monkeypatch, answer) as (poller, news):
+            await until(lambda: len(news) > 1)
+            assert set(paths) == {"/status"}
+            assert "302" in poller.reading("team", "chat-0").error
+
+    asyncio.run(run())
+
+
+def test_another_pod_at_the_same_address_is_another_engine(monkeypatch):
+    async def run():
+        async def answer(request):
+            return web.json_response(GOOD)
+
+        async with polled(monkeypatch, answer) as (poller, _):
+            await until(lambda: poller.reading("team", "chat-0"))
+            poller.follow(KEY, {"chat-0": Target("127.0.0.1", "secret", "uid-2")})
+            assert poller.reading("team", "chat-0") is None
+            await until(lambda: poller.reading("team", "chat-0"))
+            poller.follow(KEY, {})
+            assert poller.reading("team", "chat-0") is None
+
+    asyncio.run(run())
+
+
+def test_seconds_that_pass_are_no_news(monkeypatch):
+    async def run():
+        count = 0
+
+        async def answer(request):
+            nonlocal count
+            count += 1
+            reason = f"rank 0 has not advanced for {60 + count} s"
+            return web.json_response(GOOD | {"state": "recovering", "reason": reason})
+
+        async with polled(monkeypatch, answer) as (_, news):
+            await until(lambda: count > 5)
+            assert news == [KEY]
+
+    asyncio.run(run())

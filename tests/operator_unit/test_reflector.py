@@ -1,0 +1,107 @@
+"""The reflector with a fake watch: what it knows after a watch that broke, and how often it asks."""
+
+import asyncio
+import contextlib
+
+from rayloom_operator import reflector
+from rayloom_operator.kube import KubeError
+from rayloom_operator.reflector import Reflector
+from rt_fake_kube import FakeKube
+
+
+def pod(name, service="chat"):
+    meta = {"name": name, "namespace": "team", "labels": {"rayloom.dev/service": service}}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": meta}
+
+
+@contextlib.asynccontextmanager
+async def reflecting(kube, changes=None):
+    found = Reflector(kube, "v1", "Pod", (changes if changes is not None else []).append)
+    task = asyncio.create_task(found.run())
+    try:
+        async with asyncio.timeout(10):
+            await found.is_synced.wait()
+            yield found
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+def names(found, key=("team", "chat")):
+    return [each["metadata"]["name"] for each in found.of_service(key)]
+
+
+async def until(condition):
+    while not condition():
+        await asyncio.sleep(0.001)
+
+
+def test_it_follows_what_comes_and_goes():
+    async def run():
+        kube, changes = FakeKube(), []
+        kube.put(pod("a"))
+        async with reflecting(kube, changes) as found:
+            await until(lambda: kube._watches)
+            kube.put(pod("b"))
+            kube.put(pod("c", "other"))
+            await until(lambda: names(found) == ["a", "b"] and names(found, ("team", "other")) == ["c"])
+            kube.remove("/api/v1/namespaces/team/pods/a")
+            await until(lambda: names(found) == ["b"])
+            assert changes == [("team", "chat"), ("team", "chat"), ("team", "other"), ("team", "chat")]
+
+    asyncio.run(run())
+
+
+def test_what_vanished_while_the_watch_was_too_old_is_told(monkeypatch):
+    monkeypatch.setattr(reflector, "_FIRST_DELAY_S", 0.001)
+
+    async def run():
+        kube, changes = FakeKube(), []
+        kube.put(pod("a"))
+        kube.put(pod("b"))
+        breaks = asyncio.Event()
+        real = kube.watch
+
+        async def watch(path, params, version):
+            if not breaks.is_set():
+                await breaks.wait()
+                raise KubeError(410, "too old resource version")
+            async for each in real(path, params, version):
+                yield each
+
+        kube.watch = watch
+        async with reflecting(kube, changes) as found:
+            changes.clear()
+            del kube.objects["/api/v1/namespaces/team/pods/a"]
+            breaks.set()
+            await until(lambda: names(found) == ["b"])
+            assert ("team", "chat") in changes
+
+    asyncio.run(run())
+
+
+def test_a_watch_that_ends_at_once_is_asked_for_ever_more_slowly(monkeypatch):
+    delays = []
+
+    async def run():
+        kube = FakeKube()
+        enough = asyncio.Event()
+        real_sleep = asyncio.sleep
+
+        async def watch(path, params, version):
+            raise KubeError(410, "too old resource version")
+            yield
+
+        async def sleep(seconds):
+            delays.append(seconds)
+            if len(delays) == 8:
+                enough.set()
+            await real_sleep(0)
+
+        kube.watch = watch
+        monkeypatch.setattr(reflector.asyncio, "sleep", sleep)
+        async with reflecting(kube):
+            await enough.wait()
+
+    asyncio.run(run())
+    assert delays[:8] == [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0]
