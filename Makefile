@@ -15,7 +15,10 @@ STAMP := .venv/installed-$(firstword $(shell cat $(INPUTS) | cksum))
 
 # The test cluster; E2E_CLUSTER=kind makes one in Docker instead.
 MODE ?= full
-CLUSTER := PYTHONPATH=e2e $(BIN)/python -m cluster
+# Plain Python does: removing it must not depend on an installation.
+CLUSTER := PYTHONPATH=e2e $(PYTHON) -m cluster
+# Everything that works on the cluster carries it, so that cluster-down finds what a killed run left.
+e2e e2e-tool images cluster-up cluster-down: export RAYLOOM_E2E_RUN := $(CURDIR)
 
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
@@ -55,7 +58,7 @@ cluster-up: $(STAMP) ## Start a Kubernetes on this machine, or mend it; MODE=api
 	@$(CLUSTER) up --mode $(MODE)
 	@test $(MODE) != full || $(CLUSTER) load
 
-cluster-down: $(STAMP) ## Remove it and everything that it left behind
+cluster-down: ## End every run on it and remove everything that they left behind
 	@$(CLUSTER) down
 
 images: $(STAMP) ## Build the images of the engine and the operator

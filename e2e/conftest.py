@@ -142,12 +142,23 @@ def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
-    # Before the fixtures take away what failed.
-    if report.failed and call.when in ("setup", "call"):
-        used = getattr(item, "funcargs", {}).get("cluster")
-        if used is not None:
-            dump_cluster(used, ARTIFACTS / _slug(item.name))
+    # Before the fixtures take away what failed, but for those that fail to.
+    if report.failed:
+        for index, used in enumerate(_clusters(item)):
+            folder = ARTIFACTS / _slug(f"{item.name} {call.when if call.when == 'teardown' else ''} {index or ''}")
+            try:
+                dump_cluster(used, folder)
+            except Exception as error:  # noqa: BLE001 -- an error in a hook would end the whole session
+                print(f"no dump in {folder}: {error!r}")
     return report
+
+
+def _clusters(item: pytest.Item) -> list[Cluster]:
+    """Those of the test's fixtures, and the usual one where a fixture failed before it was there."""
+    found = [value for value in getattr(item, "funcargs", {}).values() if isinstance(value, Cluster)]
+    if not found and "cluster" in getattr(item, "fixturenames", ()):
+        return [chosen_cluster(os.environ)]
+    return found
 
 
 def _slug(name: str) -> str:

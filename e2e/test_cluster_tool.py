@@ -17,15 +17,17 @@ from pathlib import Path
 
 import pytest
 
+from cluster.files import locked
 from cluster.graft import grafted_layers
 from cluster.kubectl import Kubectl
 from cluster.local import LocalCluster
-from cluster.node import cgroup_hierarchies
+from cluster.node import cgroup_hierarchies, delegate_controllers
 from cluster.parts import base_image
 from cluster.place import NODE_NAMES, REPOSITORY, Place
 from cluster.processes import Processes
-from cluster.shell import ClusterError, run, wait_until
-from cluster.store import Store
+from cluster.runs import end_runs, refuse_beside_another
+from cluster.shell import ClusterError, CommandTimeout, run, run_shown, wait_until
+from cluster.store import LABEL, Store
 
 INDEX = 1
 PLACE = Place.of(INDEX)
@@ -166,6 +168,7 @@ def test_an_image_that_was_replaced_is_let_go(second: LocalCluster, tmp_path: Pa
             (tmp_path / "file").write_text(content)
             container = run("buildah", "from", "scratch").strip()
             run("buildah", "copy", "-q", container, tmp_path / "file", "/file")
+            run("buildah", "config", "--label", f"{LABEL}=test", container)
             run("buildah", "commit", "-q", "--rm", container, name)
             second.load_image(name)
             layers.append(Store.of_buildah().layers(name)[0].id)
@@ -247,6 +250,81 @@ def test_a_process_takes_its_children_along_and_no_stranger(tmp_path: Path) -> N
     finally:
         ours.stop_all()
         others.stop_all()
+
+
+def test_a_process_whose_config_changed_is_started_again(tmp_path: Path) -> None:
+    processes = Processes(tmp_path)
+    try:
+        first = processes.ensure("sleeper", "sleep", "1000", config="one")
+        assert processes.ensure("sleeper", "sleep", "1000", config="one") == first
+        assert processes.ensure("sleeper", "sleep", "1000", config="two") != first
+    finally:
+        processes.stop_all()
+
+
+def test_a_process_that_ended_is_missed(tmp_path: Path) -> None:
+    processes = Processes(tmp_path)
+    try:
+        processes.ensure("sleeper", "sleep", "1000")
+        assert processes.missing() == ()
+        processes.ensure("short", "true")
+        wait_until("its end", lambda: processes.missing() == ("short",), 10)
+    finally:
+        processes.stop_all()
+
+
+def test_a_lock_that_is_held_names_its_holder(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    with locked(path, "it", 1):
+        message = rf"waited 0 s for others to be done with it: process {os.getpid()} of {REPOSITORY}$"
+        with pytest.raises(ClusterError, match=message), locked(path, "it", 0.2):
+            pass
+    with locked(path, "it", 0.2):
+        pass
+
+
+def test_a_command_that_takes_too_long_is_ended() -> None:
+    for command in (run, run_shown):
+        with pytest.raises(CommandTimeout, match="sleep 1000 did not end within 0 s"):
+            command("sleep", "1000", timeout_s=0.2)  # type: ignore[operator]
+
+
+def test_what_a_killed_run_left_is_ended_with_its_children(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cluster.runs.REPOSITORY", tmp_path)
+    # The child has lost the mark, as the steps of an image's build do.
+    script = "env --ignore-environment sleep 1001 & exec sleep 1002"
+    left = subprocess.Popen(["sh", "-c", script], env=os.environ | {"RAYLOOM_E2E_RUN": str(tmp_path)})
+    try:
+        children = Path(f"/proc/{left.pid}/task/{left.pid}/children")
+        wait_until("the child", lambda: bool(children.read_text()), 10)
+        child = Path("/proc", children.read_text().strip())
+        wait_until("the child to forget", lambda: b"RAYLOOM" not in (child / "environ").read_bytes(), 10)
+        end_runs()
+        assert left.wait(10) == -signal.SIGKILL
+        # Of a process that is gone, or of its remains, nothing is left to read here.
+        wait_until("the child's end", lambda: not child.exists() or not (child / "cmdline").read_bytes(), 10)
+    finally:
+        left.kill()
+
+
+def test_beside_a_run_of_another_checkout_nothing_is_touched(tmp_path: Path) -> None:
+    other = subprocess.Popen(["sleep", "1000"], env=os.environ | {"RAYLOOM_E2E_RUN": str(tmp_path)})
+    try:
+        message = rf"{tmp_path} has a run on this machine's test cluster \(process {other.pid}\)"
+        for command in (refuse_beside_another, LocalCluster(PLACE).down):
+            with pytest.raises(ClusterError, match=message):
+                command()
+    finally:
+        other.kill()
+        other.wait()
+    refuse_beside_another()
+
+
+def test_a_group_of_the_second_version_hands_its_controllers_down(tmp_path: Path) -> None:
+    (tmp_path / "cgroup.controllers").write_text("cpuset cpu io memory pids rdma\n")
+    (tmp_path / "cgroup.subtree_control").write_text("")
+    delegate_controllers(tmp_path)
+    assert (tmp_path / "cgroup.subtree_control").read_text() == "+cpu +cpuset +memory +pids"
 
 
 def killed_when_there_is(process: str) -> None:

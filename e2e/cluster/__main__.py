@@ -10,9 +10,12 @@ from pathlib import Path
 from cluster.choice import chosen_cluster
 from cluster.dump import dump_cluster
 from cluster.install import install_operator
+from cluster.kubectl import ensure_kubectl
+from cluster.local import LocalCluster, remove_left_builds
 from cluster.parts import build_parts
 from cluster.place import known_indices
 from cluster.prepare import load_images, prepare
+from cluster.runs import end_runs, refuse_beside_another
 from cluster.shell import ClusterError, say
 
 
@@ -22,8 +25,8 @@ def main() -> int:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     up = commands.add_parser("up", help="start the cluster, or mend it, and print the path of its kubeconfig")
     up.add_argument("--mode", choices=("api", "full"), default="full")
-    commands.add_parser("down", help="remove everything of the cluster, also what a killed run left")
-    commands.add_parser("parts", help="build what the cluster is made of")
+    commands.add_parser("down", help="end every run and remove everything, also what a killed run left")
+    commands.add_parser("parts", help="build what a local cluster is made of")
     commands.add_parser("images", help="build the images")
     commands.add_parser("load", help="give the built images to the nodes")
     commands.add_parser("prepare", help="all of it: what the end-to-end tests need; says how long each stage took")
@@ -48,12 +51,19 @@ def _run(arguments: argparse.Namespace) -> None:
             cluster.up(arguments.mode)
             say(f"up; export KUBECONFIG={cluster.kubeconfig}")
         case "down":
-            indices = known_indices() if arguments.index is None else (arguments.index,)
-            for index in indices:
-                chosen_cluster(os.environ, index).down()
+            if arguments.index is not None:
+                cluster.down()
+            else:
+                refuse_beside_another()
+                end_runs()
+                for index in known_indices():
+                    chosen_cluster(os.environ, index).down()
+                remove_left_builds()
             say("down")
         case "parts":
-            build_parts()
+            ensure_kubectl()
+            if isinstance(cluster, LocalCluster):
+                build_parts()
         case "images":
             cluster.build_images()
         case "load":

@@ -122,14 +122,15 @@ class ControlPlane:
         """Names of Services resolve in pods. CoreDNS runs here and not in a pod, so a lost node never takes it away."""
         port = self._place.port(53)
         corefile = self._place.state / "Corefile"
-        corefile.write_text(
+        config = (
             f".:{port} {{\n"
             "  errors\n"
             f"  kubernetes cluster.local {self._place.pod_cidr} {{\n    kubeconfig {self._place.kubeconfig}\n  }}\n"
             "  cache 5\n"
             "}\n"
         )
-        self._processes.ensure("coredns", self._parts.coredns, "-conf", corefile)
+        corefile.write_text(config)
+        self._processes.ensure("coredns", self._parts.coredns, "-conf", corefile, config=config)
         # The Service selects no pods; the slice with its label says where it leads.
         ports = [{"name": name, "protocol": name.upper()} for name in ("udp", "tcp")]
         self._kubectl.apply(
@@ -164,8 +165,9 @@ class ControlPlane:
         self._processes.ensure(name, self._parts.kube, name, *words)
 
     def _kuberay_is_ready(self) -> bool:
+        direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self._place.port(8082)}/readyz", timeout=5) as answer:
+            with direct.open(f"http://127.0.0.1:{self._place.port(8082)}/readyz", timeout=5) as answer:
                 return bool(answer.status == HTTPStatus.OK)
         except OSError:
             return False

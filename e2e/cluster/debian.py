@@ -35,8 +35,9 @@ def ensure_packages(*, nodes: bool, images: bool) -> None:
         raise ClusterError(f"missing: {', '.join(missing)}. As root: {command}")
     with stage(f"packages {', '.join(missing)}"):
         environment = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
-        run_shown("apt-get", "update", "-q", env=environment)
-        run_shown("apt-get", "install", "-q", "--yes", "--no-install-recommends", *missing, env=environment)
+        run_shown("apt-get", "update", "-q", env=environment, timeout_s=300)
+        install = ("apt-get", "install", "-q", "--yes", "--no-install-recommends", *missing)
+        run_shown(*install, env=environment, timeout_s=600)
 
 
 def ensure_root(purpose: str) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 from pathlib import Path
 
 from cluster.interface import Cluster
 from cluster.kubectl import Kubectl
-from cluster.shell import ClusterError
+from cluster.shell import ClusterError, CommandTimeout
 
 # Secrets are left out on purpose.
 _KINDS = (
@@ -21,25 +22,41 @@ _KINDS = (
     "nodes",
 )
 _NUM_LOG_LINES = 5000
+_TIMEOUT_S = 10
 
 
 def dump_cluster(cluster: Cluster, folder: Path) -> None:
-    """Writes into `folder`, which is made. What cannot be had says why in its file; nothing is raised for it."""
-    kubectl = Kubectl(cluster.kubeconfig)
+    """Writes into `folder`, which is made. What cannot be had says why in its file; nothing is raised for it.
+
+    A cluster that does not answer in time is not asked again: the next test has its time, too.
+    """
     folder.mkdir(parents=True, exist_ok=True)
+    with contextlib.suppress(CommandTimeout):
+        _dump_objects(Kubectl(cluster.kubeconfig), folder)
+    try:
+        logs = cluster.logs()
+    except ClusterError as error:
+        (folder / "cluster.txt").write_text(f"{error}\n")
+        return
+    for log in logs:
+        (folder / "cluster").mkdir(exist_ok=True)
+        shutil.copyfile(log, folder / "cluster" / log.name)
+
+
+def _dump_objects(kubectl: Kubectl, folder: Path) -> None:
+    """Raises CommandTimeout at the first command that takes too long."""
     for kind in _KINDS:
         _write(folder / f"{kind}.yaml", kubectl, "get", kind, "--all-namespaces", "--output", "yaml")
     _write(folder / "pods.txt", kubectl, "get", "pods", "--all-namespaces", "--output", "wide")
     _write(folder / "events.txt", kubectl, "get", "events", "--all-namespaces", "--sort-by", ".lastTimestamp")
     try:
-        pods = kubectl.json("get", "pods", "--all-namespaces")["items"]
+        pods = kubectl.json("get", "pods", "--all-namespaces", timeout_s=_TIMEOUT_S)["items"]
+    except CommandTimeout:
+        raise
     except ClusterError:
         pods = []
     for pod in pods:
         _dump_pod(kubectl, pod["metadata"]["namespace"], pod["metadata"]["name"], folder / "pods")
-    for log in cluster.logs():
-        (folder / "cluster").mkdir(exist_ok=True)
-        shutil.copyfile(log, folder / "cluster" / log.name)
 
 
 def _dump_pod(kubectl: Kubectl, namespace: str, name: str, folder: Path) -> None:
@@ -54,7 +71,10 @@ def _dump_pod(kubectl: Kubectl, namespace: str, name: str, folder: Path) -> None
 
 def _write(path: Path, kubectl: Kubectl, *arguments: str) -> None:
     try:
-        content = kubectl(*arguments)
+        content = kubectl(*arguments, timeout_s=_TIMEOUT_S)
+    except CommandTimeout as error:
+        path.write_text(f"{error}\n")
+        raise
     except ClusterError as error:
         content = f"{error}\n"
     path.write_text(content)

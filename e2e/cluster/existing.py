@@ -20,7 +20,7 @@ class ExistingCluster:
         Kubectl(self.kubeconfig)("get", "--raw", "/readyz")
 
     def down(self) -> None:
-        raise ClusterError("the cluster of E2E_KUBECONFIG is not ours to remove")
+        """Nothing: it is not ours to remove."""
 
     def build_images(self) -> tuple[str, ...]:
         return tuple(image.name for image in images.IMAGES)

@@ -11,9 +11,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from cluster.parts import BASE
 from cluster.place import REPOSITORY, digest
 from cluster.shell import ClusterError, run, run_shown, say, stage
-from cluster.store import Store
+from cluster.store import CONTAINER, LABEL, Store, StoredImage
 
 _INPUTS_LABEL = "dev.rayloom.inputs"
 _PIP_SETTINGS = {
@@ -70,7 +71,7 @@ def build_with_buildah(image: Image, base: str) -> None:
     if store.label(image.name, _INPUTS_LABEL) != inputs:
         with stage(f"image {image.name}"), _secrets() as secrets:
             build = ["buildah", "bud", "--quiet", "--layers", "--isolation", "chroot", "--network", "host"]
-            build += ["--pull-never", "--build-arg", f"BASE={base}", *secrets]
+            build += ["--pull-never", "--build-arg", f"BASE={base}", "--label", f"{LABEL}={image.project}", *secrets]
             build += ["--ignorefile", str(REPOSITORY / ".dockerignore"), "--file", str(image.dockerfile)]
             # A name keeps what a stage holds from being removed with what nobody needs any more.
             for name in image.cached_stages:
@@ -85,18 +86,55 @@ def build_with_buildah(image: Image, base: str) -> None:
         raise ClusterError(f"{image.name} is too heavy: find what a new dependency brought, or do without it")
 
 
-def remove_unused(layers_in_use: frozenset[str]) -> None:
-    """Removes images without a name, but for those that a named one is built on or a node has mounted."""
+def remove_unused(base: str, layers_in_use: frozenset[str]) -> None:
+    """Removes of our images what nothing needs: other versions, and those without a name.
+
+    Stays: what a named image is built on or a node has mounted.
+    """
+    remove_working_containers()
+    current = {base, *(image.name for image in IMAGES)}
+    for image in Store.of_buildah().images():
+        for name in set(image.names) - current:
+            if image.top_layer not in layers_in_use and any(_repository(name) == _repository(one) for one in current):
+                _remove(name)
     store = Store.of_buildah()
     needed = set(layers_in_use) | {layer.id for image in store.images() if image.names for layer in store.chain(image)}
-    for image in store.images():
+    # The newest first, so that none is built on one that was looked at before it.
+    for image in reversed(_our_images(store)):
         if not image.names and image.top_layer not in needed:
-            # One that another unnamed image is built on goes with it or after it, in a later run.
-            try:
-                run("buildah", "rmi", image.id)
-            except ClusterError as error:
-                if "image is in use" not in str(error) and "image not known" not in str(error):
-                    raise
+            _remove(image.id)
+
+
+def remove_working_containers() -> None:
+    """Removes what builds that were killed left. None of ours may go on: hold the storage's lock."""
+    store = Store.of_buildah()
+    ours = {layer.id for image in _our_images(store) for layer in store.chain(image)}
+    for container in store.containers():
+        if container.top_layer in ours or any(name.startswith(f"{CONTAINER}-") for name in container.names):
+            run("buildah", "rm", container.id)
+
+
+def _our_images(store: Store) -> list[StoredImage]:
+    """Those with our label or on a base of ours. Others in the storage are somebody else's."""
+    bases = {image.top_layer for image in store.images() if any(_repository(name) == BASE for name in image.names)}
+    return [
+        image
+        for image in store.images()
+        if LABEL in store.labels(image) or bases & {layer.id for layer in store.chain(image)}
+    ]
+
+
+def _repository(name: str) -> str:
+    return name.rpartition(":")[0]
+
+
+def _remove(image: str) -> None:
+    """One that another image is built on stays, and goes with it or in a later run."""
+    try:
+        run("buildah", "rmi", image)
+    except ClusterError as error:
+        if "image is in use" not in str(error) and "image not known" not in str(error):
+            raise
 
 
 def build_with_docker(image: Image) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 Mode = Literal["api", "full"]
 """api: the API server, controllers and KubeRay, without nodes. full: everything."""
 
 
+@runtime_checkable
 class Cluster(Protocol):
     @property
     def kubeconfig(self) -> Path:
@@ -18,7 +19,7 @@ class Cluster(Protocol):
         """The cluster works afterwards. Quick when it did already; mended when it only did partly."""
 
     def down(self) -> None:
-        """Nothing of the cluster is left afterwards, whatever state it was in."""
+        """Nothing of a cluster that `up` made is left afterwards, whatever state it was in."""
 
     def build_images(self) -> tuple[str, ...]:
         """The names of Rayloom's images, built from the repository where it changed."""

@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 from cluster.shell import ClusterError, run
+
+
+def ensure_kubectl() -> None:
+    """Raises ClusterError when there is none."""
+    if shutil.which("kubectl") is None:
+        raise ClusterError("there is no 'kubectl' on PATH; install it: https://kubernetes.io/docs/tasks/tools/")
 
 
 class Kubectl:

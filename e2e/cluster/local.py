@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
+import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,15 +13,17 @@ from pathlib import Path
 from cluster import images
 from cluster.control_plane import ControlPlane
 from cluster.debian import ensure_packages, ensure_root
+from cluster.files import locked, remove_folder, write_whole
 from cluster.graft import grafted_layers
 from cluster.interface import Mode
-from cluster.kubectl import Kubectl
+from cluster.kubectl import Kubectl, ensure_kubectl
 from cluster.node import Node, cgroup_hierarchies, is_ready
-from cluster.parts import base_image, build_parts, pause_image
+from cluster.parts import base_image, build_parts, pause_image, remove_partials
 from cluster.place import NODE_NAMES, Place
-from cluster.processes import Processes
+from cluster.processes import Processes, living_clusters
+from cluster.runs import refuse_beside_another
 from cluster.shell import ClusterError, run, stage, wait_until
-from cluster.store import Store
+from cluster.store import Store, storage_lock
 
 
 class LocalCluster:
@@ -36,6 +38,8 @@ class LocalCluster:
         return self._place.kubeconfig
 
     def up(self, mode: Mode) -> None:
+        refuse_beside_another()
+        ensure_kubectl()
         if mode == "full":
             ensure_root("MODE=full, a cluster with nodes,")
         ensure_packages(nodes=mode == "full", images=mode == "full")
@@ -65,28 +69,31 @@ class LocalCluster:
                     control.ensure_scheduler()
                     control.ensure_dns()
                     self._ensure_nodes(control)
-            self._marker.write_text(json.dumps({"mode": wanted, "boot": _boot_id()}))
+            self._expect_all_alive()
+            write_whole(self._marker, json.dumps({"mode": wanted, "boot": _boot_id()}))
 
     def down(self) -> None:
+        refuse_beside_another()
         with self._lock():
             self._remove()
-        self._place.lock.unlink(missing_ok=True)
 
     def build_images(self) -> tuple[str, ...]:
         ensure_root("building images without Docker")
         ensure_packages(nodes=False, images=True)
         base = base_image()
-        for image in images.IMAGES:
-            images.build_with_buildah(image, base)
-        # Of every cluster of this machine: they share the storage.
-        nodes = self._place.state.parent.glob("*/nodes/*/containerd")
-        images.remove_unused(frozenset().union(*(grafted_layers(root) for root in nodes)))
+        with storage_lock():
+            for image in images.IMAGES:
+                images.build_with_buildah(image, base)
+            # Of every cluster of this machine: they share the storage.
+            nodes = [root for state in living_clusters() for root in state.glob("nodes/*/containerd")]
+            images.remove_unused(base, frozenset().union(*(grafted_layers(root) for root in nodes)))
         return tuple(image.name for image in images.IMAGES)
 
     def load_image(self, name: str) -> None:
-        store = Store.of_buildah()
-        for node in self._nodes():
-            node.load(store, name)
+        with storage_lock():
+            store = Store.of_buildah()
+            for node in self._nodes():
+                node.load(store, name)
 
     def node_names(self) -> tuple[str, ...]:
         return NODE_NAMES
@@ -114,6 +121,11 @@ class LocalCluster:
             return None
         mode: Mode | None = written["mode"] if written["boot"] == _boot_id() else None
         return mode
+
+    def _expect_all_alive(self) -> None:
+        if missing := self._processes.missing():
+            logs = ", ".join(str(self._processes.log(name)) for name in missing)
+            raise ClusterError(f"ended although the cluster needs them: {', '.join(missing)}. See {logs}")
 
     def _ensure_bridge(self) -> None:
         bridge = self._place.bridge
@@ -154,6 +166,8 @@ class LocalCluster:
 
     def _remove(self) -> None:
         """Ends and removes everything, of a whole cluster or of what a killed run left."""
+        # First: what is removed only partly must not be taken for a cluster.
+        self._marker.unlink(missing_ok=True)
         self._processes.stop_all()
         self._remove_cgroups()
         if Path(f"/sys/class/net/{self._place.bridge}").exists():
@@ -162,8 +176,7 @@ class LocalCluster:
                 with contextlib.suppress(ClusterError):
                     run("ip", "link", "delete", self._place.node(name).link)
             run("ip", "link", "delete", self._place.bridge)
-        if self._place.state.exists():
-            shutil.rmtree(self._place.state)
+        remove_folder(self._place.state)
 
     def _remove_cgroups(self) -> None:
         names = [self._place.node(name).cgroup for name in NODE_NAMES]
@@ -182,11 +195,17 @@ class LocalCluster:
 
     @contextmanager
     def _lock(self) -> Iterator[None]:
-        """One command changes the cluster at a time; the lock goes with the process."""
-        self._place.lock.parent.mkdir(parents=True, exist_ok=True)
-        with self._place.lock.open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        """One command changes the cluster at a time."""
+        with locked(self._place.lock, f"cluster {self._place.index}", 300):
             yield
+
+
+def remove_left_builds() -> None:
+    """Removes what builds of parts and images left when they were killed."""
+    remove_partials()
+    if os.geteuid() == 0 and shutil.which("buildah") is not None:
+        with storage_lock():
+            images.remove_working_containers()
 
 
 def _boot_id() -> str:

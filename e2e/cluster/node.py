@@ -21,6 +21,8 @@ from cluster.store import Store
 
 _CNI_PLUGINS = "/usr/lib/cni"
 _CGROUPS = Path("/sys/fs/cgroup")
+# What the kubelet limits pods with.
+_CONTROLLERS = ("cpu", "cpuset", "memory", "hugetlb", "pids")
 # Folders with fixed names that containerd and the kubelet write to, apart for each node. $0 is the first process.
 _OWN_FOLDERS = """\
 set -e
@@ -100,6 +102,7 @@ class Node:
     def _ensure_cgroup(self) -> None:
         """The group below which the kubelet keeps its pods, in every hierarchy."""
         for hierarchy in cgroup_hierarchies():
+            delegate_controllers(hierarchy)
             group = hierarchy / self.place.cgroup
             group.mkdir(exist_ok=True)
             for name in ("cpuset.cpus", "cpuset.mems"):
@@ -129,11 +132,10 @@ class Node:
             ],
         }
         (cni / "10-pods.conflist").write_text(json.dumps(network))
-        config = place.folder / "containerd.toml"
+        path = place.folder / "containerd.toml"
         # Every path that would be shared with another containerd of this machine is given. restrict_oom_score_adj: a
         # machine without CAP_SYS_RESOURCE may not lower the score, and every pod would fail.
-        config.write_text(
-            f"""\
+        config = f"""\
 version = 2
 root = "{place.folder}/containerd"
 state = "{place.folder}/run"
@@ -154,8 +156,8 @@ disabled_plugins = ["io.containerd.snapshotter.v1.btrfs", "io.containerd.snapsho
     [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]
       Root = "{place.folder}/runc"
 """
-        )
-        self._ensure_inside(inside, "containerd", "containerd", "--config", config)
+        path.write_text(config)
+        self._ensure_inside(inside, "containerd", "containerd", "--config", path, config=config)
         wait_until(f"{place.name}'s containerd", self._containerd_answers, 30, f"its log is {self._log('containerd')}")
         self.load(Store.of_buildah(), pause_image)
 
@@ -193,19 +195,20 @@ disabled_plugins = ["io.containerd.snapshotter.v1.btrfs", "io.containerd.snapsho
             "podLogsDir": str(place.folder / "pod-logs"),
             "volumePluginDir": str(place.folder / "volume-plugins"),
         }
-        config = place.folder / "kubelet.json"
-        config.write_text(json.dumps(settings, indent=1))
+        path, config = place.folder / "kubelet.json", json.dumps(settings, indent=1)
+        path.write_text(config)
         self._ensure_inside(
             inside,
             "kubelet",
             self._parts.kube,
             "kubelet",
-            f"--config={config}",
+            f"--config={path}",
             f"--kubeconfig={kubeconfig}",
             f"--root-dir={place.folder / 'kubelet'}",
             f"--cert-dir={place.folder / 'kubelet-certificates'}",
             f"--hostname-override={place.name}",
             f"--node-ip={place.ip}",
+            config=config,
         )
 
     def _ensure_proxy(self, inside: int, kubeconfig: str) -> None:
@@ -224,9 +227,9 @@ disabled_plugins = ["io.containerd.snapshotter.v1.btrfs", "io.containerd.snapsho
             "--conntrack-tcp-timeout-close-wait=0",
         )
 
-    def _ensure_inside(self, inside: int, process: str, *command: object) -> None:
+    def _ensure_inside(self, inside: int, process: str, *command: object, config: str = "") -> None:
         enter = ("nsenter", f"--target={inside}", "--mount", "--net", "--pid", "--")
-        self._processes.ensure(self._name(process), *enter, *command)
+        self._processes.ensure(self._name(process), *enter, *command, config=config)
 
     def _run_inside(self, inside: int, *command: object) -> None:
         run("nsenter", f"--target={inside}", "--net", "--", *command)
@@ -251,6 +254,23 @@ def cgroup_hierarchies() -> list[Path]:
     if (_CGROUPS / "cgroup.controllers").exists():
         return [_CGROUPS]
     return sorted(path for path in _CGROUPS.iterdir() if (path / "cgroup.procs").exists())
+
+
+def delegate_controllers(hierarchy: Path) -> None:
+    """Groups made in the hierarchy have the controllers that it has and the kubelet needs.
+
+    In the second version a group has only what its parent passes on. In the first there is nothing to do.
+    """
+    control = hierarchy / "cgroup.subtree_control"
+    if not control.exists():
+        return
+    available = (hierarchy / "cgroup.controllers").read_text().split()
+    if wanted := [name for name in _CONTROLLERS if name in available]:
+        try:
+            control.write_text(" ".join(f"+{name}" for name in wanted))
+        except OSError as error:
+            names = ", ".join(wanted)
+            raise ClusterError(f"{control} refuses {names}, which pods are limited with: {error.strerror}") from error
 
 
 def _program(pid: int) -> Path | None:

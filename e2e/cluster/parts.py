@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import fcntl
+import os
 import re
 import shutil
 from collections.abc import Callable, Iterator
@@ -10,13 +10,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from cluster.files import locked, remove_folder
 from cluster.place import cache_folder, digest
 from cluster.shell import ClusterError, run, run_shown, stage
+from cluster.store import CONTAINER, LABEL, storage_lock
 
 _SOURCES = Path(__file__).parent / "parts"
 # Part of every key in the cache: raise it when a part is compiled in another way.
 _RECIPE = 1
 _KUBERAY_MODULE = "github.com/ray-project/kuberay/ray-operator"
+BASE = "rayloom.dev/base"
 _BASE_PACKAGES = ("python3", "python3-venv", "ca-certificates")
 _BASE_RELEASE = "bookworm"
 
@@ -46,24 +49,41 @@ def build_parts() -> Parts:
 def base_image() -> str:
     """The name of a local image with Debian and its Python, which stands in for a public one. Made by debootstrap."""
     key = digest(_BASE_RELEASE.encode(), *(package.encode() for package in _BASE_PACKAGES))
-    name = f"rayloom.dev/base:{key}"
-    with _lock("base"):
+    name = f"{BASE}:{key}"
+    with storage_lock():
         if not _has_image(name):
             with stage("base image (about a minute)"):
-                _make_base(name)
+                _make_base(name, key)
     return name
 
 
 def pause_image(pause: Path) -> str:
     """The name of the image that keeps a pod's namespaces, with the program `pause` and nothing else."""
     name = f"rayloom.dev/pause:{pause.parent.name.rpartition('-')[2]}"
-    with _lock("pause-image"):
+    with storage_lock():
         if not _has_image(name):
             with _container("scratch") as container:
                 run("buildah", "copy", "-q", container, pause, "/pause")
-                run("buildah", "config", "--entrypoint", '["/pause"]', container)
+                run("buildah", "config", "--entrypoint", '["/pause"]', "--label", f"{LABEL}=pause", container)
                 run("buildah", "commit", "-q", container, name)
     return name
+
+
+def remove_partials() -> None:
+    """Removes what builds that were killed left unfinished."""
+    for folder in cache_folder().glob(".*.partial"):
+        pid = folder.name.split(".")[-2]  # .NAME-KEY.PID.partial
+        if not Path(f"/proc/{pid}").exists():
+            remove_folder(folder)
+
+
+def _partial(name: str) -> Path:
+    """The folder in which this process builds the part or image `name`."""
+    remove_partials()
+    folder = cache_folder() / f".{name}.{os.getpid()}.partial"
+    remove_folder(folder)
+    folder.mkdir(parents=True)
+    return folder
 
 
 def _built(part: str, compile_into: Callable[[Path, Path], None]) -> Path:
@@ -77,9 +97,7 @@ def _built(part: str, compile_into: Callable[[Path, Path], None]) -> Path:
             return folder
         if shutil.which("go") is None:
             raise ClusterError("building the cluster's parts needs Go 1.25 or newer: there is no 'go' on PATH")
-        partial = folder.with_name(f".{part}.partial")
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
+        partial = _partial(folder.name)
         with stage(f"building {part}"):
             compile_into(source, partial)
         for old in cache_folder().glob(f"{part}-*"):
@@ -117,27 +135,29 @@ def _compile_static(source: Path, folder: Path) -> None:
     _go_build(source, folder / source.name, static=True)
 
 
-def _make_base(name: str) -> None:
-    root = cache_folder() / ".base.partial"
-    shutil.rmtree(root, ignore_errors=True)
-    root.parent.mkdir(parents=True, exist_ok=True)
+def _make_base(name: str, key: str) -> None:
+    root = _partial(f"base-{key}")
+    # debootstrap mounts file systems below its target. In namespaces of its own they go with it, however it ends.
+    apart = ("unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc")
     try:
         packages = f"--include={','.join(_BASE_PACKAGES)}"
-        run("debootstrap", "--variant=minbase", packages, _BASE_RELEASE, root, timeout_s=900)
+        run(*apart, "debootstrap", "--variant=minbase", packages, _BASE_RELEASE, root, timeout_s=900)
         for junk in ("var/cache/apt", "var/lib/apt/lists", "var/log", "usr/share/doc", "usr/share/locale"):
             shutil.rmtree(root / junk, ignore_errors=True)
             (root / junk).mkdir(parents=True)
         with _container("scratch") as container:
             run("buildah", "copy", "-q", container, f"{root}/", "/", timeout_s=300)
+            # Whatever is built on it inherits the label.
+            run("buildah", "config", "--label", f"{LABEL}=base", container)
             run("buildah", "commit", "-q", container, name, timeout_s=300)
     finally:
-        shutil.rmtree(root, ignore_errors=True)
+        remove_folder(root)
 
 
 @contextmanager
 def _container(base: str) -> Iterator[str]:
     """A working container of buildah, removed afterwards."""
-    container = run("buildah", "from", base).strip()
+    container = run("buildah", "from", "--name", f"{CONTAINER}-{os.getpid()}", base).strip()
     try:
         yield container
     finally:
@@ -154,8 +174,6 @@ def _has_image(name: str) -> bool:
 
 @contextmanager
 def _lock(part: str) -> Iterator[None]:
-    """One process builds, others wait; the lock goes with the process."""
-    cache_folder().mkdir(parents=True, exist_ok=True)
-    with (cache_folder() / f".{part}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    """One process builds, others wait."""
+    with locked(cache_folder() / f".{part}.lock", f"building {part}", 1500):
         yield

@@ -12,6 +12,7 @@ from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 NODE_NAMES = ("node-a", "node-b")
+INDICES = range(10)
 
 
 def cache_folder() -> Path:
@@ -26,7 +27,7 @@ def known_indices() -> tuple[int, ...]:
 
 
 def _base(variable: str, default: str) -> Path:
-    return Path(os.environ.get(variable) or Path.home() / default).absolute()
+    return Path(os.environ.get(variable) or Path.home() / default).resolve()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +39,7 @@ class Place:
     @classmethod
     def of(cls, index: int = 0) -> Place:
         """Raises ValueError for an index whose addresses would not be valid."""
-        if not 0 <= index <= 9:
+        if index not in INDICES:
             raise ValueError(f"cluster index {index}: 0 to 9 is possible")
         # Short, because sockets lie below it and their paths may have no more than 107 characters.
         return cls(index=index, state=_base("XDG_STATE_HOME", ".local/state") / "rayloom" / "e2e" / str(index))

@@ -11,10 +11,11 @@ import json
 import os
 import signal
 import subprocess
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from cluster.files import write_whole
+from cluster.place import digest
 from cluster.shell import wait_until
 
 _CLUSTER = "RAYLOOM_E2E_CLUSTER"
@@ -27,15 +28,19 @@ class Processes:
     def __init__(self, state: Path) -> None:
         self._state = state
         self._records = state / "processes"
+        self._wanted: set[str] = set()
 
-    def ensure(self, name: str, *command: object, environment: Mapping[str, str] | None = None) -> int:
+    def ensure(self, name: str, *command: object, config: str = "") -> int:
         """The id of the process `name`, which runs `command`: the one that does already, or a new one.
 
-        One that runs another command is ended first. Its output is in logs/NAME.log.
+        One that runs another command is ended first, and one that was started when the files that it reads held
+        another `config`. Its output is in logs/NAME.log.
         """
+        self._wanted.add(name)
         words = [str(word) for word in command]
+        digest_of_config = digest(config.encode())
         record = self._record(name)
-        if record is not None and record["command"] == words:
+        if record is not None and record["command"] == words and record.get("config") == digest_of_config:
             pid: int = record["pid"]
             return pid
         self.stop(name)
@@ -49,16 +54,15 @@ class Processes:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 cwd="/",
-                env={"PATH": os.environ["PATH"], "HOME": "/"} | dict(environment or {}) | marks,
+                env={"PATH": os.environ["PATH"], "HOME": "/"} | marks,
                 start_new_session=True,
             )
         _started.append(process)
         path = self._path(name)
         path.parent.mkdir(parents=True, exist_ok=True)
-        content = {"pid": process.pid, "started": _start_time(process.pid), "command": words}
-        partial = path.with_suffix(".partial")
-        partial.write_text(json.dumps(content))
-        partial.rename(path)
+        started = _start_time(process.pid)
+        content = {"pid": process.pid, "started": started, "command": words, "config": digest_of_config}
+        write_whole(path, json.dumps(content))
         return process.pid
 
     def log(self, name: str) -> Path:
@@ -67,6 +71,10 @@ class Processes:
     def is_alive(self, name: str) -> bool:
         """Whether the process that `ensure` started under this name still runs."""
         return self._record(name) is not None
+
+    def missing(self) -> tuple[str, ...]:
+        """What `ensure` was asked for through this object and does not run any more."""
+        return tuple(sorted(name for name in self._wanted if not self.is_alive(name)))
 
     def stop(self, name: str) -> None:
         """Ends what was started under this name and whatever it started, at once. Returns when it is gone."""
@@ -104,6 +112,22 @@ class Processes:
 
     def _path(self, name: str) -> Path:
         return self._records / f"{name}.json"
+
+
+def carriers(variable: str) -> dict[int, str]:
+    """The ids of all processes that have the variable in their environment, and its values. A zombie has none left."""
+    found = {}
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):
+            entries = (entry.partition(b"=") for entry in path.read_bytes().split(b"\0"))
+            if values := [value for name, _, value in entries if name == variable.encode()]:
+                found[int(path.parent.name)] = os.fsdecode(values[0])
+    return found
+
+
+def living_clusters() -> frozenset[Path]:
+    """The folders of all local clusters of this machine that run, of whichever user and checkout."""
+    return frozenset(Path(folder) for folder in carriers(_CLUSTER).values())
 
 
 def child_of(pid: int) -> int | None:

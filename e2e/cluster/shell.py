@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+
+from cluster.place import INDICES, Place
 
 _NUM_SHOWN_LINES = 30
 
@@ -15,15 +18,21 @@ class ClusterError(Exception):
     """The test cluster cannot do what was asked; the message says what happened and what to do."""
 
 
+class CommandTimeout(ClusterError):
+    """A command did not end in time; it was killed."""
+
+
 def run(*command: object, stdin: bytes | None = None, timeout_s: float = 120) -> str:
     """What the command printed. Raises ClusterError with the end of all its output when it fails or takes too long."""
     words = [str(word) for word in command]
     try:
-        done = subprocess.run(words, input=stdin, capture_output=True, timeout=timeout_s, check=False)
+        done = subprocess.run(
+            words, input=stdin, capture_output=True, env=_without_proxy(), timeout=timeout_s, check=False
+        )
     except FileNotFoundError:
         raise ClusterError(f"there is no command {words[0]!r} on PATH") from None
     except subprocess.TimeoutExpired:
-        raise ClusterError(f"{' '.join(words)} did not end within {timeout_s:.0f} s") from None
+        raise CommandTimeout(f"{' '.join(words)} did not end within {timeout_s:.0f} s") from None
     if done.returncode != 0:
         output = (done.stdout + done.stderr).decode(errors="replace")
         shown = "\n".join(output.splitlines()[-_NUM_SHOWN_LINES:])
@@ -31,16 +40,26 @@ def run(*command: object, stdin: bytes | None = None, timeout_s: float = 120) ->
     return done.stdout.decode(errors="replace")
 
 
-def run_shown(*command: object, env: Mapping[str, str] | None = None) -> None:
-    """Runs a long command with its output on ours. Raises ClusterError when it fails."""
+def run_shown(*command: object, env: Mapping[str, str] | None = None, timeout_s: float = 1500) -> None:
+    """Runs a long command with its output on ours. Raises ClusterError when it fails or takes too long."""
     words = [str(word) for word in command]
     sys.stdout.flush()
     try:
-        code = subprocess.run(words, stdin=subprocess.DEVNULL, env=env, check=False).returncode
+        code = subprocess.run(words, stdin=subprocess.DEVNULL, env=env, timeout=timeout_s, check=False).returncode
     except FileNotFoundError:
         raise ClusterError(f"there is no command {words[0]!r} on PATH") from None
+    except subprocess.TimeoutExpired:
+        raise CommandTimeout(f"{' '.join(words)} did not end within {timeout_s:.0f} s") from None
     if code != 0:
         raise ClusterError(f"{' '.join(words)} ended with code {code}")
+
+
+def _without_proxy() -> dict[str, str]:
+    """Our environment; what asks the cluster asks it directly, whatever proxy the machine has for the internet."""
+    direct = ",".join(["127.0.0.1", "localhost", *(Place.of(index).bridge_ip for index in INDICES)])
+    return os.environ | {
+        name: f"{os.environ[name]},{direct}" if os.environ.get(name) else direct for name in ("NO_PROXY", "no_proxy")
+    }
 
 
 def say(text: str) -> None:
