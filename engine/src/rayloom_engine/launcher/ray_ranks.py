@@ -54,7 +54,7 @@ class RayRanks:
         self._address = ray_address(config)
         self._core_host = "127.0.0.1"
         self._group: Any = None  # ray.util.placement_group.PlacementGroup
-        self._resources: dict[str, float] = {}
+        self._resources: dict[str, float] = {}  # of one rank
         self._actors: dict[int, Any] = {}  # rank -> actor handle
         self._runs: dict[Any, int] = {}  # object reference of a running `run` -> rank
 
@@ -87,8 +87,8 @@ class RayRanks:
         deadline = time.monotonic() + self._patience  # Ray's own start does not count
         progress("reserve", 0, world_size, "ranks")
         # A stage's ranks talk in every layer, so they share a node; stages talk once a step and may be apart.
-        bundle = {name: amount * self._config.tensor_parallel_size for name, amount in self._resources.items()}
-        self._group = placement_group([bundle] * self._config.pipeline_parallel_size, strategy="SPREAD")
+        bundles = [self._stage_resources()] * self._config.pipeline_parallel_size
+        self._group = placement_group(bundles, strategy="SPREAD")
         # Not `group.wait`: each call leaves a callback in Ray's control store, and it takes whole seconds only.
         while placement_group_table(self._group)["state"] != "CREATED":
             if time.monotonic() > deadline:
@@ -152,6 +152,9 @@ class RayRanks:
 
         ray.shutdown()
 
+    def _stage_resources(self) -> dict[str, float]:
+        return {name: amount * self._config.tensor_parallel_size for name, amount in self._resources.items()}
+
     def _num_ranks_beside(self, rank: int) -> int:
         """Ranks, this one included, that Ray has put on the same node."""
         from ray.util.placement_group import placement_group_table
@@ -163,17 +166,16 @@ class RayRanks:
     def _shortage(self) -> str:
         import ray
 
-        size = self._config.tensor_parallel_size
-        wanted = ", ".join(f"{amount * size:g} {name}" for name, amount in self._resources.items())
+        wanted = ", ".join(f"{amount:g} {name}" for name, amount in self._stage_resources().items())
         nodes = []
         for node in ray.nodes():  # type: ignore[no-untyped-call]
             if node["Alive"]:
                 has = ", ".join(f"{node['Resources'].get(name, 0):g} {name}" for name in self._resources)
                 nodes.append(f"{node['NodeManagerHostname']}: {has}")
         return (
-            f"{self._config.parallelism}: {self._config.pipeline_parallel_size} stages, each on one node with "
-            f"{wanted}, found no room in the Ray cluster within {self._patience:g} s "
-            f"(its nodes have {'; '.join(nodes)}); add nodes, or lower one of them"
+            f"{self._config.parallelism}: no room in the Ray cluster within {self._patience:g} s for "
+            f"{self._config.pipeline_parallel_size} x {wanted}, each on one node (the nodes have {'; '.join(nodes)}); "
+            "add nodes, or lower one of the sizes"
         )
 
 
