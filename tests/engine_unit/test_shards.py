@@ -12,7 +12,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rayloom_engine.config import parse_config
 from rayloom_engine.errors import ConfigError
+from rayloom_engine.launcher.process_ranks import ProcessRanks
+from rayloom_engine.llm import LLM
 from rayloom_engine.models.loader import load_model
 from rayloom_engine.models.progress import no_progress
 from rayloom_engine.models.shape import ModelShape, RopeParameters, read_shape
@@ -117,6 +120,20 @@ def test_a_number_that_does_not_fit_is_refused_before_anything_is_loaded(tmp_pat
     assert str(refusal.value) == sentence
     with pytest.raises(ConfigError, match="pipeline_parallel_size: 3 stages"):
         find_model(stage_config(folder, 3, tensor_parallel_size=3), no_progress)
+
+
+def test_too_few_accelerators_are_refused_with_what_needs_them(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr("rayloom_engine.launcher.process_ranks.visible_devices", lambda *_: ["0", "1"])
+    config = parse_config({"tensor_parallel_size": 2, "pipeline_parallel_size": 3})
+    sentence = "tensor_parallel_size 2 x pipeline_parallel_size 3: 6 ranks need an accelerator each, .* machine has 2"
+    with pytest.raises(ConfigError, match=sentence):
+        ProcessRanks(config, tmp_path, "127.0.0.1:1").prepare(no_progress)
+
+
+def test_a_model_in_the_callers_process_has_one_rank() -> None:
+    sentence = "LLM runs one rank .* tensor_parallel_size 2 x pipeline_parallel_size 1; leave these out"
+    with pytest.raises(ConfigError, match=sentence):
+        LLM(tensor_parallel_size=2)
 
 
 @pytest.mark.parametrize(("tensor", "pipeline"), [(2, 1), (4, 1), (2, 2)])

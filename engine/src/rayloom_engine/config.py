@@ -46,7 +46,9 @@ class EngineConfig(BaseModel):
         description="Longest prompt + output in tokens. Default: what the model's config says, or what fits.",
     )
 
-    tensor_parallel_size: int = Field(1, ge=1, description="Ranks that share each layer.")
+    tensor_parallel_size: int = Field(
+        1, ge=1, description="Ranks that share each layer; which numbers work depends on the model's heads."
+    )
     pipeline_parallel_size: int = Field(1, ge=1, description="Stages that share the layers.")
     executor: Executor = Field(
         "auto",
