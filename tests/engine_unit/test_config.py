@@ -38,8 +38,11 @@ def test_the_api_name_is_the_last_part_of_the_model(model: str, name: str) -> No
         ({"model": " x"}, "remove the blanks"),
         ({"version": "v2"}, "version: .*'v1'"),
         ([], "EngineConfig: "),
-        ({"tensor_parallel_size": 2}, "tensor_parallel_size: 2 does not work in this version; set it to 1"),
-        ({"executor": "uni", "pipeline_parallel_size": 3}, "'uni' has one rank, but pipeline_parallel_size 3 needs 3"),
+        ({"tensor_parallel_size": 0}, "tensor_parallel_size: .*greater than or equal to 1, given 0"),
+        (
+            {"executor": "uni", "tensor_parallel_size": 2, "pipeline_parallel_size": 3},
+            "'uni' has one rank, but tensor_parallel_size 2 x pipeline_parallel_size 3 needs 6; use mp, ray or auto",
+        ),
     ],
 )
 def test_a_mistake_is_named_with_what_was_given(document: object, sentence: str) -> None:

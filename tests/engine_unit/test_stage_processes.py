@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from rayloom_engine.worker.stage_link import interface_towards
-from rt_stages import StageProcesses, StagesInARow, answers, ids_by_request, load_stages, make_engine, stage_config
+from rt_stages import RankProcesses, StagesInARow, answers, ids_by_request, load_stages, make_engine, stage_config
 from rt_tiny import tiny_variant
 
 
@@ -27,14 +27,14 @@ def expected(folder: Path) -> dict[str, list[int]]:
 
 
 @pytest.fixture
-def stages(folder: Path) -> Iterator[StageProcesses]:
-    processes = StageProcesses(stage_config(folder, 2))
+def stages(folder: Path) -> Iterator[RankProcesses]:
+    processes = RankProcesses(stage_config(folder, 2))
     yield processes
     processes.close()
 
 
 def test_a_group_that_is_left_and_joined_anew_says_the_same(
-    stages: StageProcesses, expected: dict[str, list[int]]
+    stages: RankProcesses, expected: dict[str, list[int]]
 ) -> None:
     ports = set()
     bytes_read = []
@@ -49,7 +49,7 @@ def test_a_group_that_is_left_and_joined_anew_says_the_same(
 
 @pytest.mark.parametrize("lost", [0, 1])
 def test_after_a_rank_was_killed_the_other_keeps_its_weights_and_no_token_changes(
-    lost: int, stages: StageProcesses, expected: dict[str, list[int]]
+    lost: int, stages: RankProcesses, expected: dict[str, list[int]]
 ) -> None:
     _, before = stages.join(1)
     engine = make_engine(_DiesAtStep(stages, lost, at_step=7))
@@ -58,7 +58,7 @@ def test_after_a_rank_was_killed_the_other_keeps_its_weights_and_no_token_change
     assert stages.join(3)[1] == before
 
 
-def test_a_meeting_that_nobody_came_to_can_be_repeated(stages: StageProcesses, expected: dict[str, list[int]]) -> None:
+def test_a_meeting_that_nobody_came_to_can_be_repeated(stages: RankProcesses, expected: dict[str, list[int]]) -> None:
     port = stages.ask(0, "open_store")
     with pytest.raises(RuntimeError):
         stages.ask(0, "join", port, 1, 1.0)
@@ -79,9 +79,9 @@ def test_the_interface_is_the_one_that_leads_to_the_host() -> None:
 
 
 class _DiesAtStep:
-    """The executor of StageProcesses; kills a rank's process before a step."""
+    """The executor of RankProcesses; kills a rank's process before a step."""
 
-    def __init__(self, stages: StageProcesses, lost: int, at_step: int) -> None:
+    def __init__(self, stages: RankProcesses, lost: int, at_step: int) -> None:
         self._stages = stages
         self._lost = lost
         self._at_step = at_step
@@ -99,7 +99,7 @@ class _DiesAtStep:
         pass
 
 
-def answers_across_a_loss(engine, stages: StageProcesses):
+def answers_across_a_loss(engine, stages: RankProcesses):
     """`answers`, with the group made anew by the test where the engine's step raises."""
     step = engine.step
     losses = []

@@ -1,4 +1,4 @@
-"""Pipelines for tests: the stages of a model one after the other in this process, or each in a process of its own."""
+"""Ranks for tests: the stages of a model one after the other in this process, or every rank in a process of its own."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from rayloom_engine.models.stage import make_stages
 from rayloom_engine.worker.loaded_rank import LoadedRank
 from rayloom_engine.worker.runner import Runner
 from rayloom_engine.worker.stage_link import join_group, leave_group, open_store
-from rayloom_engine.worker.start import find_model, load_rank, stage_of, warm_up
+from rayloom_engine.worker.start import find_model, load_rank, shard_of, stage_of, warm_up
 
 EPOCH = 1
 NUM_BLOCKS = 6  # of 16 tokens: not enough for the requests below at once
@@ -124,24 +124,31 @@ def ids_by_request(outputs: dict[str, list[SequenceOutput]]) -> dict[str, list[i
     return {name: [token for part in parts for token in part.token_ids] for name, parts in outputs.items()}
 
 
-class StageProcesses:
-    """A process for each stage. An executor once `join` was called; `run` raises when a rank says that it failed."""
+class RankProcesses:
+    """A process for each rank. An executor once `join` was called; `run` raises when a rank says that it failed."""
 
     def __init__(self, config: EngineConfig) -> None:
         self._config = config
         self._context = multiprocessing.get_context("spawn")
         self.processes: dict[int, Any] = {}
         self._connections: dict[int, Connection] = {}
-        for rank in range(config.pipeline_parallel_size):
+        for rank in range(config.world_size):
             self.start(rank)
 
     def start(self, rank: int) -> None:
         """Starts the process of a rank, or a new one in place of the old."""
         ours, theirs = self._context.Pipe()
-        process = self._context.Process(target=_stage_process, args=(self._config, rank, theirs), daemon=True)
+        process = self._context.Process(target=_rank_process, args=(self._config, rank, theirs), daemon=True)
         process.start()
         theirs.close()
         self.processes[rank], self._connections[rank] = process, ours
+
+    def load(self, config: EngineConfig) -> None:
+        """Every process drops what it has and loads its part of another model; `join` follows. Starts what lacks."""
+        self._config = config
+        self._ask(range(min(config.world_size, len(self.processes))), "load", config)
+        for rank in range(len(self.processes), config.world_size):
+            self.start(rank)
 
     def join(self, epoch: int) -> tuple[int, list[int]]:
         """All leave the old group, meet at a new store and get runners for `epoch`.
@@ -149,10 +156,13 @@ class StageProcesses:
         Returns the store's port, and the weight bytes that each rank has read since its process started.
         """
         port = int(self.ask(0, "open_store"))
-        return port, self._ask(range(len(self.processes)), "join", port, epoch, 30.0)
+        return port, self._ask(range(self._config.world_size), "join", port, epoch, 30.0)
 
     def run(self, plan: StepPlan) -> StepResult:
-        result = self._ask(range(len(self.processes)), "run", plan)[-1]
+        """The result of the one rank that answers; the others must say nothing but times."""
+        told = self._ask(range(self._config.world_size), "run", plan)
+        assert not any(result.sampled or result.prompt_logprobs for answers, result in told if not answers)
+        (result,) = (result for answers, result in told if answers)
         assert isinstance(result, StepResult)
         return result
 
@@ -186,35 +196,53 @@ class StageProcesses:
             process.join(10.0)
 
 
-def _stage_process(config: EngineConfig, number: int, connection: Connection) -> None:
-    """What a rank does: loads once, then answers one request after the other."""
+def _rank_process(config: EngineConfig, number: int, connection: Connection) -> None:
+    """What a rank does: loads, then answers one request after the other."""
     os.environ["OMP_NUM_THREADS"] = "1"
-    resolved, shape = find_model(config, no_progress)
-    rank = load_rank(config, resolved, shape, no_progress, stage=stage_of(config, shape, number))
+    rank: LoadedRank
     runner: Runner | None = None
     store: object = None  # lives as long as its group
+
+    def load(new_config: EngineConfig) -> None:
+        nonlocal config, rank
+        leave()
+        config = new_config
+        resolved, shape = find_model(config, no_progress)
+        stage, shard = stage_of(config, shape, number), shard_of(config, number)
+        rank = load_rank(config, resolved, shape, no_progress, stage=stage, shard=shard)
 
     def open_a_store() -> int:
         nonlocal store
         store, port = open_store("127.0.0.1")
         return port
 
+    def leave() -> None:
+        nonlocal runner
+        runner = None
+        leave_group()
+
     def join(port: int, epoch: int, timeout_s: float) -> int:
         nonlocal runner
-        leave_group()
-        join_group("127.0.0.1", port, number, config.pipeline_parallel_size, timeout_s)
-        runner = rank.runner(NUM_BLOCKS, epoch, rank.link())
+        leave()
+        size = config.tensor_parallel_size
+        group = join_group("127.0.0.1", port, number, config.world_size, timeout_s, ranks_per_stage=size)
+        runner = rank.runner(NUM_BLOCKS, epoch, rank.link(), rank.tensor_group(group))
         warm_up(runner, epoch)
         return rank.num_bytes_read
 
-    def run(plan: StepPlan) -> StepResult:
+    def run(plan: StepPlan) -> tuple[bool, StepResult]:
         assert runner is not None
-        return runner.run(plan)
+        return runner.answers, runner.run(plan)
 
-    calls: dict[str, Callable[..., Any]] = {"open_store": open_a_store, "join": join, "run": run}
+    calls: dict[str, Callable[..., Any]] = {"load": load, "open_store": open_a_store, "join": join, "run": run}
+    load(config)
     while True:
         what, *details = connection.recv()
+        failure = None
         try:
             connection.send(calls[what](*details))
         except RuntimeError as error:
-            connection.send(RuntimeError(str(error)))
+            failure = RuntimeError(str(error))
+        if failure is not None:
+            connection.send(failure)
+            leave()  # frees those who wait for this rank

@@ -46,7 +46,9 @@ class EngineConfig(BaseModel):
         description="Longest prompt + output in tokens. Default: what the model's config says, or what fits.",
     )
 
-    tensor_parallel_size: int = Field(1, ge=1, description="Ranks that share each layer.")
+    tensor_parallel_size: int = Field(
+        1, ge=1, description="Ranks that share each layer; which numbers work depends on the model's heads."
+    )
     pipeline_parallel_size: int = Field(1, ge=1, description="Stages that share the layers.")
     executor: Executor = Field(
         "auto",
@@ -126,6 +128,13 @@ class EngineConfig(BaseModel):
         return self.tensor_parallel_size * self.pipeline_parallel_size
 
     @property
+    def parallelism(self) -> str:
+        """What the number of ranks comes from, for messages."""
+        return (
+            f"tensor_parallel_size {self.tensor_parallel_size} x pipeline_parallel_size {self.pipeline_parallel_size}"
+        )
+
+    @property
     def api_model_name(self) -> str:
         """The name that clients use: served_model_name, or the last part of `model`."""
         return self.served_model_name or self.model.rstrip("/").rsplit("/", 1)[-1].removesuffix(".gguf")
@@ -145,15 +154,10 @@ def parse_config(document: object) -> EngineConfig:
             hint = " (remove it, or check its spelling)" if item["type"] == "extra_forbidden" else ""
             lines.append(f"{field}: {item['msg']}, given {item['input']!r}{hint}")
         raise ConfigError("EngineConfig: " + "; ".join(lines)) from error
-    if config.tensor_parallel_size > 1:
-        raise ConfigError(
-            f"EngineConfig: tensor_parallel_size: {config.tensor_parallel_size} does not work in this version; set it "
-            "to 1, and pipeline_parallel_size to the number of ranks"
-        )
     if config.executor == "uni" and config.world_size > 1:
         raise ConfigError(
-            f"EngineConfig: executor: 'uni' has one rank, but pipeline_parallel_size {config.pipeline_parallel_size} "
-            f"needs {config.world_size}; use mp, ray or auto"
+            f"EngineConfig: executor: 'uni' has one rank, but {config.parallelism} needs {config.world_size}; "
+            "use mp, ray or auto"
         )
     return config
 

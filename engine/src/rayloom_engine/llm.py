@@ -107,7 +107,7 @@ class LLM:
         if choose_executor(config).has_rank_processes:
             raise ConfigError(
                 f"LLM runs one rank in this process, given executor {config.executor!r} with "
-                f"pipeline_parallel_size {config.pipeline_parallel_size}; leave both out, or use `rayloom-engine serve`"
+                f"{config.parallelism}; leave these out, or use `rayloom-engine serve`"
             )
         built = build_engine(config, epoch=1, progress=no_progress)
         folder = Path(built.model.path)

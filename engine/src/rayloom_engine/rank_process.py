@@ -41,6 +41,7 @@ from rayloom_engine.protocol.ranks import (
 )
 
 if TYPE_CHECKING:
+    from rayloom_engine.layers.tensor_group import TensorGroup
     from rayloom_engine.worker.loaded_rank import LoadedRank
     from rayloom_engine.worker.runner import Runner
 
@@ -72,6 +73,7 @@ class RankServer:
         self._place = place
         self._rank: LoadedRank | None = None
         self._runner: Runner | None = None
+        self._group: TensorGroup | None = None  # of the ranks that share a stage with this one
         self._store: object = None  # keeps the rendezvous store of rank 0 alive
         self._failure: Failed | None = None  # of the loading
         self._beat = Beat(phase="start", step=0, memory_bytes=0)
@@ -153,20 +155,24 @@ class RankServer:
                 reply = Failed(_ticket(order), "rank", cause)
             if reply is not None:
                 steps.send(reply)
+            if isinstance(reply, Failed) and self._rank is not None:
+                # Only now, so that the core hears this rank before those that its leaving frees: a peer may wait here
+                # for a part of a sum, while what broke is the connection to another one.
+                self._leave()
 
     def _load(self) -> Loaded | Failed:
         if self._rank is None and self._failure is None:
-            from rayloom_engine.worker.start import find_model, load_rank, stage_of
+            from rayloom_engine.worker.start import find_model, load_rank, shard_of, stage_of
 
             try:
                 resolved, shape = find_model(self._config, self._progress)
-                stage = stage_of(self._config, shape, self._place.rank)
                 self._rank = load_rank(
                     self._config,
                     resolved,
                     shape,
                     self._progress,
-                    stage=stage,
+                    stage=stage_of(self._config, shape, self._place.rank),
+                    shard=shard_of(self._config, self._place.rank),
                     ranks_on_host=self._place.ranks_on_host,
                 )
             except ModelError as error:
@@ -188,6 +194,13 @@ class RankServer:
             kv_explanation=rank.kv.explanation,
         )
 
+    def _leave(self) -> None:
+        """Lets go of the process group, and first of all that uses it; otherwise its connections would stay."""
+        from rayloom_engine.worker import stage_link
+
+        self._runner = self._group = None
+        stage_link.leave_group()
+
     def _obey(self, order: object, local_host: str) -> StoreOpen | Done | Computed | None:
         from rayloom_engine.worker import stage_link
         from rayloom_engine.worker.start import warm_up
@@ -200,25 +213,26 @@ class RankServer:
                 result = self._runner.run(plan)
                 self._num_steps += 1
                 self._progress("idle", 0, 0, "")
-                return Computed(ticket, result) if self._rank.stage.is_last else None
+                return Computed(ticket, result) if self._runner.answers else None
             case OpenStore(ticket):
                 self._store, port = stage_link.open_store(local_host)
                 return StoreOpen(ticket, local_host, port)
             case Join(ticket, host, port):
-                self._runner = None
-                stage_link.leave_group()
-                stage_link.join_group(
+                self._leave()
+                stage_group = stage_link.join_group(
                     host,
                     port,
                     self._place.rank,
                     self._config.world_size,
                     _GROUP_SECONDS,
+                    ranks_per_stage=self._config.tensor_parallel_size,
                     device_type=self._rank.device_type,
                 )
+                self._group = self._rank.tensor_group(stage_group)
                 return Done(ticket)
             case Allocate(ticket, epoch, num_blocks):
                 self._progress("kv_cache", 0, 0, "")
-                self._runner = self._rank.runner(num_blocks, epoch, self._rank.link())
+                self._runner = self._rank.runner(num_blocks, epoch, self._rank.link(), self._group)
                 self._progress("warm_up", 0, 0, "")
                 warm_up(self._runner, epoch)
                 self._progress("idle", 0, 0, "")

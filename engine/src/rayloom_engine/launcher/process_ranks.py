@@ -40,8 +40,8 @@ class ProcessRanks:
         self._devices = visible_devices(os.environ.get("CUDA_VISIBLE_DEVICES"), len(glob.glob("/dev/nvidia[0-9]*")))
         if 0 < len(self._devices) < self._config.world_size:
             raise ConfigError(
-                f"pipeline_parallel_size: {self._config.world_size} ranks need an accelerator each, and this machine "
-                f"has {len(self._devices)}; lower it, or set device to cpu"
+                f"{self._config.parallelism}: {self._config.world_size} ranks need an accelerator each, and this "
+                f"machine has {len(self._devices)}; lower one of them, or set device to cpu"
             )
 
     def start(self, rank: int, incarnation: int) -> None:

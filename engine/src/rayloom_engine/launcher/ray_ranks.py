@@ -54,7 +54,7 @@ class RayRanks:
         self._address = ray_address(config)
         self._core_host = "127.0.0.1"
         self._group: Any = None  # ray.util.placement_group.PlacementGroup
-        self._resources: dict[str, float] = {}
+        self._resources: dict[str, float] = {}  # of one rank
         self._actors: dict[int, Any] = {}  # rank -> actor handle
         self._runs: dict[Any, int] = {}  # object reference of a running `run` -> rank
 
@@ -86,7 +86,9 @@ class RayRanks:
         self._resources = {"CPU": 1.0, "GPU": 1.0} if uses_gpu else {"CPU": 1.0}
         deadline = time.monotonic() + self._patience  # Ray's own start does not count
         progress("reserve", 0, world_size, "ranks")
-        self._group = placement_group([self._resources] * world_size, strategy="SPREAD")
+        # A stage's ranks talk in every layer, so they share a node; stages talk once a step and may be apart.
+        bundles = [self._stage_resources()] * self._config.pipeline_parallel_size
+        self._group = placement_group(bundles, strategy="SPREAD")
         # Not `group.wait`: each call leaves a callback in Ray's control store, and it takes whole seconds only.
         while placement_group_table(self._group)["state"] != "CREATED":
             if time.monotonic() > deadline:
@@ -107,7 +109,9 @@ class RayRanks:
             token=self._token,
         )
         strategy = PlacementGroupSchedulingStrategy(
-            placement_group=self._group, placement_group_bundle_index=rank, placement_group_capture_child_tasks=False
+            placement_group=self._group,
+            placement_group_bundle_index=rank // self._config.tensor_parallel_size,
+            placement_group_capture_child_tasks=False,
         )
         actor_class: Any = ray.remote(
             num_cpus=self._resources["CPU"],
@@ -148,26 +152,30 @@ class RayRanks:
 
         ray.shutdown()
 
+    def _stage_resources(self) -> dict[str, float]:
+        return {name: amount * self._config.tensor_parallel_size for name, amount in self._resources.items()}
+
     def _num_ranks_beside(self, rank: int) -> int:
         """Ranks, this one included, that Ray has put on the same node."""
         from ray.util.placement_group import placement_group_table
 
         nodes: dict[int, str] = placement_group_table(self._group)["bundles_to_node_id"]
-        return max(1, sum(node == nodes.get(rank) for node in nodes.values()))
+        own = nodes.get(rank // self._config.tensor_parallel_size)
+        return self._config.tensor_parallel_size * max(1, sum(node == own for node in nodes.values()))
 
     def _shortage(self) -> str:
         import ray
 
-        wanted = ", ".join(f"{amount:g} {name}" for name, amount in self._resources.items())
+        wanted = ", ".join(f"{amount:g} {name}" for name, amount in self._stage_resources().items())
         nodes = []
         for node in ray.nodes():  # type: ignore[no-untyped-call]
             if node["Alive"]:
                 has = ", ".join(f"{node['Resources'].get(name, 0):g} {name}" for name in self._resources)
                 nodes.append(f"{node['NodeManagerHostname']}: {has}")
         return (
-            f"pipeline_parallel_size: {self._config.world_size} ranks of {wanted} each found no room in the Ray "
-            f"cluster within {self._patience:g} s (its nodes have {'; '.join(nodes)}); add nodes, or "
-            "lower pipeline_parallel_size"
+            f"{self._config.parallelism}: no room in the Ray cluster within {self._patience:g} s for "
+            f"{self._config.pipeline_parallel_size} x {wanted}, each on one node (the nodes have {'; '.join(nodes)}); "
+            "add nodes, or lower one of the sizes"
         )
 
 

@@ -19,7 +19,7 @@ from rayloom_engine.layers.linear import Linear
 @dataclass(slots=True, kw_only=True)
 class Attention:
     layer: int  # index into the cache
-    num_heads: int
+    num_heads: int  # of this rank, as everything here
     num_kv_heads: int
     head_dim: int
     window: int | None  # how many positions a token sees, itself included; None = all
@@ -36,7 +36,7 @@ class Attention:
         plan: AttentionPlan,
         cache: KvCache,
     ) -> torch.Tensor:
-        """[T, D]. Writes the keys and values of the T tokens into the cache."""
+        """[T, D], this rank's share of the sum. Writes the keys and values of the T tokens into the cache."""
         num_tokens = hidden_TD.shape[0]
         num_rotated = self.num_heads + self.num_kv_heads
         qkv_TXd = self.qkv(hidden_TD).view(num_tokens, num_rotated + self.num_kv_heads, self.head_dim)

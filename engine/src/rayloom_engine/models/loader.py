@@ -1,6 +1,7 @@
 """Weights from safetensors files into a model: memory-mapped, each tensor read once, straight to its final place.
 
-A rank checks the headers of the whole checkpoint, so all ranks refuse the same one, and reads its stage's tensors.
+A rank checks the headers of the whole checkpoint, so all ranks refuse the same one, and reads what its stage and shard
+need of it.
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ from rayloom_engine.errors import ModelError
 from rayloom_engine.kernels.linear import choose_linear_method
 from rayloom_engine.models.config_json import read_json
 from rayloom_engine.models.decoder import CausalLM
-from rayloom_engine.models.empty import empty_model
+from rayloom_engine.models.empty import Destination, empty_model
 from rayloom_engine.models.progress import Progress, no_progress
 from rayloom_engine.models.shape import ModelShape
+from rayloom_engine.models.shard import WHOLE, Shard
 from rayloom_engine.models.stage import Stage, whole_model
 
 _FILE_DTYPES = ("BF16", "F16", "F32")
@@ -33,9 +35,10 @@ def load_model(
     dtype: torch.dtype,
     compute_dtype: torch.dtype,
     stage: Stage | None = None,
+    shard: Shard = WHOLE,
     progress: Progress = no_progress,
 ) -> CausalLM:
-    """A stage of the model in a Hugging Face folder, ready to run. Without `stage`, all of it.
+    """A stage of the model in a Hugging Face folder, or a shard of it, ready to run. Without `stage`, all layers.
 
     Weights are rounded to `dtype`, then held and computed in `compute_dtype` (a CPU without bfloat16 instructions
     serves a bfloat16 model in float32: rounding first keeps the results those of the bfloat16 model). Raises
@@ -44,17 +47,17 @@ def load_model(
     files = _weight_files(folder)
     _check(files, _expected_sizes(shape), shape)
     stage = stage or whole_model(shape.num_layers)
-    model, destinations = empty_model(shape, stage, device=device, compute_dtype=compute_dtype)
+    model, destinations = empty_model(shape, stage, shard, device=device, compute_dtype=compute_dtype)
     model.num_bytes_read = _fill(destinations, files, dtype, progress)
     destinations.clear()  # otherwise every plain matrix would live on beside its packed form
     model.pack(choose_linear_method(device, compute_dtype))
     return model
 
 
-def _fill(destinations: dict[str, torch.Tensor], files: list[Path], dtype: torch.dtype, progress: Progress) -> int:
+def _fill(destinations: dict[str, Destination], files: list[Path], dtype: torch.dtype, progress: Progress) -> int:
     """Copies every destination's tensor into it. Returns the bytes that were read, in the files' types."""
     num_bytes_read = 0
-    total = sum(destination.numel() for destination in destinations.values()) * dtype.itemsize
+    total = sum(destination.tensor.numel() for destination in destinations.values()) * dtype.itemsize
     done = 0
     progress("load", done, total, "bytes")
     for path in files:
@@ -63,19 +66,20 @@ def _fill(destinations: dict[str, torch.Tensor], files: list[Path], dtype: torch
                 destination = destinations.get(name)
                 if destination is None:
                     continue
-                stored = tensors.get_tensor(name)
+                part = destination.part
+                stored = tensors.get_slice(name)[part] if part else tensors.get_tensor(name)
                 num_bytes_read += stored.nbytes
-                rounds_on_copy = stored.dtype is dtype or destination.dtype is dtype
-                destination.copy_(stored if rounds_on_copy else stored.to(dtype))
-                done += destination.numel() * dtype.itemsize
+                rounds_on_copy = stored.dtype is dtype or destination.tensor.dtype is dtype
+                destination.tensor.copy_(stored if rounds_on_copy else stored.to(dtype))
+                done += destination.tensor.numel() * dtype.itemsize
                 progress("load", done, total, "bytes")
     return num_bytes_read
 
 
 def _expected_sizes(shape: ModelShape) -> dict[str, tuple[int, ...]]:
     stage = whole_model(shape.num_layers)
-    _, destinations = empty_model(shape, stage, device=torch.device("meta"), compute_dtype=torch.float32)
-    return {name: tuple(destination.shape) for name, destination in destinations.items()}
+    _, destinations = empty_model(shape, stage, WHOLE, device=torch.device("meta"), compute_dtype=torch.float32)
+    return {name: tuple(destination.tensor.shape) for name, destination in destinations.items()}
 
 
 def _weight_files(folder: Path) -> list[Path]:

@@ -1,4 +1,4 @@
-"""RemoteExecutor: runs plans on attached ranks. The plan goes to every rank, the last one answers."""
+"""RemoteExecutor: runs plans on attached ranks. The plan goes to every rank, one of the last stage answers."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ _GPU_SHARE = 0.9  # of free memory, the rest is for activations and fragmentatio
 class KvPlan:
     num_blocks: int
     max_model_len: int
-    block_bytes: int  # of the rank's layers, keys and values
+    block_bytes: int  # of the rank's layers and heads, keys and values
     explanation: str  # one line for the log and /status
 
 
@@ -34,8 +34,8 @@ def plan_kv_memory(
 ) -> KvPlan:
     """The number of blocks and the longest sequence.
 
-    `block_bytes` is for all layers of the rank, keys and values. `model_max_len` is what the model's config allows.
-    Raises ConfigError when the wanted max_model_len does not fit, or exceeds the model's.
+    `block_bytes` is for all layers and heads of the rank, keys and values. `model_max_len` is what the model's config
+    allows. Raises ConfigError when the wanted max_model_len does not fit, or exceeds the model's.
     """
     if max_model_len is not None and max_model_len > model_max_len:
         raise ConfigError(f"max_model_len: {max_model_len} is more than the model's {model_max_len} positions")

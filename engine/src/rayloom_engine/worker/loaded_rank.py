@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import torch
+import torch.distributed as dist
 
 from rayloom_engine.config import BLOCK_SIZE
 from rayloom_engine.errors import ConfigError
 from rayloom_engine.kernels.kv_cache import KvCache
+from rayloom_engine.layers.tensor_group import TensorGroup
 from rayloom_engine.models.decoder import CausalLM
+from rayloom_engine.models.shard import Shard
 from rayloom_engine.models.stage import Stage
 from rayloom_engine.worker.device import DeviceChoice
 from rayloom_engine.worker.kv_memory import GIB, KvPlan
 from rayloom_engine.worker.runner import Runner
 from rayloom_engine.worker.stage_link import ProcessGroupLink, StageLink
+from rayloom_engine.worker.tensor_group import ProcessTensorGroup
 
 
 class LoadedRank:
@@ -32,14 +36,29 @@ class LoadedRank:
     def stage(self) -> Stage:
         return self._model.stage
 
+    @property
+    def shard(self) -> Shard:
+        return self._model.shard
+
     def link(self) -> ProcessGroupLink | None:
         """The link over the process group that this process has joined; None for a model in one stage."""
         if self.stage.count == 1:
             return None
-        hidden_size = self._model.shape.hidden_size
-        return ProcessGroupLink(self.stage, hidden_size, self._choice.compute_dtype, self._choice.device)
+        return ProcessGroupLink(
+            self._model.shape.hidden_size,
+            self._choice.compute_dtype,
+            self._choice.device,
+            previous_rank=(self.stage.index - 1) * self.shard.count + self.shard.index,
+            next_rank=(self.stage.index + 1) * self.shard.count + self.shard.index,
+        )
 
-    def runner(self, num_blocks: int, epoch: int, link: StageLink | None) -> Runner:
+    def tensor_group(self, stage_group: dist.ProcessGroup | None) -> TensorGroup | None:
+        """What `join_group` returned, as the model uses it; None for a rank that has its layers for itself."""
+        if stage_group is None:
+            return None
+        return ProcessTensorGroup(stage_group, self.shard.widths(self._model.shape.vocab_size))
+
+    def runner(self, num_blocks: int, epoch: int, link: StageLink | None, group: TensorGroup | None = None) -> Runner:
         """A runner with empty slots; drop the one before it. The KV cache is allocated on the first call and kept.
 
         Raises ConfigError when the memory cannot be had.
@@ -47,7 +66,7 @@ class LoadedRank:
         if self._cache is None or self._cache.num_blocks != num_blocks:
             self._cache = None  # its memory goes first
             self._cache = self._allocate(num_blocks)
-        return Runner(self._model, self._cache, self._choice.device, epoch, link)
+        return Runner(self._model, self._cache, self._choice.device, epoch, link, group)
 
     def _allocate(self, num_blocks: int) -> KvCache:
         try:
@@ -55,7 +74,7 @@ class LoadedRank:
                 num_layers=len(self.stage.layers),
                 num_blocks=num_blocks,
                 block_size=BLOCK_SIZE,
-                num_kv_heads=self._model.shape.num_kv_heads,
+                num_kv_heads=len(self.shard.kv_heads(self._model.shape.num_kv_heads)),
                 head_dim=self._model.shape.head_dim,
                 # The weights' type, also where the arithmetic is wider: half the memory for a context.
                 dtype=self._choice.dtype,

@@ -1,4 +1,4 @@
-"""One rank's work: a StepPlan in, a StepResult out. Stages pass hidden states on; the last one chooses tokens."""
+"""One rank's work: a StepPlan in, a StepResult out. Stages pass hidden states on; a rank of the last chooses tokens."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 from rayloom_engine.config import BLOCK_SIZE
 from rayloom_engine.core.step import PromptLogprobs, SampledToken, StepPlan, StepResult, TokenLogprobs
 from rayloom_engine.kernels.kv_cache import KvCache
+from rayloom_engine.layers.tensor_group import OneRank, TensorGroup
 from rayloom_engine.models.decoder import CausalLM
 from rayloom_engine.worker.batch import InputBatch, build_batch
 from rayloom_engine.worker.sampler import Sampler, token_logprobs
@@ -23,12 +24,21 @@ class Runner:
     """Owns model, KV cache and slots of one rank."""
 
     def __init__(
-        self, model: CausalLM, cache: KvCache, device: torch.device, epoch: int, link: StageLink | None = None
+        self,
+        model: CausalLM,
+        cache: KvCache,
+        device: torch.device,
+        epoch: int,
+        link: StageLink | None = None,
+        group: TensorGroup | None = None,
     ) -> None:
-        """`link` leads to the stages before and after; None when there are none."""
+        """`link` leads to the stages before and after, `group` to the ranks of this one; None when there are none."""
         assert link is not None or model.stage.count == 1, f"stage {model.stage.index} needs a link to its neighbours"
+        assert group is not None or model.shard.count == 1, f"shard {model.shard.index} needs a group of its stage"
+        self.answers = model.stage.is_last and model.shard.is_first  # true of one rank: it chooses the tokens
         self._model = model
         self._link = link
+        self._group = group or OneRank()
         self._cache = cache
         self._device = device
         self._slots = SlotTable(epoch)
@@ -36,10 +46,10 @@ class Runner:
 
     @torch.inference_mode()  # a fifth less time in small calls than no_grad
     def run(self, plan: StepPlan) -> StepResult:
-        """Computes the plan's tokens and, on the last stage, chooses the next one of every slot that samples.
+        """Computes the plan's tokens and, where this rank `answers`, chooses the next one of every slot that samples.
 
-        Other stages return their times alone. Blocks until the stage before has sent and the one after has received;
-        raises RuntimeError when one of them is gone.
+        Other ranks return their times alone. Blocks until the stage before has sent, the one after has received and
+        the other ranks of this one have done their part; raises RuntimeError when one of them is gone.
         """
         steps = self._slots.apply(plan)
         if plan.block_copies:
@@ -52,7 +62,7 @@ class Runner:
             waiting_since = time.perf_counter()
             inputs = self._link.receive(plan.num_tokens)
             started += time.perf_counter() - waiting_since  # the wait is no work of this stage
-        hidden_TD = self._model.forward(inputs, batch.positions_T, batch.attention, self._cache)
+        hidden_TD = self._model.forward(inputs, batch.positions_T, batch.attention, self._cache, self._group)
         if self._link is not None and not stage.is_last:
             forward_s = time.perf_counter() - started
             self._link.send(hidden_TD)
@@ -63,17 +73,18 @@ class Runner:
         forward_end = time.perf_counter()
         if rows:
             last_N = torch.tensor([batch.ends[row] - 1 for row in rows], device=self._device)
-            logits_NV = self._model.logits(hidden_TD[last_N])
+            logits_NV = self._logits(hidden_TD[last_N])
             forward_end = time.perf_counter()
-            slots = [batch.steps[row][1] for row in rows]
-            token_ids, logprobs = self._choose(logits_NV, slots)
-            for row, token_id, entry in zip(rows, token_ids, logprobs, strict=True):
-                step, _ = batch.steps[row]
-                sampled[step.slot] = SampledToken(step.slot, token_id, entry)
+            if logits_NV is not None:
+                slots = [batch.steps[row][1] for row in rows]
+                token_ids, logprobs = self._choose(logits_NV, slots)
+                for row, token_id, entry in zip(rows, token_ids, logprobs, strict=True):
+                    step, _ = batch.steps[row]
+                    sampled[step.slot] = SampledToken(step.slot, token_id, entry)
         return StepResult(
             step_id=plan.step_id,
             epoch=plan.epoch,
-            sampled=tuple(sampled[step.slot] for step in plan.slots if step.samples),
+            sampled=tuple(sampled[step.slot] for step in plan.slots if step.slot in sampled),
             prompt_logprobs=tuple(prompt_logprobs),
             forward_s=forward_end - started,
             sample_s=time.perf_counter() - forward_end,
@@ -82,6 +93,10 @@ class Runner:
     def forget_all(self) -> None:
         """Empties every slot, as after a rebuild; the KV cache's content is worthless then."""
         self._slots = SlotTable(self._slots.epoch)
+
+    def _logits(self, hidden_ND: torch.Tensor) -> torch.Tensor | None:
+        """[N, V] of the whole vocabulary, float32; None where this rank does not answer."""
+        return self._group.gather(self._model.logits(hidden_ND))
 
     def _choose(self, logits_NV: torch.Tensor, slots: list[Slot]) -> tuple[list[int], list[TokenLogprobs | None]]:
         wanted = [row for row, slot in enumerate(slots) if slot.params.logprobs is not None]
@@ -111,7 +126,10 @@ class Runner:
             for first in range(step.start, last, _LOGPROB_ROWS):
                 stop = min(first + _LOGPROB_ROWS, last)
                 rows = hidden_TD[begin + first - step.start : begin + stop - step.start]
-                following = slot.token_ids[first + 1 : stop + 1].tolist()
-                entries += token_logprobs(self._model.logits(rows), following, [num_top] * len(following))
-            parts.append(PromptLogprobs(step.slot, step.start + 1, tuple(entries)))
+                logits_NV = self._logits(rows)
+                if logits_NV is not None:
+                    following = slot.token_ids[first + 1 : stop + 1].tolist()
+                    entries += token_logprobs(logits_NV, following, [num_top] * len(following))
+            if self.answers:
+                parts.append(PromptLogprobs(step.slot, step.start + 1, tuple(entries)))
         return parts

@@ -1,4 +1,4 @@
-"""How hidden states cross from one pipeline stage to the next, and the process group that carries them.
+"""How hidden states cross from one pipeline stage to the next, and the process groups of all ranks and of a stage.
 
 Legend: T tokens of the step, D model width.
 """
@@ -14,8 +14,6 @@ import psutil
 import torch
 import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
-
-from rayloom_engine.models.stage import Stage
 
 _INTERFACE_VARIABLE = "GLOO_SOCKET_IFNAME"
 _STEP_SECONDS = 1800.0  # a send or receive may wait for so long
@@ -36,23 +34,22 @@ class ProcessGroupLink:
 
     def __init__(
         self,
-        stage: Stage,
         hidden_size: int,
         dtype: torch.dtype,
         device: torch.device,
         *,
-        previous_rank: int | None = None,
-        next_rank: int | None = None,
+        previous_rank: int,
+        next_rank: int,
     ) -> None:
-        """The neighbours' ranks in the group are the stages' numbers unless given, as where a stage has several ranks.
+        """The neighbours are the ranks of the same shard in the stages before and after. Nobody asks the ends for more.
 
         `dtype` is the compute type: the residual stream crosses unrounded.
         """
         self._hidden_size = hidden_size
         self._dtype = dtype
         self._device = device
-        self._previous_rank = stage.index - 1 if previous_rank is None else previous_rank
-        self._next_rank = stage.index + 1 if next_rank is None else next_rank
+        self._previous_rank = previous_rank
+        self._next_rank = next_rank
 
     def receive(self, num_tokens: int) -> torch.Tensor:
         hidden_TD = torch.empty((num_tokens, self._hidden_size), dtype=self._dtype, device=self._device)
@@ -74,12 +71,22 @@ def open_store(host: str) -> tuple[TCPStore, int]:
     return store, port
 
 
-def join_group(host: str, port: int, rank: int, world_size: int, timeout_s: float, *, device_type: str = "cpu") -> None:
+def join_group(
+    host: str,
+    port: int,
+    rank: int,
+    world_size: int,
+    timeout_s: float,
+    *,
+    ranks_per_stage: int = 1,
+    device_type: str = "cpu",
+) -> dist.ProcessGroup | None:
     """Makes this process a rank of the group that meets at the store at host:port; returns when all have come.
 
-    The group is torch's default one: NCCL for "cuda", gloo for "cpu". `timeout_s` bounds the meeting. Raises
-    RuntimeError when the others do not come. After that, or when a rank is lost, call `leave_group` and join again at
-    the port of a new store, because a store remembers the ranks of its group.
+    Returns the group of this rank's stage; None for stages of one rank. The group of all is torch's default one. Both
+    are NCCL for "cuda", gloo for "cpu". `timeout_s` bounds the meeting. Raises RuntimeError when the others do not
+    come. After that, or when a rank is lost, call `leave_group` and join again at the port of a new store, because a
+    store remembers the ranks of its group.
     """
     timeout = timedelta(seconds=timeout_s)
     store = TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timeout)
@@ -99,12 +106,23 @@ def join_group(host: str, port: int, rank: int, world_size: int, timeout_s: floa
             dist.distributed_c10d._world.group_count = 0
         raise
     else:
+        stage_group = _stage_group(rank, world_size, ranks_per_stage, timeout) if ranks_per_stage > 1 else None
         # A stage waits for as long as the one before it computes. A peer that is gone ends the wait at once, and one
         # that hangs is ended by others, so this limit need not be short.
         dist.distributed_c10d._set_pg_timeout(timedelta(seconds=_STEP_SECONDS))
+        return stage_group
     finally:
         if given is None:
             os.environ.pop(_INTERFACE_VARIABLE, None)
+
+
+def _stage_group(rank: int, world_size: int, ranks_per_stage: int, timeout: timedelta) -> dist.ProcessGroup:
+    """The group of a rank's stage. Every rank makes the groups of all stages, in the same order: torch's rule."""
+    firsts = range(0, world_size, ranks_per_stage)
+    groups = [dist.new_group(list(range(first, first + ranks_per_stage)), timeout=timeout) for first in firsts]
+    own: dist.ProcessGroup = groups[rank // ranks_per_stage]
+    dist.distributed_c10d._set_pg_timeout(timedelta(seconds=_STEP_SECONDS), own)
+    return own
 
 
 def leave_group() -> None:

@@ -12,6 +12,7 @@ from rayloom_engine.core.step import NewSlot, SlotStep, StepPlan
 from rayloom_engine.errors import ConfigError
 from rayloom_engine.models.progress import Progress
 from rayloom_engine.models.shape import ModelShape, read_shape
+from rayloom_engine.models.shard import WHOLE, Shard, check_shards
 from rayloom_engine.models.source import ResolvedModel, resolve
 from rayloom_engine.models.stage import Stage, make_stages, split_layers, whole_model
 from rayloom_engine.worker.kv_memory import plan_kv_memory
@@ -37,12 +38,18 @@ def find_model(config: EngineConfig, progress: Progress) -> tuple[ResolvedModel,
             f"max_model_len: {longest} is more than the model's {shape.max_position_embeddings} positions"
         )
     split_layers(shape.num_layers, config.pipeline_parallel_size)
+    check_shards(shape, config.tensor_parallel_size)
     return resolved, shape
 
 
 def stage_of(config: EngineConfig, shape: ModelShape, rank: int) -> Stage:
     """The stage that a rank has a part in. Ranks of one stage are neighbours. Raises ConfigError."""
     return make_stages(shape.num_layers, config.pipeline_parallel_size)[rank // config.tensor_parallel_size]
+
+
+def shard_of(config: EngineConfig, rank: int) -> Shard:
+    """The shard of its stage that a rank has."""
+    return Shard(rank % config.tensor_parallel_size, config.tensor_parallel_size)
 
 
 def set_threads(config: EngineConfig, ranks_on_host: int = 1) -> int:
@@ -75,11 +82,13 @@ def load_rank(
     progress: Progress,
     *,
     stage: Stage,
+    shard: Shard = WHOLE,
     ranks_on_host: int = 1,
 ) -> LoadedRank:
-    """A rank with the weights of its stage and a plan for its KV cache, which its first runner allocates.
+    """A rank with the weights of its stage, or a shard of it, and a plan for its KV cache.
 
-    `ranks_on_host` share this machine's cores and, on CPU, its memory. Raises ModelError or ConfigError.
+    Its first runner allocates the cache. `ranks_on_host` share this machine's cores and, on CPU, its memory. Raises
+    ModelError or ConfigError.
     """
     threads = set_threads(config, ranks_on_host)
     progress("import", 0, 0, "")
@@ -99,6 +108,7 @@ def load_rank(
         dtype=choice.dtype,
         compute_dtype=choice.compute_dtype,
         stage=stage,
+        shard=shard,
         progress=progress,
     )
     logger.info("%s", model.linear_method.reason)
@@ -107,9 +117,10 @@ def load_rank(
     kv = plan_kv_memory(
         block_bytes=(
             BLOCK_SIZE
-            * shape.kv_bytes_per_token(choice.dtype.itemsize)  # of all layers
-            // shape.num_layers
+            * shape.kv_bytes_per_token(choice.dtype.itemsize)  # of all layers and heads
+            // (shape.num_layers * shape.num_kv_heads)
             * len(stage.layers)
+            * len(shard.kv_heads(shape.num_kv_heads))
         ),
         block_size=BLOCK_SIZE,
         free_bytes=free_memory_bytes() // ranks_on_host if is_cpu else torch.cuda.mem_get_info(choice.device)[0],
@@ -132,7 +143,7 @@ def load_rank(
 def warm_up(runner: Runner, epoch: int) -> None:
     """One prefill and one decode step in block 0, so that the first request does not pay for lazy initialisation.
 
-    With several stages every rank calls it at the same time.
+    With several ranks each calls it at the same time.
     """
     new = NewSlot(
         slot=0,

@@ -1,0 +1,58 @@
+"""Where Ray puts ranks, in a cluster of two nodes (on this machine) with two CPUs each. No model is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from rayloom_engine.config import EngineConfig, parse_config
+from rayloom_engine.errors import ConfigError
+from rayloom_engine.launcher.ray_ranks import RayRanks
+from rayloom_engine.models.progress import no_progress
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster()
+    for _ in range(2):
+        cluster.add_node(num_cpus=2, num_gpus=0, object_store_memory=80 << 20, include_dashboard=False)
+    yield cluster.address
+    cluster.shutdown()
+
+
+def _config(address: str, **changes: object) -> EngineConfig:
+    return parse_config(
+        {"executor": "ray", "ray_address": address, "device": "cpu", "placement_seconds": 10.0, **changes}
+    )
+
+
+def test_the_ranks_of_a_stage_share_a_node_and_the_stages_are_apart(address: str) -> None:
+    from ray.util.placement_group import placement_group_table
+
+    ranks = RayRanks(_config(address, tensor_parallel_size=2, pipeline_parallel_size=2), "token", 1, False)
+    try:
+        ranks.prepare(no_progress)
+        table = placement_group_table(ranks._group)
+        assert table["bundles"] == {0: {"CPU": 2.0}, 1: {"CPU": 2.0}}
+        assert len(set(table["bundles_to_node_id"].values())) == 2
+        assert [ranks._num_ranks_beside(rank) for rank in range(4)] == [2, 2, 2, 2]
+    finally:
+        ranks.close()
+
+
+def test_a_stage_that_no_node_has_room_for_is_refused_with_what_the_nodes_have(address: str) -> None:
+    ranks = RayRanks(_config(address, tensor_parallel_size=3, placement_seconds=1.0), "token", 1, False)
+    try:
+        with pytest.raises(ConfigError) as refusal:
+            ranks.prepare(no_progress)
+    finally:
+        ranks.close()
+    text = str(refusal.value)
+    start = (
+        "tensor_parallel_size 3 x pipeline_parallel_size 1: no room in the Ray cluster within 1 s for 1 x 3 CPU, each"
+    )
+    assert text.startswith(start)
+    assert text.count(": 2 CPU") == 2

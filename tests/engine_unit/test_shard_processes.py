@@ -1,0 +1,59 @@
+"""Ranks that share layers, in processes of their own, over gloo: the tokens of one rank, for every architecture.
+
+Between them the variants have whatever is cut in a way of its own: biases, norms of heads, a tied head, windows.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rt_stages import RankProcesses, StagesInARow, answers, ids_by_request, load_stages, make_engine, stage_config
+from rt_tiny import VARIANTS, tiny_checkpoint
+
+# 2 key/value heads: with 4 ranks each is on two of them. The vocabulary and the feed-forward do not divide by 4.
+ODD_SIZES = {"vocab_size": 255, "intermediate_size": 97}
+LAYOUTS = ((2, 1), (4, 1), (2, 2))  # tensor, pipeline
+
+_epochs = itertools.count(1)
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RankProcesses]:
+    folder = tiny_checkpoint(tmp_path_factory.mktemp("first"))
+    processes = RankProcesses(stage_config(folder, 2, tensor_parallel_size=2))
+    yield processes
+    processes.close()
+
+
+@pytest.mark.parametrize(
+    "variant", ["llama-tied", "llama-biases", "mistral-window", "qwen2-some-windows", "qwen3-biases"]
+)
+def test_shards_say_what_one_rank_says(variant: str, ranks: RankProcesses, tmp_path: Path) -> None:
+    architecture, overrides = VARIANTS[variant]
+    folder = tiny_checkpoint(tmp_path, architecture, **{**ODD_SIZES, **overrides})
+    vocab_size = ODD_SIZES["vocab_size"]
+    expected = answers(make_engine(StagesInARow(load_stages(stage_config(folder)))), vocab_size)
+    for tensor, pipeline in LAYOUTS:
+        ranks.load(stage_config(folder, pipeline, tensor_parallel_size=tensor))
+        epoch = next(_epochs)
+        ranks.join(epoch)
+        got = answers(make_engine(ranks, epoch), vocab_size)
+        assert ids_by_request(got) == ids_by_request(expected), (tensor, pipeline)
+        values, right = (
+            [entry.logprob for part in outputs["logprobs"] for entry in part.prompt_logprobs]
+            for outputs in (got, expected)
+        )
+        assert len(values) == 29 and values == pytest.approx(right, abs=1e-4)
+
+
+def test_the_built_in_model_on_three_ranks(ranks: RankProcesses) -> None:
+    config = stage_config("builtin://smollm2-135m")
+    expected = ids_by_request(answers(make_engine(StagesInARow(load_stages(config))), 49152, max_tokens=8))
+    ranks.load(config.model_copy(update={"tensor_parallel_size": 3}))
+    epoch = next(_epochs)
+    ranks.join(epoch)
+    assert ids_by_request(answers(make_engine(ranks, epoch), 49152, max_tokens=8)) == expected
