@@ -1,0 +1,110 @@
+"""The launcher's decisions, with ranks that exist only on paper."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import pytest
+
+from rayloom_engine.config import parse_config
+from rayloom_engine.errors import ConfigError, EngineDead
+from rayloom_engine.launcher import process_ranks
+from rayloom_engine.launcher.__main__ import Launcher
+from rayloom_engine.launcher.process_ranks import ProcessRanks, visible_devices
+from rayloom_engine.launcher.starter import NO_CORE
+from rayloom_engine.models.progress import no_progress
+from rayloom_engine.protocol.ranks import Fence
+
+
+class _End(Exception):
+    """The script is over."""
+
+
+class PaperRanks:
+    """A RankStarter that plays a script: each entry is what one `wait` says."""
+
+    def __init__(self, *script: list[tuple[int, str]]) -> None:
+        self.started: list[tuple[int, int]] = []
+        self.killed: list[int] = []
+        self._script = deque(script)
+
+    def prepare(self, progress: object) -> None:
+        pass
+
+    def start(self, rank: int, incarnation: int) -> None:
+        self.started.append((rank, incarnation))
+
+    def kill(self, rank: int) -> None:
+        self.killed.append(rank)
+
+    def wait(self, timeout_s: float) -> list[tuple[int, str]]:
+        if not self._script:
+            raise _End
+        return self._script.popleft()
+
+    def close(self) -> None:
+        pass
+
+
+class PaperLine:
+    def __init__(self, *fences: Fence) -> None:
+        self.fences = deque(fences)
+
+    def progress(self, phase: str, done: int, total: int, unit: str) -> None:
+        pass
+
+
+def _run(ranks: PaperRanks, *fences: Fence, budget: int = 5) -> None:
+    config = parse_config({"pipeline_parallel_size": 2, "executor": "mp", "restart_budget": budget})
+    with pytest.raises(_End):
+        Launcher(config, ranks, PaperLine(*fences), 100).run()  # type: ignore[arg-type]
+
+
+def test_every_rank_is_started_and_one_that_ends_is_started_again_with_a_higher_number() -> None:
+    ranks = PaperRanks([], [(1, "SIGKILL")], [])
+    _run(ranks)
+    assert ranks.started == [(0, 100), (1, 101), (1, 102)]
+
+
+def test_a_rank_that_keeps_ending_spends_the_budget() -> None:
+    ranks = PaperRanks([], [(1, "SIGSEGV")], [(1, "SIGSEGV")])
+    config = parse_config({"pipeline_parallel_size": 2, "executor": "mp", "restart_budget": 1})
+    with pytest.raises(EngineDead, match=r"rank 1 ended \(SIGSEGV\); restart budget of 1 spent"):
+        Launcher(config, ranks, PaperLine(), 100).run()  # type: ignore[arg-type]
+
+
+def test_a_fence_ends_that_start_of_the_rank_and_no_other() -> None:
+    ranks = PaperRanks([], [])
+    _run(ranks, Fence(1, 7), Fence(0, 100), Fence(1, None))
+    assert ranks.killed == [0, 1]
+
+
+@pytest.mark.parametrize("cause", [NO_CORE, "SIGKILL"])
+def test_ends_that_the_core_asked_for_or_caused_spend_no_budget(cause: str) -> None:
+    ranks = PaperRanks([], [(1, cause)])
+    _run(ranks, *([] if cause == NO_CORE else [Fence(1, 101)]), budget=0)
+
+
+@pytest.mark.parametrize(
+    ("setting", "num_present", "devices"),
+    [
+        (None, 0, []),
+        (None, 2, ["0", "1"]),
+        ("3, GPU-12", 4, ["3", "GPU-12"]),
+        ("", 4, []),
+        ("0,1", 0, []),  # set for machines that have some
+    ],
+)
+def test_visible_devices(setting: str | None, num_present: int, devices: list[str]) -> None:
+    assert visible_devices(setting, num_present) == devices
+
+
+def test_fewer_accelerators_than_ranks_are_refused_before_anything_starts(
+    tmp_path: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5")
+    monkeypatch.setattr(process_ranks.glob, "glob", lambda pattern: ["/dev/nvidia5"])
+    two = {"pipeline_parallel_size": 2, "executor": "mp"}
+    with pytest.raises(ConfigError, match="2 ranks need an accelerator each, and this machine has 1"):
+        ProcessRanks(parse_config(two), tmp_path, "127.0.0.1:1").prepare(no_progress)  # type: ignore[arg-type]
+    ProcessRanks(parse_config({**two, "device": "cpu"}), tmp_path, "127.0.0.1:1").prepare(no_progress)  # type: ignore[arg-type]
