@@ -5,6 +5,7 @@ The rules are those of test_core_death.py.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import signal
@@ -19,6 +20,7 @@ from rt_streams import NUM_TOKENS, completion_body, join_streams, start_streams
 
 ARGUMENTS = ("--dtype", "float32", "--served-model-name", "m", "--max-model-len", "1024", "--num-kv-blocks", "512")
 NUM_STREAMS = 4
+HANG_SECONDS = 5
 
 
 def _tokens_of(server: RunningServer, bodies: list[dict[str, object]]) -> list[list[str]]:
@@ -38,7 +40,7 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> list[list[str]]:
 @pytest.fixture(scope="module", params=["mp", "ray"])
 def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     folder = tmp_path_factory.mktemp(request.param)
-    extra = ("--executor", request.param, "--pipeline-parallel-size", "2")
+    extra = ("--executor", request.param, "--pipeline-parallel-size", "2", "--hang-seconds", str(HANG_SECONDS))
     with running_server(folder, *ARGUMENTS, *extra) as running:
         yield running
         text = running.log_text()
@@ -97,3 +99,28 @@ def test_a_kill_costs_a_pause_and_no_request(
     pauses = [later - earlier for stream in streams for earlier, later in itertools.pairwise(stream.times)]
     with capsys.disabled():
         print(f"\n  {before['executor']}: {victim} killed; longest pause of a stream {max(pauses):.2f} s")
+
+
+def test_a_stopped_rank_is_named_and_replaced(
+    server: RunningServer, expected: list[list[str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    victim = _ranks(server)[1]["pid"]
+    streams, threads = start_streams(server, [completion_body(index) for index in range(NUM_STREAMS)])
+    wait_until(lambda: all(len(s.tokens) >= 16 for s in streams), 60.0, lambda: server.log_text()[-2000:])
+    os.kill(victim, signal.SIGSTOP)
+    try:
+        join_streams(threads)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(victim, signal.SIGKILL)
+    assert [stream.failure for stream in streams] == [None] * NUM_STREAMS
+    assert [stream.tokens for stream in streams] == expected
+    recovery = server.status()["recoveries"][-1]
+    assert recovery["process"] == "rank 1"
+    assert recovery["cause"].startswith("rank 1: no sign of life for")
+    assert victim not in {rank["pid"] for rank in _ranks(server)}
+    pauses = [later - earlier for stream in streams for earlier, later in itertools.pairwise(stream.times)]
+    with capsys.disabled():
+        print(
+            f"\n  rank 1 stopped; longest pause of a stream {max(pauses):.2f} s, {HANG_SECONDS} of it until it was named"
+        )
