@@ -121,6 +121,4 @@ def test_a_stopped_rank_is_named_and_replaced(
     assert victim not in {rank["pid"] for rank in _ranks(server)}
     pauses = [later - earlier for stream in streams for earlier, later in itertools.pairwise(stream.times)]
     with capsys.disabled():
-        print(
-            f"\n  rank 1 stopped; longest pause of a stream {max(pauses):.2f} s, {HANG_SECONDS} of it until it was named"
-        )
+        print(f"\n  rank 1 stopped, named after {HANG_SECONDS} s; longest pause of a stream {max(pauses):.2f} s")
