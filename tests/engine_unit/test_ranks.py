@@ -249,9 +249,11 @@ def test_a_peer_that_is_gone_is_blamed_before_the_rank_that_complains(ranks: Ran
     first = ranks.start(0)
     ranks.start(1, answer=complains)
     ranks.assemble()
-    with pytest.raises(RankLost, match="rank 0") as lost:
+    with pytest.raises(RankLost, match="rank 1: RuntimeError: connection closed") as complaint:
         RemoteExecutor(ranks.pool).run(StepPlan(step_id=1, epoch=1))
-    assert not lost.value.is_alive
+    blamed = assembly.let_go(ranks.pool, complaint.value)
+    assert (blamed.rank, blamed.is_alive) == (0, False)
+    assert (list(ranks.pool.attached), ranks.pool.suspects) == ([1], set())
 
 
 def test_a_rank_that_fails_alone_is_used_again(ranks: Ranks) -> None:

@@ -113,9 +113,9 @@ class CoreProcess:
                     state.begin_phase,
                     is_rebuild=is_rebuild,
                 )
-            except RankLost as loss:
+            except RankLost as unmended:
                 limits = f"{config.rebuild_seconds:g} s and {config.restart_budget} restarts"
-                raise EngineDead(f"{loss}; not mended within {limits}") from loss
+                raise EngineDead(f"{unmended}; not mended within {limits}") from unmended
             if core is None:
                 num_blocks = pool.sizes.num_kv_blocks or min(rank.num_blocks for rank in loaded)
                 model = _model_status(resolved, shape, loaded, sizes.get("max_model_len"))
@@ -127,13 +127,13 @@ class CoreProcess:
             self._begin(model, min(loaded, key=lambda rank: rank.num_blocks).kv_explanation)
             try:
                 core.run(self._inbox)
-            except RankLost as loss:
+            except RankLost as first_loss:
+                loss = let_go(pool, first_loss)
                 logger.warning("%s", loss)
                 state.recovering(loss.rank, str(loss))
                 self._io.flush_status()
                 engine.scheduler.forget_ranks()
                 deadline = time.monotonic() + config.rebuild_seconds
-                let_go(pool, loss)
                 wait = budget.wait_after_death(time.monotonic())
                 if wait is None:
                     raise EngineDead(f"{loss}; restart budget of {config.restart_budget} spent") from loss

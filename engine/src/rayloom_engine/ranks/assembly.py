@@ -11,14 +11,15 @@ from collections.abc import Callable
 
 from rayloom_engine.errors import ConfigError, ModelError, RankLost
 from rayloom_engine.models.progress import Progress
-from rayloom_engine.protocol.channel import ChannelClosed
+from rayloom_engine.protocol.channel import encode
 from rayloom_engine.protocol.ranks import Allocate, Done, Failed, Join, Loaded, OpenStore, StoreOpen
-from rayloom_engine.ranks.pool import BLAME_SECONDS, AttachedRank, RankPool, Reply
+from rayloom_engine.ranks.pool import AttachedRank, RankPool, Reply
 from rayloom_engine.restarts import RestartBudget
 
 logger = logging.getLogger(__name__)
 
 _POLL_SECONDS = 0.2
+_BLAME_SECONDS = 0.2  # until the end of one rank shows in all its consequences
 _MEET_SECONDS = 60.0  # for a process group, or memory and a warm-up step
 _LATE_SECONDS = 5.0  # after one rank's failure to meet the others must have an answer too
 _MISSING_SECONDS = 30.0  # a rank that should be there and does not dial for so long is started again
@@ -45,40 +46,34 @@ def assemble(
             loaded = _wait_until_loaded(pool, deadline, progress, is_rebuild)
             if pool.world_size > 1:
                 progress("rendezvous", 0, pool.world_size, "ranks")
-                _meet(pool)
+                _meet(pool, is_rebuild)
             epoch = next_epoch()
             progress("warm_up", 0, 0, "")
             blocks = num_blocks or min(rank.num_blocks for rank in loaded)
-            _ask(pool, list(pool.attached.values()), Allocate(pool.ticket(), epoch, blocks), Done)
+            _ask(pool, list(pool.attached.values()), Allocate(pool.ticket(), epoch, blocks), Done, is_rebuild)
             return epoch, loaded
-        except (ModelError, ConfigError) as error:
-            if not is_rebuild:
-                raise
-            logger.warning("a rank cannot load what it could before: %s", error)
-            wait = budget.wait_after_death(time.monotonic())
-            if wait is None or time.monotonic() > deadline:
-                raise RankLost(0, str(error)) from error
-            for number, rank in pool.attached.items():
-                if rank.loaded is None:
-                    pool.drop(number)
-            time.sleep(wait)
         except RankLost as loss:
-            logger.warning("%s while the ranks were put together", loss)
-            let_go(pool, loss)
+            blamed = let_go(pool, loss)
+            logger.warning("%s while the ranks were put together", blamed)
             wait = budget.wait_after_death(time.monotonic())
             if wait is None or time.monotonic() > deadline:
-                raise
+                raise blamed from loss
             time.sleep(wait)
 
 
-def let_go(pool: RankPool, loss: RankLost) -> None:
-    """After a loss: what is gone is replaced. A rank that failed alone is used again, once."""
-    time.sleep(BLAME_SECONDS)  # what ended this rank may have ended others: that is one loss, not several
-    has_dropped = pool.drop_ended()
-    if not loss.is_alive or (loss.rank in pool.suspects and not has_dropped):
-        pool.drop(loss.rank)
-    elif not has_dropped:
+def let_go(pool: RankPool, loss: RankLost) -> RankLost:
+    """After a loss: what is gone is replaced. A rank that failed alone is used again, once. Returns who is to blame."""
+    # A rank that complains of a dead peer may be heard before the peer's end is seen, and what ended one rank may have
+    # ended others: that is one loss, not several.
+    time.sleep(_BLAME_SECONDS)
+    ended = pool.drop_ended()
+    if loss.is_alive and ended:
+        return RankLost(ended[0], f"its connection ended ({loss})")
+    if loss.is_alive and loss.rank not in pool.suspects:
         pool.suspects.add(loss.rank)
+    else:
+        pool.drop(loss.rank)
+    return loss
 
 
 def _wait_until_loaded(pool: RankPool, deadline: float, progress: Progress, is_rebuild: bool) -> list[Loaded]:
@@ -103,7 +98,7 @@ def _wait_until_loaded(pool: RankPool, deadline: float, progress: Progress, is_r
             if isinstance(reply, Loaded):
                 pool.attached[number].loaded = reply
             elif isinstance(reply, Failed) and reply.ticket == 0:
-                raise _failure(number, reply)
+                raise _failure(number, reply, is_rebuild)
 
 
 def _report(pool: RankPool, progress: Progress) -> None:
@@ -123,22 +118,24 @@ def _report(pool: RankPool, progress: Progress) -> None:
 _LOADING = ["resolve", "convert", "import", "load", "kv_cache", "warm_up"]  # phases of a rank, in order
 
 
-def _meet(pool: RankPool) -> None:
+def _meet(pool: RankPool, is_rebuild: bool) -> None:
     first, *_ = sorted(pool.attached.values(), key=lambda rank: rank.rank)
-    store = _ask(pool, [first], OpenStore(pool.ticket()), StoreOpen)[0]
+    store = _ask(pool, [first], OpenStore(pool.ticket()), StoreOpen, is_rebuild)[0]
     assert isinstance(store, StoreOpen)
-    _ask(pool, list(pool.attached.values()), Join(pool.ticket(), store.host, store.port), Done)
+    _ask(pool, list(pool.attached.values()), Join(pool.ticket(), store.host, store.port), Done, is_rebuild)
 
 
 def _ask(
-    pool: RankPool, ranks: list[AttachedRank], order: OpenStore | Join | Allocate, kind: type[Reply]
+    pool: RankPool,
+    ranks: list[AttachedRank],
+    order: OpenStore | Join | Allocate,
+    kind: type[Reply],
+    is_rebuild: bool,
 ) -> list[Reply]:
     """Sends an order to some ranks and waits until each has answered it. Raises RankLost, ConfigError, ModelError."""
+    data = encode(order)
     for rank in ranks:
-        try:
-            rank.steps.send(order)
-        except ChannelClosed as error:
-            raise RankLost(rank.rank, f"its connection ended ({error})") from error
+        rank.order(data)
     waiting = {rank.rank for rank in ranks}
     replies: list[Reply] = []
     complaint: RankLost | None = None
@@ -153,7 +150,7 @@ def _ask(
             waiting.discard(number)
             if isinstance(reply, Failed):
                 if reply.kind != "rank":
-                    raise _failure(number, reply)
+                    raise _failure(number, reply, is_rebuild)
                 complaint = complaint or RankLost(number, reply.message, is_alive=True)
                 deadline = min(deadline, time.monotonic() + _LATE_SECONDS)
             elif isinstance(reply, kind):
@@ -165,7 +162,9 @@ def _ask(
     return replies
 
 
-def _failure(rank: int, failed: Failed) -> Exception:
+def _failure(rank: int, failed: Failed, is_rebuild: bool) -> Exception:
+    if is_rebuild:
+        return RankLost(rank, failed.message)  # it, or one like it, could do this before
     if failed.kind == "config":
         return ConfigError(failed.message)
     if failed.kind == "model":

@@ -34,7 +34,6 @@ logger = logging.getLogger(__name__)
 Reply = Loaded | StoreOpen | Done | Computed | Failed
 _REPLIES = (Loaded, StoreOpen, Done, Computed, Failed)
 _NO_BEAT = Beat(phase="start", step=0, memory_bytes=0)
-BLAME_SECONDS = 0.2  # a rank that complains of a dead peer may be heard before the peer's end is seen
 _LOADING_SECONDS = 60.0  # a rank that loads is given so long: an import may keep its other threads from running
 _MAX_STRANGERS = 64  # connections that have not proved anything yet
 
@@ -59,6 +58,13 @@ class AttachedRank:
     @property
     def rank(self) -> int:
         return self.greeting.rank
+
+    def order(self, data: bytes) -> None:
+        """Sends an encoded order. Raises RankLost when the rank is gone, or takes nothing for hang_seconds."""
+        try:
+            self.steps.send_encoded(data)
+        except ChannelClosed as error:
+            raise RankLost(self.rank, f"its connection ended ({error})") from error
 
     def close(self) -> None:
         self.steps.close()
@@ -144,12 +150,12 @@ class RankPool:
         lost.close()
         self.fence(rank, lost.greeting.incarnation)
 
-    def drop_ended(self) -> bool:
-        """`drop` for every rank whose connection has ended; whether there was one."""
+    def drop_ended(self) -> list[int]:
+        """`drop` for every rank whose connection has ended; which these are."""
         ended = [number for number, rank in self.attached.items() if rank.control.is_closed or rank.steps.has_ended]
         for number in ended:
             self.drop(number)
-        return bool(ended)
+        return ended
 
     def fence(self, rank: int, incarnation: int | None) -> None:
         """Has the launcher end a start of the rank (None: whichever runs) and start it again."""
@@ -186,16 +192,6 @@ class RankPool:
         replies = [(rank.rank, reply) for rank, reply in self._unread if self.attached.get(rank.rank) is rank]
         self._unread.clear()
         return replies
-
-    def blame(self, complaining: int, message: str) -> RankLost:
-        """Who is to blame when a rank says that a step failed: a peer that is gone, else the rank itself."""
-        deadline = time.monotonic() + BLAME_SECONDS
-        while (left := deadline - time.monotonic()) > 0:
-            try:
-                self.poll(left)
-            except RankLost as loss:
-                return loss
-        return RankLost(complaining, message, is_alive=True)
 
     def _check_alive(self) -> None:
         now = time.monotonic()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rayloom_engine.core.step import StepPlan, StepResult
 from rayloom_engine.errors import RankLost
-from rayloom_engine.protocol.channel import ChannelClosed, encode
+from rayloom_engine.protocol.channel import encode
 from rayloom_engine.protocol.ranks import Computed, Failed, Run
 from rayloom_engine.ranks.pool import RankPool
 
@@ -20,17 +20,14 @@ class RemoteExecutor:
     def run(self, plan: StepPlan) -> StepResult:
         ticket = self._pool.ticket()
         data = encode(Run(ticket, plan))
-        for number, rank in self._pool.attached.items():
-            try:
-                rank.steps.send_encoded(data)
-            except ChannelClosed as error:
-                raise RankLost(number, f"its connection ended ({error})") from error
+        for rank in self._pool.attached.values():
+            rank.order(data)
         while True:
             for number, reply in self._pool.poll(_POLL_SECONDS):
                 if reply.ticket != ticket:
                     continue  # to an order of before a loss
                 if isinstance(reply, Failed):
-                    raise self._pool.blame(number, reply.message)
+                    raise RankLost(number, reply.message, is_alive=True)
                 if isinstance(reply, Computed):
                     self._pool.suspects.clear()
                     return reply.result
