@@ -42,6 +42,20 @@ def test_the_ends_are_lighter_when_layers_do_not_divide(num_layers: int, sizes: 
     assert [len(layers) for layers in split_layers(num_layers, len(sizes))] == sizes
 
 
+@pytest.mark.parametrize(
+    ("head_layers", "sizes"),
+    [(0.5, [15, 15]), (1.5, [16, 14]), (4.0, [17, 13]), (8.0, [19, 11]), (3.0, [8, 8, 8, 6]), (99.0, [9, 10, 10, 1])],
+)
+def test_the_stage_with_a_large_head_has_fewer_layers(head_layers: float, sizes: list[int]) -> None:
+    assert [len(layers) for layers in split_layers(30, len(sizes), head_layers)] == sizes
+
+
+def test_half_of_the_heads_weights_count_in_layers(tmp_path: Path) -> None:
+    # A layer: 64 x 64 twice, 32 x 64 twice, 3 x 96 x 64 and two norms of 64; the head: 256 x 64.
+    shape = read_shape(tiny_variant(tmp_path, "llama"))
+    assert shape.head_layers == pytest.approx(0.5 * 16384 / 30848)
+
+
 @given(num_stages=st.integers(1, 40), num_more=st.integers(0, 200))
 def test_every_layer_has_one_stage_and_no_stage_two_layers_more_than_another(num_stages: int, num_more: int) -> None:
     num_layers = num_stages + num_more

@@ -38,7 +38,7 @@ def stage_config(folder: Path | str, num_stages: int = 1, **changes: Any) -> Eng
 
 def load_stages(config: EngineConfig) -> list[LoadedRank]:
     resolved, shape = find_model(config, no_progress)
-    stages = make_stages(shape.num_layers, config.pipeline_parallel_size)
+    stages = make_stages(shape.num_layers, config.pipeline_parallel_size, shape.head_layers)
     return [load_rank(config, resolved, shape, no_progress, stage=stage) for stage in stages]
 
 

@@ -76,9 +76,9 @@ class ModelShape:
         return self.num_kv_heads * self.head_dim
 
     @property
-    def num_parameters(self) -> int:
+    def num_layer_parameters(self) -> int:
         qkv_size = self.query_size + 2 * self.kv_size
-        layer = (
+        return (
             self.hidden_size * qkv_size
             + self.hidden_size * self.query_size  # o
             + self.hidden_size * self.intermediate_size * 3  # gate, up, down
@@ -88,8 +88,17 @@ class ModelShape:
             + (2 * self.intermediate_size + self.hidden_size) * self.mlp_bias
             + 2 * self.head_dim * self.qk_norm
         )
+
+    @property
+    def num_parameters(self) -> int:
         num_embeddings = 1 if self.tie_word_embeddings else 2
-        return layer * self.num_layers + num_embeddings * self.vocab_size * self.hidden_size + self.hidden_size
+        embeddings = num_embeddings * self.vocab_size * self.hidden_size
+        return self.num_layer_parameters * self.num_layers + embeddings + self.hidden_size
+
+    @property
+    def head_layers(self) -> float:
+        """The head's work in layers, by weights. Half of it counts: a prompt's tokens but the last need no head."""
+        return 0.5 * self.vocab_size * self.hidden_size / self.num_layer_parameters
 
     def weight_bytes(self, element_bytes: int) -> int:
         """Bytes of all weights at `element_bytes` each."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 from rayloom_engine.errors import ConfigError
 
@@ -31,25 +31,33 @@ def whole_model(num_layers: int) -> Stage:
     return Stage(0, 1, range(num_layers))
 
 
-def make_stages(num_layers: int, num_stages: int) -> tuple[Stage, ...]:
-    """All stages of a model. Raises ConfigError as `split_layers`."""
-    return tuple(Stage(index, num_stages, layers) for index, layers in enumerate(split_layers(num_layers, num_stages)))
+def make_stages(num_layers: int, num_stages: int, head_layers: float = 0.0) -> tuple[Stage, ...]:
+    """All stages of a model. Arguments and errors as of `split_layers`."""
+    parts = split_layers(num_layers, num_stages, head_layers)
+    return tuple(Stage(index, num_stages, layers) for index, layers in enumerate(parts))
 
 
-def split_layers(num_layers: int, num_stages: int) -> tuple[range, ...]:
-    """The layers of each stage: as even as can be, and the ends are lighter when it is not even.
+def split_layers(num_layers: int, num_stages: int, head_layers: float = 0.0) -> tuple[range, ...]:
+    """The layers of each stage: as even as can be, with the ends lighter when that balances.
 
-    The last stage has the head, a matrix as large as several layers of a small model, so it never gets a layer more
-    than another; the first stage is the next to be spared. Raises ConfigError for more stages than layers.
+    The last stage has the head, whose work is that of `head_layers` layers, so it gets fewer layers where that makes
+    the slowest stage faster, and never more than another; the first stage is the next to be spared. Raises ConfigError
+    for more stages than layers.
     """
     if not 1 <= num_stages <= num_layers:
         raise ConfigError(
             f"pipeline_parallel_size: {num_stages} stages cannot share {num_layers} layers, because each needs one; "
             f"use 1 to {num_layers}"
         )
-    least, num_longer = divmod(num_layers, num_stages)
+    if num_stages == 1:
+        return (range(num_layers),)
+
+    def slowest(num_last: int) -> float:
+        return max(-(-(num_layers - num_last) // (num_stages - 1)), num_last + head_layers)
+
+    num_last = min(range(num_layers // num_stages, 0, -1), key=slowest)
+    least, num_longer = divmod(num_layers - num_last, num_stages - 1)
     longer = [*range(1, num_stages - 1), 0][:num_longer]
-    ends = [0]
-    for index in range(num_stages):
-        ends.append(ends[-1] + least + (index in longer))
+    sizes = [least + (index in longer) for index in range(num_stages - 1)]
+    ends = [0, *accumulate([*sizes, num_last])]
     return tuple(range(start, end) for start, end in pairwise(ends))

@@ -44,7 +44,8 @@ def find_model(config: EngineConfig, progress: Progress) -> tuple[ResolvedModel,
 
 def stage_of(config: EngineConfig, shape: ModelShape, rank: int) -> Stage:
     """The stage that a rank has a part in. Ranks of one stage are neighbours. Raises ConfigError."""
-    return make_stages(shape.num_layers, config.pipeline_parallel_size)[rank // config.tensor_parallel_size]
+    stages = make_stages(shape.num_layers, config.pipeline_parallel_size, shape.head_layers)
+    return stages[rank // config.tensor_parallel_size]
 
 
 def shard_of(config: EngineConfig, rank: int) -> Shard:
