@@ -47,6 +47,15 @@ def test_no_source_file_is_longer_than_400_lines():
     assert {str(path.relative_to(ROOT)): size for path, size in sizes.items() if size > 400} == {}
 
 
+@pytest.mark.parametrize(("project", "budget"), [("engine", 12_000), ("operator", 3_000)])
+def test_a_product_can_be_read_in_a_day(project, budget):
+    """Lines that are not blank, docstrings and comments included: they are read too."""
+    files = (ROOT / project / "src").rglob("*.py")
+    lines = [line for path in files for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+
+    assert 1_000 < len(lines) < budget
+
+
 @pytest.mark.parametrize(
     "module",
     [
