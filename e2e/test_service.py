@@ -315,6 +315,22 @@ def test_one_rank_serves_a_folder_of_the_node(operator: Kubectl, client: Client,
     assert len(service.engine_status()["ranks"]) == 1
 
 
+def test_three_ranks_of_one_pod_say_what_one_rank_says_here(
+    operator: Kubectl, client: Client, namespace: str, expected: list[str]
+) -> None:
+    service = Service(operator, client, namespace, "smollm2-tp3")
+    model = {"source": "builtin://smollm2-135m", "dtype": "float32"}
+    operator.apply(_manifest(ROOT / "examples" / "smollm2-tp3.yaml", namespace, model=model))
+    service.wait_available()
+    assert service.tokens() == expected
+    ranks = service.engine_status()["ranks"]
+    (pod,) = service.pods("worker")
+    assert [(rank["rank"], rank["host"]) for rank in ranks] == [
+        (number, pod["metadata"]["name"]) for number in range(3)
+    ]
+    assert service.get()["status"]["shape"] == "TP3xPP1"
+
+
 def _model_on_the_nodes() -> Path:
     """The embedded model as a folder that every node has at the same path, readable for everybody."""
     from rayloom_engine.models.source import resolve

@@ -125,9 +125,8 @@ def test_every_kind_of_source_is_accepted(source):
         ("spec.model", None, "spec.model: an empty value is not allowed; this must be a map"),
         (
             "spec.parallelism.tensor",
-            2,
-            "spec.parallelism.tensor: 2 is not possible: this version does not split layers: set tensor to 1, "
-            "and pipeline to the number of ranks",
+            0,
+            "spec.parallelism.tensor: 0 is too small; use 1 or more",
         ),
         (
             "spec.replicas",

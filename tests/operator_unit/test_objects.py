@@ -55,6 +55,15 @@ def test_one_worker_pod_for_each_stage_and_none_of_its_ranks_on_the_head():
     assert all(isinstance(value, str) for value in workers["rayStartParams"].values())
 
 
+def test_the_ranks_of_a_stage_share_a_pod_that_has_room_for_them():
+    spec = build(parallelism={"tensor": 3, "pipeline": 2})
+    (workers,) = spec["workerGroupSpecs"]
+
+    assert (workers["replicas"], workers["rayStartParams"]["num-cpus"]) == (2, "3")
+    (worker,) = workers["template"]["spec"]["containers"]
+    assert worker["resources"] == {"requests": {"cpu": "1500m", "memory": "3Gi"}}
+
+
 def test_ray_is_the_first_container_of_the_head_and_the_engine_the_second():
     head, worker = pod_specs(build())
 
@@ -143,7 +152,7 @@ def test_a_file_model_is_mounted_read_only_where_it_is_on_the_node():
         ({"limits": {"memory": "512Mi"}}, {"requests": {"cpu": "500m"}, "limits": {"memory": "512Mi"}}),
     ],
 )
-def test_resources_of_a_rank(given, resources):
+def test_resources_of_a_worker_pod(given, resources):
     assert containers(engine={"resources": given})["ray-worker"]["resources"] == resources
 
 

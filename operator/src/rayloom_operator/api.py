@@ -35,7 +35,6 @@ _SOURCES_IN_WORDS = "hf://ORG/NAME, file:///PATH, " + ", ".join(f"builtin://{nam
 _NAME_PATTERN = "^[a-z]([-a-z0-9]*[a-z0-9])?$"
 # https://kubernetes.io/docs/reference/kubernetes-api/common-definitions/quantity/, without signs and exponents.
 _QUANTITY = r"^[0-9]+(\.[0-9]+)?(m|k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei)?$"
-_TENSOR_IN_WORDS = "this version does not split layers: set tensor to 1, and pipeline to the number of ranks"
 _REPLICAS_IN_WORDS = "this version runs exactly one engine for a service: set replicas to 1"
 
 
@@ -127,14 +126,14 @@ class Model(_Part):
 
 
 class Parallelism(_Part):
-    tensor: Annotated[int, _only_one(_TENSOR_IN_WORDS)] = Field(
+    tensor: int = Field(
         1,
         ge=1,
-        description="Accelerators that share each layer. Only 1 works today.",
-        json_schema_extra=_rules(("self == 1", _TENSOR_IN_WORDS)),
+        le=1024,
+        description="Ranks that share each layer, together in one pod. The model's attention heads must divide by it.",
     )
     pipeline: int = Field(
-        1, ge=1, le=1024, description="Stages that share the layers, one after another; each is a rank in its own pod."
+        1, ge=1, le=1024, description="Stages that share the layers, one after another; each in a pod of its own."
     )
 
     @property
@@ -181,7 +180,7 @@ class Resources(_Part):
     requests: dict[str, Quantity] = Field(
         default_factory=dict,
         description="What a node must have free, by resource name; text such as '500m' or '1Gi'. Left out: cpu 500m, "
-        "memory 1Gi.",
+        "memory 1Gi, times `tensor`.",
     )
     limits: dict[str, Quantity] = Field(
         default_factory=dict, description="What may be used at most, by resource name; text such as '4' or '8Gi'."
@@ -196,7 +195,8 @@ class Engine(_Part):
         "IfNotPresent", description="When a node pulls the image."
     )
     resources: Resources = Field(
-        default_factory=Resources, description="Resources of each rank: of the main container of a worker pod."
+        default_factory=Resources,
+        description="Resources of each worker pod's main container, which runs the `tensor` ranks of a stage.",
     )
     args: EngineArgs = Field(default_factory=EngineArgs, description="Settings of the engine.")
     env: tuple[EnvVar, ...] = Field(

@@ -26,7 +26,8 @@ _NODE_LOSS_SECONDS = 15
 _HEAD_REQUESTS = {"cpu": "200m", "memory": "512Mi"}
 _ENGINE_REQUESTS = {"cpu": "200m", "memory": "512Mi"}
 # No CPU limit by default: a rank is as fast as its node lets it be.
-_RANK_REQUESTS = {"cpu": "500m", "memory": "1Gi"}
+_RANK_CPU_MILLIS = 500
+_RANK_MEMORY_GIB = 1
 # Shared memory counts as the pod's memory; Ray's object store takes 75 MiB of it.
 _SHARED_MEMORY = {"medium": "Memory", "sizeLimit": "512Mi"}
 
@@ -84,7 +85,8 @@ def ray_cluster(service: LLMService, revision: str, image: str) -> Manifest:
                     "groupName": "engine",
                     # KubeRay wants all three, or it takes two thousand million for the last.
                     **dict.fromkeys(("replicas", "minReplicas", "maxReplicas"), service.spec.parallelism.pipeline),
-                    "rayStartParams": _RAY_START | {"num-cpus": "1"},
+                    # One for each rank, whatever the pod may use: this only says how many ranks fit.
+                    "rayStartParams": _RAY_START | {"num-cpus": str(service.spec.parallelism.tensor)},
                     "template": {"metadata": {"labels": labels}, "spec": worker},
                 }
             ],
@@ -141,9 +143,10 @@ def _engine(service: LLMService, group: str, image: str) -> Manifest:
 
 
 def _worker_pod(service: LLMService, group: str, image: str) -> Manifest:
-    given = service.spec.engine.resources
+    given, num_ranks = service.spec.engine.resources, service.spec.parallelism.tensor
+    defaults = {"cpu": f"{_RANK_CPU_MILLIS * num_ranks}m", "memory": f"{_RANK_MEMORY_GIB * num_ranks}Gi"}
     # Kubernetes takes a limit as the request where none is given, and refuses a request above its limit.
-    defaults = {name: value for name, value in _RANK_REQUESTS.items() if name not in given.limits}
+    defaults = {name: value for name, value in defaults.items() if name not in given.limits}
     resources: Manifest = {"requests": defaults | given.requests}
     if given.limits:
         resources["limits"] = given.limits
