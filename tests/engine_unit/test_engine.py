@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from rayloom_engine.core.step import StepPlan, StepResult
-from rayloom_engine.engine import Engine
+from rayloom_engine.engine import Engine, LocalExecutor
 from rt_scheduler import SimulatedRank, expected_ids, ids_of, make_scheduler, make_sequence
 
 
@@ -25,9 +26,10 @@ class FlakyRank(SimulatedRank):
         return result
 
 
+@pytest.mark.parametrize("depth", [1, 2, 3])
 @pytest.mark.parametrize("fail_at", [1, 2, 3, 5])
-def test_after_an_interrupted_step_sequences_go_on_or_can_be_aborted(fail_at: int) -> None:
-    engine = Engine(make_scheduler(), FlakyRank(fail_at))
+def test_after_an_interrupted_step_sequences_go_on_or_can_be_aborted(fail_at: int, depth: int) -> None:
+    engine = Engine(make_scheduler(depth=depth), LocalExecutor(FlakyRank(fail_at)))
     for request_id, prompt in (("a", range(10)), ("b", (4, 5)), ("gone", (6, 7))):
         engine.add(make_sequence(request_id, prompt, max_tokens=6))
     outputs = []
@@ -46,7 +48,7 @@ def test_after_an_interrupted_step_sequences_go_on_or_can_be_aborted(fail_at: in
 
 def test_a_probe_is_a_token_that_nobody_else_sees() -> None:
     times = iter(range(100))
-    engine = Engine(make_scheduler(), SimulatedRank(), clock=lambda: float(next(times)))
+    engine = Engine(make_scheduler(), LocalExecutor(SimulatedRank()), clock=lambda: float(next(times)))
     assert engine.last_token_at is None
     engine.add_probe()
     assert engine.step() == []
@@ -56,8 +58,48 @@ def test_a_probe_is_a_token_that_nobody_else_sees() -> None:
 
 
 def test_a_resume_that_was_complete_is_finished_at_once() -> None:
-    engine = Engine(make_scheduler(), SimulatedRank())
+    engine = Engine(make_scheduler(), LocalExecutor(SimulatedRank()))
     output = engine.add(make_sequence("a", (1, 2), max_tokens=2, generated_ids=(7, 8)), is_resume=True)
     assert output is not None
     assert (output.finish_reason, output.token_ids) == ("length", ())
+    assert not engine.has_unfinished
+
+
+class SlowExecutor(LocalExecutor):
+    """Takes 10 s to hand out a result, of which the last stage computed 4."""
+
+    def __init__(self, now: list[float]) -> None:
+        super().__init__(SimulatedRank())
+        self._now = now
+
+    def submit(self, plan: StepPlan) -> None:
+        self._now[0] += 1.0
+        super().submit(plan)
+
+    def collect(self) -> StepResult:
+        self._now[0] += 10.0
+        return msgspec.structs.replace(super().collect(), forward_s=3.0, sample_s=1.0)
+
+
+@pytest.mark.parametrize(("depth", "host_seconds"), [(1, 2 * (1.0 + 6.0)), (2, 2 * 1.0)])
+def test_waiting_for_other_stages_is_not_time_of_the_host(depth: int, host_seconds: float) -> None:
+    now = [0.0]
+    engine = Engine(make_scheduler(depth=depth), SlowExecutor(now), clock=lambda: now[0])
+    engine.add(make_sequence("a", (1, 2), max_tokens=2))
+    while engine.has_unfinished:
+        engine.step()
+    stats = engine.stats()
+    assert (stats.num_steps, stats.step_tokens, stats.forward_seconds) == (2, 3, 6.0)
+    assert stats.host_seconds == host_seconds
+
+
+def test_the_result_of_an_aborted_sequence_is_still_collected() -> None:
+    engine = Engine(make_scheduler(depth=2), LocalExecutor(SimulatedRank()))
+    engine.add(make_sequence("a", (1, 2)))
+    engine.add(make_sequence("b", (3, 4)))
+    outputs = [engine.step(), engine.step()]  # both are in flight now, each in a step of its own
+    assert (engine.scheduler.num_in_flight, [len(part) for part in outputs]) == (1, [2, 1])
+    assert engine.abort("a") and engine.abort("b")
+    assert engine.has_unfinished
+    assert engine.step() == []
     assert not engine.has_unfinished

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from rayloom_engine.core.decoding import DecodingParams
-from rayloom_engine.core.step import NewSlot, StepPlan
+from rayloom_engine.core.step import NewSlot, StepPlan, StepResult
 from rayloom_engine.errors import ConfigError, ModelError, RankLost
 from rayloom_engine.models.progress import no_progress
 from rayloom_engine.protocol.channel import Channel, ChannelClosed, dial
@@ -53,6 +53,11 @@ class Ranks:
 @pytest.fixture
 def ranks() -> Iterator[Ranks]:
     yield Ranks()
+
+
+def _run(executor: RemoteExecutor, plan: StepPlan) -> StepResult:
+    executor.submit(plan)
+    return executor.collect()
 
 
 def _kinds(rank: FakeRank) -> list[str]:
@@ -104,6 +109,7 @@ def test_a_rank_that_dies_while_they_meet_is_replaced_and_the_other_is_kept(rank
     assert epoch == 1, "an epoch begins only when all have met"
     assert [(fence.rank, fence.incarnation) for fence in launcher.fences] == [(1, 1)]
     assert _kinds(survivor) == ["OpenStore", "Join", "OpenStore", "Join", "Allocate"]
+    wait_until(lambda: bool(replacements), 5.0, lambda: "the launcher's thread has not come back")
     assert _kinds(replacements[0]) == ["Join", "Allocate"]
 
 
@@ -206,7 +212,7 @@ def test_a_rank_that_takes_nothing_does_not_stop_the_core() -> None:
     ranks.pool.attached[0].steps.send(Run(0, StepPlan(step_id=0, epoch=1)))  # it is busy from here on
     began = time.monotonic()
     with pytest.raises(RankLost, match="rank 0"):
-        executor.run(StepPlan(step_id=1, epoch=1, new_slots=(new,)))
+        _run(executor, StepPlan(step_id=1, epoch=1, new_slots=(new,)))
     stuck.set()
     assert time.monotonic() - began < 30.0
 
@@ -221,7 +227,7 @@ def test_a_plan_goes_to_all_and_the_last_answers(ranks: Ranks) -> None:
     first, second = ranks.start(0), ranks.start(1)
     ranks.assemble()
     plan = StepPlan(step_id=7, epoch=1)
-    assert RemoteExecutor(ranks.pool).run(plan) == result_of(plan)
+    assert _run(RemoteExecutor(ranks.pool), plan) == result_of(plan)
     wait_until(lambda: len(first.orders) == 4, 5.0, lambda: str(first.orders))
     assert isinstance(first.orders[-1], Run) and first.orders[-1].plan == plan
     assert isinstance(second.orders[-1], Run)
@@ -235,7 +241,49 @@ def test_an_answer_from_before_a_loss_is_not_taken_for_a_new_one(ranks: Ranks) -
     ranks.start(0)
     second = ranks.start(1, answer=also_answers_the_last_one)
     ranks.assemble()
-    assert RemoteExecutor(ranks.pool).run(StepPlan(step_id=7, epoch=1)).step_id == 7
+    assert _run(RemoteExecutor(ranks.pool), StepPlan(step_id=7, epoch=1)).step_id == 7
+
+
+def test_results_of_several_plans_come_in_the_order_of_the_plans(ranks: Ranks) -> None:
+    first, _ = ranks.start(0), ranks.start(1)
+    ranks.assemble()
+    executor = RemoteExecutor(ranks.pool)
+    for step_id in (1, 2):
+        executor.submit(StepPlan(step_id=step_id, epoch=1))
+    wait_until(lambda: len(first.orders) == 5, 5.0, lambda: str(first.orders))
+    assert executor.collect().step_id == 1
+    executor.submit(StepPlan(step_id=3, epoch=1))
+    assert [executor.collect().step_id for _ in range(2)] == [2, 3]
+
+
+def test_a_failure_in_a_later_plan_is_heard_while_the_oldest_is_waited_for(ranks: Ranks) -> None:
+    def fails_in_step_2(order: object) -> Failed | None:
+        is_second = isinstance(order, Run) and order.plan.step_id == 2
+        return Failed(order.ticket, "rank", "ValueError: broken") if is_second else None
+
+    never = threading.Event()
+    ranks.start(0, answer=fails_in_step_2)
+    ranks.start(1, answer=lambda order: isinstance(order, Run) and never.wait(60.0) and None)
+    ranks.assemble()
+    executor = RemoteExecutor(ranks.pool)
+    for step_id in (1, 2):
+        executor.submit(StepPlan(step_id=step_id, epoch=1))
+    with pytest.raises(RankLost, match="rank 0: ValueError: broken"):
+        executor.collect()
+    never.set()
+
+
+def test_what_was_in_flight_at_a_loss_is_not_taken_for_a_new_result(ranks: Ranks) -> None:
+    ranks.start(0)
+    ranks.start(1)
+    ranks.assemble()
+    executor = RemoteExecutor(ranks.pool)
+    for step_id in (1, 2):
+        executor.submit(StepPlan(step_id=step_id, epoch=1))
+    assert executor.collect().step_id == 1
+    executor.forget_all()
+    ranks.assemble(is_rebuild=True)
+    assert _run(executor, StepPlan(step_id=3, epoch=2)).step_id == 3
 
 
 def test_a_peer_that_is_gone_is_blamed_before_the_rank_that_complains(ranks: Ranks) -> None:
@@ -250,7 +298,7 @@ def test_a_peer_that_is_gone_is_blamed_before_the_rank_that_complains(ranks: Ran
     ranks.start(1, answer=complains)
     ranks.assemble()
     with pytest.raises(RankLost, match="rank 1: RuntimeError: connection closed") as complaint:
-        RemoteExecutor(ranks.pool).run(StepPlan(step_id=1, epoch=1))
+        _run(RemoteExecutor(ranks.pool), StepPlan(step_id=1, epoch=1))
     blamed = assembly.let_go(ranks.pool, complaint.value)
     assert (blamed.rank, blamed.is_alive) == (0, False)
     assert (list(ranks.pool.attached), ranks.pool.suspects) == ([1], set())
@@ -264,7 +312,7 @@ def test_a_rank_that_fails_alone_is_used_again(ranks: Ranks) -> None:
     ranks.start(1, answer=fails)
     ranks.assemble()
     with pytest.raises(RankLost, match="rank 1: ValueError: broken") as lost:
-        RemoteExecutor(ranks.pool).run(StepPlan(step_id=1, epoch=1))
+        _run(RemoteExecutor(ranks.pool), StepPlan(step_id=1, epoch=1))
     assert lost.value.is_alive
 
 

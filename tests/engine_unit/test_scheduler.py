@@ -19,7 +19,7 @@ def _advance(scheduler, rank, num=1):
     for _ in range(num):
         plan = scheduler.schedule()
         scheduler.check_integrity()
-        scheduler.update(plan, rank.run(plan))
+        scheduler.update(rank.run(plan))
         scheduler.check_integrity()
         plans.append(plan)
     return plans
@@ -250,7 +250,7 @@ def test_prompt_logprobs_are_gathered_over_chunks_and_come_with_the_first_token(
         parts = (PromptLogprobs(step.slot, step.start + 1, entries),) if entries else ()
         result = rank.run(plan)
         result = StepResult(step_id=result.step_id, epoch=result.epoch, sampled=result.sampled, prompt_logprobs=parts)
-        seen += [[entry.token_id for entry in output.prompt_logprobs] for output in scheduler.update(plan, result)]
+        seen += [[entry.token_id for entry in output.prompt_logprobs] for output in scheduler.update(result)]
     assert seen == [list(range(1, 10)), []]
 
 
@@ -259,4 +259,4 @@ def test_a_plan_is_refused_after_another_epoch() -> None:
     scheduler.add(make_sequence("a"))
     plan = scheduler.schedule()
     with pytest.raises(AssertionError):
-        scheduler.update(plan, StepResult(step_id=plan.step_id, epoch=plan.epoch + 1))
+        scheduler.update(StepResult(step_id=plan.step_id, epoch=plan.epoch + 1))

@@ -1,4 +1,5 @@
-"""Random histories: whatever arrives, forks, aborts or runs short of blocks, these hold after every step.
+"""Random histories: whatever arrives, forks, aborts or runs short of blocks, these hold after every step, with one plan
+in flight or several.
 
 - nothing leaks: at the end every block and slot is free
 - nothing starves: every request that is not aborted finishes, with exactly the ids that it would get alone
@@ -8,6 +9,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
 
 from hypothesis import given, settings
@@ -47,9 +49,19 @@ ARRIVALS = st.lists(
 
 
 @settings(max_examples=400, deadline=None, print_blob=True)
-@given(arrivals=ARRIVALS, num_blocks=st.integers(9, 24), budget=st.integers(1, 20), max_num_seqs=st.integers(1, 5))
-def test_every_history_ends_with_the_right_tokens_and_empty_books(arrivals, num_blocks, budget, max_num_seqs) -> None:
-    scheduler = make_scheduler(num_blocks, max_num_batched_tokens=budget, max_num_seqs=max_num_seqs)
+@given(
+    arrivals=ARRIVALS,
+    num_blocks=st.integers(9, 24),
+    budget=st.integers(1, 20),
+    max_num_seqs=st.integers(1, 5),
+    depth=st.integers(1, 3),
+    collects=st.lists(st.booleans(), min_size=1, max_size=12),
+)
+def test_every_history_ends_with_the_right_tokens_and_empty_books(
+    arrivals, num_blocks, budget, max_num_seqs, depth, collects
+) -> None:
+    scheduler = make_scheduler(num_blocks, max_num_batched_tokens=budget, max_num_seqs=max_num_seqs, depth=depth)
+    in_flight = deque()
     rank = SimulatedRank()
     outputs = []
     expected: dict[str, list[int]] = {}
@@ -82,18 +94,21 @@ def test_every_history_ends_with_the_right_tokens_and_empty_books(arrivals, num_
             if at_step == step and scheduler.abort(request_id):
                 aborted.add(request_id)
         scheduler.check_integrity()
-        plan = scheduler.schedule()
+        may_collect = collects[step % len(collects)] and in_flight
+        plan = None if may_collect else scheduler.schedule()
         if plan is not None:
             assert plan.num_tokens <= budget
             assert len(plan.slots) <= max_num_seqs
             assert len({slot.slot for slot in plan.slots}) == len(plan.slots)
-            scheduler.check_integrity()
-            outputs += scheduler.update(plan, rank.run(plan))
-            scheduler.check_integrity()
+            in_flight.append(plan)
+            assert len(in_flight) <= depth
+        elif in_flight:
+            outputs += scheduler.update(rank.run(in_flight.popleft()))
         else:
             assert not scheduler.has_unfinished, "work left, but nothing was scheduled"
+        scheduler.check_integrity()
         step += 1
-        assert step < 3000, "starved"
+        assert step < 6000, "starved"
     for request_id, ids in expected.items():
         got = ids_of(outputs, request_id)
         assert got == (ids[: len(got)] if request_id in aborted else ids)

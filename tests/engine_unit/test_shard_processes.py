@@ -41,7 +41,7 @@ def test_shards_say_what_one_rank_says(variant: str, ranks: RankProcesses, tmp_p
         ranks.load(stage_config(folder, pipeline, tensor_parallel_size=tensor))
         epoch = next(_epochs)
         ranks.join(epoch)
-        got = answers(make_engine(ranks, epoch), vocab_size)
+        got = answers(make_engine(ranks, epoch, depth=pipeline), vocab_size)
         assert ids_by_request(got) == ids_by_request(expected), (tensor, pipeline)
         values, right = (
             [entry.logprob for part in outputs["logprobs"] for entry in part.prompt_logprobs]

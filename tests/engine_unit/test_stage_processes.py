@@ -1,4 +1,7 @@
-"""Pipeline stages in processes of their own, over gloo: the tokens of one process, also after a loss of the group."""
+"""Pipeline stages in processes of their own, over gloo, two steps in flight: the tokens of one process with one step.
+
+Also after a loss of the group.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +45,7 @@ def test_a_group_that_is_left_and_joined_anew_says_the_same(
         port, read = stages.join(epoch)
         ports.add(port)
         bytes_read.append(read)
-        assert ids_by_request(answers(make_engine(stages, epoch))) == expected
+        assert ids_by_request(answers(make_engine(stages, epoch, depth=2))) == expected
     assert len(ports) == 3
     assert bytes_read[1:] == bytes_read[:1] * 2, "a rebuild must not read weights again"
 
@@ -52,7 +55,7 @@ def test_after_a_rank_was_killed_the_other_keeps_its_weights_and_no_token_change
     lost: int, stages: RankProcesses, expected: dict[str, list[int]]
 ) -> None:
     _, before = stages.join(1)
-    engine = make_engine(_DiesAtStep(stages, lost, at_step=7))
+    engine = make_engine(_DiesAtStep(stages, lost, at_step=7), depth=2)
     outputs = answers_across_a_loss(engine, stages)
     assert ids_by_request(outputs) == expected
     assert stages.join(3)[1] == before
@@ -63,7 +66,7 @@ def test_a_meeting_that_nobody_came_to_can_be_repeated(stages: RankProcesses, ex
     with pytest.raises(RuntimeError):
         stages.ask(0, "join", port, 1, 1.0)
     stages.join(2)
-    assert ids_by_request(answers(make_engine(stages, 2))) == expected
+    assert ids_by_request(answers(make_engine(stages, 2, depth=2))) == expected
 
 
 def test_the_interface_is_the_one_that_leads_to_the_host() -> None:
@@ -87,16 +90,19 @@ class _DiesAtStep:
         self._at_step = at_step
         self._num_steps = 0
 
-    def run(self, plan):
+    def submit(self, plan):
         self._num_steps += 1
         if self._num_steps == self._at_step:
             process = self._stages.processes[self._lost]
             os.kill(process.pid, signal.SIGKILL)
             process.join(10.0)
-        return self._stages.run(plan)
+        self._stages.submit(plan)
+
+    def collect(self):
+        return self._stages.collect()
 
     def forget_all(self) -> None:
-        pass
+        self._stages.forget_all()
 
 
 def answers_across_a_loss(engine, stages: RankProcesses):

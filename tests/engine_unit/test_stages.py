@@ -97,7 +97,7 @@ def test_stages_say_what_the_whole_model_says(variant: str, num_stages: int, tmp
     folder = tiny_checkpoint(tmp_path, architecture, **{**overrides, "num_hidden_layers": 4})
     whole = make_engine(StagesInARow(load_stages(stage_config(folder))))
     expected = answers(whole)
-    engine = make_engine(StagesInARow(load_stages(stage_config(folder, num_stages))))
+    engine = make_engine(StagesInARow(load_stages(stage_config(folder, num_stages))), depth=num_stages)
     got = answers(engine)
     assert ids_by_request(got) == ids_by_request(expected)
     assert all(len(ids) == 20 for ids in ids_by_request(got).values())

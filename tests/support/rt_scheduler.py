@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections import deque
 from collections.abc import Sequence as SequenceOf
 
 from rayloom_engine.core.decoding import DecodingParams
@@ -95,15 +96,18 @@ class SimulatedRank:
 
 
 def run_to_end(scheduler: Scheduler, rank: SimulatedRank, max_steps: int = 10_000) -> list[SequenceOutput]:
-    """Steps until nothing is left, with the books checked after every step."""
+    """Steps until nothing is left, as many in flight as may be, with the books checked after every step."""
     outputs: list[SequenceOutput] = []
+    in_flight: deque[StepPlan] = deque()
     for _ in range(max_steps):
         plan = scheduler.schedule()
-        if plan is None:
+        if plan is not None:
+            in_flight.append(plan)
+        elif in_flight:
+            outputs += scheduler.update(rank.run(in_flight.popleft()))
+        else:
             assert not scheduler.has_unfinished, "work left, but nothing was scheduled"
             return outputs
-        scheduler.check_integrity()
-        outputs += scheduler.update(plan, rank.run(plan))
         scheduler.check_integrity()
     raise AssertionError(f"not finished after {max_steps} steps")
 

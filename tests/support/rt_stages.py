@@ -18,7 +18,7 @@ from rayloom_engine.core.decoding import DecodingParams
 from rayloom_engine.core.scheduler import Scheduler, SchedulerConfig
 from rayloom_engine.core.sequence import Sequence, SequenceOutput
 from rayloom_engine.core.step import StepPlan, StepResult
-from rayloom_engine.engine import Engine, Executor
+from rayloom_engine.engine import Engine, Executor, LocalExecutor
 from rayloom_engine.models.progress import no_progress
 from rayloom_engine.models.stage import make_stages
 from rayloom_engine.worker.loaded_rank import LoadedRank
@@ -59,7 +59,10 @@ class QueueLink:
 
 
 class StagesInARow:
-    """Runs every plan on each stage in turn. The last one's result counts; the others must say nothing but times."""
+    """Runs every plan on each stage in turn. The last one's result counts; the others must say nothing but times.
+
+    A rank of this process, as the engine sees it: give it to a LocalExecutor.
+    """
 
     def __init__(self, ranks: list[LoadedRank], epoch: int = EPOCH) -> None:
         queues: list[deque[torch.Tensor]] = [deque() for _ in range(len(ranks) + 1)]
@@ -81,8 +84,10 @@ class StagesInARow:
             runner.forget_all()
 
 
-def make_engine(executor: Executor, epoch: int = EPOCH) -> Engine:
+def make_engine(executor: Executor | StagesInARow, epoch: int = EPOCH, depth: int = 1) -> Engine:
     """An engine with so few blocks and so small a budget that chunks, preemption and resumes happen."""
+    if isinstance(executor, StagesInARow):
+        executor = LocalExecutor(executor)
     config = SchedulerConfig(
         num_blocks=NUM_BLOCKS,
         block_size=16,
@@ -90,6 +95,7 @@ def make_engine(executor: Executor, epoch: int = EPOCH) -> Engine:
         max_num_batched_tokens=24,
         max_model_len=64,
         max_queued=100,
+        depth=depth,
     )
     return Engine(Scheduler(config, epoch), executor)
 
@@ -125,13 +131,14 @@ def ids_by_request(outputs: dict[str, list[SequenceOutput]]) -> dict[str, list[i
 
 
 class RankProcesses:
-    """A process for each rank. An executor once `join` was called; `run` raises when a rank says that it failed."""
+    """A process for each rank. An executor once `join` was called; raises when a rank says that it failed."""
 
     def __init__(self, config: EngineConfig) -> None:
         self._config = config
         self._context = multiprocessing.get_context("spawn")
         self.processes: dict[int, Any] = {}
         self._connections: dict[int, Connection] = {}
+        self._num_submitted = 0
         for rank in range(config.world_size):
             self.start(rank)
 
@@ -158,24 +165,39 @@ class RankProcesses:
         port = int(self.ask(0, "open_store"))
         return port, self._ask(range(self._config.world_size), "join", port, epoch, 30.0)
 
-    def run(self, plan: StepPlan) -> StepResult:
+    def submit(self, plan: StepPlan) -> None:
+        self._tell(range(self._config.world_size), "run", plan)
+        self._num_submitted += 1
+
+    def collect(self) -> StepResult:
         """The result of the one rank that answers; the others must say nothing but times."""
-        told = self._ask(range(self._config.world_size), "run", plan)
+        self._num_submitted -= 1
+        told = self._replies(range(self._config.world_size), "run")
         assert not any(result.sampled or result.prompt_logprobs for answers, result in told if not answers)
         (result,) = (result for answers, result in told if answers)
         assert isinstance(result, StepResult)
         return result
 
     def forget_all(self) -> None:
-        """A rebuild follows, and new runners have empty slots."""
+        """Takes the answers to what is in flight. A rebuild follows, and new runners have empty slots."""
+        for _ in range(self._num_submitted):
+            with contextlib.suppress(RuntimeError):
+                self._replies(range(self._config.world_size), "run")
+        self._num_submitted = 0
 
     def ask(self, rank: int, what: str, *details: object) -> Any:
         return self._ask([rank], what, *details)[0]
 
     def _ask(self, ranks: Any, what: str, *details: object) -> list[Any]:
+        self._tell(ranks, what, *details)
+        return self._replies(ranks, what)
+
+    def _tell(self, ranks: Any, what: str, *details: object) -> None:
         for rank in ranks:
             with contextlib.suppress(BrokenPipeError):  # it is dead, and receiving says so
                 self._connections[rank].send((what, *details))
+
+    def _replies(self, ranks: Any, what: str) -> list[Any]:
         replies = [self._answer(rank, what) for rank in ranks]  # of all, so that none is left in a connection
         for reply in replies:
             if isinstance(reply, Exception):
@@ -231,7 +253,8 @@ def _rank_process(config: EngineConfig, number: int, connection: Connection) -> 
         return rank.num_bytes_read
 
     def run(plan: StepPlan) -> tuple[bool, StepResult]:
-        assert runner is not None
+        if runner is None:
+            raise RuntimeError("the step before failed")
         return runner.answers, runner.run(plan)
 
     calls: dict[str, Callable[..., Any]] = {"load": load, "open_store": open_a_store, "join": join, "run": run}

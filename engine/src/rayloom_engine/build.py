@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from rayloom_engine.config import BLOCK_SIZE, EngineConfig
 from rayloom_engine.core.scheduler import Scheduler, SchedulerConfig
-from rayloom_engine.engine import Engine, Executor
+from rayloom_engine.engine import Engine, Executor, LocalExecutor
 from rayloom_engine.models.progress import Progress
 from rayloom_engine.models.shape import ModelShape
 from rayloom_engine.models.source import ResolvedModel
@@ -33,7 +33,9 @@ def build_found_engine(
     """`build_engine` for a model that is found already."""
     rank, runner = start_rank(config, resolved, shape, epoch, progress)
     return BuiltEngine(
-        engine=engine_on(config, runner, rank.kv.num_blocks, rank.kv.max_model_len, rank.num_step_tokens, epoch),
+        engine=engine_on(
+            config, LocalExecutor(runner), rank.kv.num_blocks, rank.kv.max_model_len, rank.num_step_tokens, epoch
+        ),
         model=ModelStatus(
             path=str(resolved.path),
             architecture=shape.architecture,
@@ -63,6 +65,7 @@ def engine_on(
             max_model_len=max_model_len,
             max_queued=config.max_queued_requests,
             enable_prefix_caching=config.enable_prefix_caching,
+            depth=config.pipeline_parallel_size,  # one step for each stage
         ),
         epoch,
     )

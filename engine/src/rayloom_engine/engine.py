@@ -1,8 +1,9 @@
-"""The engine: a scheduler and an executor, one step at a time. No sockets, no threads: the shells have those."""
+"""The engine: a scheduler and an executor, step by step. No sockets, no threads: the shells have those."""
 
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
@@ -17,12 +18,41 @@ _PROBE_PREFIX = "probe/"  # no other id begins so: the core prefixes its own wit
 
 
 class Executor(Protocol):
-    """Runs plans on all ranks. `run` returns the result of the last stage, or raises when a rank is lost."""
+    """Runs plans on all ranks, in order. Every method but the last raises when a rank is lost."""
+
+    def submit(self, plan: StepPlan) -> None: ...
+
+    def collect(self) -> StepResult:
+        """The last stage's result of the oldest plan that was submitted and not collected; waits for it."""
+
+    def forget_all(self) -> None:
+        """Drops what was submitted and empties every slot of every rank."""
+
+
+class Rank(Protocol):
+    """One rank of this process, as `worker.runner.Runner`."""
 
     def run(self, plan: StepPlan) -> StepResult: ...
 
+    def forget_all(self) -> None: ...
+
+
+class LocalExecutor:
+    """Implements Executor with the only rank. It computes a plan when its result is asked for."""
+
+    def __init__(self, rank: Rank) -> None:
+        self._rank = rank
+        self._plans: deque[StepPlan] = deque()
+
+    def submit(self, plan: StepPlan) -> None:
+        self._plans.append(plan)
+
+    def collect(self) -> StepResult:
+        return self._rank.run(self._plans.popleft())
+
     def forget_all(self) -> None:
-        """Empties every slot of every rank."""
+        self._plans.clear()
+        self._rank.forget_all()
 
 
 @dataclass(slots=True)
@@ -33,7 +63,7 @@ class StepTimes:
     num_tokens: int = 0
     forward: float = 0.0
     sample: float = 0.0
-    host: float = 0.0  # everything else in a step: scheduling, preparing, booking
+    host: float = 0.0  # everything else in a step: scheduling, preparing, booking; never the wait for another step
 
 
 class Engine:
@@ -78,28 +108,33 @@ class Engine:
         )
 
     def step(self) -> list[SequenceOutput]:
-        """Runs one step and returns what it brought; empty when there was nothing to do."""
+        """Submits the steps that may be in flight and returns what the oldest brought; empty without any."""
+        times = self.times
         started = self._clock()
-        plan = self.scheduler.schedule()
-        if plan is None:
-            return []
         try:
-            result = self._executor.run(plan)
+            while (plan := self.scheduler.schedule()) is not None:
+                self._executor.submit(plan)
+                times.num_tokens += plan.num_tokens
+            if self.scheduler.num_in_flight == 0:
+                return []
+            asked = self._clock()
+            result = self._executor.collect()
+            waited = self._clock() - asked
         except BaseException:
             # Also an interrupt: slots and blocks may be in any state, so they start afresh. The sequences are kept.
             self._executor.forget_all()
             self.scheduler.forget_ranks()
             raise
-        outputs = self.scheduler.update(plan, result)
+        outputs = self.scheduler.update(result)
         now = self._clock()
         if result.sampled:
             self.last_token_at = now
-        times = self.times
         times.num_steps += 1
-        times.num_tokens += plan.num_tokens
         times.forward += result.forward_s
         times.sample += result.sample_s
-        times.host += now - started - result.forward_s - result.sample_s
+        # With several steps in flight the wait is for other stages and steps too, and ranks compute while nobody waits.
+        is_alone = self.scheduler.config.depth == 1
+        times.host += now - started - (result.forward_s + result.sample_s if is_alone else waited)
         return [output for output in outputs if not output.request_id.startswith(_PROBE_PREFIX)]
 
     def stats(self) -> SchedulerStats:

@@ -106,6 +106,8 @@ class RankServer:
             finally:
                 control.close()
                 steps.close()
+                if self._rank is not None:
+                    self._leave()  # frees peers that wait for a part of a step whose order this rank never got
             # A core that has a newer start of this rank hangs up at once: then it is not ours.
             if self._had_order or time.monotonic() - dialled_at > _OWN_SECONDS:
                 self._core_seen_at = time.monotonic()
@@ -208,7 +210,8 @@ class RankServer:
         assert self._rank is not None, "an order to a rank that could not load"
         match order:
             case Run(ticket, plan):
-                assert self._runner is not None, "a plan before the memory is there"
+                if self._runner is None:
+                    return None  # ordered before the core heard that the step before it had failed here
                 self._progress("step", 0, 0, "")
                 result = self._runner.run(plan)
                 self._num_steps += 1

@@ -8,18 +8,24 @@ A step, in order:
   2. waiting sequences, if nothing was preempted: prefix lookup or fork, then admission
 When blocks run out the newest, least urgent running sequence is preempted: its blocks go back and it waits again.
 
-With one plan in flight, `schedule` and `update` alternate.
+Up to `depth` plans are in flight, one for each pipeline stage. Ranks run plans in order, so a plan may build on those
+before it: the next chunk of a prompt follows the last one, a fork or a prefix hit reads blocks that are being written,
+and blocks of an aborted sequence are given to another. What a plan cannot build on is a token that is still to be
+chosen: a sequence that samples is left out until its result is booked. Decodes therefore form `depth` groups that take
+turns, and no group is larger than its share, so that they stay equal while sequences come and go.
 """
 
 from __future__ import annotations
 
 from bisect import insort
+from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from rayloom_engine.core.block_pool import BlockPool
+from rayloom_engine.core.draft import Draft, InFlight, fair_share
 from rayloom_engine.core.sequence import Sequence, SequenceOutput, SequenceState
-from rayloom_engine.core.step import NewSlot, SlotStep, StepPlan, StepResult
+from rayloom_engine.core.step import StepPlan, StepResult
 from rayloom_engine.errors import QueueFull, RequestError
 
 
@@ -32,6 +38,7 @@ class SchedulerConfig:
     max_model_len: int  # tokens of a sequence, prompt included; always fits the pool
     max_queued: int  # waiting sequences; more are refused
     enable_prefix_caching: bool = True
+    depth: int = 1  # plans in flight at most
 
     def __post_init__(self) -> None:
         assert self.max_model_len <= self.num_blocks * self.block_size, "the longest sequence must fit the pool"
@@ -48,16 +55,6 @@ class Counters:
     generation_tokens: int = 0
 
 
-@dataclass(slots=True)
-class _Draft:
-    """A plan being made."""
-
-    budget: int
-    num_tokens: dict[Sequence, int] = field(default_factory=dict)  # what each scheduled sequence computes
-    copies: dict[Sequence, tuple[int, int]] = field(default_factory=dict)
-    num_preempted: int = 0
-
-
 class Scheduler:
     def __init__(self, config: SchedulerConfig, epoch: int = 0) -> None:
         self.config = config
@@ -71,7 +68,7 @@ class Scheduler:
         self._slots_to_free: list[int] = []  # the ranks learn of them with the next plan
         self._next_number = 0
         self._step_id = 0
-        self._in_flight: StepPlan | None = None
+        self._in_flight: deque[InFlight] = deque()  # oldest first
 
     # --- what the engine asks for ---
 
@@ -84,8 +81,14 @@ class Scheduler:
         return len(self._waiting)
 
     @property
+    def num_in_flight(self) -> int:
+        """Plans that have no result yet."""
+        return len(self._in_flight)
+
+    @property
     def has_unfinished(self) -> bool:
-        return bool(self._sequences)
+        """Whether a sequence is not complete, or a result is still to come."""
+        return bool(self._sequences or self._in_flight)
 
     def add(self, sequence: Sequence, is_resume: bool = False) -> None:
         """Accepts a sequence into the queue.
@@ -112,8 +115,10 @@ class Scheduler:
         self.counters.prompt_tokens += sequence.num_prompt_tokens
 
     def abort(self, request_id: str) -> bool:
-        """Forgets a sequence and gives its blocks back at once. False when it is unknown or finished already."""
-        assert self._in_flight is None, "abort between steps only"
+        """Forgets a sequence and gives its blocks back at once, also while it is in flight: its result is dropped.
+
+        False when it is unknown or finished already.
+        """
         sequence = self._sequences.get(request_id)
         if sequence is None:
             return False
@@ -121,31 +126,46 @@ class Scheduler:
         return True
 
     def schedule(self) -> StepPlan | None:
-        """The next step, or None when there is nothing to do. The blocks it needs are allocated."""
-        assert self._in_flight is None, "the last plan has no result yet"
-        draft = _Draft(budget=self.config.max_num_batched_tokens)
+        """The next step, or None when nothing can be done now. The blocks it needs are allocated.
+
+        None with plans in flight means that their results must come first.
+        """
+        depth = self.config.depth
+        if len(self._in_flight) == depth:
+            return None
+        num_decoding = sum(1 for s in self._running if s.num_tokens - s.num_computed <= 1)
+        draft = Draft(
+            budget=fair_share(self._num_tokens_ahead(), depth, self.config.max_num_batched_tokens),
+            max_decodes=-(-num_decoding // depth),
+        )
         self._schedule_running(draft)
-        if draft.num_preempted == 0:
+        if not draft.is_short:
             self._schedule_waiting(draft)
         if not draft.num_tokens:
             return None
-        self._in_flight = self._commit(draft)
-        return self._in_flight
+        freed_slots, self._slots_to_free = tuple(self._slots_to_free), []
+        self._step_id += 1
+        plan = draft.to_plan(self._step_id, self.epoch, freed_slots)
+        for sequence in draft.num_tokens:
+            self._register_full_blocks(sequence)
+        self._in_flight.append(InFlight(plan, {s.slot: s for s in draft.num_tokens if s.slot is not None}))
+        return plan
 
-    def update(self, plan: StepPlan, result: StepResult) -> list[SequenceOutput]:
-        """Books the result of `plan`: appends the sampled ids, finishes what is complete."""
-        assert plan is self._in_flight, "a result for a plan that is not in flight"
-        assert (result.step_id, result.epoch) == (plan.step_id, plan.epoch)
-        self._in_flight = None
-        slot_to_sequence = {sequence.slot: sequence for sequence in self._running}
+    def update(self, result: StepResult) -> list[SequenceOutput]:
+        """Books the result of the oldest plan in flight: appends the sampled ids, finishes what is complete."""
+        plan, sequences = self._in_flight[0].plan, self._in_flight[0].sequences
+        assert (result.step_id, result.epoch) == (plan.step_id, plan.epoch), "a result out of turn"
+        self._in_flight.popleft()
         for part in result.prompt_logprobs:
-            sequence = slot_to_sequence[part.slot]
+            sequence = sequences[part.slot]
             # A preempted prompt is computed twice; what is known already is not added again.
             known = len(sequence.prompt_logprobs) + 1
             sequence.prompt_logprobs.extend(part.entries[known - part.start :])
         outputs = []
         for sampled in result.sampled:
-            sequence = slot_to_sequence[sampled.slot]
+            sequence = sequences[sampled.slot]
+            if sequence.state is SequenceState.FINISHED:
+                continue  # aborted meanwhile
             is_first = sequence.num_generated == 0
             sequence.token_ids.append(sampled.token_id)
             self.counters.generation_tokens += 1
@@ -166,11 +186,11 @@ class Scheduler:
         return outputs
 
     def forget_ranks(self) -> None:
-        """What the ranks computed is lost, and with it a plan in flight: every running sequence waits again.
+        """What the ranks computed is lost, and with it all plans in flight: every running sequence waits again.
 
         Their ids are kept, so they go on where they were. Blocks of a lost plan may hold anything: no prefix survives.
         """
-        self._in_flight = None
+        self._in_flight.clear()
         for sequence in self._running:
             sequence.state = SequenceState.WAITING
             sequence.slot = None
@@ -194,13 +214,25 @@ class Scheduler:
             needed = -(-sequence.num_computed // self.config.block_size)
             assert len(sequence.block_ids) >= needed, f"{sequence.request_id}: KV without a block"
             assert sequence.num_computed <= sequence.num_tokens
+            is_sampling = any(
+                slot.samples and in_flight.sequences[slot.slot] is sequence
+                for in_flight in self._in_flight
+                for slot in in_flight.plan.slots
+            )
+            assert is_sampling == (sequence.num_computed == sequence.num_tokens), "a token is chosen once"
         self.pool.check_integrity(s.block_ids for s in self._running)
 
     # --- how a step is made ---
 
-    def _schedule_running(self, draft: _Draft) -> None:
-        lacking = [(s.num_tokens - s.num_computed, s) for s in self._running]
-        decodes = [s for lack, s in lacking if lack == 1]
+    def _num_tokens_ahead(self) -> int:
+        """Tokens in flight, and those to compute for who runs or may soon; what plans have to share."""
+        waiting = self._waiting[: len(self._free_slots)]
+        lacking = sum(s.num_tokens - s.num_computed for s in self._running) + sum(s.num_tokens for s in waiting)
+        return lacking + sum(in_flight.plan.num_tokens for in_flight in self._in_flight)
+
+    def _schedule_running(self, draft: Draft) -> None:
+        lacking = [(s.num_tokens - s.num_computed, s) for s in self._running]  # 0: its next token is being chosen
+        decodes = [s for lack, s in lacking if lack == 1][: draft.max_decodes]
         prefills = [s for lack, s in lacking if lack > 1]
         for sequence in [*decodes, *prefills]:
             if draft.budget == 0:
@@ -209,15 +241,28 @@ class Scheduler:
                 continue  # preempted by one before it
             num = min(sequence.num_tokens - sequence.num_computed, draft.budget)
             while not self._try_extend(sequence, sequence.num_computed + num):
-                victim = self._running[-1]
-                self._preempt(victim, draft)
-                if victim is sequence:
+                draft.is_short = True
+                victim = self._victim(sequence)
+                if victim is not None:
+                    self._preempt(victim, draft)
+                if victim is None or victim is sequence:
                     break
-            if sequence.state is SequenceState.RUNNING:
+            else:
                 draft.num_tokens[sequence] = num
                 draft.budget -= num
 
-    def _schedule_waiting(self, draft: _Draft) -> None:
+    def _victim(self, sequence: Sequence) -> Sequence | None:
+        """Who is preempted for `sequence`: the newest that runs, at worst itself. None: it waits for those in flight.
+
+        What is in flight writes its blocks, and its token must not be lost.
+        """
+        in_flight = {s for record in self._in_flight for s in record.sequences.values()}
+        behind = self._running[self._running.index(sequence) :]
+        free = [s for s in behind if s not in in_flight]
+        is_waiting = free == [sequence] and len(behind) > 1
+        return free[-1] if free and not is_waiting else None
+
+    def _schedule_waiting(self, draft: Draft) -> None:
         # Some blocks stay free for the running ones to grow into, or admission would preempt what it just admitted.
         watermark = len(self._running)
         for sequence in list(self._waiting):
@@ -270,7 +315,8 @@ class Scheduler:
         block_size = self.config.block_size
         if leader is not None:
             num_shared = (sequence.num_prompt_tokens - 1) // block_size
-            return leader.block_ids[:num_shared], leader.block_ids[num_shared]
+            is_shared_whole = num_shared * block_size == sequence.num_prompt_tokens - 1
+            return leader.block_ids[:num_shared], None if is_shared_whole else leader.block_ids[num_shared]
         if not self.config.enable_prefix_caching or sequence.wants_prompt_logprobs:
             return [], None
         num_full = (sequence.num_tokens - 1) // block_size
@@ -297,9 +343,8 @@ class Scheduler:
         sequence.slot = self._free_slots.pop()
         insort(self._running, sequence, key=_order)
 
-    def _preempt(self, sequence: Sequence, draft: _Draft) -> None:
+    def _preempt(self, sequence: Sequence, draft: Draft) -> None:
         draft.budget += draft.num_tokens.pop(sequence, 0)
-        draft.num_preempted += 1
         self.counters.num_preemptions += 1
         self._leave(sequence)
         sequence.state = SequenceState.WAITING
@@ -324,45 +369,6 @@ class Scheduler:
         sequence.slot = None
         sequence.forget_blocks()
 
-    def _commit(self, draft: _Draft) -> StepPlan:
-        """Turns the draft into a plan and books it: the step's tokens count as computed from here on."""
-        new_slots = []
-        slots = []
-        for sequence, num in draft.num_tokens.items():
-            assert sequence.slot is not None
-            new_token_ids: tuple[int, ...] = ()
-            new_block_ids: tuple[int, ...] = ()
-            if sequence.num_sent_blocks == 0:
-                new_slots.append(_new_slot(sequence))
-            else:
-                new_token_ids = tuple(sequence.token_ids[sequence.num_sent_tokens :])
-                new_block_ids = tuple(sequence.block_ids[sequence.num_sent_blocks :])
-            sequence.num_sent_tokens = sequence.num_tokens
-            sequence.num_sent_blocks = len(sequence.block_ids)
-            start = sequence.num_computed
-            sequence.num_computed = start + num
-            self._register_full_blocks(sequence)
-            slots.append(
-                SlotStep(
-                    slot=sequence.slot,
-                    start=start,
-                    num_tokens=num,
-                    new_token_ids=new_token_ids,
-                    new_block_ids=new_block_ids,
-                    samples=sequence.num_computed == sequence.num_tokens,
-                )
-            )
-        freed_slots, self._slots_to_free = tuple(self._slots_to_free), []
-        self._step_id += 1
-        return StepPlan(
-            step_id=self._step_id,
-            epoch=self.epoch,
-            freed_slots=freed_slots,
-            new_slots=tuple(new_slots),
-            block_copies=tuple(draft.copies.values()),
-            slots=tuple(slots),
-        )
-
     def _register_full_blocks(self, sequence: Sequence) -> None:
         if not self.config.enable_prefix_caching:
             return
@@ -380,17 +386,3 @@ class Scheduler:
 
 def _order(sequence: Sequence) -> tuple[int, float, int]:
     return sequence.order
-
-
-def _new_slot(sequence: Sequence) -> NewSlot:
-    assert sequence.slot is not None
-    params = sequence.params
-    return NewSlot(
-        slot=sequence.slot,
-        request_id=sequence.request_id,
-        token_ids=tuple(sequence.token_ids),
-        num_prompt_tokens=sequence.num_prompt_tokens,
-        block_table=tuple(sequence.block_ids),
-        params=params,
-        eos_token_ids=sequence.eos_token_ids,
-    )

@@ -51,7 +51,7 @@ class Sequence:
         self.fork_of = fork_of
 
         self.state = SequenceState.WAITING
-        self.num_computed = 0  # tokens whose KV is in the blocks, counting the step in flight
+        self.num_computed = 0  # tokens whose KV is in the blocks, counting plans in flight
         self.block_ids: list[int] = []
         self.slot: int | None = None  # row on the ranks while RUNNING
         self.num_sent_blocks = 0  # of block_ids, known to the ranks; 0 = the ranks do not know the sequence

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import deque
+
 from rayloom_engine.core.step import StepPlan, StepResult
 from rayloom_engine.errors import RankLost
 from rayloom_engine.protocol.channel import encode
@@ -16,25 +18,34 @@ class RemoteExecutor:
 
     def __init__(self, pool: RankPool) -> None:
         self._pool = pool
+        self._tickets: deque[int] = deque()  # of plans without a result, oldest first
+        self._results: deque[StepResult] = deque()  # in the same order: one rank answers, and it runs plans in order
 
-    def run(self, plan: StepPlan) -> StepResult:
+    def submit(self, plan: StepPlan) -> None:
         ticket = self._pool.ticket()
         data = encode(Run(ticket, plan))
         for rank in self._pool.attached.values():
             rank.order(data)
-        while True:
+        self._tickets.append(ticket)
+
+    def collect(self) -> StepResult:
+        while not self._results:
             for number, reply in self._pool.poll(_POLL_SECONDS):
-                if reply.ticket != ticket:
+                if reply.ticket not in self._tickets:
                     continue  # to an order of before a loss
                 if isinstance(reply, Failed):
                     raise RankLost(number, reply.message, is_alive=True)
                 if isinstance(reply, Computed):
                     self._pool.suspects.clear()
-                    return reply.result
+                    self._tickets.remove(reply.ticket)
+                    self._results.append(reply.result)
             self._check_all_there()
+        return self._results.popleft()
 
     def forget_all(self) -> None:
-        """Nothing to do: assembling the ranks empties their slots."""
+        """Answers that still come are dropped. Assembling the ranks empties their slots."""
+        self._tickets.clear()
+        self._results.clear()
 
     def check(self) -> None:
         """Raises RankLost for a rank that was lost while nothing was to be done."""

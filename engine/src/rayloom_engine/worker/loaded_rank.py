@@ -50,6 +50,7 @@ class LoadedRank:
             self._choice.device,
             previous_rank=(self.stage.index - 1) * self.shard.count + self.shard.index,
             next_rank=(self.stage.index + 1) * self.shard.count + self.shard.index,
+            depth=self.stage.count,
         )
 
     def tensor_group(self, stage_group: dist.ProcessGroup | None) -> TensorGroup | None:

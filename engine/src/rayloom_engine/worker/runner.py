@@ -48,8 +48,8 @@ class Runner:
     def run(self, plan: StepPlan) -> StepResult:
         """Computes the plan's tokens and, where this rank `answers`, chooses the next one of every slot that samples.
 
-        Other ranks return their times alone. Blocks until the stage before has sent, the one after has received and
-        the other ranks of this one have done their part; raises RuntimeError when one of them is gone.
+        Other ranks return their times alone. Blocks until the stage before has sent and the other ranks of this one
+        have done their part; raises RuntimeError when one of them, or the stage after, is gone.
         """
         steps = self._slots.apply(plan)
         if plan.block_copies:

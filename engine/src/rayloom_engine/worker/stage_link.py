@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import socket
+from collections import deque
 from datetime import timedelta
 from typing import Protocol
 
@@ -26,7 +27,7 @@ class StageLink(Protocol):
         """The hidden states [T, D] of the stage before; the caller may overwrite them. Blocks until they are there."""
 
     def send(self, hidden_TD: torch.Tensor) -> None:
-        """Hands hidden states to the stage after. They must not be changed by the caller once this returned."""
+        """Hands hidden states to the stage after; returns before it has taken them. The caller never changes them."""
 
 
 class ProcessGroupLink:
@@ -40,16 +41,20 @@ class ProcessGroupLink:
         *,
         previous_rank: int,
         next_rank: int,
+        depth: int,
     ) -> None:
         """The neighbours are the ranks of the same shard in the stages before and after. Nobody asks the ends for more.
 
-        `dtype` is the compute type: the residual stream crosses unrounded.
+        `dtype` is the compute type: the residual stream crosses unrounded. `depth` is the number of plans in flight:
+        one more is there only when the last stage has done the oldest, so no send is waited for while all goes well.
         """
         self._hidden_size = hidden_size
         self._dtype = dtype
         self._device = device
         self._previous_rank = previous_rank
         self._next_rank = next_rank
+        self._depth = depth
+        self._sent: deque[tuple[dist.Work, torch.Tensor]] = deque()  # the tensors live until they have left
 
     def receive(self, num_tokens: int) -> torch.Tensor:
         hidden_TD = torch.empty((num_tokens, self._hidden_size), dtype=self._dtype, device=self._device)
@@ -57,7 +62,12 @@ class ProcessGroupLink:
         return hidden_TD
 
     def send(self, hidden_TD: torch.Tensor) -> None:
-        dist.send(hidden_TD, dst=self._next_rank)
+        if len(self._sent) == self._depth:
+            self._sent[0][0].wait()
+            self._sent.popleft()
+        work = dist.isend(hidden_TD, dst=self._next_rank)
+        assert work is not None, "this process is not in the group"
+        self._sent.append((work, hidden_TD))
 
 
 def open_store(host: str) -> tuple[TCPStore, int]:
