@@ -12,17 +12,20 @@ CAPACITY = 16
 
 def test_a_message_that_the_end_is_too_short_for_begins_anew() -> None:
     writer, reader = Ring(CAPACITY), Ring(CAPACITY)
-    assert [writer.place(size, 0) for size in (6, 6)] == [0, 6]
-    # The first message is read, the second may be: 4 bytes remain at the end, 6 at the beginning.
-    assert writer.place(6, 0) == 0
+    assert [writer.place(6), writer.place(6), writer.place(6)] == [0, 6, None]
+    writer.free(num_unread=0)  # the first is read, the second may be half read: 4 bytes at the end, 6 at the beginning
+    assert writer.place(6) == 0
     assert [reader.follow(6) for _ in range(3)] == [0, 6, 0]
 
 
-def test_a_message_without_room_goes_another_way_and_counts_as_unread() -> None:
+def test_a_message_that_went_another_way_is_counted_in_its_turn() -> None:
     writer = Ring(CAPACITY)
-    assert [writer.place(size, unread) for unread, size in enumerate((10, 10, CAPACITY + 1))] == [0, None, None]
-    assert writer.place(10, 2) is None  # of three messages one is being read
-    assert writer.place(6, 0) == 10
+    assert [writer.place(10), writer.place(10)] == [0, None]
+    writer.pass_by()
+    writer.free(num_unread=1)  # the first may be half read
+    assert writer.place(10) is None
+    writer.free(num_unread=0)  # the second may be, and it lies elsewhere
+    assert writer.place(6) == 10
 
 
 @given(st.lists(st.tuples(st.integers(1, CAPACITY + 2), st.integers(0, 4)), max_size=60))
@@ -33,7 +36,12 @@ def test_no_message_is_written_over_before_it_was_read(steps: list[tuple[int, in
     spans: list[tuple[int, int]] = []  # written and not known to be read to the end, oldest first
     half_read: tuple[int, int] | None = None
     for size, num_reads in steps:
-        position = writer.place(size, len(unread))
+        position = writer.place(size)
+        if position is None:
+            writer.free(len(unread))
+            position = writer.place(size)
+        if position is None:
+            writer.pass_by()
         unread.append(None if position is None else size)
         if position is not None:
             span = (position, position + size)

@@ -20,17 +20,20 @@ class Ring:
         self._next = begin + size
         return begin
 
-    def place(self, size: int, num_unread: int) -> int | None:
-        """Writer: the position for a message of `size` bytes; None when there is no room, and it goes another way.
-
-        `num_unread` counts the messages that the reader has not begun to read, also those that went another way.
-        """
-        while len(self._taken) > num_unread + 1:  # the one before them may be half read
-            self._num_taken_bytes -= self._taken.popleft()
+    def place(self, size: int) -> int | None:
+        """Writer: the position for a message of `size` bytes; None when there is no room that it knows of."""
         skipped = 0 if self._next + size <= self._capacity else self._capacity - self._next
         if self._num_taken_bytes + skipped + size > self._capacity:
-            self._taken.append(0)
             return None
         self._taken.append(skipped + size)
         self._num_taken_bytes += skipped + size
         return self.follow(size)
+
+    def pass_by(self) -> None:
+        """Writer: a message goes another way, and is counted in its turn."""
+        self._taken.append(0)
+
+    def free(self, num_unread: int) -> None:
+        """Writer: the reader has begun to read all messages but so many. The one before these may be half read."""
+        while len(self._taken) > num_unread + 1:
+            self._num_taken_bytes -= self._taken.popleft()

@@ -46,9 +46,14 @@ class SharedMemory:
 
     def send(self, frame: bytes) -> bool:
         """False: there is no room, and the peer has been told to read this frame from the connection."""
-        (unread,) = _SIZE.unpack(fcntl.ioctl(self._outbox, termios.FIONREAD, bytes(_SIZE.size)))
-        position = self._out_ring.place(len(frame), unread // _SIZE.size)
-        if position is not None:
+        position = self._out_ring.place(len(frame))
+        if position is None:
+            (unread,) = _SIZE.unpack(fcntl.ioctl(self._outbox, termios.FIONREAD, bytes(_SIZE.size)))
+            self._out_ring.free(unread // _SIZE.size)
+            position = self._out_ring.place(len(frame))
+        if position is None:
+            self._out_ring.pass_by()
+        else:
             begin = self._out_base + position
             self._memory[begin : begin + len(frame)] = frame
         if self._outbox.write(_SIZE.pack(0 if position is None else len(frame))) is None:
