@@ -14,6 +14,7 @@ from rayloom_engine.core.decoding import DecodingParams
 from rayloom_engine.core.step import NewSlot, StepPlan, StepResult
 from rayloom_engine.errors import ConfigError, ModelError, RankLost
 from rayloom_engine.models.progress import no_progress
+from rayloom_engine.protocol import channel as channel_module
 from rayloom_engine.protocol.channel import Channel, ChannelClosed, dial
 from rayloom_engine.protocol.ranks import Allocate, Computed, Failed, Greeting, Join, Loaded, OpenStore, Run, Welcomed
 from rayloom_engine.ranks import assembly
@@ -233,6 +234,20 @@ def test_a_plan_goes_to_all_and_the_last_answers(ranks: Ranks) -> None:
     assert isinstance(second.orders[-1], Run)
 
 
+def test_some_ranks_in_shared_memory_and_some_over_tcp(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks.start(0)
+    monkeypatch.setattr(channel_module, "open_memory", lambda *_: None)  # as in another container
+    second = ranks.start(1)
+    ranks.assemble()
+    assert [ranks.pool.attached[rank].steps.transport for rank in (0, 1)] == ["shared memory", "TCP"]
+    for step_id in range(3):
+        plan = StepPlan(step_id=step_id, epoch=1)
+        assert RemoteExecutor(ranks.pool).run(plan) == result_of(plan)
+    second.die()
+    with pytest.raises(RankLost, match="rank 1"):
+        RemoteExecutor(ranks.pool).run(StepPlan(step_id=3, epoch=1))
+
+
 def test_an_answer_from_before_a_loss_is_not_taken_for_a_new_one(ranks: Ranks) -> None:
     def also_answers_the_last_one(order: object) -> None:
         if isinstance(order, Run):
@@ -350,7 +365,7 @@ def test_a_start_that_was_given_up_cannot_push_out_the_newer_one(ranks: Ranks) -
     ranks.assemble()
     late = ranks.start(1, incarnation=4)
     wait_until(
-        lambda: bool(ranks.pool.take_arrivals()) or late.steps.fileno() < 0,
+        lambda: bool(ranks.pool.take_arrivals()) or late.steps.has_ended,
         5.0,
         lambda: "the late start is there",
     )

@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -22,11 +23,22 @@ exact length. Without --url an engine of our own is started, measured and stoppe
 
   W1  32 requests, 16 at a time, 128 in / 64 out            W3  8 requests, one at a time, 128 in / 128 out
   W2  32 requests, 16 at a time, 512 shared + 32 in / 32    W4  8 requests, 4 at a time, 2048 in / 32 out
+
+`bench channel` measures something else: a step's way to a rank and back, beside a call of a Ray actor.
 """
 
 
-def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Give the parser of the `bench` command, which the engine made and named, its flags and what it runs."""
+def add_flags(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> None:
+    """Give the parser of the `bench` command, which the engine made and named, its flags and what it runs.
+
+    `arguments` follow the command's name; `channel` has flags of its own.
+    """
+    if arguments[:1] == ["channel"]:
+        from rayloom_bench import control_channel
+
+        subcommands = parser.add_subparsers(required=True)
+        control_channel.add_flags(subcommands.add_parser("channel", description=control_channel.__doc__))
+        return
     parser.description = DESCRIPTION
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.set_defaults(run=run)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+from collections.abc import Sequence
 
 from rayloom_engine.errors import EngineError
 
@@ -14,15 +15,15 @@ class BenchMissing(EngineError):
     """The benchmark's package is not installed."""
 
 
-def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser], *, is_chosen: bool) -> None:
-    """The flags are added only when this is the command that runs: the others neither need nor load the package.
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser], arguments: Sequence[str]) -> None:
+    """The flags are added only when `arguments` name this command: the others neither need nor load the package.
 
     Raises BenchMissing.
     """
     parser = commands.add_parser(
         "bench", help="measure throughput and latency, beside transformers and the machine's limit"
     )
-    if is_chosen:
+    if arguments[:1] == ["bench"]:
         try:
             # By its name alone: the benchmark imports the engine, never the other way round.
             package = importlib.import_module(PACKAGE)
@@ -33,4 +34,4 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser], *,
                 "`bench` needs the package rayloom-bench, which is not installed. "
                 "Install it from Rayloom's repository with: pip install ./bench"
             ) from None
-        package.add_flags(parser)
+        package.add_flags(parser, arguments[1:])

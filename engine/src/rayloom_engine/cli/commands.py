@@ -20,7 +20,7 @@ def run(arguments: Sequence[str]) -> int:
     for module in (serve, generate, inspect_model, doctor):
         module.add_parser(commands)
     try:
-        bench.add_parser(commands, is_chosen=arguments[:1] == ["bench"])
+        bench.add_parser(commands, arguments)
         args = parser.parse_args(arguments)
         code: int = args.run(args)
     except EngineError as error:

@@ -1,7 +1,8 @@
 """A blocking connection that carries rank messages, and the handshake that opens it.
 
 Blocking sockets, because both ends wait for exactly one thing: a step costs one write and one read, without a thread
-switch in between.
+switch in between. Between processes of one machine the messages go through shared memory; the connection stays, tells
+of the peer's end, and carries what the memory has no room for.
 """
 
 from __future__ import annotations
@@ -18,7 +19,16 @@ from typing import TypeVar
 import msgspec
 
 from rayloom_engine.protocol.framing import MAX_FRAME_BYTES
-from rayloom_engine.protocol.ranks import RANK_PROTOCOL_VERSION, Challenge, Greeting, Message, Welcomed
+from rayloom_engine.protocol.ranks import (
+    RANK_PROTOCOL_VERSION,
+    Challenge,
+    Greeting,
+    MemoryOffer,
+    MemoryOpened,
+    Message,
+    Welcomed,
+)
+from rayloom_engine.protocol.shared_memory import SharedMemory, make_memory, open_memory
 
 _MAX_HELLO_BYTES = 64 * 1024  # nobody has proved anything yet
 _HANDSHAKE_SECONDS = 5.0
@@ -34,10 +44,14 @@ class ChannelClosed(ConnectionError):
 
 
 class Channel:
-    """Messages over a connected socket. One thread may send while another receives without a time-out."""
+    """Messages over a connected socket, or over memory beside it.
+
+    One thread may send while another receives without a time-out.
+    """
 
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
+        self._memory: SharedMemory | None = None
         if connection.family in (socket.AF_INET, socket.AF_INET6):
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
@@ -51,8 +65,14 @@ class Channel:
         limit = struct.pack("ll", int(seconds), int(seconds % 1 * 1_000_000))
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
 
-    def fileno(self) -> int:
-        return self._socket.fileno()
+    def filenos(self) -> tuple[int, ...]:
+        """One of them is readable when there is something to receive, or the peer is gone."""
+        connection = (self._socket.fileno(),)
+        return connection if self._memory is None else (self._memory.fileno(), *connection)
+
+    @property
+    def transport(self) -> str:
+        return "TCP" if self._memory is None else "shared memory"
 
     @property
     def has_ended(self) -> bool:
@@ -71,21 +91,25 @@ class Channel:
     def send_encoded(self, data: bytes) -> None:
         """`send` for what `encode` made, so that a message to many is encoded once."""
         try:
-            self._socket.sendall(data)
-        except OSError as error:
+            if self._memory is None or not self._memory.send(data):
+                self._socket.sendall(data)
+        except (OSError, ValueError) as error:
             raise ChannelClosed(str(error)) from error
 
     def receive(self, timeout_s: float | None = None, at_most: int = MAX_FRAME_BYTES) -> Message:
         """The next message, whole. Raises ChannelClosed when the peer is gone, TimeoutError when nothing came."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         try:
+            frame = None if self._memory is None else self._memory.receive(timeout_s)
+            if frame is not None:
+                return _decoder.decode(memoryview(frame)[4:])
             size = int.from_bytes(self._read(4, deadline), "big")
             if size > at_most:
                 raise ChannelClosed(f"a frame of {size} bytes, at most {at_most} allowed")
             return _decoder.decode(self._read(size, deadline))
         except TimeoutError:
             raise
-        except (OSError, msgspec.MsgspecError) as error:
+        except (OSError, ValueError, msgspec.MsgspecError) as error:
             raise ChannelClosed(str(error) or type(error).__name__) from error
         finally:
             if deadline is not None:
@@ -104,6 +128,32 @@ class Channel:
             # Wakes a thread that is blocked in a read of this socket; close alone does not.
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
+        if self._memory is not None:
+            self._memory.close()
+
+    def offer_memory(self) -> None:
+        """The core's side of `take_memory`: does nothing when the peer is on another machine. Raises OSError."""
+        if self._socket.getpeername()[0] != self._socket.getsockname()[0]:
+            return
+        if (made := make_memory(self._socket.fileno())) is None:
+            return
+        memory, offer = made
+        try:
+            self.send(offer)
+            is_open = self.expect(MemoryOpened, _HANDSHAKE_SECONDS, _MAX_HELLO_BYTES).is_open
+        except BaseException:
+            memory.close()
+            raise
+        if is_open:
+            self._memory = memory
+        else:
+            memory.close()
+
+    def take_memory(self, offer: MemoryOffer) -> None:
+        """Raises ChannelClosed."""
+        memory = open_memory(offer, self._socket.fileno())
+        self.send(MemoryOpened(memory is not None))
+        self._memory = memory
 
     def _read(self, size: int, deadline: float | None) -> bytearray:
         data = bytearray(size)
@@ -135,7 +185,13 @@ def dial(
         if challenge.version != RANK_PROTOCOL_VERSION:
             raise ChannelClosed(f"the core speaks rank protocol {challenge.version}, this rank {RANK_PROTOCOL_VERSION}")
         channel.send(msgspec.structs.replace(greeting, proof=_proof(token, challenge.nonce, greeting)))
-        return channel, channel.expect(Welcomed, timeout_s)
+        answer = channel.receive(timeout_s)
+        if isinstance(answer, MemoryOffer):
+            channel.take_memory(answer)
+            answer = channel.receive(timeout_s)
+        if not isinstance(answer, Welcomed):
+            raise ChannelClosed(f"expected Welcomed, got {type(answer).__name__}")
+        return channel, answer
     except BaseException:
         channel.close()
         raise

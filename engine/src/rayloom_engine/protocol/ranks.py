@@ -17,7 +17,7 @@ import msgspec
 
 from rayloom_engine.core.step import StepPlan, StepResult
 
-RANK_PROTOCOL_VERSION = 1
+RANK_PROTOCOL_VERSION = 2
 
 Role = Literal["steps", "control", "launch"]
 
@@ -35,6 +35,22 @@ class Greeting(msgspec.Struct, frozen=True, tag="greeting", kw_only=True):
     pid: int = 0
     node: str = ""  # the Kubernetes node, or the host's name
     host: str = ""  # the host's name; in Kubernetes the pod's
+
+
+class MemoryOffer(msgspec.Struct, frozen=True, tag="memory_offer"):
+    """On `steps`, to a rank on the core's host, before Welcomed: from here on use this memory, if you can open it."""
+
+    pid: int  # of the core; the others are descriptors of that process
+    name: str  # drawn at random; the memory's, by which the rank knows it
+    memory_fd: int
+    to_core_fd: int  # pipes
+    to_rank_fd: int
+
+
+class MemoryOpened(msgspec.Struct, frozen=True, tag="memory_opened"):
+    """A rank's answer to MemoryOffer; with False all stays on the connection."""
+
+    is_open: bool
 
 
 class Welcomed(msgspec.Struct, frozen=True, tag="welcomed"):
@@ -148,6 +164,8 @@ class Fence(msgspec.Struct, frozen=True, tag="fence"):
 Message = (
     Challenge
     | Greeting
+    | MemoryOffer
+    | MemoryOpened
     | Welcomed
     | OpenStore
     | Join

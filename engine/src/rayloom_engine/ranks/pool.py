@@ -136,7 +136,8 @@ class RankPool:
             if old is not None:
                 old.close()
             self._fences.pop(new.rank, None)
-            logger.info("rank %d attached from %s (pid %d)", new.rank, new.greeting.node, new.greeting.pid)
+            said, transport = new.greeting, new.steps.transport
+            logger.info("rank %d attached from %s (pid %d) over %s", new.rank, said.node, said.pid, transport)
             self.attached = {**self.attached, new.rank: new}
             ranks.append(new.rank)
         return ranks
@@ -172,14 +173,13 @@ class RankPool:
         Raises RankLost for a rank whose connection ended, or that has shown no sign of life for hang_seconds.
         """
         poller = select.poll()
-        by_fd = {rank.steps.fileno(): number for number, rank in self.attached.items()}
+        by_fd = {fd: number for number, rank in self.attached.items() for fd in rank.steps.filenos()}
         for fd in (*by_fd, self._wake_read.fileno()):
             poller.register(fd, select.POLLIN)
-        for fd, _ in poller.poll(0 if self._unread else 1000 * timeout_s):
-            if fd not in by_fd:
-                self._drain_wake()
-                continue
-            number = by_fd[fd]
+        ready = [fd for fd, _ in poller.poll(0 if self._unread else 1000 * timeout_s)]
+        if self._wake_read.fileno() in ready:
+            self._drain_wake()
+        for number in dict.fromkeys(by_fd[fd] for fd in ready if fd in by_fd):  # a rank may be named twice
             rank = self.attached[number]
             try:
                 message = rank.steps.receive(self._hang_seconds)
@@ -253,6 +253,7 @@ class RankPool:
             control = self._controls.pop((greeting.rank, greeting.incarnation), None)
         if control is None:
             raise ChannelClosed("a rank opens its control connection first")
+        channel.offer_memory()
         channel.send(self.sizes)
         channel.limit_sends(self._hang_seconds)
         self._arrived.append(AttachedRank(greeting, channel, control))

@@ -1,0 +1,36 @@
+"""The rank's side of `bench channel`: answers every plan at once. A process of its own, or the body of a Ray actor."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Literal
+
+from rayloom_engine.core.step import SampledToken, StepResult
+from rayloom_engine.protocol.channel import ChannelClosed, dial
+from rayloom_engine.protocol.ranks import Computed, Greeting, Run
+
+TOKEN_VARIABLE = "RAYLOOM_BENCH_TOKEN"
+
+
+def answer(order: Run) -> Computed:
+    """A token for every slot that samples, as after a real step."""
+    sampled = tuple(SampledToken(step.slot, 11 + step.slot) for step in order.plan.slots if step.samples)
+    result = StepResult(
+        step_id=order.plan.step_id, epoch=order.plan.epoch, sampled=sampled, forward_s=0.0123, sample_s=0.0012
+    )
+    return Computed(order.ticket, result)
+
+
+def main(address: str, role: Literal["steps", "control"]) -> None:
+    """Serves until the other side hangs up. Memory is shared on `steps` alone, so `control` measures TCP."""
+    channel, _ = dial(address, os.environ[TOKEN_VARIABLE], Greeting(role=role, proof=""))
+    try:
+        while True:
+            channel.send(answer(channel.expect(Run)))
+    except ChannelClosed:
+        channel.close()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], "steps" if sys.argv[2] == "steps" else "control")

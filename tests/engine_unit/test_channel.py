@@ -1,0 +1,194 @@
+"""A channel between two processes, over shared memory and over TCP alone: the same messages, and the same ends."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from rayloom_engine.protocol import channel as channel_module
+from rayloom_engine.protocol.channel import Channel, ChannelClosed, dial, welcome
+from rayloom_engine.protocol.ranks import Failed, Fence, Greeting, Welcomed
+from rt_fake_rank import TOKEN, make_listener
+from rt_server import wait_until
+
+RING_BYTES = 1024 * 1024
+
+
+def message(number: int, num_bytes: int = 10) -> Failed:
+    return Failed(number, "rank", "x" * num_bytes)
+
+
+def _echo(port: int) -> None:
+    """A rank's process: says what it hears; at Fence(n) it says n + 1 messages and then nothing, as a stopped one."""
+    steps, _ = dial(f"127.0.0.1:{port}", TOKEN, Greeting(role="steps", proof=""))
+    while True:
+        heard = steps.receive()
+        if isinstance(heard, Fence):
+            for number in range(heard.rank):
+                steps.send(message(number))
+            os.kill(os.getpid(), signal.SIGSTOP)
+        else:
+            steps.send(heard)
+
+
+class Peer:
+    """A rank in another process, with the core's end of its channel."""
+
+    def __init__(self, is_shared: bool) -> None:
+        listener, port = make_listener()
+        self.process: Any = multiprocessing.get_context("spawn").Process(target=_echo, args=(port,), daemon=True)
+        self.process.start()
+        with listener:
+            connection, _ = listener.accept()
+        self.channel, _ = welcome(connection, TOKEN)
+        if is_shared:
+            self.channel.offer_memory()
+        self.channel.send(Welcomed())
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.join(10.0)
+        self.channel.close()
+
+
+@pytest.fixture(params=[True, False], ids=["shared-memory", "tcp"])
+def peer(request: pytest.FixtureRequest) -> Iterator[Peer]:
+    peer = Peer(request.param)
+    assert peer.channel.transport == ("shared memory" if request.param else "TCP")
+    yield peer
+    peer.end()
+
+
+def test_messages_of_every_size_arrive_whole_and_in_order(peer: Peer) -> None:
+    # Around the ring several times, with some that it has no room for.
+    sizes = [*range(1, 2000, 97), RING_BYTES // 2, RING_BYTES, 3 * RING_BYTES, 5, RING_BYTES - 100, 7] * 3
+    sent = [message(number, size) for number, size in enumerate(sizes)]
+
+    def send_all() -> None:
+        for one in sent:
+            peer.channel.send(one)
+
+    sender = threading.Thread(target=send_all)
+    sender.start()
+    assert [peer.channel.receive(20.0) for _ in sent] == sent
+    sender.join(5.0)
+
+
+def test_what_was_said_before_the_end_is_heard_before_it(peer: Peer) -> None:
+    peer.channel.send(Fence(5, None))
+    assert peer.channel.receive(10.0) == message(0)
+    wait_until(lambda: _state(peer.process.pid) == "T", 5.0, lambda: "it runs on")
+    assert not peer.channel.has_ended
+    peer.process.kill()
+    peer.process.join(10.0)
+    assert [peer.channel.receive(5.0) for _ in range(4)] == [message(number) for number in range(1, 5)]
+    with pytest.raises(ChannelClosed):
+        peer.channel.receive(5.0)
+    assert peer.channel.has_ended
+    with pytest.raises(ChannelClosed):  # the first one after the end may be taken by the kernel
+        for _ in range(2):
+            peer.channel.send(message(0))
+
+
+def test_a_stopped_peer_stops_no_sender_for_longer_than_the_limit(peer: Peer) -> None:
+    peer.channel.limit_sends(0.5)
+    peer.channel.send(Fence(0, None))
+    wait_until(lambda: _state(peer.process.pid) == "T", 5.0, lambda: "it runs on")
+    began = time.monotonic()
+    with pytest.raises(ChannelClosed):
+        for number in range(1000):
+            peer.channel.send(message(number, RING_BYTES // 10))
+    assert time.monotonic() - began < 20.0
+
+
+def test_silence_is_told_from_the_end(peer: Peer) -> None:
+    with pytest.raises(TimeoutError):
+        peer.channel.receive(0.05)
+    peer.channel.send(message(1))
+    assert peer.channel.receive(10.0) == message(1)
+
+
+def test_closing_frees_a_thread_that_receives(peer: Peer) -> None:
+    ended = threading.Event()
+
+    def receive() -> None:
+        with pytest.raises(ChannelClosed):
+            peer.channel.receive()
+        ended.set()
+
+    threading.Thread(target=receive, daemon=True).start()
+    peer.channel.close()
+    assert ended.wait(5.0)
+
+
+def test_nothing_is_left_of_a_channel() -> None:
+    before = _descriptors(), sorted(os.listdir("/dev/shm"))
+    for is_refused in (False, True):
+        with pytest.MonkeyPatch.context() as patch:
+            if is_refused:
+                patch.setattr(channel_module, "open_memory", lambda *_: None)
+            ours, theirs = _pair()
+        assert ours.transport == theirs.transport == ("TCP" if is_refused else "shared memory")
+        theirs.send(message(1))
+        assert ours.receive(5.0) == message(1)
+        ours.close()
+        theirs.close()
+    assert (_descriptors(), sorted(os.listdir("/dev/shm"))) == before
+
+
+@pytest.mark.parametrize("changed", [{"pid": 2**22 + 1}, {"name": "rayloom-of-another"}, {"memory_fd": 100_000}])
+def test_memory_that_is_not_the_cores_is_not_used(changed: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in another container: the process is not there, or it is another one."""
+    real = channel_module.open_memory
+    monkeypatch.setattr(
+        channel_module,
+        "open_memory",
+        lambda offer, fd: real(channel_module.msgspec.structs.replace(offer, **changed), fd),
+    )
+    ours, theirs = _pair()
+    assert ours.transport == theirs.transport == "TCP"
+    ours.close()
+    theirs.close()
+
+
+def test_peers_of_other_addresses_are_offered_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(channel_module, "make_memory", lambda _: pytest.fail("memory was made"))
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        there = socket.create_connection(listener.getsockname(), source_address=("127.0.0.2", 0))
+        here = Channel(listener.accept()[0])
+    here.offer_memory()
+    here.close()
+    there.close()
+
+
+def _pair() -> tuple[Channel, Channel]:
+    """The core's and the rank's end of a channel in this process."""
+    listener, port = make_listener()
+    dialled: list[Channel] = []
+    rank = threading.Thread(
+        target=lambda: dialled.append(dial(f"127.0.0.1:{port}", TOKEN, Greeting(role="steps", proof=""))[0])
+    )
+    rank.start()
+    with listener:
+        core, _ = welcome(listener.accept()[0], TOKEN)
+    core.offer_memory()
+    core.send(Welcomed())
+    rank.join(5.0)
+    return core, dialled[0]
+
+
+def _descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def _state(pid: int) -> str:
+    with open(f"/proc/{pid}/stat") as file:
+        return file.read().rpartition(")")[2].split()[0]
