@@ -25,6 +25,10 @@ class Executor(Protocol):
         """Empties every slot of every rank."""
 
 
+def is_probe(request_id: str) -> bool:
+    return request_id.startswith(_PROBE_PREFIX)
+
+
 @dataclass(slots=True)
 class StepTimes:
     """Totals since start, in seconds."""
@@ -42,6 +46,7 @@ class Engine:
     def __init__(self, scheduler: Scheduler, executor: Executor, clock: Callable[[], float] = time.monotonic) -> None:
         self.scheduler = scheduler
         self.times = StepTimes()
+        self.before_run: Callable[[list[Sequence]], None] = lambda in_flight: None  # told what a step will compute
         self.last_token_at: float | None = None  # by `clock`; when a token last passed through all ranks
         self._executor = executor
         self._clock = clock
@@ -84,6 +89,7 @@ class Engine:
         if plan is None:
             return []
         try:
+            self.before_run(self.scheduler.in_flight())
             result = self._executor.run(plan)
         except BaseException:
             # Also an interrupt: slots and blocks may be in any state, so they start afresh. The sequences are kept.
@@ -100,7 +106,7 @@ class Engine:
         times.forward += result.forward_s
         times.sample += result.sample_s
         times.host += now - started - result.forward_s - result.sample_s
-        return [output for output in outputs if not output.request_id.startswith(_PROBE_PREFIX)]
+        return [output for output in outputs if not is_probe(output.request_id)]
 
     def stats(self) -> SchedulerStats:
         scheduler, counters, times = self.scheduler, self.scheduler.counters, self.times

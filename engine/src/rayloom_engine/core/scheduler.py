@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 
 from rayloom_engine.core.block_pool import BlockPool
 from rayloom_engine.core.sequence import Sequence, SequenceOutput, SequenceState
-from rayloom_engine.core.step import NewSlot, SlotStep, StepPlan, StepResult
+from rayloom_engine.core.step import SlotStep, StepPlan, StepResult
 from rayloom_engine.errors import QueueFull, RequestError
 
 
@@ -72,6 +72,7 @@ class Scheduler:
         self._next_number = 0
         self._step_id = 0
         self._in_flight: StepPlan | None = None
+        self._only: frozenset[str] | None = None  # request ids that may be scheduled; None = all
 
     # --- what the engine asks for ---
 
@@ -119,6 +120,17 @@ class Scheduler:
             return False
         self._finish(sequence)
         return True
+
+    def restrict(self, only: frozenset[str] | None) -> None:
+        """From here on only these request ids are scheduled (None = all). Others that run make room and wait."""
+        self._only = only
+        for sequence in [s for s in self._running if only is not None and s.request_id not in only]:
+            self._set_aside(sequence)
+
+    def in_flight(self) -> list[Sequence]:
+        """The sequences of the plan that has no result yet."""
+        slots = {step.slot for step in self._in_flight.slots} if self._in_flight is not None else set()
+        return [sequence for sequence in self._running if sequence.slot in slots]
 
     def schedule(self) -> StepPlan | None:
         """The next step, or None when there is nothing to do. The blocks it needs are allocated."""
@@ -220,7 +232,7 @@ class Scheduler:
     def _schedule_waiting(self, draft: _Draft) -> None:
         # Some blocks stay free for the running ones to grow into, or admission would preempt what it just admitted.
         watermark = len(self._running)
-        for sequence in list(self._waiting):
+        for sequence in [s for s in self._waiting if self._only is None or s.request_id in self._only]:
             if draft.budget == 0 or not self._free_slots:
                 break
             leader = self._leader(sequence)
@@ -301,6 +313,9 @@ class Scheduler:
         draft.budget += draft.num_tokens.pop(sequence, 0)
         draft.num_preempted += 1
         self.counters.num_preemptions += 1
+        self._set_aside(sequence)
+
+    def _set_aside(self, sequence: Sequence) -> None:
         self._leave(sequence)
         sequence.state = SequenceState.WAITING
         insort(self._waiting, sequence, key=_order)
@@ -333,7 +348,7 @@ class Scheduler:
             new_token_ids: tuple[int, ...] = ()
             new_block_ids: tuple[int, ...] = ()
             if sequence.num_sent_blocks == 0:
-                new_slots.append(_new_slot(sequence))
+                new_slots.append(sequence.new_slot())
             else:
                 new_token_ids = tuple(sequence.token_ids[sequence.num_sent_tokens :])
                 new_block_ids = tuple(sequence.block_ids[sequence.num_sent_blocks :])
@@ -380,17 +395,3 @@ class Scheduler:
 
 def _order(sequence: Sequence) -> tuple[int, float, int]:
     return sequence.order
-
-
-def _new_slot(sequence: Sequence) -> NewSlot:
-    assert sequence.slot is not None
-    params = sequence.params
-    return NewSlot(
-        slot=sequence.slot,
-        request_id=sequence.request_id,
-        token_ids=tuple(sequence.token_ids),
-        num_prompt_tokens=sequence.num_prompt_tokens,
-        block_table=tuple(sequence.block_ids),
-        params=params,
-        eos_token_ids=sequence.eos_token_ids,
-    )
