@@ -290,6 +290,21 @@ def test_the_cores_other_refusals_are_400(front: FrontUnderTest) -> None:
     assert "cannot" in refused(front.chat(), 400)
 
 
+def test_a_poisonous_request_is_a_500_of_its_own_or_an_error_event(front: FrontUnderTest) -> None:
+    front.do(lambda: setattr(front.core, "refusal", ("poison", "the engine died of it")))
+    response = front.chat()
+    assert refused(response, 500, None, "poisonous_request") == "the engine died of it"
+    assert response.headers["x-should-retry"] == "false"
+    front.do(lambda: setattr(front.core, "hold_after", 3))
+    front.do(lambda: setattr(front.core, "refusal", None))
+    with front.chat_stream() as stream:
+        front.wait_until(lambda: len(front.core.submits) == 2, "the stream is submitted")
+        received = [next(stream)]
+        front.do(lambda: front.core.refuse(front.core.submits[-1].sequence_id, "poison", "the engine died of it"))
+        received += list(stream)
+    assert received[-1]["error"]["code"] == "poisonous_request"
+
+
 def test_one_refused_choice_ends_the_request_and_frees_the_others(front: FrontUnderTest) -> None:
     front.do(lambda: setattr(front.core, "refusal", ("queue_full", "no room")))
     refused(front.chat(n=3), 429, None, "queue_full")

@@ -242,10 +242,10 @@ def test_some_ranks_in_shared_memory_and_some_over_tcp(ranks: Ranks, monkeypatch
     assert [ranks.pool.attached[rank].steps.transport for rank in (0, 1)] == ["shared memory", "TCP"]
     for step_id in range(3):
         plan = StepPlan(step_id=step_id, epoch=1)
-        assert RemoteExecutor(ranks.pool).run(plan) == result_of(plan)
+        assert _run(RemoteExecutor(ranks.pool), plan) == result_of(plan)
     second.die()
     with pytest.raises(RankLost, match="rank 1"):
-        RemoteExecutor(ranks.pool).run(StepPlan(step_id=3, epoch=1))
+        _run(RemoteExecutor(ranks.pool), StepPlan(step_id=3, epoch=1))
 
 
 def test_an_answer_from_before_a_loss_is_not_taken_for_a_new_one(ranks: Ranks) -> None:

@@ -260,3 +260,29 @@ def test_a_plan_is_refused_after_another_epoch() -> None:
     plan = scheduler.schedule()
     with pytest.raises(AssertionError):
         scheduler.update(StepResult(step_id=plan.step_id, epoch=plan.epoch + 1))
+
+
+def test_only_those_allowed_are_scheduled_and_the_others_make_room_and_lose_no_token() -> None:
+    scheduler = make_scheduler(num_blocks=6, max_model_len=24)  # room for two at a time
+    rank = SimulatedRank()
+    for name in ("a", "b", "c"):
+        scheduler.add(make_sequence(name, range(7), max_tokens=6))
+    outputs = []
+
+    def step() -> None:
+        plan = scheduler.schedule()
+        assert plan is not None
+        seen.append({sequence.request_id for sequence in scheduler.in_flight()})
+        outputs.extend(scheduler.update(rank.run(plan)))
+        scheduler.check_integrity()
+
+    seen: list[set[str]] = []
+    step()
+    for only in ("c", "b", "a"):
+        scheduler.restrict(frozenset({only}))
+        step()
+        assert seen[-1] == {only}
+        assert scheduler.in_flight() == []
+    scheduler.restrict(None)
+    outputs += run_to_end(scheduler, rank)
+    assert all(ids_of(outputs, name) == expected_ids(range(7), 6) for name in ("a", "b", "c"))

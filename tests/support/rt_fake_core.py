@@ -95,6 +95,11 @@ class FakeCore:
             writer.transport.abort()
         self.epoch += 1
 
+    def refuse(self, sequence_id: str, reason: str, text: str) -> None:
+        """Ends a sequence that was accepted."""
+        for writer in self._writers:
+            _write(writer, Refused(sequence_id=sequence_id, reason=reason, message=text))
+
     def send_status(self) -> None:
         for writer in self._writers:
             _write(writer, self._status())

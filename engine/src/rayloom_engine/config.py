@@ -112,7 +112,10 @@ class EngineConfig(BaseModel):
         30.0, ge=0, strict=False, description="How long requests may finish after SIGTERM before they are ended."
     )
     restart_budget: int = Field(
-        5, ge=0, description="Restarts of a process, or losses of ranks, within 10 minutes before the engine gives up."
+        # To find one poisonous request among 64 sequences may take 9 deaths of a core that is its own rank.
+        10,
+        ge=0,
+        description="Restarts of a process, or losses of ranks, within 10 minutes before the engine gives up.",
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least level that is logged.")
 

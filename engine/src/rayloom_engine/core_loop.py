@@ -5,15 +5,20 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from rayloom_engine.black_box import BlackBox
 from rayloom_engine.core.sequence import Sequence, SequenceOutput
 from rayloom_engine.core_io import CoreIo, Disconnected, Inbox
 from rayloom_engine.core_state import CoreState
-from rayloom_engine.engine import Engine
+from rayloom_engine.engine import Engine, is_probe
 from rayloom_engine.errors import QueueFull, RequestError
 from rayloom_engine.protocol.messages import Abort, ModelStatus, Output, Outputs, Refused, Submit
 from rayloom_engine.sampling_params import check_token_ids
 
 _PROBE_SECONDS = 10.0  # an idle engine proves itself this often
+_POISON = (
+    "the engine died every time that it computed this request, at last with no other request in the step; "
+    "the request is ended so that others go on"
+)
 
 
 class Core:
@@ -25,17 +30,22 @@ class Core:
         model: ModelStatus,
         io: CoreIo,
         state: CoreState,
+        box: BlackBox,
         check_ranks: Callable[[], None] = lambda: None,
     ) -> None:
         """`check_ranks` is called while there is nothing to do; it raises RankLost."""
         self._engine = engine
+        self._box = box
+        engine.before_run = self._note
         self._check_ranks = check_ranks
         self._model = model
         self._io = io
         self._state = state
 
-    def run(self, inbox: Inbox) -> None:
-        """Serves for ever. Raises RankLost; called again, it goes on where it was."""
+    def run(self, inbox: Inbox, began: Callable[[], None]) -> None:
+        """Serves for ever. Raises RankLost; called again, it goes on where it was. `began` is called after one step."""
+        has_begun = False
+        self._end_condemned()
         self._engine.add_probe()  # proves that a token passes through every rank before anybody asks for one
         idle_since = time.monotonic()
         while True:
@@ -44,7 +54,13 @@ class Core:
             self._state.heartbeat = time.monotonic()
             if self._engine.has_unfinished:
                 self._state.rank_phase = "step"
-                self._send(self._engine.step())
+                self._hold_trial()
+                outputs = self._engine.step()
+                self._note(self._engine.scheduler.in_flight())
+                if not has_begun:
+                    has_begun = True
+                    began()
+                self._send(outputs)
                 self._publish()
                 idle_since = time.monotonic()
                 continue
@@ -66,7 +82,41 @@ class Core:
                 if sequence.request_id.startswith(prefix):
                     self._engine.abort(sequence.request_id)
 
+    def _hold_trial(self) -> None:
+        """While sequences are suspected of deaths, has only some of them computed, and before these a probe.
+
+        The probe is there so that ranks which die of anything are not held against whom they compute.
+        """
+        suspicion, scheduler = self._box.suspicion, self._engine.scheduler
+        if not suspicion.suspects:
+            scheduler.restrict(None)
+            return
+        num_suspects = len(suspicion.suspects)
+        unfinished = sorted(scheduler.unfinished(), key=lambda sequence: -sequence.num_generated)
+        known = {_sequence_id(s): s.num_tokens for s in unfinished if not is_probe(s.request_id)}
+        trial = suspicion.trial(known)
+        if len(suspicion.suspects) != num_suspects:
+            self._box.save()
+        probes = {s.request_id for s in unfinished if is_probe(s.request_id)}
+        only = probes or {s.request_id for s in unfinished if _sequence_id(s) in trial}
+        scheduler.restrict(frozenset(only) if trial else None)
+
+    def _note(self, in_flight: list[Sequence]) -> None:
+        self._box.note({_sequence_id(s): s.num_tokens for s in in_flight if not is_probe(s.request_id)})
+
+    def _end_condemned(self) -> None:
+        for sequence in list(self._engine.scheduler.unfinished()):
+            if _sequence_id(sequence) in self._box.suspicion.condemned:
+                self._engine.abort(sequence.request_id)
+                self._refuse_poison(int(sequence.request_id.partition("/")[0]), _sequence_id(sequence))
+
+    def _refuse_poison(self, connection: int, sequence_id: str) -> None:
+        self._io.send(connection, Refused(sequence_id=sequence_id, reason="poison", message=_POISON))
+
     def _submit(self, connection: int, submit: Submit) -> None:
+        if submit.sequence_id in self._box.suspicion.condemned:
+            self._refuse_poison(connection, submit.sequence_id)
+            return
         sequence = Sequence(
             request_id=_request_id(connection, submit.sequence_id),
             prompt_ids=submit.prompt_ids,
@@ -123,3 +173,8 @@ class Core:
 def _request_id(connection: int, sequence_id: str) -> str:
     """Ids are unique per front, and two connections may be from two fronts."""
     return f"{connection}/{sequence_id}"
+
+
+def _sequence_id(sequence: Sequence) -> str:
+    """What the front calls it, which is random and so no other sequence's name, also after a restart of the core."""
+    return sequence.request_id.partition("/")[2]

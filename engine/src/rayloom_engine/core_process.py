@@ -16,9 +16,12 @@ import sys
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
+from rayloom_engine.black_box import BlackBox
 from rayloom_engine.build import build_found_engine, engine_on
 from rayloom_engine.config import EngineConfig, load_config
 from rayloom_engine.core_io import CoreIo, Inbox
@@ -42,7 +45,7 @@ logger = logging.getLogger(__name__)
 
 
 class CoreProcess:
-    """One start of the core. What outlives it lies in the run folder: the epoch, and the first core's sizes."""
+    """One start of the core. What outlives it lies in the run folder: epoch, black box, the first core's sizes."""
 
     def __init__(self, config: EngineConfig, run_dir: Path, address: str, rank_fd: int | None) -> None:
         self._config = config
@@ -50,6 +53,7 @@ class CoreProcess:
         self._token = (run_dir / "token").read_text().strip()
         self._rank_fd = rank_fd
         self._epoch = _draw_epoch(run_dir)
+        self._box = BlackBox(run_dir)
         self._state = CoreState(epoch=self._epoch, executor=choose_executor(config).name)
         self._inbox = Inbox(deque(), threading.Event())
         self._io = CoreIo(address, self._token, self._epoch, self._inbox, self._state.status)
@@ -83,11 +87,12 @@ class CoreProcess:
 
     def _serve_alone(self, resolved: ResolvedModel, shape: ModelShape) -> NoReturn:
         """The core is its own only rank."""
-        config = self._config.model_copy(update=self._sizes())
+        sizes = self._sizes()
+        config = self._config.model_copy(update=sizes)
         built = build_found_engine(config, resolved, shape, self._epoch, self._state.begin_phase)
         self._keep_sizes(built.engine, built.model)
-        self._begin(built.model, built.kv_explanation)
-        Core(built.engine, built.model, self._io, self._state).run(self._inbox)
+        began = self._prepare_to_begin(built.model, built.kv_explanation, is_restart=bool(sizes))
+        Core(built.engine, built.model, self._io, self._state, self._box).run(self._inbox, began)
         raise AssertionError("the loop never ends")
 
     def _serve_with_ranks(self, pool: RankPool, resolved: ResolvedModel, shape: ModelShape) -> NoReturn:
@@ -121,27 +126,37 @@ class CoreProcess:
                 model = _model_status(resolved, shape, loaded, sizes.get("max_model_len"))
                 engine = engine_on(config, executor, num_blocks, model.max_model_len, loaded[0].num_step_tokens, epoch)
                 self._keep_sizes(engine, model)
-                core = Core(engine, model, self._io, state, executor.check)
-            is_rebuild = True
+                core = Core(engine, model, self._io, state, self._box, executor.check)
             engine.scheduler.epoch = state.epoch = epoch
-            self._begin(model, min(loaded, key=lambda rank: rank.num_blocks).kv_explanation)
+            explanation = min(loaded, key=lambda rank: rank.num_blocks).kv_explanation
+            began = self._prepare_to_begin(model, explanation, is_restart=is_rebuild)
+            is_rebuild = True
             try:
-                core.run(self._inbox)
+                core.run(self._inbox, began)
             except RankLost as first_loss:
+                lost_at = time.monotonic()
+                nodes = {number: rank.greeting.node for number, rank in pool.attached.items()}
                 loss = let_go(pool, first_loss)
                 logger.warning("%s", loss)
-                state.recovering(loss.rank, str(loss))
+                state.recovering(loss.rank, nodes.get(loss.rank, ""), str(loss), lost_at)
                 self._io.flush_status()
                 engine.scheduler.forget_ranks()
                 deadline = time.monotonic() + config.rebuild_seconds
-                wait = budget.wait_after_death(time.monotonic())
+                # A death in a trial leaves fewer suspects: they cannot go on for ever, and are no reason to give up.
+                wait = 0.0 if self._box.died() else budget.wait_after_death(time.monotonic())
                 if wait is None:
                     raise EngineDead(f"{loss}; restart budget of {config.restart_budget} spent") from loss
                 time.sleep(wait)
 
-    def _begin(self, model: ModelStatus, message: str) -> None:
+    def _prepare_to_begin(self, model: ModelStatus, message: str, *, is_restart: bool) -> Callable[[], None]:
+        """What is to be called when a step has passed every rank: only that shows that tokens flow again."""
+        self._state.model = model
+        if is_restart:
+            self._state.begin_phase("replay", 0, 0, "")
+        return partial(self._begin, message)
+
+    def _begin(self, message: str) -> None:
         state = self._state
-        state.model = model
         is_first = state.state == "starting"
         state.serving(message)
         if is_first:

@@ -22,6 +22,7 @@ class CoreState:
     executor: str  # "uni" | "mp" | "ray"
     state: str = "starting"
     lost: str = ""  # while recovering: which rank
+    lost_node: str = ""  # and where it was
     message: str = ""
     model: ModelStatus | None = None
     phases: list[PhaseStatus] = field(default_factory=list)
@@ -34,14 +35,16 @@ class CoreState:
 
     def serving(self, message: str) -> None:
         self.end_phase()
-        self.message, self.lost = message, ""
+        self.message, self.lost, self.lost_node = message, "", ""
         self.rank_phase = "idle"
         self.state = "serving"
 
-    def recovering(self, rank: int, cause: str) -> None:
-        """From here on the phases tell of the rebuild, which ends with `serving`."""
-        self.message, self.lost = cause, f"rank {rank}"
+    def recovering(self, rank: int, node: str, cause: str, lost_at: float) -> None:
+        """From here on the phases tell of the rebuild, which ends with `serving`. The first began at `lost_at`."""
+        self.message, self.lost, self.lost_node = cause, f"rank {rank}", node
         self.phases = []
+        self.begin_phase("suspect", 0, 0, "")
+        self.phase_started = lost_at
         self.state = "recovering"
 
     def failed(self, cause: str) -> None:
@@ -89,6 +92,7 @@ class CoreState:
             model=self.model,
             message=self.message,
             lost=self.lost,
+            lost_node=self.lost_node,
             heartbeat_age_s=now - self.heartbeat,
         )
 

@@ -55,6 +55,10 @@ class LocalExecutor:
         self._rank.forget_all()
 
 
+def is_probe(request_id: str) -> bool:
+    return request_id.startswith(_PROBE_PREFIX)
+
+
 @dataclass(slots=True)
 class StepTimes:
     """Totals since start, in seconds."""
@@ -72,6 +76,7 @@ class Engine:
     def __init__(self, scheduler: Scheduler, executor: Executor, clock: Callable[[], float] = time.monotonic) -> None:
         self.scheduler = scheduler
         self.times = StepTimes()
+        self.before_run: Callable[[list[Sequence]], None] = lambda in_flight: None  # told what a step will compute
         self.last_token_at: float | None = None  # by `clock`; when a token last passed through all ranks
         self._executor = executor
         self._clock = clock
@@ -117,6 +122,7 @@ class Engine:
                 times.num_tokens += plan.num_tokens
             if self.scheduler.num_in_flight == 0:
                 return []
+            self.before_run(self.scheduler.in_flight())
             asked = self._clock()
             result = self._executor.collect()
             waited = self._clock() - asked
@@ -135,7 +141,7 @@ class Engine:
         # With several steps in flight the wait is for other stages and steps too, and ranks compute while nobody waits.
         is_alone = self.scheduler.config.depth == 1
         times.host += now - started - (result.forward_s + result.sample_s if is_alone else waited)
-        return [output for output in outputs if not output.request_id.startswith(_PROBE_PREFIX)]
+        return [output for output in outputs if not is_probe(output.request_id)]
 
     def stats(self) -> SchedulerStats:
         scheduler, counters, times = self.scheduler, self.scheduler.counters, self.times

@@ -29,6 +29,10 @@ class QueueFull(EngineError):
         self.retry_after_s = retry_after_s
 
 
+class PoisonousRequest(EngineError):
+    """A request that was ended because the engine died whenever it computed it."""
+
+
 class EngineDead(EngineError):
     """The core cannot be brought back. `message` holds the first cause."""
 

@@ -23,6 +23,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from rayloom_engine.core.block_pool import BlockPool
+from rayloom_engine.core.counters import Counters
 from rayloom_engine.core.draft import Draft, InFlight, fair_share
 from rayloom_engine.core.sequence import Sequence, SequenceOutput, SequenceState
 from rayloom_engine.core.step import StepPlan, StepResult
@@ -44,17 +45,6 @@ class SchedulerConfig:
         assert self.max_model_len <= self.num_blocks * self.block_size, "the longest sequence must fit the pool"
 
 
-@dataclass(slots=True)
-class Counters:
-    """Totals since start."""
-
-    num_preemptions: int = 0
-    prefix_queries: int = 0  # tokens looked up
-    prefix_hits: int = 0  # tokens found
-    prompt_tokens: int = 0
-    generation_tokens: int = 0
-
-
 class Scheduler:
     def __init__(self, config: SchedulerConfig, epoch: int = 0) -> None:
         self.config = config
@@ -69,6 +59,7 @@ class Scheduler:
         self._next_number = 0
         self._step_id = 0
         self._in_flight: deque[InFlight] = deque()  # oldest first
+        self._only: frozenset[str] | None = None  # request ids that may be scheduled; None = all
 
     # --- what the engine asks for ---
 
@@ -124,6 +115,17 @@ class Scheduler:
             return False
         self._finish(sequence)
         return True
+
+    def restrict(self, only: frozenset[str] | None) -> None:
+        """From here on only these request ids are scheduled (None = all). Others that run make room and wait."""
+        self._only = only
+        for sequence in [s for s in self._running if only is not None and s.request_id not in only]:
+            self._set_aside(sequence)
+
+    def in_flight(self) -> list[Sequence]:
+        """The sequences of the plans that have no result yet, without those that were aborted meanwhile."""
+        owners = dict.fromkeys(sequence for record in self._in_flight for sequence in record.sequences.values())
+        return [sequence for sequence in owners if sequence.state is not SequenceState.FINISHED]
 
     def schedule(self) -> StepPlan | None:
         """The next step, or None when nothing can be done now. The blocks it needs are allocated.
@@ -256,7 +258,7 @@ class Scheduler:
 
         What is in flight writes its blocks, and its token must not be lost.
         """
-        in_flight = {s for record in self._in_flight for s in record.sequences.values()}
+        in_flight = set(self.in_flight())
         behind = self._running[self._running.index(sequence) :]
         free = [s for s in behind if s not in in_flight]
         is_waiting = free == [sequence] and len(behind) > 1
@@ -265,7 +267,7 @@ class Scheduler:
     def _schedule_waiting(self, draft: Draft) -> None:
         # Some blocks stay free for the running ones to grow into, or admission would preempt what it just admitted.
         watermark = len(self._running)
-        for sequence in list(self._waiting):
+        for sequence in [s for s in self._waiting if self._only is None or s.request_id in self._only]:
             if draft.budget == 0 or not self._free_slots:
                 break
             leader = self._leader(sequence)
@@ -346,6 +348,9 @@ class Scheduler:
     def _preempt(self, sequence: Sequence, draft: Draft) -> None:
         draft.budget += draft.num_tokens.pop(sequence, 0)
         self.counters.num_preemptions += 1
+        self._set_aside(sequence)
+
+    def _set_aside(self, sequence: Sequence) -> None:
         self._leave(sequence)
         sequence.state = SequenceState.WAITING
         insort(self._waiting, sequence, key=_order)

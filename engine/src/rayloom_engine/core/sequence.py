@@ -13,7 +13,7 @@ import msgspec
 
 from rayloom_engine.core.block_pool import block_hash
 from rayloom_engine.core.decoding import DecodingParams
-from rayloom_engine.core.step import TokenLogprobs
+from rayloom_engine.core.step import NewSlot, TokenLogprobs
 
 
 class SequenceState(Enum):
@@ -90,6 +90,19 @@ class Sequence:
         self.num_sent_blocks = 0
         self.num_sent_tokens = 0
         self.num_registered_blocks = 0
+
+    def new_slot(self) -> NewSlot:
+        """All that a rank must know of it."""
+        assert self.slot is not None
+        return NewSlot(
+            slot=self.slot,
+            request_id=self.request_id,
+            token_ids=tuple(self.token_ids),
+            num_prompt_tokens=self.num_prompt_tokens,
+            block_table=tuple(self.block_ids),
+            params=self.params,
+            eos_token_ids=self.eos_token_ids,
+        )
 
     def finish_reason(self, max_model_len: int) -> str | None:
         """Why the sequence is complete with its newest token, or None while it is not."""

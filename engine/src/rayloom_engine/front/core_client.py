@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from rayloom_engine.core.decoding import DecodingParams
-from rayloom_engine.errors import EngineDead, QueueFull, RequestError
+from rayloom_engine.errors import EngineDead, PoisonousRequest, QueueFull, RequestError
 from rayloom_engine.front.recoveries import Recovery, RecoveryLog
 from rayloom_engine.front.request_mailbox import Mailbox
 from rayloom_engine.protocol.framing import core_decoder, frame, read_frame
@@ -276,6 +276,8 @@ def _encoded(sequence: ClientSequence, known: Collection[str] | None = None) -> 
 def _refusal(refused: Refused) -> Exception:
     if refused.reason == "queue_full":
         return QueueFull(refused.message, refused.retry_after_s)
+    if refused.reason == "poison":
+        return PoisonousRequest(refused.message)
     if refused.reason == "too_long":
         return ContextTooLong(refused.message)
     return RequestError(refused.message)

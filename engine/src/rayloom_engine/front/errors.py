@@ -9,7 +9,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from rayloom_engine.errors import EngineDead, QueueFull, RequestError
+from rayloom_engine.errors import EngineDead, PoisonousRequest, QueueFull, RequestError
 from rayloom_engine.sampling_params import ContextTooLong
 
 logger = logging.getLogger(__name__)
@@ -65,6 +65,10 @@ def api_error(error: Exception) -> ApiError | None:
     if isinstance(error, QueueFull):
         headers = {"Retry-After": str(error.retry_after_s)}
         return ApiError(429, str(error), type="rate_limit_error", code="queue_full", headers=headers)
+    if isinstance(error, PoisonousRequest):
+        # Clients try a 500 again unless they are told not to; OpenAI's own read this header.
+        headers = {"x-should-retry": "false"}
+        return ApiError(500, str(error), type="server_error", code="poisonous_request", headers=headers)
     if isinstance(error, EngineDead):
         return ApiError(503, str(error), type="service_unavailable_error", code="engine_unavailable")
     return None
@@ -94,6 +98,7 @@ ERROR_HANDLERS = {
     ApiError: answer_error,
     RequestError: answer_error,
     QueueFull: answer_error,
+    PoisonousRequest: answer_error,
     EngineDead: answer_error,
     ClientGone: answer_error,
     HTTPException: answer_error,

@@ -2,8 +2,8 @@
 
 A front says Hello (with the token) and gets Welcome, or the connection is closed. One Submit is one sequence; a request
 with n > 1 is n sequences. A front that sees the connection end (the core died) connects again and submits every
-unfinished sequence with the ids it has received: that is `resume`, and it is the same message. Sequence ids are unique
-per front.
+unfinished sequence with the ids it has received: that is `resume`, and it is the same message. Sequence ids are random,
+so that no two sequences of a server share one; a sequence keeps its id when it is submitted again.
 """
 
 from __future__ import annotations
@@ -59,10 +59,10 @@ class Outputs(msgspec.Struct, frozen=True, tag="outputs"):
 
 
 class Refused(msgspec.Struct, frozen=True, tag="refused", kw_only=True):
-    """A sequence that was not accepted. The front must not have promised anything for it."""
+    """A sequence that was not accepted: the front must not have promised anything for it. Or, of any age, a poison."""
 
     sequence_id: str
-    reason: str  # "queue_full" | "too_long" | "invalid"
+    reason: str  # "queue_full" | "too_long" | "invalid" | "poison" (the engine dies of it)
     message: str
     retry_after_s: int = 1
 
@@ -135,6 +135,7 @@ class CoreStatus(msgspec.Struct, frozen=True, tag="status", kw_only=True):
     model: ModelStatus | None = None
     message: str = ""  # why it failed or recovers, or the KV sizing line
     lost: str = ""  # while recovering: which rank
+    lost_node: str = ""  # and where it was
     heartbeat_age_s: float = 0.0  # since the core's main thread last ended a step, or looked for work
 
 

@@ -1,0 +1,96 @@
+"""A request that kills whatever computes it fails alone, with its reason; nobody else loses a token.
+
+The poison is a plug-in made here: Python loads `sitecustomize` at the start of each of the server's processes, and this
+one has the runner end its process when it is given a certain token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rt_server import RunningServer, running_server, wait_until
+from rt_streams import completion_body, join_streams, start_streams
+from rt_tiny import tiny_checkpoint, tiny_tokenizer
+
+POISON = 250
+NUM_STREAMS = 8
+PLUG_IN = f"""
+import importlib.util
+import os
+import sys
+
+
+class Poison:
+    def find_spec(self, name, path, target=None):
+        if name != "rayloom_engine.worker.runner":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        load = spec.loader.exec_module
+
+        def load_and_patch(module):
+            load(module)
+            run = module.Runner.run
+
+            def run_or_die(runner, plan):
+                if any({POISON} in new.token_ids[: new.num_prompt_tokens] for new in plan.new_slots):
+                    os._exit(1)
+                return run(runner, plan)
+
+            module.Runner.run = run_or_die
+
+        spec.loader.exec_module = load_and_patch
+        return spec
+
+
+sys.meta_path.insert(0, Poison())
+"""
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model")
+    tiny_tokenizer(folder)
+    return tiny_checkpoint(folder)
+
+
+@pytest.fixture(params=["uni", "mp"])
+def server(request: pytest.FixtureRequest, checkpoint: Path, tmp_path: Path) -> Iterator[RunningServer]:
+    (tmp_path / "sitecustomize.py").write_text(PLUG_IN)
+    arguments = ["--model", str(checkpoint), "--dtype", "float32", "--served-model-name", "m"]
+    if request.param == "mp":
+        arguments += ["--executor", "mp", "--pipeline-parallel-size", "2"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
+        with running_server(tmp_path, *arguments) as running:
+            yield running
+
+
+def test_a_poisonous_request_fails_alone_and_with_its_reason(
+    server: RunningServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bodies = [completion_body(index) for index in range(NUM_STREAMS)]
+    undisturbed, threads = start_streams(server, bodies)
+    join_streams(threads)
+
+    streams, threads = start_streams(server, bodies)
+    wait_until(lambda: all(len(stream.tokens) >= 8 for stream in streams), 60.0, server.log_text)
+    body = {"model": "m", "prompt": [5, POISON, 7], "max_tokens": 4}
+    answer = server.client.post(f"{server.api_url}/v1/completions", json=body)
+    join_streams(threads)
+
+    error = answer.json()["error"]
+    assert (answer.status_code, error["type"], error["code"]) == (500, "server_error", "poisonous_request")
+    assert "the engine died every time that it computed this request" in error["message"]
+    assert answer.headers["x-should-retry"] == "false"
+    assert [stream.failure for stream in streams] == [None] * NUM_STREAMS
+    assert [stream.tokens for stream in streams] == [stream.tokens for stream in undisturbed]
+    [after], threads = start_streams(server, bodies[:1])
+    join_streams(threads)
+    assert after.tokens == undisturbed[0].tokens, "the server goes on"
+    recoveries = server.status()["recoveries"]
+    with capsys.disabled():
+        print(f"\n  {server.status()['executor']}: {[(r['process'], round(r['seconds'], 2)) for r in recoveries]}")

@@ -1,0 +1,42 @@
+"""What a core leaves to the next one: who was in the step that it died in, and who is suspected."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rayloom_engine.black_box import BlackBox
+
+
+def test_the_next_core_books_the_death_of_a_step_once(tmp_path: Path) -> None:
+    BlackBox(tmp_path).note({"a": 3, "b": 4})
+    assert BlackBox(tmp_path).suspicion.deaths == [{"a": 3, "b": 4}]
+    assert BlackBox(tmp_path).suspicion.deaths == [{"a": 3, "b": 4}]
+
+
+def test_a_death_between_steps_is_held_against_nobody(tmp_path: Path) -> None:
+    box = BlackBox(tmp_path)
+    box.note({"a-long-name": 3})
+    box.note({})
+    assert not box.died()
+    assert BlackBox(tmp_path).suspicion.deaths == []
+
+
+def test_suspects_outlive_the_core_and_a_death_in_a_trial_says_so(tmp_path: Path) -> None:
+    for _ in range(2):
+        BlackBox(tmp_path).note({"a": 3, "b": 4})
+    box = BlackBox(tmp_path)
+    assert set(box.suspicion.suspects) == {"a", "b"}
+    box.note({"a": 3})
+    assert box.died()
+    assert set(BlackBox(tmp_path).suspicion.suspects) == {"a"}
+
+
+@pytest.mark.parametrize("name", ["in_flight", "suspicion"])
+def test_a_record_that_is_cut_off_counts_as_none(tmp_path: Path, name: str) -> None:
+    BlackBox(tmp_path).note({"a": 3})
+    BlackBox(tmp_path).note({"a": 3})
+    path = tmp_path / name
+    path.write_bytes(path.read_bytes()[:6])
+    BlackBox(tmp_path)

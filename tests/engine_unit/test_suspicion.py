@@ -1,0 +1,125 @@
+"""Who is blamed for deaths: exactly the sequences that cause them, after few deaths, whatever is batched with them."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import msgspec
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rayloom_engine.core.suspicion import Suspicion
+
+
+class Engine:
+    """Sequences that get a token in each step that contains them, and steps that die."""
+
+    def __init__(self, num_sequences: int, poisonous: dict[str, int], choice: random.Random) -> None:
+        """`poisonous`: id -> known tokens at which computing it kills."""
+        self.tokens = {f"s{number}": 5 for number in range(num_sequences)}
+        self.suspicion = Suspicion()
+        self.num_deaths = 0
+        self._poisonous = poisonous
+        self._choice = choice
+
+    def step(self, is_unlucky: bool = False) -> bool:
+        """True when this was a lone trial, which an unlucky step spares: that is the one death that convicts."""
+        allowed = self.suspicion.trial(self.tokens) or list(self.tokens)
+        batch = self._choice.sample(allowed, self._choice.randint(1, len(allowed)))
+        is_lone_trial = len(self.suspicion.suspects) == 1 and batch == list(self.suspicion.suspects)
+        is_fatal = any(self.tokens[name] == self._poisonous.get(name) for name in batch)
+        if is_fatal or (is_unlucky and not is_lone_trial):
+            self.num_deaths += 1
+            # The next core reads it from a file.
+            self.suspicion.died({name: self.tokens[name] for name in batch})
+            self.suspicion = msgspec.msgpack.decode(msgspec.msgpack.encode(self.suspicion), type=Suspicion)
+            for name in self.suspicion.condemned:
+                self.tokens.pop(name, None)
+        else:
+            for name in batch:
+                self.tokens[name] += 1
+                if self.tokens[name] == 12:
+                    del self.tokens[name]  # finished
+        return is_lone_trial
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    num_sequences=st.integers(1, 64),
+    poisons=st.lists(
+        st.tuples(st.integers(0, 63), st.integers(5, 11)), min_size=1, max_size=2, unique_by=lambda p: p[0]
+    ),
+    seed=st.integers(0, 2**32),
+)
+def test_exactly_the_poisonous_ones_fail_after_few_deaths(num_sequences, poisons, seed) -> None:
+    poisonous = {f"s{number % num_sequences}": tokens for number, tokens in poisons}
+    engine = Engine(num_sequences, poisonous, random.Random(seed))
+    num_steps = 0
+    while engine.tokens:
+        engine.step()
+        num_steps += 1
+        assert num_steps < 5000, "starved"
+    assert set(engine.suspicion.condemned) == set(poisonous)
+    assert engine.num_deaths <= len(poisonous) * (2 + math.floor(math.log2(num_sequences)) + 1)
+
+
+@settings(max_examples=300, deadline=None)
+@given(num_sequences=st.integers(1, 20), unlucky=st.sets(st.integers(0, 200), max_size=60), seed=st.integers(0, 2**32))
+def test_deaths_of_other_causes_fail_nobody(num_sequences, unlucky, seed) -> None:
+    engine = Engine(num_sequences, {}, random.Random(seed))
+    num_steps = 0
+    while engine.tokens:
+        engine.step(is_unlucky=num_steps in unlucky)
+        num_steps += 1
+        assert num_steps < 5000, "starved"
+    assert engine.suspicion.condemned == []
+
+
+def test_the_newest_of_eight_is_found_after_three_deaths() -> None:
+    names = [f"s{number}" for number in range(8)]
+    known = dict.fromkeys(names, 9)
+    suspicion = Suspicion()
+    assert not suspicion.died(known)
+    assert suspicion.trial(known) == []
+    assert not suspicion.died(known)
+    assert suspicion.trial(known) == names[:4]
+    known.update(dict.fromkeys(names[:4], 10))
+    assert suspicion.trial(known) == names[4:6]
+    known.update(dict.fromkeys(names[4:6], 10))
+    assert suspicion.trial(known) == names[6:7]
+    known["s6"] = 10
+    assert suspicion.trial(known) == ["s7"]
+    assert suspicion.died({"s7": 9})
+    assert (suspicion.condemned, suspicion.suspects) == (["s7"], {})
+
+
+def test_two_deaths_in_a_row_fail_nobody_and_a_third_only_who_was_alone_in_all() -> None:
+    suspicion = Suspicion()
+    for _ in range(2):
+        suspicion.died({"alone": 3})
+        assert suspicion.condemned == []
+    suspicion.died({"alone": 3})
+    assert suspicion.condemned == ["alone"]
+
+
+def test_a_trial_that_leaves_one_of_two_is_confirmed_before_anybody_fails() -> None:
+    suspicion = Suspicion(suspects={"a": 3, "b": 3})
+    assert suspicion.trial({"a": 3, "b": 3}) == ["a"]
+    assert suspicion.died({"a": 3})
+    assert (suspicion.condemned, suspicion.suspects) == ([], {"a": 3})
+
+
+def test_a_token_that_is_computed_again_after_a_restart_clears_nobody() -> None:
+    suspicion = Suspicion()
+    suspicion.died({"a": 9, "b": 9})
+    suspicion.died({"a": 9, "b": 12})  # a had 9, the front knew 8, so its ninth was computed again
+    assert suspicion.suspects == {"a": 9}
+    assert suspicion.trial({"a": 8, "b": 12}) == ["a"]
+    assert suspicion.trial({"a": 10, "b": 12}) == []
+
+
+def test_suspects_that_have_not_come_back_yet_hold_up_nobody() -> None:
+    suspicion = Suspicion(suspects={"a": 3})
+    assert suspicion.trial({"b": 5}) == []
+    assert suspicion.trial({"b": 5, "a": 3}) == ["a"]
