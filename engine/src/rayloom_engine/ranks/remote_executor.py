@@ -8,7 +8,7 @@ from rayloom_engine.protocol.channel import encode
 from rayloom_engine.protocol.ranks import Computed, Failed, Run
 from rayloom_engine.ranks.pool import RankPool
 
-_POLL_SECONDS = 1.0  # between looks at the signs of life
+_POLL_SECONDS = 0.25  # between looks at the signs of life
 
 
 class RemoteExecutor:
@@ -23,7 +23,7 @@ class RemoteExecutor:
         for rank in self._pool.attached.values():
             rank.order(data)
         while True:
-            for number, reply in self._pool.poll(_POLL_SECONDS):
+            for number, reply in self._pool.poll(_POLL_SECONDS, is_due=True):
                 if reply.ticket != ticket:
                     continue  # to an order of before a loss
                 if isinstance(reply, Failed):
