@@ -5,51 +5,37 @@ The rules are those of rt_streams.py. Ray's nodes and its control store are brok
 
 from __future__ import annotations
 
-import os
-import signal
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from rt_plugin import write_plugin
+from rt_faults import breakable_server, strike
 from rt_server import RunningServer, running_server, wait_until
-from rt_streams import completion_body, disturb, join_streams, start_streams, undisturbed
+from rt_streams import Said, completion_body, disturb, join_streams, start_streams, undisturbed
 
 ARGUMENTS = ("--dtype", "float32", "--served-model-name", "m", "--max-model-len", "1024", "--num-kv-blocks", "512")
 HANG_SECONDS = 4
 
 
 @pytest.fixture(scope="module")
-def expected(tmp_path_factory: pytest.TempPathFactory) -> list[list[str]]:
+def expected(tmp_path_factory: pytest.TempPathFactory) -> list[Said]:
     """What one rank says, undisturbed."""
     with running_server(tmp_path_factory.mktemp("one"), *ARGUMENTS) as server:
         return undisturbed(server)
 
 
-@pytest.fixture(scope="module")
-def flag(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Written with the number of a stage, it makes the rank of that stage stand still."""
-    return tmp_path_factory.mktemp("flag") / "stands-still"
-
-
 @pytest.fixture(scope="module", params=["mp", "ray"])
-def server(
-    request: pytest.FixtureRequest, flag: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[RunningServer]:
+def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     folder = tmp_path_factory.mktemp(request.param)
     extra = ("--executor", request.param, "--pipeline-parallel-size", "2", "--hang-seconds", str(HANG_SECONDS))
-    plugin = write_plugin(folder / "plugin", flag)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(plugin), prepend=os.pathsep)
-        with running_server(folder, *ARGUMENTS, *extra, "--restart-budget", "20") as running:
-            yield running
-            text = running.log_text()
+    with breakable_server(folder, *ARGUMENTS, *extra, "--restart-budget", "20") as running:
+        yield running
+        text = running.log_text()
     assert "Traceback" not in text, text[-4000:]
 
 
-def test_two_stages_say_what_one_rank_says(server: RunningServer, expected: list[list[str]]) -> None:
+def test_two_stages_say_what_one_rank_says(server: RunningServer, expected: list[Said]) -> None:
     status = server.status()
     assert [rank["rank"] for rank in status["ranks"]] == [0, 1]
     assert len({rank["pid"] for rank in status["ranks"]} | {server.children()["core"].pid}) == 3
@@ -74,8 +60,7 @@ def test_two_stages_say_what_one_rank_says(server: RunningServer, expected: list
 )
 def test_a_fault_costs_a_pause_and_no_request(
     server: RunningServer,
-    expected: list[list[str]],
-    flag: Path,
+    expected: list[Said],
     victim: str,
     fault: str,
     capsys: pytest.CaptureFixture[str],
@@ -83,13 +68,7 @@ def test_a_fault_costs_a_pause_and_no_request(
     pids = {f"rank {rank['rank']}": rank["pid"] for rank in server.status()["ranks"]}
     pids |= {role: child.pid for role, child in server.children().items()}
 
-    def strike() -> None:
-        if fault == "stuck":
-            flag.write_text(victim.removeprefix("rank "))
-        else:
-            os.kill(pids[victim], signal.SIGKILL if fault == "killed" else signal.SIGSTOP)
-
-    seen = disturb(server, expected, strike)
+    seen = disturb(server, expected, lambda: strike(server, victim, fault))
     assert seen.failures == []
     ranks = seen.pids(after=True)
     if victim == "launcher":
@@ -110,12 +89,12 @@ def test_a_fault_costs_a_pause_and_no_request(
 
 
 def test_a_killed_front_costs_its_connections_alone(
-    server: RunningServer, expected: list[list[str]], capsys: pytest.CaptureFixture[str]
+    server: RunningServer, expected: list[Said], capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = server.status()
     streams, threads = start_streams(server, [completion_body(0)])
     wait_until(lambda: len(streams[0].tokens) >= 16, 60.0, server.log_text)
-    server.children()["front"].kill()
+    strike(server, "front", "killed")
     struck_at = time.monotonic()
     join_streams(threads)
     assert streams[0].failure is not None
@@ -123,7 +102,7 @@ def test_a_killed_front_costs_its_connections_alone(
     streams, threads = start_streams(server, [completion_body(0)])
     join_streams(threads)
     seconds = streams[0].times[0] - struck_at
-    assert (streams[0].failure, streams[0].tokens) == (None, expected[0])
+    assert (streams[0].failure, streams[0].tokens) == (None, expected[0].tokens)
     assert seconds < 15.0, "2 on a machine that does nothing else"
     after = server.status()
     for key in ("rank", "pid", "weight_bytes_read"):

@@ -72,6 +72,16 @@ def test_a_child_that_fell_silent_is_known_after_hang_seconds(heard: tuple[Child
     assert not child.is_silent(1011.2, 10.0, was_away=False)
 
 
+def test_a_child_that_was_up_is_started_again_at_once(heard: tuple[Child, Callable[[bytes], int]]) -> None:
+    child, say = heard
+    process = child.process
+    say(b"1")
+    child.is_silent(1000.0, 10.0, was_away=False)
+    assert [child.died(1000.0), child.died(1001.0)] == [True, True]
+    assert child.start_at == 1001.0
+    child.process = process
+
+
 def test_a_child_that_is_not_up_has_longer(heard: tuple[Child, Callable[[bytes], int]]) -> None:
     child, say = heard
     say(b"00")

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from rt_server import RunningServer, Stream, wait_until
 
@@ -58,12 +58,17 @@ def join_streams(threads: list[threading.Thread]) -> None:
         assert not thread.is_alive(), "a stream did not end"
 
 
-def undisturbed(server: RunningServer, num_tokens: int = NUM_TOKENS) -> list[list[str]]:
-    """Tokens of the streams that `disturb` runs, when nothing breaks."""
+class Said(NamedTuple):
+    tokens: list[str]
+    text: str
+
+
+def undisturbed(server: RunningServer, num_tokens: int = NUM_TOKENS) -> list[Said]:
+    """What the streams that `disturb` runs say when nothing breaks."""
     streams, threads = start_streams(server, [completion_body(index, num_tokens) for index in range(NUM_STREAMS)])
     join_streams(threads)
     assert [stream.failure for stream in streams] == [None] * NUM_STREAMS
-    return [stream.tokens for stream in streams]
+    return [Said(stream.tokens, stream.text) for stream in streams]
 
 
 @dataclass(frozen=True)
@@ -88,16 +93,21 @@ class Disturbance:
 
 
 def disturb(
-    server: RunningServer, expected: list[list[str]], strike: Callable[[], None], num_tokens: int = NUM_TOKENS
+    server: RunningServer,
+    expected: list[Said],
+    strike: Callable[[], None],
+    num_tokens: int = NUM_TOKENS,
+    strike_at: int = 16,
 ) -> Disturbance:
-    """Breaks something under streams, by the rules above. `expected` is what `undisturbed` returned.
+    """Breaks something under streams, by the rules above, once each has `strike_at` tokens.
 
-    Returns when every request has ended and the server serves again, in a new epoch.
+    `expected` is what `undisturbed` returned. Returns when every request has ended and the server serves again, in a
+    new epoch.
     """
     before = server.status()
     streams, threads = start_streams(server, [completion_body(index, num_tokens) for index in range(NUM_STREAMS)])
     wait_until(
-        lambda: all(len(stream.tokens) >= 16 for stream in streams),
+        lambda: all(len(stream.tokens) >= strike_at for stream in streams),
         60.0,
         lambda: f"{[(len(stream.tokens), stream.failure) for stream in streams]}\n{server.log_text()[-2000:]}",
     )
@@ -108,32 +118,32 @@ def disturb(
 
     late: list[Stream] = []
     late_threads: list[threading.Thread] = []
-    while any(thread.is_alive() for thread in threads):
+    while running := [thread for thread in threads if thread.is_alive()]:
         if len(late) < MOST_LATE:
             new, new_threads = start_streams(server, [completion_body(len(late) % NUM_STREAMS, LATE_TOKENS)])
             late += new
             late_threads += new_threads
-        next(thread for thread in [*threads, threading.current_thread()] if thread.is_alive()).join(LATE_EVERY_S)
-    join_streams([*threads, *late_threads])
-    failures = [
-        failure
-        for index, stream in enumerate([*streams, *late])
-        if (failure := _failure(stream, expected[index % NUM_STREAMS][: num_tokens if index < NUM_STREAMS else 16]))
-    ]
+        running[0].join(LATE_EVERY_S)
+        assert time.monotonic() < struck_at + 120.0, server.log_text()[-4000:]
+    join_streams(late_threads)
+    problems = [_problem(stream, said) for stream, said in zip(streams, expected, strict=True)]
+    for index, stream in enumerate(late):
+        begin = Said(expected[index % NUM_STREAMS].tokens[:LATE_TOKENS], stream.text)
+        problems.append(_problem(stream, begin))
     wait_until(
         lambda: (status := server.status())["state"] == "serving" and status["epoch"] > before["epoch"],
         60.0,
         lambda: f"{server.status()}\n{server.log_text()[-4000:]}",
     )
-    ends = [_end_of_pause(stream.times, struck_at) for stream in streams]
-    return Disturbance(failures, len(streams) + len(late), min(ends) - struck_at, before, server.status())
+    seconds = min(_end_of_pause(stream.times, struck_at) for stream in streams) - struck_at
+    failures = [problem for problem in problems if problem]
+    return Disturbance(failures, len(problems), seconds, before, server.status())
 
 
-def _failure(stream: Stream, expected: list[str]) -> str | None:
-    if stream.failure is None and stream.tokens != expected:
-        differ = next((i for i, (a, b) in enumerate(zip(stream.tokens, expected)) if a != b), "none")  # noqa: B905
-        return f"{len(stream.tokens)} of {len(expected)} tokens, the first other one at {differ}"
-    return stream.failure
+def _problem(stream: Stream, expected: Said) -> str:
+    if stream.failure is None and Said(stream.tokens, stream.text) != expected:
+        return f"changed: {stream.tokens} instead of {expected.tokens}"
+    return stream.failure or ""
 
 
 def _end_of_pause(times: list[float], since: float) -> float:

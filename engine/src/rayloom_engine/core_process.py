@@ -161,10 +161,9 @@ class CoreProcess:
                 self._io.flush_status()
                 engine.scheduler.forget_ranks()
                 deadline = time.monotonic() + config.rebuild_seconds
-                wait = budget.wait_after_death(time.monotonic())
-                if wait is None:
+                # Only booked: the ranks were up, so there is nothing to wait for before they are assembled again.
+                if budget.wait_after_death(time.monotonic()) is None:
                     raise EngineDead(f"{loss}; restart budget of {config.restart_budget} spent") from loss
-                time.sleep(wait)
 
     def _begin(self, model: ModelStatus, message: str) -> None:
         state = self._state

@@ -60,9 +60,8 @@ class Child:
 
     def is_silent(self, now: float, hang_seconds: float, was_away: bool) -> bool:
         """Whether it was heard once and is not any more. `was_away`: nobody listened, so it may have been."""
-        assert self.pulse is not None
         with contextlib.suppress(BlockingIOError):
-            while data := os.read(self.pulse, 4096):
+            while self.pulse is not None and (data := os.read(self.pulse, 4096)):
                 self.heard_at, self.is_up = now, data.endswith(b"1")
         if self.heard_at is not None and was_away:
             self.heard_at = now
@@ -73,7 +72,8 @@ class Child:
         """Books a death. False when the restart budget is spent."""
         self.process = None
         wait = self._budget.wait_after_death(now)
-        self.start_at = None if wait is None else now + wait
+        # What was up does not die of its start, so there is nothing to wait for; the budget bounds it all the same.
+        self.start_at = None if wait is None else now + (0.0 if self.is_up else wait)
         return wait is not None
 
 
@@ -282,16 +282,20 @@ def _url(listener: socket.socket) -> str:
 def _start(child: Child, module: str, arguments: Sequence[str], fds: Sequence[int] = ()) -> None:
     pulse, pulse_end = os.pipe()
     os.set_blocking(pulse, False)
+    process = _spawn(module, [*arguments, "--pulse-fd", str(pulse_end)], [*fds, pulse_end])
+    os.close(pulse_end)
+    child.started(process, pulse)
+
+
+def _spawn(module: str, arguments: Sequence[str], fds: Sequence[int] = ()) -> subprocess.Popen[bytes]:
     # A session of its own: Ctrl-C in a terminal reaches the supervisor alone, which ends the others in order.
-    process = subprocess.Popen(
-        [sys.executable, "-P", "-m", module, *arguments, "--pulse-fd", str(pulse_end)],
-        pass_fds=[*fds, pulse_end],
+    return subprocess.Popen(
+        [sys.executable, "-P", "-m", module, *arguments],
+        pass_fds=fds,
         stdin=subprocess.DEVNULL,
         start_new_session=True,
         preexec_fn=_ignore_sigint,
     )
-    os.close(pulse_end)
-    child.started(process, pulse)
 
 
 def _ignore_sigint() -> None:
