@@ -86,9 +86,9 @@ def run(executor: str, faults: list[Fault], model: str) -> tuple[list[tuple[Faul
             num_requests += seen.num_requests
             num_failed += len(failures)
             print(
-                f"{executor} {number}/{len(faults)}: {fault.victim} {fault.how} at {fault.strike_at} tokens: "
-                f"tokens again after {seen.seconds:.2f} s, {len(failures)} of {seen.num_requests} requests failed "
-                f"({time.monotonic() - began:.0f} s)",
+                f"{executor} {number}/{len(faults)}: {fault.victim} {fault.how} at {fault.strike_at} tokens: noticed "
+                f"after {seen.noticed_s:.2f} s, tokens again after {seen.seconds:.2f} s, {len(failures)} of "
+                f"{seen.num_requests} requests failed ({time.monotonic() - began:.0f} s)",
                 flush=True,
             )
             for failure in failures:

@@ -85,7 +85,8 @@ def test_a_fault_costs_a_pause_and_no_request(
     else:
         assert server.children()["front"].pid == pids["front"]
     with capsys.disabled():
-        print(f"\n  {seen.after['executor']}: {victim} {fault}; tokens flow again after {seen.seconds:.2f} s")
+        times = f"noticed after {seen.noticed_s:.2f} s, tokens again after {seen.seconds:.2f} s"
+        print(f"\n  {seen.after['executor']}: {victim} {fault}; {times}")
 
 
 def test_a_killed_front_costs_its_connections_alone(

@@ -19,7 +19,7 @@ NUM_STREAMS = 4
 NUM_TOKENS = 64
 LATE_TOKENS = 16
 LATE_EVERY_S = 0.3
-MOST_LATE = 24  # requests that arrive after a fault
+MOST_LATE = 16  # requests that arrive after a fault
 PROMPTS = [
     "Once upon a time in a small village",
     "The three laws of thermodynamics are",
@@ -75,6 +75,7 @@ def undisturbed(server: RunningServer, num_tokens: int = NUM_TOKENS) -> list[Sai
 class Disturbance:
     failures: list[str]  # of requests, in words; empty = clients saw a pause
     num_requests: int
+    noticed_s: float  # from the fault until the front heard of it
     seconds: float  # from the fault to the next token of a stream that was running
     before: dict[str, Any]  # /status
     after: dict[str, Any]
@@ -111,7 +112,7 @@ def disturb(
         60.0,
         lambda: f"{[(len(stream.tokens), stream.failure) for stream in streams]}\n{server.log_text()[-2000:]}",
     )
-    struck_at = time.monotonic()
+    struck_at, struck_time = time.monotonic(), time.time()
     strike()
     received = [len(stream.tokens) for stream in streams]
     assert max(received) <= num_tokens // 2, f"the fault came too late: {received}"
@@ -137,7 +138,9 @@ def disturb(
     )
     seconds = min(_end_of_pause(stream.times, struck_at) for stream in streams) - struck_at
     failures = [problem for problem in problems if problem]
-    return Disturbance(failures, len(problems), seconds, before, server.status())
+    after = server.status()
+    noticed_s = after["recoveries"][-1]["at"] - struck_time
+    return Disturbance(failures, len(problems), noticed_s, seconds, before, after)
 
 
 def _problem(stream: Stream, expected: Said) -> str:

@@ -181,6 +181,7 @@ class Supervisor:
             if child.process is not None and child.is_silent(now, hang_seconds, was_away):
                 logger.warning("%s shows no sign of life for %g s and is killed", child.name, hang_seconds)
                 child.process.kill()
+                child.heard_at = None  # said and done once
 
     def _reap(self) -> None:
         for child in reversed(self._children):

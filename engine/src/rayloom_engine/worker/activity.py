@@ -9,11 +9,10 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from rayloom_engine.layers.tensor_group import TensorGroup
-
 if TYPE_CHECKING:
     import torch
 
+    from rayloom_engine.layers.tensor_group import TensorGroup
     from rayloom_engine.worker.stage_link import StageLink
 
 
