@@ -4,6 +4,7 @@
 PYTHON ?= python3
 FILE ?= examples/smollm2.yaml
 ARGS ?=
+CHAOS_ARGS ?=
 
 BIN := .venv/bin
 export PATH := $(CURDIR)/$(BIN):$(PATH)
@@ -23,7 +24,7 @@ e2e e2e-tool images cluster-up cluster-down: export RAYLOOM_E2E_RUN := $(CURDIR)
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help venv run test lint types schemas crds bench cluster-up cluster-down images e2e e2e-tool clean
+.PHONY: help venv run test chaos lint types schemas crds bench cluster-up cluster-down images e2e e2e-tool clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -36,6 +37,9 @@ run: $(STAMP) ## Serve the manifest FILE (default examples/smollm2.yaml) on this
 test: $(STAMP) ## Run every test that needs no cluster; ARGS="-k name" adds pytest flags
 	@# Tests share the cores with the servers that they start, so waiting compute threads must not spin.
 	HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest $(ARGS)
+
+chaos: $(STAMP) ## Break real servers 30 times under load (minutes); CHAOS_ARGS="--seed 7 --faults 30 --executors mp,ray"
+	HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE PYTHONPATH=tests/support $(BIN)/python tests/chaos/chaos.py $(CHAOS_ARGS)
 
 lint: $(STAMP) ## Check style, formatting and import directions
 	$(BIN)/ruff check .

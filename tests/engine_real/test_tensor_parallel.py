@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from rt_server import RunningServer, running_server, wait_until
-from rt_streams import NUM_TOKENS, completion_body, join_streams, start_streams
+from rt_faults import strike
+from rt_server import RunningServer, running_server
+from rt_streams import Said, disturb, undisturbed
 from rt_tiny import tiny_checkpoint, tiny_tokenizer
 
-NUM_STREAMS = 4
-ARGUMENTS = ("--dtype", "float32", "--device", "cpu", "--served-model-name", "m", "--num-kv-blocks", "64")
+NUM_TOKENS = 128  # a tiny model is quick, and the fault must land in the first half
+ARGUMENTS = ("--dtype", "float32", "--device", "cpu", "--served-model-name", "m", "--num-kv-blocks", "128")
 LAYOUTS = {
     "2 x 2": ("--tensor-parallel-size", "2", "--pipeline-parallel-size", "2"),
     "4 x 1": ("--tensor-parallel-size", "4"),
@@ -28,18 +27,11 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(tiny_tokenizer(folder))
 
 
-def _tokens_of(server: RunningServer) -> list[list[str]]:
-    streams, threads = start_streams(server, [completion_body(index) for index in range(NUM_STREAMS)])
-    join_streams(threads)
-    assert [stream.failure for stream in streams] == [None] * NUM_STREAMS
-    return [stream.tokens for stream in streams]
-
-
 @pytest.fixture(scope="module")
-def expected(model: str, tmp_path_factory: pytest.TempPathFactory) -> list[list[str]]:
+def expected(model: str, tmp_path_factory: pytest.TempPathFactory) -> list[Said]:
     """What one rank says, undisturbed."""
     with running_server(tmp_path_factory.mktemp("one"), "--model", model, *ARGUMENTS) as server:
-        return _tokens_of(server)
+        return undisturbed(server, NUM_TOKENS)
 
 
 @pytest.fixture(scope="module", params=LAYOUTS)
@@ -53,39 +45,23 @@ def server(
     assert "Traceback" not in text, text[-4000:]
 
 
-def test_four_ranks_say_what_one_says(server: RunningServer, expected: list[list[str]]) -> None:
+def test_four_ranks_say_what_one_says(server: RunningServer, expected: list[Said]) -> None:
     assert len({rank["pid"] for rank in server.status()["ranks"]}) == 4
-    assert _tokens_of(server) == expected
+    assert undisturbed(server, NUM_TOKENS) == expected
 
 
 @pytest.mark.parametrize("victim", [0, 2, 3])  # in 4 x 1, rank 0 does not notice of itself that rank 2 is gone
-def test_a_killed_rank_costs_a_pause_and_no_request(
-    victim: int, server: RunningServer, expected: list[list[str]]
-) -> None:
-    before = {rank["rank"]: rank["pid"] for rank in server.status()["ranks"]}
-    num_recoveries = len(server.status()["recoveries"])
-    streams, threads = start_streams(server, [completion_body(index) for index in range(NUM_STREAMS)])
-    wait_until(
-        lambda: all(len(stream.tokens) >= 8 for stream in streams),
-        60.0,
-        lambda: f"tokens so far: {[len(s.tokens) for s in streams]}\n{server.log_text()[-2000:]}",
-    )
-    os.kill(before[victim], signal.SIGKILL)
-    received = [len(stream.tokens) for stream in streams]
-    assert max(received) < NUM_TOKENS, f"the fault came too late: {received}"
-    join_streams(threads)
-    assert [stream.failure for stream in streams] == [None] * NUM_STREAMS
-    assert [stream.tokens for stream in streams] == expected
-
-    wait_until(lambda: server.status()["state"] == "serving", 30.0, lambda: str(server.status()))
-    status = server.status()
-    after = {rank["rank"]: rank["pid"] for rank in status["ranks"]}
-    assert [rank for rank in after if after[rank] != before[rank]] == [victim], "the others keep process and weights"
-    assert len(status["recoveries"]) == num_recoveries + 1
-    assert status["recoveries"][-1]["process"] == f"rank {victim}"
+def test_a_killed_rank_costs_a_pause_and_no_request(victim: int, server: RunningServer, expected: list[Said]) -> None:
+    seen = disturb(server, expected, lambda: strike(server, f"rank {victim}", "killed"), NUM_TOKENS)
+    assert seen.failures == []
+    before, after = seen.pids(after=False), seen.pids(after=True)
+    assert [rank for rank in after if after[rank] != before[rank]] == [f"rank {victim}"]
+    assert seen.survivors_read_nothing()
+    assert len(seen.after["recoveries"]) == len(seen.before["recoveries"]) + 1
+    assert seen.after["recoveries"][-1]["process"] == f"rank {victim}"
 
 
-def test_four_ray_actors_say_what_one_rank_says(model: str, expected: list[list[str]], tmp_path: Path) -> None:
+def test_four_ray_actors_say_what_one_rank_says(model: str, expected: list[Said], tmp_path: Path) -> None:
     with running_server(tmp_path, "--model", model, *ARGUMENTS, *LAYOUTS["2 x 2"], "--executor", "ray") as server:
         assert [rank["rank"] for rank in server.status()["ranks"]] == [0, 1, 2, 3]
-        assert _tokens_of(server) == expected
+        assert undisturbed(server, NUM_TOKENS) == expected

@@ -16,7 +16,18 @@ from rayloom_engine.errors import ConfigError, ModelError, RankLost
 from rayloom_engine.models.progress import no_progress
 from rayloom_engine.protocol import channel as channel_module
 from rayloom_engine.protocol.channel import Channel, ChannelClosed, dial
-from rayloom_engine.protocol.ranks import Allocate, Computed, Failed, Greeting, Join, Loaded, OpenStore, Run, Welcomed
+from rayloom_engine.protocol.ranks import (
+    Allocate,
+    Beat,
+    Computed,
+    Failed,
+    Greeting,
+    Join,
+    Loaded,
+    OpenStore,
+    Run,
+    Welcomed,
+)
 from rayloom_engine.ranks import assembly
 from rayloom_engine.ranks.assembly import assemble
 from rayloom_engine.ranks.pool import RankPool
@@ -344,6 +355,42 @@ def test_a_silent_rank_is_lost_after_hang_seconds_also_while_idle() -> None:
         while time.monotonic() < silent_at + 10.0:
             executor.check()
     assert time.monotonic() - silent_at > 0.8
+
+
+def test_a_rank_that_beats_and_stands_still_is_lost_once_a_plan_is_due() -> None:
+    ranks = Ranks(hang_seconds=1.0)
+    first, second = ranks.start(0), ranks.start(1, answer=lambda order: isinstance(order, Run) and stuck.wait(30.0))
+    stuck = threading.Event()
+    ranks.assemble()
+    executor = RemoteExecutor(ranks.pool)
+    first.beat = Beat(phase="step", step=0, memory_bytes=1, advance=8, waits=True)
+    second.beat = Beat(phase="step", step=0, memory_bytes=1, advance=3)
+    began = time.monotonic()
+    while time.monotonic() < began + 1.5:
+        executor.check()  # nothing is due, so nobody stands still
+    began = time.monotonic()
+    with pytest.raises(RankLost, match="rank 1: alive, but it stands still") as lost:
+        executor.run(StepPlan(step_id=1, epoch=1))
+    stuck.set()
+    assert 0.9 < time.monotonic() - began < 5.0
+    assert not lost.value.is_alive, "it is to be replaced"
+
+
+def test_a_step_may_take_long_while_a_rank_advances() -> None:
+    ranks = Ranks(hang_seconds=1.0)
+    ranks.start(0)
+    slow = ranks.start(1, answer=lambda order: isinstance(order, Run) and done.wait(30.0) and None)
+    done = threading.Event()
+    ranks.assemble()
+
+    def advance() -> None:
+        for count in range(25):  # 2.5 s
+            slow.beat = Beat(phase="step", step=0, memory_bytes=1, advance=count)
+            time.sleep(0.1)
+        done.set()
+
+    threading.Thread(target=advance, daemon=True).start()
+    assert RemoteExecutor(ranks.pool).run(StepPlan(step_id=1, epoch=1)).step_id == 1
 
 
 def test_a_rank_that_dials_again_counts_as_lost_but_alive(ranks: Ranks) -> None:

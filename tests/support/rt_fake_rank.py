@@ -55,6 +55,7 @@ class FakeRank:
     ) -> None:
         """`answer` may return a message, None for the usual one, or raise ChannelClosed to die there."""
         self.orders: list[object] = []
+        self.beat = Beat(phase="idle", step=0, memory_bytes=1)
         self._answer = answer
         self._is_last = is_last
         self._is_silent = threading.Event()
@@ -66,7 +67,7 @@ class FakeRank:
             )
 
         self.control: Channel = dial(address, TOKEN, greeting("control"))[0]
-        self.control.send(Beat(phase="idle", step=0, memory_bytes=1))
+        self.control.send(self.beat)
         self.steps, self.welcomed = dial(address, TOKEN, greeting("steps"))
         threading.Thread(target=self._beat, daemon=True).start()
         threading.Thread(target=self._serve, args=(first or make_loaded(),), daemon=True).start()
@@ -83,7 +84,7 @@ class FakeRank:
     def _beat(self) -> None:
         with contextlib.suppress(ChannelClosed):
             while not self._is_silent.wait(0.1):
-                self.control.send(Beat(phase="idle", step=0, memory_bytes=1))
+                self.control.send(self.beat)
 
     def _serve(self, first: Loaded | Failed) -> None:
         try:

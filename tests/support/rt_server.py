@@ -35,7 +35,7 @@ class RunningServer:
         for child in psutil.Process(self.process.pid).children():
             with contextlib.suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
                 line = " ".join(child.cmdline())
-                for role in ("front", "core_process"):
+                for role in ("front", "core_process", "launcher"):
                     if f"rayloom_engine.{role}" in line:
                         found[role.removesuffix("_process")] = child
         return found

@@ -1,12 +1,25 @@
-"""Many streams at once, for tests that break something while they run."""
+"""Many streams at once, and what a fault may do to them: a pause and nothing else.
+
+The rules: retries off; new requests keep arriving; the fault lands when every stream has at least 16 and at most half
+of its tokens; float32; a request has failed on any HTTP error, error event, missing [DONE], changed or missing token.
+"""
 
 from __future__ import annotations
 
+import itertools
 import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
-from rt_server import RunningServer, Stream
+from rt_server import RunningServer, Stream, wait_until
 
+NUM_STREAMS = 4
 NUM_TOKENS = 64
+LATE_TOKENS = 16
+LATE_EVERY_S = 0.3
+MOST_LATE = 16  # requests that arrive after a fault
 PROMPTS = [
     "Once upon a time in a small village",
     "The three laws of thermodynamics are",
@@ -43,3 +56,100 @@ def join_streams(threads: list[threading.Thread]) -> None:
     for thread in threads:
         thread.join(180.0)
         assert not thread.is_alive(), "a stream did not end"
+
+
+class Said(NamedTuple):
+    tokens: list[str]
+    text: str
+
+
+def undisturbed(server: RunningServer, num_tokens: int = NUM_TOKENS) -> list[Said]:
+    """What the streams that `disturb` runs say when nothing breaks."""
+    streams, threads = start_streams(server, [completion_body(index, num_tokens) for index in range(NUM_STREAMS)])
+    join_streams(threads)
+    assert [stream.failure for stream in streams] == [None] * NUM_STREAMS
+    return [Said(stream.tokens, stream.text) for stream in streams]
+
+
+@dataclass(frozen=True)
+class Disturbance:
+    failures: list[str]  # of requests, in words; empty = clients saw a pause
+    num_requests: int
+    noticed_s: float  # from the fault until the front heard of it
+    seconds: float  # from the fault to the next token of a stream that was running
+    before: dict[str, Any]  # /status
+    after: dict[str, Any]
+
+    def pids(self, *, after: bool) -> dict[str, int]:
+        """Rank -> process id."""
+        return {f"rank {rank['rank']}": rank["pid"] for rank in (self.after if after else self.before)["ranks"]}
+
+    def survivors_read_nothing(self) -> bool:
+        """No rank that kept its process has read a byte of weights since the fault."""
+        read = {rank["pid"]: rank["weight_bytes_read"] for rank in self.before["ranks"]}
+        return all(
+            read.get(rank["pid"], rank["weight_bytes_read"]) == rank["weight_bytes_read"] > 0
+            for rank in self.after["ranks"]
+        )
+
+
+def disturb(
+    server: RunningServer,
+    expected: list[Said],
+    strike: Callable[[], None],
+    num_tokens: int = NUM_TOKENS,
+    strike_at: int = 16,
+) -> Disturbance:
+    """Breaks something under streams, by the rules above, once each has `strike_at` tokens.
+
+    `expected` is what `undisturbed` returned. Returns when every request has ended and the server serves again, in a
+    new epoch.
+    """
+    before = server.status()
+    streams, threads = start_streams(server, [completion_body(index, num_tokens) for index in range(NUM_STREAMS)])
+    wait_until(
+        lambda: all(len(stream.tokens) >= strike_at for stream in streams),
+        60.0,
+        lambda: f"{[(len(stream.tokens), stream.failure) for stream in streams]}\n{server.log_text()[-2000:]}",
+    )
+    struck_at, struck_time = time.monotonic(), time.time()
+    strike()
+    received = [len(stream.tokens) for stream in streams]
+    assert max(received) <= num_tokens // 2, f"the fault came too late: {received}"
+
+    late: list[Stream] = []
+    late_threads: list[threading.Thread] = []
+    while running := [thread for thread in threads if thread.is_alive()]:
+        if len(late) < MOST_LATE:
+            new, new_threads = start_streams(server, [completion_body(len(late) % NUM_STREAMS, LATE_TOKENS)])
+            late += new
+            late_threads += new_threads
+        running[0].join(LATE_EVERY_S)
+        assert time.monotonic() < struck_at + 120.0, server.log_text()[-4000:]
+    join_streams(late_threads)
+    problems = [_problem(stream, said) for stream, said in zip(streams, expected, strict=True)]
+    for index, stream in enumerate(late):
+        begin = Said(expected[index % NUM_STREAMS].tokens[:LATE_TOKENS], stream.text)
+        problems.append(_problem(stream, begin))
+    wait_until(
+        lambda: (status := server.status())["state"] == "serving" and status["epoch"] > before["epoch"],
+        60.0,
+        lambda: f"{server.status()}\n{server.log_text()[-4000:]}",
+    )
+    seconds = min(_end_of_pause(stream.times, struck_at) for stream in streams) - struck_at
+    failures = [problem for problem in problems if problem]
+    after = server.status()
+    noticed_s = after["recoveries"][-1]["at"] - struck_time
+    return Disturbance(failures, len(problems), noticed_s, seconds, before, after)
+
+
+def _problem(stream: Stream, expected: Said) -> str:
+    if stream.failure is None and Said(stream.tokens, stream.text) != expected:
+        return f"changed: {stream.tokens} instead of {expected.tokens}"
+    return stream.failure or ""
+
+
+def _end_of_pause(times: list[float], since: float) -> float:
+    """When tokens flowed again: the end of the longest pause after `since`. What was on its way comes before it."""
+    moments = [since, *(moment for moment in times if moment > since)]
+    return max(itertools.pairwise(moments), key=lambda pause: pause[1] - pause[0], default=(since, since))[1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from rayloom_engine.config import BLOCK_SIZE, EngineConfig
 from rayloom_engine.core.scheduler import Scheduler, SchedulerConfig
@@ -13,12 +14,16 @@ from rayloom_engine.models.source import ResolvedModel
 from rayloom_engine.protocol.messages import ModelStatus
 from rayloom_engine.worker.start import find_model, start_rank
 
+if TYPE_CHECKING:
+    from rayloom_engine.worker.loaded_rank import LoadedRank
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuiltEngine:
     engine: Engine
     model: ModelStatus
     kv_explanation: str
+    rank: LoadedRank
 
 
 def build_engine(config: EngineConfig, epoch: int, progress: Progress) -> BuiltEngine:
@@ -49,6 +54,7 @@ def build_found_engine(
             commit=resolved.commit,
         ),
         kv_explanation=rank.kv.explanation,
+        rank=rank,
     )
 
 

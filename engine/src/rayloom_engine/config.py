@@ -67,7 +67,10 @@ class EngineConfig(BaseModel):
         0, ge=0, le=65535, description="Port at which ranks reach the core (mp and ray); 0 picks a free one."
     )
     hang_seconds: float = Field(
-        10.0, ge=1, strict=False, description="A rank that has shown no sign of life for so long is replaced."
+        10.0,
+        ge=1,
+        strict=False,
+        description="A process that shows no sign of life for so long, or a rank that does not advance, is replaced.",
     )
     rebuild_seconds: float = Field(
         600.0, ge=1, strict=False, description="How long lost ranks may take to come back before the engine gives up."

@@ -7,10 +7,12 @@ They meet in two places: the inbox (front messages, in order) and CoreState (att
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import gc
 import itertools
 import json
 import logging
+import os
 import socket
 import sys
 import threading
@@ -32,7 +34,15 @@ from rayloom_engine.errors import ConfigError, EngineDead, ModelError, RankLost
 from rayloom_engine.executor_choice import choose_executor
 from rayloom_engine.models.shape import ModelShape
 from rayloom_engine.models.source import ResolvedModel
-from rayloom_engine.process import EXIT_CONFIG, EXIT_GIVEN_UP, end_with_parent, set_up_logging, write_failure
+from rayloom_engine.process import (
+    EXIT_CONFIG,
+    EXIT_GIVEN_UP,
+    PULSE_SECONDS,
+    end_with_parent,
+    set_up_logging,
+    start_pulse,
+    write_failure,
+)
 from rayloom_engine.protocol.messages import ModelStatus
 from rayloom_engine.protocol.ranks import Loaded, Welcomed
 from rayloom_engine.ranks.assembly import assemble, let_go
@@ -57,6 +67,8 @@ class CoreProcess:
         self._state = CoreState(epoch=self._epoch, executor=choose_executor(config).name)
         self._inbox = Inbox(deque(), threading.Event())
         self._io = CoreIo(address, self._token, self._epoch, self._inbox, self._state.status)
+        self._mark: object = None  # of the main thread, at the last pulse
+        self._num_still = 0  # pulses since it changed
 
     def run(self) -> int:
         """Serves for ever; returns an exit code only when it cannot start or go on."""
@@ -78,6 +90,20 @@ class CoreProcess:
         except EngineDead as error:
             return self._fail(error, EXIT_GIVEN_UP)
 
+    def is_up(self) -> bool:
+        """For the pulse: whether the start is done. Ends this process when its main thread hangs."""
+        state = self._state
+        mark = state.mark() if state.state == "serving" else None
+        # Pulses are counted, not seconds: a core that was stopped for a while has not hung.
+        self._num_still = self._num_still + 1 if mark is not None and mark == self._mark else 0
+        self._mark = mark
+        # One rank that takes nothing may hold the main thread up for hang_seconds, and is blamed then.
+        if self._num_still * PULSE_SECONDS > 2 * self._config.hang_seconds:
+            logger.error("the main thread stands still for %g s; the core ends", 2 * self._config.hang_seconds)
+            faulthandler.dump_traceback()
+            os._exit(1)
+        return state.state != "starting"
+
     def _fail(self, error: Exception, code: int) -> int:
         logger.error("%s", error)
         write_failure(self._run_dir, str(error))
@@ -91,6 +117,7 @@ class CoreProcess:
         config = self._config.model_copy(update=sizes)
         built = build_found_engine(config, resolved, shape, self._epoch, self._state.begin_phase)
         self._keep_sizes(built.engine, built.model)
+        self._state.rank = built.rank
         began = self._prepare_to_begin(built.model, built.kv_explanation, is_restart=bool(sizes))
         Core(built.engine, built.model, self._io, self._state, self._box).run(self._inbox, began)
         raise AssertionError("the loop never ends")
@@ -143,10 +170,9 @@ class CoreProcess:
                 engine.scheduler.forget_ranks()
                 deadline = time.monotonic() + config.rebuild_seconds
                 # A death in a trial leaves fewer suspects: they cannot go on for ever, and are no reason to give up.
-                wait = 0.0 if self._box.died() else budget.wait_after_death(time.monotonic())
-                if wait is None:
+                # Others are only booked: the ranks were up, so nothing has to be waited for.
+                if not self._box.died() and budget.wait_after_death(time.monotonic()) is None:
                     raise EngineDead(f"{loss}; restart budget of {config.restart_budget} spent") from loss
-                time.sleep(wait)
 
     def _prepare_to_begin(self, model: ModelStatus, message: str, *, is_restart: bool) -> Callable[[], None]:
         """What is to be called when a step has passed every rank: only that shows that tokens flow again."""
@@ -218,11 +244,14 @@ def main() -> int:
     parser.add_argument("--core-address", required=True, help="unix:PATH or tcp:HOST:PORT to listen on")
     parser.add_argument("--rank-fd", type=int, help="listening socket for ranks; left out: this process is the rank")
     parser.add_argument("--parent", type=int, required=True, help="process id to end with")
+    parser.add_argument("--pulse-fd", type=int, help="pipe to the supervisor, for signs of life")
     args = parser.parse_args()
     end_with_parent(args.parent)
     config = load_config(args.run_dir / "config.json")
     set_up_logging("core", config.log_level)
-    return CoreProcess(config, args.run_dir, args.core_address, args.rank_fd).run()
+    core = CoreProcess(config, args.run_dir, args.core_address, args.rank_fd)
+    start_pulse(args.pulse_fd, core.is_up)
+    return core.run()
 
 
 if __name__ == "__main__":

@@ -6,12 +6,16 @@ import os
 import platform
 import time
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import psutil
 
 from rayloom_engine.process import node_name
 from rayloom_engine.protocol.messages import CoreStatus, ModelStatus, PhaseStatus, RankStatus, SchedulerStats
 from rayloom_engine.ranks.pool import RankPool
+
+if TYPE_CHECKING:
+    from rayloom_engine.worker.loaded_rank import LoadedRank
 
 
 @dataclass(slots=True)
@@ -32,6 +36,12 @@ class CoreState:
     heartbeat: float = field(default_factory=time.monotonic)
     last_token_at: float | None = None
     pool: RankPool | None = None  # the ranks, where they are processes of their own
+    rank: LoadedRank | None = None  # where this process is the only rank, and has loaded
+
+    def mark(self) -> tuple[object, ...]:
+        """Changes as long as the main thread gets on: it looks at its ranks, or computes, layer by layer."""
+        advance = self.rank.activity.advance if self.rank is not None else 0
+        return self.heartbeat, advance, self.pool.looked_at if self.pool is not None else 0.0
 
     def serving(self, message: str) -> None:
         self.end_phase()
@@ -108,5 +118,7 @@ class CoreState:
                 heartbeat_age_s=now - self.heartbeat,
                 step=self.stats.num_steps,
                 memory_bytes=psutil.Process().memory_info().rss,
+                advance=self.rank.activity.advance if self.rank is not None else 0,
+                weight_bytes_read=self.rank.num_bytes_read if self.rank is not None else 0,
             ),
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import logging
 import os
@@ -10,10 +11,13 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 EXIT_CONFIG = 78  # the settings or the model cannot be used (sysexits.h EX_CONFIG); a restart would not help
 EXIT_GIVEN_UP = 70  # a process kept dying until the restart budget was spent (EX_SOFTWARE)
+
+PULSE_SECONDS = 0.5
 
 _PR_SET_PDEATHSIG = 1
 
@@ -40,6 +44,23 @@ def _watch_parent(parent_pid: int) -> None:
     while os.getppid() == parent_pid:
         time.sleep(1.0)
     os._exit(1)
+
+
+def start_pulse(fd: int | None, is_up: Callable[[], bool]) -> None:
+    """A thread of this process shows the supervisor, at the other end of the pipe `fd`, that it is not stopped.
+
+    It says too whether the process `is_up`: until then imports may keep the thread from running, and that is no fault.
+    """
+    if fd is not None:
+        threading.Thread(target=_pulse, args=(fd, is_up), daemon=True, name="pulse").start()
+
+
+def _pulse(fd: int, is_up: Callable[[], bool]) -> None:
+    os.set_blocking(fd, False)
+    while True:
+        with contextlib.suppress(OSError):  # full: the supervisor is stopped; broken: it is gone, which others notice
+            os.write(fd, b"1" if is_up() else b"0")
+        time.sleep(PULSE_SECONDS)
 
 
 def node_name() -> str:

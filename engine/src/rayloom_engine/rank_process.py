@@ -39,6 +39,7 @@ from rayloom_engine.protocol.ranks import (
     StoreOpen,
     Welcomed,
 )
+from rayloom_engine.worker.activity import Activity
 
 if TYPE_CHECKING:
     from rayloom_engine.layers.tensor_group import TensorGroup
@@ -130,8 +131,16 @@ class RankServer:
         process = psutil.Process()
         with contextlib.suppress(ChannelClosed):
             while True:
-                memory_bytes = process.memory_info().rss
-                control.send(msgspec.structs.replace(self._beat, step=self._num_steps, memory_bytes=memory_bytes))
+                activity = self._rank.activity if self._rank is not None else Activity()
+                beat = msgspec.structs.replace(
+                    self._beat,
+                    step=self._num_steps,
+                    memory_bytes=process.memory_info().rss,
+                    advance=activity.advance,
+                    waits=activity.waits,
+                    communication_s=activity.communication_s,
+                )
+                control.send(beat)
                 time.sleep(_BEAT_SECONDS)
 
     def _progress(self, phase: str, done: int, total: int, unit: str) -> None:

@@ -51,6 +51,9 @@ class Rank(_Part):
     heartbeat_age_seconds: float
     step: int
     memory_bytes: int = Field(description="Resident memory of the rank's process.")
+    advance: int = Field(description="Parts of layers computed in this epoch; stands still when the rank does.")
+    communication_seconds: float = Field(description="Spent waiting for other ranks since the process started.")
+    weight_bytes_read: int = Field(description="From files, since the process started; a survivor reads none again.")
 
 
 class Requests(_Part):

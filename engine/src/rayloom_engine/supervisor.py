@@ -32,6 +32,7 @@ from rayloom_engine.restarts import RestartBudget
 
 logger = logging.getLogger(__name__)
 
+_START_SECONDS = 60.0  # a child that is not up yet may be silent for so long
 _STOP_SECONDS = 1.2  # after a stop signal children have this long before SIGKILL
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
@@ -44,18 +45,35 @@ class Child:
         self.starts = 0
         self.process: subprocess.Popen[bytes] | None = None
         self.start_at: float | None = 0.0  # by time.monotonic; None while it runs
+        self.pulse: int | None = None  # where its signs of life come in
+        self.heard_at: float | None = None  # by time.monotonic; None until the first one
+        self.is_up = False  # it said so
         self._budget = RestartBudget(budget)
 
-    def started(self, process: subprocess.Popen[bytes]) -> None:
-        self.process = process
+    def started(self, process: subprocess.Popen[bytes], pulse: int | None = None) -> None:
+        if self.pulse is not None:
+            os.close(self.pulse)
+        self.process, self.pulse = process, pulse
+        self.heard_at, self.is_up = None, False
         self.starts += 1
         self.start_at = None
+
+    def is_silent(self, now: float, hang_seconds: float, was_away: bool) -> bool:
+        """Whether it was heard once and is not any more. `was_away`: nobody listened, so it may have been."""
+        with contextlib.suppress(BlockingIOError):
+            while self.pulse is not None and (data := os.read(self.pulse, 4096)):
+                self.heard_at, self.is_up = now, data.endswith(b"1")
+        if self.heard_at is not None and was_away:
+            self.heard_at = now
+        patience = hang_seconds if self.is_up else max(hang_seconds, _START_SECONDS)
+        return self.heard_at is not None and now - self.heard_at > patience
 
     def died(self, now: float) -> bool:
         """Books a death. False when the restart budget is spent."""
         self.process = None
         wait = self._budget.wait_after_death(now)
-        self.start_at = None if wait is None else now + wait
+        # What was up does not die of its start, so there is nothing to wait for; the budget bounds it all the same.
+        self.start_at = None if wait is None else now + (0.0 if self.is_up else wait)
         return wait is not None
 
 
@@ -75,6 +93,7 @@ class Supervisor:
             self._children.append(self._launcher)
         self._signals: deque[int] = deque()
         self._exit_code: int | None = None  # set when stopping has begun
+        self._listened_at = time.monotonic()
         self._stop_by = float("inf")  # by time.monotonic; set when draining has begun
 
     @property
@@ -103,6 +122,7 @@ class Supervisor:
                 self._start_due()
                 select.select([wake_read], [], [], self._next_wake())
                 _drain(wake_read)
+                self._kill_silent()
                 self._reap()
                 self._act_on_signals()
                 if time.monotonic() > self._stop_by:
@@ -136,22 +156,32 @@ class Supervisor:
         if self._core.start_at is not None and self._core.start_at <= now:
             rank_fds = [] if self._ranks is None else [self._ranks.fileno()]
             ranks = [part for fd in rank_fds for part in ("--rank-fd", str(fd))]
-            self._core.started(_spawn("rayloom_engine.core_process", [*common, *ranks], rank_fds))
+            _start(self._core, "rayloom_engine.core_process", [*common, *ranks], rank_fds)
         if self._front.start_at is not None and self._front.start_at <= now:
             fds = (self._api.fileno(), self._admin.fileno())
             ports = ["--api-fd", str(fds[0]), "--admin-fd", str(fds[1])]
             since = ["--start", str(self._front.starts + 1), "--server-started", str(self._started)]
-            self._front.started(_spawn("rayloom_engine.front", [*common, *ports, *since], fds))
+            _start(self._front, "rayloom_engine.front", [*common, *ports, *since], fds)
         if self._ranks is not None and self._launcher.start_at is not None and self._launcher.start_at <= now:
             where = f"127.0.0.1:{self._ranks.getsockname()[1]}"
             arguments = ["--run-dir", str(self._run_dir), "--core-address", where, "--parent", str(os.getpid())]
             start = ["--start", str(self._launcher.starts + 1)]
-            self._launcher.started(_spawn("rayloom_engine.launcher", [*arguments, *start]))
+            _start(self._launcher, "rayloom_engine.launcher", [*arguments, *start])
 
     def _next_wake(self) -> float:
-        """Seconds until something is due. One at most, should a signal ever be lost."""
+        """Seconds until something is due. One at most: a signal may be lost, and signs of life must be looked at."""
         due = [child.start_at for child in self._children if child.start_at is not None]
-        return min(1.0, max(0.0, min(due, default=float("inf")) - time.monotonic()))
+        return min(1.0, self._config.hang_seconds / 4, max(0.0, min(due, default=float("inf")) - time.monotonic()))
+
+    def _kill_silent(self) -> None:
+        """A child that is stopped, or hangs as a whole, is as good as dead."""
+        now, hang_seconds = time.monotonic(), self._config.hang_seconds
+        was_away, self._listened_at = now - self._listened_at > hang_seconds / 2, now
+        for child in self._children:
+            if child.process is not None and child.is_silent(now, hang_seconds, was_away):
+                logger.warning("%s shows no sign of life for %g s and is killed", child.name, hang_seconds)
+                child.process.kill()
+                child.heard_at = None  # said and done once
 
     def _reap(self) -> None:
         for child in reversed(self._children):
@@ -248,6 +278,14 @@ def _url(listener: socket.socket) -> str:
     host, port = listener.getsockname()[:2]
     host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
     return f"http://{host}:{port}"
+
+
+def _start(child: Child, module: str, arguments: Sequence[str], fds: Sequence[int] = ()) -> None:
+    pulse, pulse_end = os.pipe()
+    os.set_blocking(pulse, False)
+    process = _spawn(module, [*arguments, "--pulse-fd", str(pulse_end)], [*fds, pulse_end])
+    os.close(pulse_end)
+    child.started(process, pulse)
 
 
 def _spawn(module: str, arguments: Sequence[str], fds: Sequence[int] = ()) -> subprocess.Popen[bytes]:

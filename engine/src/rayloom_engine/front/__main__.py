@@ -28,7 +28,7 @@ from rayloom_engine.front.admin import admin_app, load_admin_token
 from rayloom_engine.front.app import api_app
 from rayloom_engine.front.gate import load_api_keys
 from rayloom_engine.front.service import Service
-from rayloom_engine.process import EXIT_CONFIG, end_with_parent, set_up_logging
+from rayloom_engine.process import EXIT_CONFIG, end_with_parent, set_up_logging, start_pulse
 
 KEEP_ALIVE_S = 75  # longer than clients' and proxies' pools keep a connection, so that they close it, not we
 LAST_EVENTS_S = 0.3  # for handlers to write their last event when the process must end
@@ -123,6 +123,7 @@ def main() -> int:
     parser.add_argument("--parent", type=int, required=True, help="process id to end with")
     parser.add_argument("--start", type=int, default=1, help="which start of the front this is, from 1")
     parser.add_argument("--server-started", type=float, default=time.time(), help="Unix time of the first start")
+    parser.add_argument("--pulse-fd", type=int, help="pipe to the supervisor, for signs of life")
     args = parser.parse_args()
     end_with_parent(args.parent)
     config = load_config(args.run_dir / "config.json")
@@ -148,6 +149,7 @@ def main() -> int:
             start=args.start,
             server_started=args.server_started,
         )
+        start_pulse(args.pulse_fd, lambda: service.lifecycle.was_ready)
         drain_mark = args.run_dir / "draining"
         service.lifecycle.drain(drain_mark.exists())
         api, admin = api_app(service, api_keys), admin_app(service, admin_token, drain_mark)

@@ -30,6 +30,7 @@ class Metrics:
         self._waiting = gauge("num_requests_waiting", "Sequences waiting to be scheduled.")
         self._kv_usage = gauge("kv_cache_usage_perc", "KV blocks in use; 1 means all.")
         self._heartbeat = gauge("rank_heartbeat_age_seconds", "Seconds since each rank's last sign of life.")
+        self._communication = gauge("rank_communication_seconds", "Seconds that each rank has waited for other ranks.")
         self._startup = gauge("startup_seconds", "Seconds of each phase of the last start.")
         self.prompt_tokens = counter("prompt_tokens_total", "Prompt tokens of accepted requests.")
         self.generation_tokens = counter("generation_tokens_total", "Generated tokens.")
@@ -79,6 +80,7 @@ class Metrics:
         """Set the ages as of now, `status_age_s` after the core reported them."""
         for rank in status.ranks:
             self._heartbeat.set(rank.heartbeat_age_s + status_age_s, rank=str(rank.rank))
+            self._communication.set(rank.communication_s, rank=str(rank.rank))
 
     def observe_recovery(self, recovery: Recovery) -> None:
         """Take over a recovery that ended."""

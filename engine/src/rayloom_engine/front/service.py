@@ -163,6 +163,9 @@ class Service:
                     heartbeat_age_seconds=rank.heartbeat_age_s + age_s,
                     step=rank.step,
                     memory_bytes=rank.memory_bytes,
+                    advance=rank.advance,
+                    communication_seconds=rank.communication_s,
+                    weight_bytes_read=rank.weight_bytes_read,
                 )
                 for rank in (core.ranks if core and is_connected else ())
             ],

@@ -18,7 +18,14 @@ from rayloom_engine.errors import ConfigError, EngineDead
 from rayloom_engine.executor_choice import choose_executor
 from rayloom_engine.launcher.process_ranks import ProcessRanks
 from rayloom_engine.launcher.starter import NO_CORE, RankStarter
-from rayloom_engine.process import EXIT_CONFIG, EXIT_GIVEN_UP, end_with_parent, set_up_logging, write_failure
+from rayloom_engine.process import (
+    EXIT_CONFIG,
+    EXIT_GIVEN_UP,
+    end_with_parent,
+    set_up_logging,
+    start_pulse,
+    write_failure,
+)
 from rayloom_engine.protocol.channel import Channel, dial
 from rayloom_engine.protocol.ranks import Fence, Greeting, LaunchPhase
 from rayloom_engine.restarts import RestartBudget
@@ -64,6 +71,7 @@ class CoreLine:
 
 class Launcher:
     def __init__(self, config: EngineConfig, starter: RankStarter, line: CoreLine, first_incarnation: int) -> None:
+        self.is_up = False  # it has found room for the ranks
         self._config = config
         self._starter = starter
         self._line = line
@@ -76,6 +84,7 @@ class Launcher:
     def run(self) -> NoReturn:
         """Runs for ever. Raises ConfigError when there is no room for the ranks, EngineDead when one keeps ending."""
         self._starter.prepare(self._line.progress)
+        self.is_up = True
         _end_on_sigterm()  # Ray has put a handler of its own there that only prints a trace
         while True:
             self._start_due()
@@ -126,6 +135,7 @@ def main() -> int:
     parser.add_argument("--core-address", required=True, help="HOST:PORT of the core's rank port, from this machine")
     parser.add_argument("--start", type=int, required=True, help="counts this process's starts from 1")
     parser.add_argument("--parent", type=int, required=True, help="process id to end with")
+    parser.add_argument("--pulse-fd", type=int, help="pipe to the supervisor, for signs of life")
     args = parser.parse_args()
     end_with_parent(args.parent)
     _end_on_sigterm()
@@ -135,7 +145,9 @@ def main() -> int:
     starter = _starter(config, args.run_dir, args.core_address, token, is_restart=args.start > 1)
     try:
         # Starts of an earlier launcher have smaller numbers, so the core tells their ranks from ours.
-        Launcher(config, starter, CoreLine(args.core_address, token), args.start << 20).run()
+        launcher = Launcher(config, starter, CoreLine(args.core_address, token), args.start << 20)
+        start_pulse(args.pulse_fd, lambda: launcher.is_up)
+        launcher.run()
     except (ConfigError, EngineDead) as error:
         logger.error("%s", error)
         write_failure(args.run_dir, str(error))

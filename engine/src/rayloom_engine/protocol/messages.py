@@ -119,6 +119,9 @@ class RankStatus(msgspec.Struct, frozen=True, kw_only=True):
     heartbeat_age_s: float
     step: int
     memory_bytes: int  # resident
+    advance: int = 0  # rises with every part of a layer since the epoch began
+    communication_s: float = 0.0  # spent waiting for other ranks since the process started
+    weight_bytes_read: int = 0  # from files, since the process started
 
 
 class CoreStatus(msgspec.Struct, frozen=True, tag="status", kw_only=True):

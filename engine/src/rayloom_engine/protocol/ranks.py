@@ -139,6 +139,9 @@ class Beat(msgspec.Struct, frozen=True, tag="beat", kw_only=True):
     phase: str  # a start-up phase, then "idle" or "step"
     step: int  # steps computed since the process started
     memory_bytes: int  # resident
+    advance: int = 0  # rises with every part of a layer since the epoch began
+    waits: bool = False  # for a peer
+    communication_s: float = 0.0  # spent waiting for peers since the process started
     done: int = 0  # of `total`, in `unit`; of a start-up phase
     total: int = 0
     unit: str = ""

@@ -28,6 +28,7 @@ from rayloom_engine.protocol.ranks import (
     StoreOpen,
     Welcomed,
 )
+from rayloom_engine.ranks.standstill import Standstill
 
 logger = logging.getLogger(__name__)
 
@@ -81,6 +82,9 @@ class AttachedRank:
             heartbeat_age_s=now - self.control.beat_at,
             step=beat.step,
             memory_bytes=beat.memory_bytes,
+            advance=beat.advance,
+            communication_s=beat.communication_s,
+            weight_bytes_read=self.loaded.bytes_read if self.loaded else 0,
         )
 
 
@@ -103,7 +107,8 @@ class RankPool:
         self._last_ticket = 0
         self._launcher: Channel | None = None
         self._fences: dict[int, Fence] = {}  # rank -> its last fence, until a newer start of it is there
-        self._looked_at = time.monotonic()  # when the signs of life were last looked at
+        self.looked_at = time.monotonic()  # when the signs of life were last looked at; any thread may read it
+        self._standstill = Standstill(hang_seconds)
         self._strangers = threading.BoundedSemaphore(_MAX_STRANGERS)
         self._wake_read, self._wake_write = socket.socketpair()
         self._wake_read.setblocking(False)
@@ -167,10 +172,11 @@ class RankPool:
             with contextlib.suppress(ChannelClosed):  # told again when a launcher dials
                 self._launcher.send(fence)
 
-    def poll(self, timeout_s: float) -> list[tuple[int, Reply]]:
+    def poll(self, timeout_s: float, is_due: bool = False) -> list[tuple[int, Reply]]:
         """What attached ranks said, as soon as one said something or one arrived; empty after the time.
 
-        Raises RankLost for a rank whose connection ended, or that has shown no sign of life for hang_seconds.
+        Raises RankLost for a rank whose connection ended, or that has shown no sign of life for hang_seconds; and,
+        while the answer to a plan `is_due`, for the one that stands still when none has advanced for so long.
         """
         poller = select.poll()
         by_fd = {fd: number for number, rank in self.attached.items() for fd in rank.steps.filenos()}
@@ -188,21 +194,27 @@ class RankPool:
             if not isinstance(message, _REPLIES):
                 raise RankLost(number, f"it sent a {type(message).__name__}")
             self._unread.append((rank, message))
-        self._check_alive()
+        self._check_alive(is_due)
         replies = [(rank.rank, reply) for rank, reply in self._unread if self.attached.get(rank.rank) is rank]
         self._unread.clear()
         return replies
 
-    def _check_alive(self) -> None:
+    def _check_alive(self, is_due: bool) -> None:
         now = time.monotonic()
         # A core that was itself stopped for a while has heard nobody, and that is no rank's fault.
-        was_away, self._looked_at = now - self._looked_at > self._hang_seconds / 2, now
+        was_away, self.looked_at = now - self.looked_at > self._hang_seconds / 2, now
         for number, rank in self.attached.items():
             if rank.control.is_closed:
                 raise RankLost(number, "its control connection ended")
             patience = self._hang_seconds if rank.loaded else max(self._hang_seconds, _LOADING_SECONDS)
             if now - rank.control.beat_at > patience and not was_away:
                 raise RankLost(number, f"no sign of life for {now - rank.control.beat_at:.0f} s")
+        if was_away or not is_due:
+            self._standstill.reset()
+            return
+        standing = self._standstill.observe(now, {number: rank.control.beat for number, rank in self.attached.items()})
+        if standing is not None:
+            raise RankLost(standing, f"alive, but it stands still; no rank has advanced for {self._hang_seconds:g} s")
 
     # --- threads ---
 

@@ -10,7 +10,7 @@ from rayloom_engine.protocol.channel import encode
 from rayloom_engine.protocol.ranks import Computed, Failed, Run
 from rayloom_engine.ranks.pool import RankPool
 
-_POLL_SECONDS = 1.0  # between looks at the signs of life
+_POLL_SECONDS = 0.25  # between looks at the signs of life
 
 
 class RemoteExecutor:
@@ -30,7 +30,7 @@ class RemoteExecutor:
 
     def collect(self) -> StepResult:
         while not self._results:
-            for number, reply in self._pool.poll(_POLL_SECONDS):
+            for number, reply in self._pool.poll(_POLL_SECONDS, is_due=True):
                 if reply.ticket not in self._tickets:
                     continue  # to an order of before a loss
                 if isinstance(reply, Failed):

@@ -12,6 +12,7 @@ from rayloom_engine.layers.tensor_group import TensorGroup
 from rayloom_engine.models.decoder import CausalLM
 from rayloom_engine.models.shard import Shard
 from rayloom_engine.models.stage import Stage
+from rayloom_engine.worker.activity import Activity, WatchedGroup, WatchedLink
 from rayloom_engine.worker.device import DeviceChoice
 from rayloom_engine.worker.kv_memory import GIB, KvPlan
 from rayloom_engine.worker.runner import Runner
@@ -28,6 +29,7 @@ class LoadedRank:
         self.compute_dtype = str(choice.compute_dtype).removeprefix("torch.")
         self.weight_bytes = model.weight_bytes
         self.num_bytes_read = model.num_bytes_read  # of weights, from files, by this process
+        self.activity = Activity()
         self._model = model
         self._choice = choice
         self._cache: KvCache | None = None
@@ -67,7 +69,10 @@ class LoadedRank:
         if self._cache is None or self._cache.num_blocks != num_blocks:
             self._cache = None  # its memory goes first
             self._cache = self._allocate(num_blocks)
-        return Runner(self._model, self._cache, self._choice.device, epoch, link, group)
+        self.activity.advance = 0  # all ranks begin an epoch together, so from here on their counts compare
+        watched = None if link is None else WatchedLink(link, self.activity)
+        group = WatchedGroup(group, self.activity)
+        return Runner(self._model, self._cache, self._choice.device, epoch, watched, group)
 
     def _allocate(self, num_blocks: int) -> KvCache:
         try:

@@ -1,0 +1,74 @@
+"""How far a rank has come, for the thread that tells the core: a rank that is alive may still stand still.
+
+The model calls its group twice in every layer, also where it has no peers, so counting there tells a long step from one
+that is stuck.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+    from rayloom_engine.layers.tensor_group import TensorGroup
+    from rayloom_engine.worker.stage_link import StageLink
+
+
+class Activity:
+    """Written by the thread that computes, read by any other. As a context: while this rank waits for a peer."""
+
+    def __init__(self) -> None:
+        self.advance = 0  # rises with every half of a layer, and when a wait begins and ends
+        self.waits = False  # for a peer
+        self.communication_s = 0.0  # spent waiting in all
+        self._since = 0.0
+
+    def __enter__(self) -> None:
+        self._since = time.perf_counter()
+        self.advance += 1
+        self.waits = True
+
+    def __exit__(self, *_: object) -> None:
+        self.waits = False
+        self.advance += 1
+        self.communication_s += time.perf_counter() - self._since
+
+
+class WatchedGroup:
+    """A TensorGroup whose calls are counted; None is the group of a rank that has its layers for itself."""
+
+    def __init__(self, group: TensorGroup | None, activity: Activity) -> None:
+        self._group = group
+        self._activity = activity
+
+    def all_reduce(self, part: torch.Tensor) -> torch.Tensor:
+        if self._group is None:
+            self._activity.advance += 1
+            return part
+        with self._activity:
+            return self._group.all_reduce(part)
+
+    def gather(self, part: torch.Tensor) -> torch.Tensor | None:
+        if self._group is None:
+            self._activity.advance += 1
+            return part
+        with self._activity:
+            return self._group.gather(part)
+
+
+class WatchedLink:
+    """A StageLink whose calls are counted."""
+
+    def __init__(self, link: StageLink, activity: Activity) -> None:
+        self._link = link
+        self._activity = activity
+
+    def receive(self, num_tokens: int) -> torch.Tensor:
+        with self._activity:
+            return self._link.receive(num_tokens)
+
+    def send(self, hidden_TD: torch.Tensor) -> None:
+        with self._activity:
+            self._link.send(hidden_TD)

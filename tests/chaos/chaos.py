@@ -1,0 +1,134 @@
+"""`make chaos`: random faults under load, against real servers. Ends with 1 when a request failed.
+
+Each fault lands while streams run and requests keep arriving, by the rules of rt_streams.py; every token is compared
+with an undisturbed run. Killing the front is left out: it ends its own connections, which the table of faults allows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import statistics
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from rt_faults import breakable_server, strike
+from rt_streams import NUM_TOKENS, disturb, undisturbed
+
+NUM_STAGES = 2
+KINDS = [
+    ("rank", "killed"),
+    ("rank", "stopped"),
+    ("rank", "stuck"),
+    ("core", "killed"),
+    ("core", "stopped"),
+    ("launcher", "killed"),
+]
+ARGUMENTS = (
+    "--dtype",
+    "float32",
+    "--served-model-name",
+    "m",
+    "--max-model-len",
+    "1024",
+    "--num-kv-blocks",
+    "512",
+    "--pipeline-parallel-size",
+    str(NUM_STAGES),
+    "--hang-seconds",
+    "4",
+    "--restart-budget",
+    "1000",
+)
+
+
+@dataclass(frozen=True)
+class Fault:
+    role: str  # rank, core or launcher
+    victim: str  # the role, or which rank
+    how: str
+    strike_at: int  # tokens that every stream has by then
+
+
+def draw_faults(rng: random.Random, number: int) -> list[Fault]:
+    """Every kind about equally often, in random order."""
+    kinds = [*KINDS] * (number // len(KINDS)) + rng.sample(KINDS, number % len(KINDS))
+    rng.shuffle(kinds)
+    return [
+        Fault(
+            role,
+            f"rank {rng.randrange(NUM_STAGES)}" if role == "rank" else role,
+            how,
+            rng.randint(16, NUM_TOKENS // 2 - 10),
+        )
+        for role, how in kinds
+    ]
+
+
+def run(executor: str, faults: list[Fault], model: str) -> tuple[list[tuple[Fault, float]], int, int]:
+    """(fault, seconds until tokens flowed again), number of requests, number of failed ones."""
+    took, num_requests, num_failed = [], 0, 0
+    arguments = (*ARGUMENTS, "--executor", executor, "--model", model)
+    with tempfile.TemporaryDirectory(prefix="chaos-") as folder, breakable_server(Path(folder), *arguments) as server:
+        expected = undisturbed(server)
+        for number, fault in enumerate(faults, 1):
+            began = time.monotonic()
+            act = partial(strike, server, fault.victim, fault.how)
+            seen = disturb(server, expected, act, strike_at=fault.strike_at)
+            failures = list(seen.failures)
+            if not seen.survivors_read_nothing():
+                failures.append("a rank that lived read its weights again")
+            took.append((fault, seen.seconds))
+            num_requests += seen.num_requests
+            num_failed += len(failures)
+            print(
+                f"{executor} {number}/{len(faults)}: {fault.victim} {fault.how} at {fault.strike_at} tokens: noticed "
+                f"after {seen.noticed_s:.2f} s, tokens again after {seen.seconds:.2f} s, {len(failures)} of "
+                f"{seen.num_requests} requests failed ({time.monotonic() - began:.0f} s)",
+                flush=True,
+            )
+            for failure in failures:
+                print(f"  FAILED: {failure}", flush=True)
+        if num_failed:
+            print(server.log_text()[-20000:])
+    return took, num_requests, num_failed
+
+
+def table(took: dict[str, list[tuple[Fault, float]]]) -> str:
+    """Seconds from the fault to the next token of a running stream."""
+    lines = [f"{'executor':9} {'role':9} {'fault':8} {'count':>5} {'p50 s':>7} {'max s':>7}"]
+    for executor, faults in took.items():
+        for role, how in KINDS:
+            seconds = [seconds for fault, seconds in faults if (fault.role, fault.how) == (role, how)]
+            if seconds:
+                median = statistics.median(seconds)
+                lines.append(f"{executor:9} {role:9} {how:8} {len(seconds):5} {median:7.2f} {max(seconds):7.2f}")
+    return "\n".join(lines)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="make chaos", description=__doc__)
+    parser.add_argument("--seed", type=int, default=random.randrange(1 << 16), help="of the faults; printed")
+    parser.add_argument("--faults", type=int, default=30, help="in all, shared among the executors")
+    parser.add_argument("--executors", default="mp,ray", help="comma-separated, one server after the other")
+    parser.add_argument("--model", default="builtin://smollm2-135m")
+    args = parser.parse_args()
+    executors = args.executors.split(",")
+    print(f"seed {args.seed}, {args.faults} faults over {', '.join(executors)}", flush=True)
+    rng, began = random.Random(args.seed), time.monotonic()
+    took, num_requests, num_failed = {}, 0, 0
+    for index, executor in enumerate(executors):
+        share = (args.faults + index) // len(executors)
+        took[executor], requests, failed = run(executor, draw_faults(rng, share), args.model)
+        num_requests, num_failed = num_requests + requests, num_failed + failed
+    print(f"\nSeconds from the fault to the next token of a stream that was running:\n{table(took)}")
+    print(f"\nseed {args.seed}: {num_failed} of {num_requests} requests failed; {time.monotonic() - began:.0f} s")
+    return 1 if num_failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,88 @@
+"""Faults, made from outside: signals, and code that is brought into a server's ranks. Shipped code has no hooks."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rt_server import RunningServer, running_server
+
+_SITE = '''
+import importlib.abc, importlib.util, sys
+
+class Patch(importlib.abc.MetaPathFinder):
+    """Changes Runner once its module is there; nobody imports torch because of it."""
+
+    def find_spec(self, name, path, target=None):
+        if name != "rayloom_engine.worker.runner":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        load = spec.loader.exec_module
+
+        def exec_module(module):
+            load(module)
+            patch(module.Runner)
+
+        spec.loader.exec_module = exec_module
+        return spec
+
+sys.meta_path.insert(0, Patch())
+'''
+
+_STANDS_STILL = """
+import os, time
+
+def patch(runner):
+    run = runner.run
+
+    def stuck(self, plan):
+        try:
+            with open({flag!r}) as flag:
+                is_meant = int(flag.read()) == self._model.stage.index
+        except (OSError, ValueError):
+            is_meant = False
+        if is_meant:
+            os.unlink({flag!r})
+            while True:
+                time.sleep(1.0)
+        return run(self, plan)
+
+    runner.run = stuck
+"""
+
+
+@contextlib.contextmanager
+def breakable_server(folder: Path, *arguments: str) -> Iterator[RunningServer]:
+    """A server that `strike` can break in every way."""
+    plugin = folder / "plugin"
+    plugin.mkdir()
+    (plugin / "sitecustomize.py").write_text(_STANDS_STILL.format(flag=str(_flag(folder))) + _SITE)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(plugin), prepend=os.pathsep)
+        with running_server(folder, *arguments) as server:
+            yield server
+
+
+def strike(server: RunningServer, victim: str, fault: str) -> None:
+    """Breaks "rank N", "core", "launcher" or "front", which is "killed" or "stopped"; ranks may also get "stuck".
+
+    A stuck rank shows signs of life and never ends its step. Ranks are told by their stage: one a stage.
+    """
+    number = victim.removeprefix("rank ")
+    if fault == "stuck":
+        _flag(server.log.parent).write_text(number)
+    else:
+        ranks = {f"rank {rank['rank']}": rank["pid"] for rank in server.status()["ranks"]}
+        pid = ranks[victim] if victim in ranks else server.children()[victim].pid
+        os.kill(pid, signal.SIGKILL if fault == "killed" else signal.SIGSTOP)
+
+
+def _flag(folder: Path) -> Path:
+    """Names the stage whose rank is to stand still; that one takes it away."""
+    return folder / "stands-still"
