@@ -14,6 +14,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from rayloom_engine.core.decoding import DecodingParams
+from rayloom_engine.core.step import NewSlot, SlotStep, StepPlan
 from rayloom_engine.worker.stage_link import interface_towards
 from rt_stages import RankProcesses, StagesInARow, answers, ids_by_request, load_stages, make_engine, stage_config
 from rt_tiny import tiny_variant
@@ -59,6 +61,34 @@ def test_after_a_rank_was_killed_the_other_keeps_its_weights_and_no_token_change
     outputs = answers_across_a_loss(engine, stages)
     assert ids_by_request(outputs) == expected
     assert stages.join(3)[1] == before
+
+
+def test_a_stage_goes_on_before_the_next_one_takes_what_it_sent_and_sees_its_end(stages: RankProcesses) -> None:
+    stages.join(1)
+    params = DecodingParams(max_tokens=9, temperature=0.0)
+
+    def plan(number: int) -> StepPlan:
+        new = NewSlot(
+            slot=number,
+            request_id=f"{number}",
+            token_ids=(3, 4, 5),
+            num_prompt_tokens=3,
+            block_table=(number,),
+            params=params,
+            eos_token_ids=(),
+        )
+        step = SlotStep(slot=number, start=0, num_tokens=3, samples=True)
+        return StepPlan(step_id=number, epoch=1, new_slots=(new,), slots=(step,))
+
+    assert [stages.ask(0, "run", plan(number))[1].step_id for number in (1, 2)] == [1, 2]
+    results = [stages.ask(1, "run", plan(number))[1] for number in (1, 2)]
+    assert [result.sampled[0].slot for result in results] == [1, 2]
+    assert len({result.sampled[0].token_id for result in results}) == 1
+    stages.processes[1].kill()
+    stages.processes[1].join(10.0)
+    with pytest.raises(RuntimeError):
+        for number in (3, 4, 5):
+            stages.ask(0, "run", plan(number))
 
 
 def test_a_meeting_that_nobody_came_to_can_be_repeated(stages: RankProcesses, expected: dict[str, list[int]]) -> None:
