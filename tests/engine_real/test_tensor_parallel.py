@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rt_faults import strike
+from rt_faults import breakable_server, strike
 from rt_server import RunningServer, running_server
 from rt_streams import Said, disturb, undisturbed
 from rt_tiny import tiny_checkpoint, tiny_tokenizer
@@ -39,7 +39,8 @@ def server(
     request: pytest.FixtureRequest, model: str, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[RunningServer]:
     folder = tmp_path_factory.mktemp("four")
-    with running_server(folder, "--model", model, *ARGUMENTS, *LAYOUTS[request.param], "--executor", "mp") as running:
+    extra = (*LAYOUTS[request.param], "--executor", "mp", "--hang-seconds", "4")
+    with breakable_server(folder, "--model", model, *ARGUMENTS, *extra) as running:
         yield running
         text = running.log_text()
     assert "Traceback" not in text, text[-4000:]
@@ -50,15 +51,21 @@ def test_four_ranks_say_what_one_says(server: RunningServer, expected: list[Said
     assert undisturbed(server, NUM_TOKENS) == expected
 
 
-@pytest.mark.parametrize("victim", [0, 2, 3])  # in 4 x 1, rank 0 does not notice of itself that rank 2 is gone
-def test_a_killed_rank_costs_a_pause_and_no_request(victim: int, server: RunningServer, expected: list[Said]) -> None:
-    seen = disturb(server, expected, lambda: strike(server, f"rank {victim}", "killed"), NUM_TOKENS)
+@pytest.mark.parametrize(
+    ("victim", "fault"),
+    # In 4 x 1, rank 0 does not notice of itself that rank 2 is gone. A stuck rank's peers wait in a sum.
+    [("rank 0", "killed"), ("rank 2", "killed"), ("rank 3", "killed"), ("rank 2", "stuck")],
+)
+def test_a_fault_of_a_rank_costs_a_pause_and_no_request(
+    victim: str, fault: str, server: RunningServer, expected: list[Said]
+) -> None:
+    seen = disturb(server, expected, lambda: strike(server, victim, fault), NUM_TOKENS)
     assert seen.failures == []
     before, after = seen.pids(after=False), seen.pids(after=True)
-    assert [rank for rank in after if after[rank] != before[rank]] == [f"rank {victim}"]
+    assert [rank for rank in after if after[rank] != before[rank]] == [victim]
     assert seen.survivors_read_nothing()
     assert len(seen.after["recoveries"]) == len(seen.before["recoveries"]) + 1
-    assert seen.after["recoveries"][-1]["process"] == f"rank {victim}"
+    assert seen.after["recoveries"][-1]["process"] == victim
 
 
 def test_four_ray_actors_say_what_one_rank_says(model: str, expected: list[Said], tmp_path: Path) -> None:

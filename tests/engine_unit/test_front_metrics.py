@@ -57,6 +57,34 @@ def test_counters_of_the_core_go_on_after_a_restart() -> None:
     assert 'rayloom:prefix_cache_hits_total{model_name="m"} 11' in metrics.text()
 
 
+def test_each_rank_shows_its_age_and_its_waits_for_others() -> None:
+    metrics = Metrics("m")
+    rank = RankStatus(
+        rank=1,
+        node="n",
+        host="h",
+        pid=1,
+        phase="idle",
+        heartbeat_age_s=0.5,
+        step=1,
+        memory_bytes=1,
+        communication_s=2.5,
+    )
+    status = CoreStatus(
+        state="serving",
+        epoch=1,
+        executor="mp",
+        step=0,
+        last_token_age_s=None,
+        phases=(),
+        stats=SchedulerStats(),
+        ranks=(rank,),
+    )
+    metrics.observe_heartbeats(status, 1.0)
+    assert 'rayloom:rank_heartbeat_age_seconds{model_name="m",rank="1"} 1.5' in metrics.text()
+    assert 'rayloom:rank_communication_seconds{model_name="m",rank="1"} 2.5' in metrics.text()
+
+
 def test_losses_before_tokens_flow_are_one_recovery() -> None:
     log = RecoveryLog()
     log.begin("core_lost", "core", at=100.0, now_s=10.0)

@@ -377,14 +377,14 @@ def test_a_rank_that_beats_and_stands_still_is_lost_once_a_plan_is_due() -> None
 
 
 def test_a_step_may_take_long_while_a_rank_advances() -> None:
-    ranks = Ranks(hang_seconds=1.0)
+    ranks = Ranks(hang_seconds=2.0)
     ranks.start(0)
     slow = ranks.start(1, answer=lambda order: isinstance(order, Run) and done.wait(30.0) and None)
     done = threading.Event()
     ranks.assemble()
 
     def advance() -> None:
-        for count in range(25):  # 2.5 s
+        for count in range(30):  # 3 s
             slow.beat = Beat(phase="step", step=0, memory_bytes=1, advance=count)
             time.sleep(0.1)
         done.set()

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
+import psutil
 import pytest
 
 from rayloom_engine.config import parse_config
 from rayloom_engine.errors import ConfigError
 from rayloom_engine.restarts import backoff_seconds
 from rayloom_engine.supervisor import Child, bind_sockets
+from rt_server import wait_until
 
 
 def test_the_first_restart_is_immediate_and_later_ones_wait_longer() -> None:
@@ -47,53 +50,80 @@ def test_an_admin_port_that_others_can_reach_needs_a_token() -> None:
         bind_sockets(parse_config({"port": 0, "admin_port": 0, "admin_host": "0.0.0.0"}))
 
 
+class Heard:
+    """A child that sleeps, and its end of the pipe."""
+
+    def __init__(self, code: str = "import time; time.sleep(60)") -> None:
+        listening, self._speaking = os.pipe()
+        os.set_blocking(listening, False)
+        self.child = Child("core", budget=5)
+        self.process = subprocess.Popen([sys.executable, "-S", "-c", code])
+        self.child.started(self.process, listening)
+        self._listening = listening
+
+    def say(self, data: bytes) -> None:
+        os.write(self._speaking, data)
+
+    def is_silent(self, now: float, was_away: bool = False) -> bool:
+        self.child.listen(now, was_away)
+        return self.child.is_silent(now, 10.0)
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        os.close(self._speaking)
+        os.close(self._listening)
+
+
 @pytest.fixture
-def heard() -> Iterator[tuple[Child, Callable[[bytes], int]]]:
-    """A child, and how it is heard."""
-    listening, speaking = os.pipe()
-    os.set_blocking(listening, False)
-    child = Child("core", budget=5)
-    child.started(subprocess.Popen([sys.executable, "-c", ""]), listening)
-    yield child, lambda data: os.write(speaking, data)
-    assert child.process is not None
-    child.process.wait()
-    os.close(speaking)
-    os.close(listening)
+def heard() -> Iterator[Heard]:
+    child = Heard()
+    wait_until(lambda: psutil.Process(child.process.pid).status() == psutil.STATUS_SLEEPING, 10.0, lambda: "not asleep")
+    child.process.send_signal(signal.SIGSTOP)  # so that it computes nothing
+    wait_until(lambda: psutil.Process(child.process.pid).status() == psutil.STATUS_STOPPED, 10.0, lambda: "not stopped")
+    yield child
+    child.close()
 
 
-def test_a_child_that_fell_silent_is_known_after_hang_seconds(heard: tuple[Child, Callable[[bytes], int]]) -> None:
-    child, say = heard
-    assert not child.is_silent(1000.0, 10.0, was_away=False), "one that was never heard is still starting"
-    say(b"011")
-    assert not child.is_silent(1001.0, 10.0, was_away=False)
-    assert not child.is_silent(1011.0, 10.0, was_away=False)
-    assert child.is_silent(1011.1, 10.0, was_away=False)
-    say(b"1")
-    assert not child.is_silent(1011.2, 10.0, was_away=False)
+def test_a_child_that_fell_silent_is_known_after_hang_seconds(heard: Heard) -> None:
+    assert not heard.is_silent(1000.0), "one that was never heard is still starting"
+    heard.say(b"011")
+    assert not heard.is_silent(1001.0)
+    assert not heard.is_silent(1011.0)
+    assert heard.is_silent(1011.1)
+    heard.say(b"1")
+    assert not heard.is_silent(1011.2)
 
 
-def test_a_child_that_was_up_is_started_again_at_once(heard: tuple[Child, Callable[[bytes], int]]) -> None:
-    child, say = heard
-    process = child.process
-    say(b"1")
-    child.is_silent(1000.0, 10.0, was_away=False)
-    assert [child.died(1000.0), child.died(1001.0)] == [True, True]
-    assert child.start_at == 1001.0
-    child.process = process
+def test_a_child_that_was_up_is_started_again_at_once(heard: Heard) -> None:
+    heard.say(b"1")
+    assert not heard.is_silent(1000.0)
+    assert [heard.child.died(1000.0), heard.child.died(1001.0)] == [True, True]
+    assert heard.child.start_at == 1001.0
 
 
-def test_a_child_that_is_not_up_has_longer(heard: tuple[Child, Callable[[bytes], int]]) -> None:
-    child, say = heard
-    say(b"00")
-    assert not child.is_silent(1000.0, 10.0, was_away=False)
-    assert not child.is_silent(1059.0, 10.0, was_away=False)
-    assert child.is_silent(1061.0, 10.0, was_away=False)
+def test_a_child_that_is_not_up_has_longer(heard: Heard) -> None:
+    heard.say(b"00")
+    assert not heard.is_silent(1000.0)
+    assert not heard.is_silent(1059.0)
+    assert heard.is_silent(1061.0)
 
 
-def test_a_supervisor_that_was_stopped_blames_nobody(heard: tuple[Child, Callable[[bytes], int]]) -> None:
-    child, say = heard
-    say(b"1")
-    assert not child.is_silent(1000.0, 10.0, was_away=False)
-    assert not child.is_silent(1060.0, 10.0, was_away=True)
-    assert not child.is_silent(1069.0, 10.0, was_away=False)
-    assert child.is_silent(1071.0, 10.0, was_away=False)
+def test_a_supervisor_that_was_stopped_blames_nobody(heard: Heard) -> None:
+    heard.say(b"1")
+    assert not heard.is_silent(1000.0)
+    assert not heard.is_silent(1060.0, was_away=True)
+    assert not heard.is_silent(1069.0)
+    assert heard.is_silent(1071.0)
+
+
+def test_a_child_that_computes_is_alive_though_it_says_nothing() -> None:
+    busy = Heard("while True: pass")
+    busy.say(b"1")
+    assert not busy.is_silent(1000.0)
+    used = sum(psutil.Process(busy.process.pid).cpu_times()[:2])
+    wait_until(
+        lambda: sum(psutil.Process(busy.process.pid).cpu_times()[:2]) > used + 0.05, 10.0, lambda: "it does not compute"
+    )
+    assert not busy.is_silent(1060.0)
+    busy.close()

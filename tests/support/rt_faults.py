@@ -44,7 +44,8 @@ def patch(runner):
     def stuck(self, plan):
         try:
             with open({flag!r}) as flag:
-                is_meant = int(flag.read()) == self._model.stage.index
+                shard = self._model.shard
+                is_meant = int(flag.read()) == self._model.stage.index * shard.count + shard.index
         except (OSError, ValueError):
             is_meant = False
         if is_meant:
@@ -72,7 +73,7 @@ def breakable_server(folder: Path, *arguments: str) -> Iterator[RunningServer]:
 def strike(server: RunningServer, victim: str, fault: str) -> None:
     """Breaks "rank N", "core", "launcher" or "front", which is "killed" or "stopped"; ranks may also get "stuck".
 
-    A stuck rank shows signs of life and never ends its step. Ranks are told by their stage: one a stage.
+    A stuck rank shows signs of life and never ends its step.
     """
     number = victim.removeprefix("rank ")
     if fault == "stuck":
@@ -84,5 +85,5 @@ def strike(server: RunningServer, victim: str, fault: str) -> None:
 
 
 def _flag(folder: Path) -> Path:
-    """Names the stage whose rank is to stand still; that one takes it away."""
+    """Names the rank that is to stand still; that one takes it away."""
     return folder / "stands-still"

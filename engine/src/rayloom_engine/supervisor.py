@@ -48,6 +48,7 @@ class Child:
         self.pulse: int | None = None  # where its signs of life come in
         self.heard_at: float | None = None  # by time.monotonic; None until the first one
         self.is_up = False  # it said so
+        self._cpu_ticks = ""
         self._budget = RestartBudget(budget)
 
     def started(self, process: subprocess.Popen[bytes], pulse: int | None = None) -> None:
@@ -58,13 +59,19 @@ class Child:
         self.starts += 1
         self.start_at = None
 
-    def is_silent(self, now: float, hang_seconds: float, was_away: bool) -> bool:
-        """Whether it was heard once and is not any more. `was_away`: nobody listened, so it may have been."""
+    def listen(self, now: float, was_away: bool) -> None:
+        """Takes in its signs of life. `was_away`: nobody has listened for a while, so it may have given some."""
         with contextlib.suppress(BlockingIOError):
             while self.pulse is not None and (data := os.read(self.pulse, 4096)):
                 self.heard_at, self.is_up = now, data.endswith(b"1")
-        if self.heard_at is not None and was_away:
+        # Also what computes is alive: a call into a library may keep the thread that speaks from running.
+        cpu_ticks = "" if self.process is None else _cpu_ticks(self.process.pid)
+        if self.heard_at is not None and (was_away or cpu_ticks != self._cpu_ticks):
             self.heard_at = now
+        self._cpu_ticks = cpu_ticks
+
+    def is_silent(self, now: float, hang_seconds: float) -> bool:
+        """Whether it was heard once and is not any more."""
         patience = hang_seconds if self.is_up else max(hang_seconds, _START_SECONDS)
         return self.heard_at is not None and now - self.heard_at > patience
 
@@ -178,7 +185,8 @@ class Supervisor:
         now, hang_seconds = time.monotonic(), self._config.hang_seconds
         was_away, self._listened_at = now - self._listened_at > hang_seconds / 2, now
         for child in self._children:
-            if child.process is not None and child.is_silent(now, hang_seconds, was_away):
+            child.listen(now, was_away)
+            if child.process is not None and child.is_silent(now, hang_seconds):
                 logger.warning("%s shows no sign of life for %g s and is killed", child.name, hang_seconds)
                 child.process.kill()
                 child.heard_at = None  # said and done once
@@ -278,6 +286,14 @@ def _url(listener: socket.socket) -> str:
     host, port = listener.getsockname()[:2]
     host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
     return f"http://{host}:{port}"
+
+
+def _cpu_ticks(pid: int) -> str:
+    """What it has computed so far, to compare with a later time; the same for ever where there is no /proc."""
+    try:
+        return " ".join(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13])
+    except OSError:
+        return ""
 
 
 def _start(child: Child, module: str, arguments: Sequence[str], fds: Sequence[int] = ()) -> None:

@@ -52,7 +52,8 @@ class Tokenizer:
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """The ids of `text`. `add_special_tokens` adds what the model wants around a plain text (often a BOS)."""
         try:
-            ids: list[int] = self.backend.encode(text, add_special_tokens=add_special_tokens).ids
+            # As a batch of one: `encode` would keep every other thread of the process from running while it works.
+            ids: list[int] = self.backend.encode_batch([text], add_special_tokens=add_special_tokens)[0].ids
         except TypeError as error:
             raise RequestError("the text has half of a surrogate pair, which is not a character; remove it") from error
         if add_special_tokens and self._bos_id is not None:

@@ -37,23 +37,17 @@ class Activity:
 
 
 class WatchedGroup:
-    """A TensorGroup whose calls are counted; None is the group of a rank that has its layers for itself."""
+    """A TensorGroup whose calls are counted."""
 
-    def __init__(self, group: TensorGroup | None, activity: Activity) -> None:
+    def __init__(self, group: TensorGroup, activity: Activity) -> None:
         self._group = group
         self._activity = activity
 
     def all_reduce(self, part: torch.Tensor) -> torch.Tensor:
-        if self._group is None:
-            self._activity.advance += 1
-            return part
         with self._activity:
             return self._group.all_reduce(part)
 
     def gather(self, part: torch.Tensor) -> torch.Tensor | None:
-        if self._group is None:
-            self._activity.advance += 1
-            return part
         with self._activity:
             return self._group.gather(part)
 

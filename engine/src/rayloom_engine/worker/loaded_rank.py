@@ -8,7 +8,7 @@ import torch.distributed as dist
 from rayloom_engine.config import BLOCK_SIZE
 from rayloom_engine.errors import ConfigError
 from rayloom_engine.kernels.kv_cache import KvCache
-from rayloom_engine.layers.tensor_group import TensorGroup
+from rayloom_engine.layers.tensor_group import OneRank, TensorGroup
 from rayloom_engine.models.decoder import CausalLM
 from rayloom_engine.models.shard import Shard
 from rayloom_engine.models.stage import Stage
@@ -71,7 +71,7 @@ class LoadedRank:
             self._cache = self._allocate(num_blocks)
         self.activity.advance = 0  # all ranks begin an epoch together, so from here on their counts compare
         watched = None if link is None else WatchedLink(link, self.activity)
-        group = WatchedGroup(group, self.activity)
+        group = WatchedGroup(group or OneRank(), self.activity)
         return Runner(self._model, self._cache, self._choice.device, epoch, watched, group)
 
     def _allocate(self, num_blocks: int) -> KvCache:
