@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 from rayloom_engine.config import parse_config
@@ -39,11 +40,41 @@ class CoreUnderTest:
         self.ranks = [self.start_rank(0), self.start_rank(1)]
         self.wait_for("serving")
 
-    def start_rank(self, rank: int, incarnation: int = 1) -> FakeRank:
-        return FakeRank(self.port, rank, incarnation=incarnation, answer=_computed if rank == 1 else None)
+    def start_rank(
+        self, rank: int, incarnation: int = 1, before: Callable[[object], None] = lambda _: None
+    ) -> FakeRank:
+        """`before` is called with each order before it is obeyed."""
+
+        def answer(order: object) -> object | None:
+            before(order)
+            return _computed(order) if rank == 1 else None
+
+        return FakeRank(self.port, rank, incarnation=incarnation, answer=answer)
 
     def wait_for(self, state: str) -> None:
         wait_until(lambda: self.state.state == state, 20.0, lambda: str(self.state.status()))
+
+
+def test_a_loss_is_told_with_rank_node_and_phases_until_a_step_has_passed_every_rank(tmp_path: Path) -> None:
+    core = CoreUnderTest(tmp_path)
+    assert (core.state.lost, core.state.lost_node) == ("", "")
+    core.ranks[1].die()
+    core.wait_for("recovering")
+    wait_until(lambda: 1 not in core.state.pool.attached, 5.0, lambda: str(core.state.status()))
+    assert (core.state.lost, core.state.lost_node, core.state.epoch) == ("rank 1", "n", 1)
+    may_compute = threading.Event()
+
+    def hold(order: object) -> None:
+        if isinstance(order, Run):
+            may_compute.wait(20.0)
+
+    core.start_rank(1, 2, hold)
+    wait_until(lambda: core.state.phases[-1].name == "replay", 20.0, lambda: str(core.state.status()))
+    assert (core.state.state, core.state.epoch) == ("recovering", 2), "not before tokens flow"
+    may_compute.set()
+    core.wait_for("serving")
+    assert [phase.name for phase in core.state.phases] == ["suspect", "rendezvous", "warm_up", "replay"]
+    assert all(phase.is_finished for phase in core.state.phases)
 
 
 def test_ranks_that_do_not_come_back_in_time_end_the_engine(tmp_path: Path) -> None:

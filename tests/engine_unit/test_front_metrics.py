@@ -59,9 +59,9 @@ def test_counters_of_the_core_go_on_after_a_restart() -> None:
 
 def test_losses_before_tokens_flow_are_one_recovery() -> None:
     log = RecoveryLog()
-    log.begin("core_lost", "core", at=100.0, now_s=10.0)
+    log.begin("core_lost", "core", "here", at=100.0, now_s=10.0)
     log.replayed(3)
-    log.begin("core_lost", "core", at=101.0, now_s=11.0)
+    log.begin("core_lost", "core", "here", at=101.0, now_s=11.0)
     log.replayed(2)
     ended = log.end(12.5)
     assert ended is not None
