@@ -1,58 +1,122 @@
-"""The core's process with ranks that have no model: what it says of a loss, and when it gives up."""
+"""The core's process with ranks that have no model: what it says of a loss, whom it blames, and when it gives up."""
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 from rayloom_engine.config import parse_config
-from rayloom_engine.core.step import SampledToken, StepResult
+from rayloom_engine.core.decoding import DecodingParams
+from rayloom_engine.core.step import SampledToken, StepPlan, StepResult
 from rayloom_engine.core_process import CoreProcess
 from rayloom_engine.process import EXIT_GIVEN_UP, read_failure
-from rayloom_engine.protocol.ranks import Computed, Run
-from rt_fake_rank import TOKEN, FakeRank, make_listener
+from rayloom_engine.protocol.channel import ChannelClosed
+from rayloom_engine.protocol.messages import Submit
+from rayloom_engine.protocol.ranks import Computed, Fence, Run
+from rt_fake_rank import TOKEN, FakeLauncher, FakeRank, make_listener
 from rt_server import wait_until
 from rt_tiny import tiny_checkpoint
 
-
-def _computed(order: object) -> object | None:
-    if not isinstance(order, Run):
-        return None
-    plan = order.plan
-    sampled = tuple(SampledToken(step.slot, 1) for step in plan.slots if step.samples)
-    return Computed(order.ticket, StepResult(step_id=plan.step_id, epoch=plan.epoch, sampled=sampled))
+POISON = 99
 
 
 class CoreUnderTest:
-    """A core in a thread, with two ranks attached."""
+    """A core in a thread, with two ranks and a launcher that starts them again."""
 
     def __init__(self, folder: Path, **settings: object) -> None:
         (folder / "token").write_text(TOKEN)
         model = str(tiny_checkpoint(folder / "model"))
         config = parse_config({"model": model, "executor": "mp", "pipeline_parallel_size": 2, **settings})
-        listener, self.port = make_listener()
+        listener, self._port = make_listener()
         self.process = CoreProcess(config, folder, f"unix:{folder}/core.sock", listener.detach())
         self.state = self.process._state
+        self.suspicion = self.process._box.suspicion
         self.exit_codes: list[int] = []
-        self._thread = threading.Thread(target=lambda: self.exit_codes.append(self.process.run()), daemon=True)
-        self._thread.start()
-        self.ranks = [self.start_rank(0), self.start_rank(1)]
+        self.restarts_ranks = True
+        self.is_deadly: Callable[[StepPlan], bool] = lambda plan: False  # which plans kill rank 1
+        self.before_run: Callable[[], None] = lambda: None  # called by rank 1
+        threading.Thread(target=lambda: self.exit_codes.append(self.process.run()), daemon=True).start()
+        self._launcher = FakeLauncher(self._port, self._restart)
+        self.ranks = [self._start_rank(rank, 1) for rank in (0, 1)]
         self.wait_for("serving")
 
-    def start_rank(self, rank: int, incarnation: int = 1) -> FakeRank:
-        return FakeRank(self.port, rank, incarnation=incarnation, answer=_computed if rank == 1 else None)
+    def submit(self, sequence_id: str, *prompt_ids: int) -> None:
+        """As from a front, whose connection is number 1."""
+        params = DecodingParams(max_tokens=4, temperature=0.0)
+        self.process._inbox.put(1, Submit(sequence_id=sequence_id, prompt_ids=prompt_ids, params=params))
 
     def wait_for(self, state: str) -> None:
-        wait_until(lambda: self.state.state == state, 20.0, lambda: str(self.state.status()))
+        self.wait_until(lambda: self.state.state == state)
+
+    def wait_until(self, condition: Callable[[], bool]) -> None:
+        wait_until(condition, 60.0, lambda: f"{self.state.status()} {self.suspicion}")
+
+    def _restart(self, fence: Fence) -> None:
+        if self.restarts_ranks:
+            # In a thread, because this one must be free to read the next fence.
+            number = (fence.incarnation or 0) + 1
+            threading.Thread(target=self._start_rank, args=(fence.rank, number), daemon=True).start()
+
+    def _start_rank(self, rank: int, incarnation: int) -> FakeRank:
+        def answer(order: object) -> object | None:
+            if not isinstance(order, Run):
+                return None
+            plan = order.plan
+            if rank == 0:
+                return None
+            self.before_run()
+            if self.is_deadly(plan):
+                raise ChannelClosed("killed")
+            sampled = tuple(SampledToken(step.slot, 1) for step in plan.slots if step.samples)
+            return Computed(order.ticket, StepResult(step_id=plan.step_id, epoch=plan.epoch, sampled=sampled))
+
+        return FakeRank(self._port, rank, incarnation=incarnation, answer=answer)
+
+
+def test_a_loss_is_told_with_rank_node_and_phases_until_a_step_has_passed_every_rank(tmp_path: Path) -> None:
+    core = CoreUnderTest(tmp_path)
+    may_compute = threading.Event()
+    core.before_run = lambda: may_compute.wait(60.0) and None
+    core.ranks[1].die()
+    core.wait_for("recovering")
+    assert (core.state.lost, core.state.lost_node) == ("rank 1", "n")
+    core.wait_until(lambda: core.state.phases[-1].name == "replay")
+    assert (core.state.state, core.state.epoch) == ("recovering", 2), "not before tokens flow"
+    may_compute.set()
+    core.wait_for("serving")
+    assert [phase.name for phase in core.state.phases] == ["suspect", "rendezvous", "warm_up", "replay"]
+    assert all(phase.is_finished for phase in core.state.phases)
+
+
+def test_a_poisonous_request_is_ended_and_its_trial_spends_no_budget(tmp_path: Path) -> None:
+    core = CoreUnderTest(tmp_path, restart_budget=2)
+    core.is_deadly = lambda plan: any(POISON in new.token_ids for new in plan.new_slots)
+    core.submit("fine", 1, 2)
+    core.submit("poison", 1, POISON)
+    core.wait_until(lambda: core.suspicion.condemned == ["poison"])
+    core.wait_for("serving")
+    assert core.state.epoch == 4, "three deaths"
+    core.wait_until(lambda: core.state.stats.num_running + core.state.stats.num_waiting == 0)
+    assert core.suspicion.condemned == ["poison"]
+    assert core.exit_codes == []
+
+
+def test_ranks_that_die_of_anything_end_the_engine_and_no_request_is_blamed(tmp_path: Path) -> None:
+    core = CoreUnderTest(tmp_path, restart_budget=3)
+    core.is_deadly = lambda plan: True
+    core.submit("innocent", 1, 2)
+    core.wait_until(lambda: core.exit_codes == [EXIT_GIVEN_UP])
+    assert "restart budget of 3 spent" in read_failure(tmp_path)
+    assert core.suspicion.condemned == []
 
 
 def test_ranks_that_do_not_come_back_in_time_end_the_engine(tmp_path: Path) -> None:
     core = CoreUnderTest(tmp_path, rebuild_seconds=1)
+    core.restarts_ranks = False
     core.ranks[1].die()
-    wait_until(lambda: bool(core.exit_codes), 20.0, lambda: str(core.state.status()))
+    core.wait_until(lambda: bool(core.exit_codes))
     assert core.exit_codes == [EXIT_GIVEN_UP]
     assert core.state.state == "failed"
-    assert (
-        read_failure(tmp_path)
-        == "rank 1: not there in time (missing ranks: [1]); not mended within 1 s and 10 restarts"
-    )
+    cause = "rank 1: not there in time (missing ranks: [1]); not mended within 1 s and 10 restarts"
+    assert read_failure(tmp_path) == cause

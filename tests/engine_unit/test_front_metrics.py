@@ -87,9 +87,9 @@ def test_each_rank_shows_its_age_and_its_waits_for_others() -> None:
 
 def test_losses_before_tokens_flow_are_one_recovery() -> None:
     log = RecoveryLog()
-    log.begin("core_lost", "core", at=100.0, now_s=10.0)
+    log.begin("core_lost", "core", "here", at=100.0, now_s=10.0)
     log.replayed(3)
-    log.begin("core_lost", "core", at=101.0, now_s=11.0)
+    log.begin("core_lost", "core", "here", at=101.0, now_s=11.0)
     log.replayed(2)
     ended = log.end(12.5)
     assert ended is not None

@@ -96,17 +96,41 @@ def test_ready_stays_true_during_a_recovery_and_status_tells_it(front: FrontUnde
     assert front.http.get("/ready").status_code == 200
     status = EngineStatus.model_validate(front.admin.get("/status").json())
     assert (status.state, status.epoch) == ("recovering", 2)
-    assert [(r.process, r.cause, r.seconds) for r in status.recoveries] == [("core", "core_lost", None)]
+    assert [(r.process, r.cause, r.seconds, r.phases) for r in status.recoveries] == [("core", "core_lost", None, [])]
 
     front.do(lambda: setattr(front.core, "state", "serving"))
     front.do(front.core.send_status)
     front.wait_until(lambda: front.service.lifecycle.state[0] == "serving", "it serves again")
     [recovery] = EngineStatus.model_validate(front.admin.get("/status").json()).recoveries
     assert recovery.seconds is not None
+    assert [(phase.name, phase.seconds) for phase in recovery.phases] == [("load", 0.5)]
     metrics = front.http.get("/metrics").text
     assert 'rayloom:recoveries_total{model_name="tiny",cause="core_lost"} 1' in metrics
     # Counted by the core from zero after each start: 2 before, 2 after.
     assert 'rayloom:num_preemptions_total{model_name="tiny"} 4' in metrics
+
+
+def test_a_lost_rank_is_told_with_its_node_and_what_its_return_took(front: FrontUnderTest) -> None:
+    def say_lost(rank: int) -> None:
+        front.core.state, front.core.lost, front.core.message = "recovering", f"rank {rank}", f"rank {rank}: killed"
+        front.core.send_status()
+
+    front.do(lambda: setattr(front.core, "hold_after", 3))
+    with front.chat_stream() as stream:
+        next(stream)
+        front.do(lambda: say_lost(1))
+        front.do(lambda: say_lost(0))  # before tokens flowed again: the same recovery
+        front.do(lambda: (setattr(front.core, "state", "serving"), front.core.send_status()))
+        front.wait_until(lambda: front.service.client.recoveries.open is None, "it serves again")
+        front.do(front.core.release)
+        assert list(stream)[-1] == "[DONE]"
+    [recovery] = EngineStatus.model_validate(front.admin.get("/status").json()).recoveries
+    assert (recovery.process, recovery.node, recovery.cause) == ("rank 1", "there", "rank 1: killed")
+    assert recovery.replayed_requests == 1
+    assert [phase.name for phase in recovery.phases] == ["load"]
+    metrics = front.http.get("/metrics").text
+    assert 'rayloom:recoveries_total{model_name="tiny",cause="rank_lost"} 1' in metrics
+    assert 'rayloom:recovery_seconds_count{model_name="tiny"} 1' in metrics
 
 
 @pytest.mark.parametrize("stream", [True, False], ids=["stream", "no stream"])

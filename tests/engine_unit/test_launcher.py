@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 
 import pytest
 
@@ -21,9 +22,9 @@ class _End(Exception):
 
 
 class PaperRanks:
-    """A RankStarter that plays a script: each entry is what one `wait` says."""
+    """A RankStarter that plays a script: each entry is what one `wait` says, or makes it."""
 
-    def __init__(self, *script: list[tuple[int, str]]) -> None:
+    def __init__(self, *script: list[tuple[int, str]] | Callable[[], list[tuple[int, str]]]) -> None:
         self.started: list[tuple[int, int]] = []
         self.killed: list[int] = []
         self._script = deque(script)
@@ -40,7 +41,8 @@ class PaperRanks:
     def wait(self, timeout_s: float) -> list[tuple[int, str]]:
         if not self._script:
             raise _End
-        return self._script.popleft()
+        entry = self._script.popleft()
+        return entry() if callable(entry) else entry
 
     def close(self) -> None:
         pass
@@ -83,6 +85,22 @@ def test_a_fence_ends_that_start_of_the_rank_and_no_other() -> None:
 def test_ends_that_the_core_asked_for_or_caused_spend_no_budget(cause: str) -> None:
     ranks = PaperRanks([], [(1, cause)])
     _run(ranks, *([] if cause == NO_CORE else [Fence(1, 101)]), budget=0)
+
+
+@pytest.mark.parametrize("is_seen", [True, False], ids=["seen by the core", "unseen"])
+def test_an_end_that_the_core_saw_as_well_is_taken_off_the_budget(is_seen: bool) -> None:
+    line = PaperLine()
+
+    def end_once_more() -> list[tuple[int, str]]:
+        ended = ranks.started[-1][1]
+        if is_seen:
+            line.fences.extend([Fence(1, ended)] * 2)  # a fence may be told twice
+        return [(1, "SIGSEGV")]
+
+    ranks = PaperRanks([], *[end_once_more, []] * 3)
+    config = parse_config({"pipeline_parallel_size": 2, "executor": "mp", "restart_budget": 1})
+    with pytest.raises(_End if is_seen else EngineDead):
+        Launcher(config, ranks, line, 100).run()  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

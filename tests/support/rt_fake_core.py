@@ -45,6 +45,7 @@ class FakeCore:
     def __init__(self, model_folder: Path, *, max_model_len: int = 512) -> None:
         self.state = "serving"
         self.message = ""
+        self.lost = ""  # while recovering: which rank
         self.epoch = 1
         self.num_blocks, self.num_free_blocks = 10, 7
         self.hellos: list[Hello] = []
@@ -182,6 +183,8 @@ class FakeCore:
             ),
             model=self.model,
             message=self.message,
+            lost=self.lost,
+            lost_node="there" if self.lost else "",
         )
 
 

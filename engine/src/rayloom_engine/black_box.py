@@ -5,6 +5,7 @@ Written without fsync: it must survive a process, not a machine. A record that a
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 from pathlib import Path
@@ -36,7 +37,8 @@ class BlackBox:
     def note(self, in_flight: dict[str, int]) -> None:
         """These sequences (id -> tokens known) are in flight from here on; none when it is empty."""
         self._in_flight = in_flight
-        os.pwrite(self._file, _framed(in_flight), 0)
+        with contextlib.suppress(OSError):  # a full disk is no reason to stop computing
+            os.pwrite(self._file, _framed(in_flight), 0)
 
     def died(self) -> bool:
         """Books a death, of this core's ranks or of the core before it. True when it was part of a trial."""
@@ -56,8 +58,9 @@ class BlackBox:
     def save(self) -> None:
         """Keeps the suspicion for the next core."""
         draft = self._suspicion_path.with_suffix(".new")
-        draft.write_bytes(_framed(self.suspicion))
-        draft.replace(self._suspicion_path)
+        with contextlib.suppress(OSError):
+            draft.write_bytes(_framed(self.suspicion))
+            draft.replace(self._suspicion_path)
 
 
 def _framed(content: Suspicion | dict[str, int]) -> bytes:

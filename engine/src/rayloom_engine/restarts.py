@@ -28,3 +28,8 @@ class RestartBudget:
         wait = backoff_seconds(len(self._deaths))
         self._deaths.append(now)
         return wait if len(self._deaths) <= self._budget else None
+
+    def excuse(self) -> None:
+        """Takes the last death off the books."""
+        if self._deaths:
+            self._deaths.pop()

@@ -69,12 +69,19 @@ class KvCache(_Part):
     usage: float = Field(ge=0, le=1)
 
 
+class RecoveryPhase(_Part):
+    name: str = Field(description="suspect (who is to blame), then those of a start, then replay (the first step).")
+    seconds: float
+
+
 class Recovery(_Part):
     cause: str
     process: str = Field(description="core, front or rank N.")
+    node: str = Field(description="Where that was: the Kubernetes node, or the host's name.")
     at: float = Field(description="Unix time at which the loss was noticed.")
     seconds: float | None = Field(description="Until tokens could flow again; null while it lasts.")
     replayed_requests: int
+    phases: list[RecoveryPhase] = Field(description="Of the rebuild, in order; empty while it lasts, and for a front.")
 
 
 class EngineStatus(_Part):

@@ -19,8 +19,18 @@ from rayloom_engine.core.decoding import DecodingParams
 from rayloom_engine.errors import EngineDead, PoisonousRequest, QueueFull, RequestError
 from rayloom_engine.front.recoveries import Recovery, RecoveryLog
 from rayloom_engine.front.request_mailbox import Mailbox
+from rayloom_engine.process import node_name
 from rayloom_engine.protocol.framing import core_decoder, frame, read_frame
-from rayloom_engine.protocol.messages import Abort, CoreStatus, Hello, Outputs, Refused, Submit, Welcome
+from rayloom_engine.protocol.messages import (
+    Abort,
+    CoreStatus,
+    Hello,
+    Outputs,
+    PhaseStatus,
+    Refused,
+    Submit,
+    Welcome,
+)
 from rayloom_engine.sampling_params import ContextTooLong
 
 BACKOFF_MIN_S = 0.02
@@ -193,7 +203,7 @@ class CoreClient:
         self.is_connected = self.is_core_serving = False
         logger.warning("lost the core (%s); %d sequences wait for it", problem, len(self._sequences))
         if self._was_serving:
-            self.recoveries.begin("core_lost", "core", at=time.time(), now_s=time.monotonic())
+            self.recoveries.begin("core_lost", "core", node_name(), at=time.time(), now_s=time.monotonic())
         self._on_change()
 
     def _receive(self, message: object) -> None:
@@ -206,11 +216,12 @@ class CoreClient:
                 self.is_core_serving = message.state == "serving"
                 if message.state == "recovering" and self.recoveries.open is None:
                     # The core is there and keeps its sequences; a rank is not.
-                    self.recoveries.begin(message.message, message.lost, at=time.time(), now_s=time.monotonic())
+                    lost = (message.message, message.lost, message.lost_node)
+                    self.recoveries.begin(*lost, at=time.time(), now_s=time.monotonic())
                     self.recoveries.replayed(len({sequence.request_id for sequence in self._sequences.values()}))
                 if self.is_core_serving:
                     self._was_serving = True
-                    self._tokens_can_flow()
+                    self._end_recovery(message.phases)
                 self._on_status(message)
                 if message.state == "failed":
                     self.fail_all(EngineDead(f"the engine failed: {message.message}"))
@@ -220,7 +231,6 @@ class CoreClient:
                 raise ProtocolError(f"unexpected {type(message).__name__}")
 
     def _receive_outputs(self, message: Outputs) -> None:
-        self._tokens_can_flow()
         for output in message.outputs:
             sequence = self._sequences.get(output.sequence_id)
             if sequence is None:
@@ -240,13 +250,19 @@ class CoreClient:
         del self._sequences[message.sequence_id]
         sequence.mailbox.fail(_refusal(message))
 
-    def _tokens_can_flow(self) -> None:
-        if self.recoveries.open is None:
+    def _end_recovery(self, phases: tuple[PhaseStatus, ...]) -> None:
+        recovery = self.recoveries.end(time.monotonic(), phases)
+        if recovery is None:
             return
-        recovery = self.recoveries.end(time.monotonic())
-        assert recovery is not None
-        took = (recovery.process, recovery.seconds, recovery.replayed_requests)
-        logger.info("%s is back after %.2f s; %d requests go on", *took)
+        logger.info(
+            "%s of node %s is back after %.2f s (%s; %s); %d requests go on",
+            recovery.process,
+            recovery.node,
+            recovery.seconds,
+            recovery.cause,
+            ", ".join(f"{phase.name} {phase.seconds:.2f} s" for phase in recovery.phases),
+            recovery.replayed_requests,
+        )
         self._on_recovery(recovery)
 
     def _send(self, data: bytes) -> None:

@@ -43,7 +43,7 @@ class Metrics:
             "prefix_cache_hits_total": counter("prefix_cache_hits_total", "Tokens found in the prefix cache."),
         }
         self.recoveries = counter(
-            "recoveries_total", "Losses of core, front or rank that were recovered from, by cause."
+            "recoveries_total", "Losses of core, front or rank that were recovered from, by what was lost."
         )
         self.replayed = counter("replayed_requests_total", "Requests submitted again after a loss.")
         self.first_token_s = self._histogram("time_to_first_token_seconds", "Seconds to the first token.", _LATENCY_S)
@@ -84,7 +84,7 @@ class Metrics:
 
     def observe_recovery(self, recovery: Recovery) -> None:
         """Take over a recovery that ended."""
-        self.recoveries.add(1, cause=recovery.cause)
+        self.recoveries.add(1, cause=f"{recovery.process.split()[0]}_lost")  # the cause in words has no end of values
         self.replayed.add(recovery.replayed_requests)
         if recovery.seconds is not None:
             self.recovery_s.observe(recovery.seconds)

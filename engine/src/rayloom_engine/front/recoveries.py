@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
+from rayloom_engine.protocol.messages import PhaseStatus
+
 KEPT = 100  # what /status shows
 
 
@@ -12,14 +14,17 @@ KEPT = 100  # what /status shows
 class Recovery:
     cause: str
     process: str
+    node: str
     at: float  # Unix time
     started_s: float  # monotonic
     seconds: float | None = None  # None while it lasts
     replayed_requests: int = 0
+    phases: tuple[PhaseStatus, ...] = ()  # of the rebuild, once it is over
 
-    def end(self, now_s: float) -> None:
+    def end(self, now_s: float, phases: tuple[PhaseStatus, ...] = ()) -> None:
         """Tokens can flow again."""
         self.seconds = now_s - self.started_s
+        self.phases = phases
 
 
 class RecoveryLog:
@@ -29,14 +34,14 @@ class RecoveryLog:
         self.recoveries: deque[Recovery] = deque(maxlen=KEPT)
         self.open: Recovery | None = None
 
-    def begin(self, cause: str, process: str, *, at: float, now_s: float) -> None:
+    def begin(self, cause: str, process: str, node: str, *, at: float, now_s: float) -> None:
         """Note a loss. A further loss before tokens flowed again belongs to the same recovery."""
         if self.open is None:
-            self.open = self.add(cause, process, at=at, now_s=now_s)
+            self.open = self.add(cause, process, node, at=at, now_s=now_s)
 
-    def add(self, cause: str, process: str, *, at: float, now_s: float) -> Recovery:
+    def add(self, cause: str, process: str, node: str, *, at: float, now_s: float) -> Recovery:
         """Note a loss that the core has no part in; whoever adds it ends it."""
-        recovery = Recovery(cause=cause, process=process, at=at, started_s=now_s)
+        recovery = Recovery(cause=cause, process=process, node=node, at=at, started_s=now_s)
         self.recoveries.append(recovery)
         return recovery
 
@@ -44,9 +49,9 @@ class RecoveryLog:
         if self.open is not None:
             self.open.replayed_requests = max(self.open.replayed_requests, num_requests)
 
-    def end(self, now_s: float) -> Recovery | None:
-        """Tokens can flow again. The recovery that this ends, if one was open."""
+    def end(self, now_s: float, phases: tuple[PhaseStatus, ...] = ()) -> Recovery | None:
+        """Tokens can flow again, after these phases. The recovery that this ends, if one was open."""
         ended, self.open = self.open, None
         if ended is not None:
-            ended.end(now_s)
+            ended.end(now_s, phases)
         return ended

@@ -14,9 +14,20 @@ from rayloom_engine.errors import ModelError
 from rayloom_engine.front.core_client import CoreClient
 from rayloom_engine.front.lifecycle import Lifecycle, stall_of
 from rayloom_engine.front.metrics import Metrics
+from rayloom_engine.process import node_name
 from rayloom_engine.protocol.messages import CoreStatus, ModelStatus
 from rayloom_engine.sampling_params import ContextTooLong
-from rayloom_engine.status import EngineStatus, KvCache, Model, Phase, Rank, Recovery, Requests, State
+from rayloom_engine.status import (
+    EngineStatus,
+    KvCache,
+    Model,
+    Phase,
+    Rank,
+    Recovery,
+    RecoveryPhase,
+    Requests,
+    State,
+)
 from rayloom_engine.text.chat_template import ChatTemplate
 from rayloom_engine.text.tokenizer import Tokenizer
 
@@ -98,7 +109,9 @@ class Service:
             on_recovery=self.metrics.observe_recovery,
         )
         self._front_recovery = (
-            self.client.recoveries.add("front_lost", "front", at=now, now_s=time.monotonic()) if start > 1 else None
+            self.client.recoveries.add("front_lost", "front", node_name(), at=now, now_s=time.monotonic())
+            if start > 1
+            else None
         )
 
     async def run(self) -> None:
@@ -184,9 +197,11 @@ class Service:
                 Recovery(
                     cause=recovery.cause,
                     process=recovery.process,
+                    node=recovery.node,
                     at=recovery.at,
                     seconds=recovery.seconds,
                     replayed_requests=recovery.replayed_requests,
+                    phases=[RecoveryPhase(name=phase.name, seconds=phase.seconds) for phase in recovery.phases],
                 )
                 for recovery in self.client.recoveries.recoveries
             ],

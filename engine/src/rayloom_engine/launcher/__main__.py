@@ -79,6 +79,7 @@ class Launcher:
         self._running: dict[int, int] = {}  # rank -> incarnation
         self._due: dict[int, float] = dict.fromkeys(range(config.world_size), 0.0)  # rank -> start at
         self._fenced: set[int] = set()  # ranks that the core had ended; it keeps count of those itself
+        self._booked: dict[int, int] = {}  # rank -> its last incarnation whose end went into the budget
         self._budgets = {rank: RestartBudget(config.restart_budget) for rank in self._due}
 
     def run(self) -> NoReturn:
@@ -93,6 +94,7 @@ class Launcher:
                 wait: float | None = _AGAIN_SECONDS
                 if cause != NO_CORE and rank not in self._fenced:
                     wait = self._budgets[rank].wait_after_death(time.monotonic())
+                    self._booked[rank] = incarnation
                 self._fenced.discard(rank)
                 if wait is None:
                     budget = self._config.restart_budget
@@ -105,6 +107,10 @@ class Launcher:
                 if running is not None and fence.incarnation in (None, running):
                     self._fenced.add(fence.rank)
                     self._starter.kill(fence.rank)
+                elif fence.incarnation is not None and self._booked.get(fence.rank) == fence.incarnation:
+                    # The core has seen this end as well, and knows better whether it is a reason to give up.
+                    del self._booked[fence.rank]
+                    self._budgets[fence.rank].excuse()
 
     def _start_due(self) -> None:
         now = time.monotonic()
