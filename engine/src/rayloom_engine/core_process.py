@@ -11,6 +11,7 @@ import gc
 import itertools
 import json
 import logging
+import os
 import socket
 import sys
 import threading
@@ -50,7 +51,7 @@ class CoreProcess:
         self._token = (run_dir / "token").read_text().strip()
         self._rank_fd = rank_fd
         self._epoch = _draw_epoch(run_dir)
-        self._state = CoreState(epoch=self._epoch, executor=choose_executor(config).name)
+        self._state = CoreState(epoch=self._epoch, executor=choose_executor(config, os.environ).name)
         self._inbox = Inbox(deque(), threading.Event())
         self._io = CoreIo(address, self._token, self._epoch, self._inbox, self._state.status)
 

@@ -1,6 +1,6 @@
 """A rank's process: dials the core, loads its part of the model, runs plans. It decides nothing and outlives the core.
 
-The main thread computes; a second one sends a sign of life twice a second. When the core is gone the rank keeps its
+The main thread computes; a second one sends signs of life. When the core is gone the rank keeps its
 weights and dials again for ORPHAN_SECONDS; then it ends.
 """
 
@@ -48,7 +48,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 ORPHAN_SECONDS = 30.0
-_BEAT_SECONDS = 0.5
 _DIAL_SECONDS = 0.2
 _OWN_SECONDS = 5.0
 _GROUP_SECONDS = 30.0  # for the others to come to a rendezvous
@@ -130,7 +129,7 @@ class RankServer:
             while True:
                 memory_bytes = process.memory_info().rss
                 control.send(msgspec.structs.replace(self._beat, step=self._num_steps, memory_bytes=memory_bytes))
-                time.sleep(_BEAT_SECONDS)
+                time.sleep(self._config.heartbeat_seconds)
 
     def _progress(self, phase: str, done: int, total: int, unit: str) -> None:
         self._beat = Beat(phase=phase, step=self._num_steps, memory_bytes=0, done=done, total=total, unit=unit)

@@ -62,7 +62,7 @@ class Child:
 class Supervisor:
     def __init__(self, config: EngineConfig) -> None:
         self._config = config
-        self._executor = choose_executor(config)
+        self._executor = choose_executor(config, os.environ)
         self._api, self._admin = bind_sockets(config)
         self._ranks = _bind_rank_socket(config, self._executor.name) if self._executor.has_rank_processes else None
         self._run_dir = _make_run_dir()

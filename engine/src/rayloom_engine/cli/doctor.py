@@ -66,7 +66,7 @@ def _version(package: str) -> str:
 
 
 def _executor(config: EngineConfig, problems: list[str]) -> list[tuple[str, str]]:
-    choice = choose_executor(config)
+    choice = choose_executor(config, os.environ)
     shape = f"tensor {config.tensor_parallel_size} x pipeline {config.pipeline_parallel_size}"
     rows = [("executor", f"{choice.name} ({choice.reason}), {shape} = {config.world_size} ranks")]
     address = config.ray_address or os.environ.get("RAY_ADDRESS")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import logging
+import os
 import signal
 import sys
 import threading
@@ -108,7 +109,7 @@ class Launcher:
 
 
 def _starter(config: EngineConfig, run_dir: Path, address: str, token: str, is_restart: bool) -> RankStarter:
-    if choose_executor(config).name == "ray":
+    if choose_executor(config, os.environ).name == "ray":
         from rayloom_engine.launcher.ray_ranks import RayRanks
 
         return RayRanks(config, token, int(address.rpartition(":")[2]), is_restart)
