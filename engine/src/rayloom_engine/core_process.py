@@ -11,7 +11,6 @@ import gc
 import itertools
 import json
 import logging
-import os
 import socket
 import sys
 import threading
@@ -27,7 +26,6 @@ from rayloom_engine.core_loop import Core
 from rayloom_engine.core_state import CoreState
 from rayloom_engine.engine import Engine
 from rayloom_engine.errors import ConfigError, EngineDead, ModelError, RankLost
-from rayloom_engine.executor_choice import choose_executor
 from rayloom_engine.models.shape import ModelShape
 from rayloom_engine.models.source import ResolvedModel
 from rayloom_engine.process import EXIT_CONFIG, EXIT_GIVEN_UP, end_with_parent, set_up_logging, write_failure
@@ -51,7 +49,7 @@ class CoreProcess:
         self._token = (run_dir / "token").read_text().strip()
         self._rank_fd = rank_fd
         self._epoch = _draw_epoch(run_dir)
-        self._state = CoreState(epoch=self._epoch, executor=choose_executor(config, os.environ).name)
+        self._state = CoreState(epoch=self._epoch, executor=config.executor)
         self._inbox = Inbox(deque(), threading.Event())
         self._io = CoreIo(address, self._token, self._epoch, self._inbox, self._state.status)
 
@@ -96,7 +94,9 @@ class CoreProcess:
         config, state = self._config, self._state
         executor = RemoteExecutor(pool)
         epochs = itertools.chain([self._epoch], iter(lambda: _draw_epoch(self._run_dir), 0))
-        budget = RestartBudget(config.restart_budget)
+        # Nobody starts a lost rank of a job again but the job.
+        is_job = config.executor == "external"
+        budget = RestartBudget(0 if is_job else config.restart_budget)
         core: Core | None = None
         is_rebuild = bool(self._sizes())  # a core before this one has served
         # At the first start there may be no room for a rank yet, and whoever waits for it sees that.
@@ -115,6 +115,8 @@ class CoreProcess:
                     is_rebuild=is_rebuild,
                 )
             except RankLost as unmended:
+                if is_job:
+                    raise EngineDead(f"{unmended}; start the job again") from unmended
                 limits = f"{config.rebuild_seconds:g} s and {config.restart_budget} restarts"
                 raise EngineDead(f"{unmended}; not mended within {limits}") from unmended
             if core is None:
@@ -137,7 +139,8 @@ class CoreProcess:
                 deadline = time.monotonic() + config.rebuild_seconds
                 wait = budget.wait_after_death(time.monotonic())
                 if wait is None:
-                    raise EngineDead(f"{loss}; restart budget of {config.restart_budget} spent") from loss
+                    spent = "start the job again" if is_job else f"restart budget of {config.restart_budget} spent"
+                    raise EngineDead(f"{loss}; {spent}") from loss
                 time.sleep(wait)
 
     def _begin(self, model: ModelStatus, message: str) -> None:

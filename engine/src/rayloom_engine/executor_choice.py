@@ -78,6 +78,8 @@ def job_place(config: EngineConfig, environ: Mapping[str, str]) -> JobPlace:
             f"executor: 'external': the job has WORLD_SIZE {world_size}, but {config.parallelism} needs "
             f"{config.world_size} ranks; start as many, or change one of the sizes"
         )
+    if config.rank_port == 0 and port == 65535:
+        raise ConfigError("executor: 'external': MASTER_PORT 65535 has no next port; set rank_port")
     token = environ.get(_TOKEN_VARIABLE, "")
     if len(token) < _MIN_TOKEN_LENGTH:
         raise ConfigError(
@@ -89,6 +91,6 @@ def job_place(config: EngineConfig, environ: Mapping[str, str]) -> JobPlace:
         rank=rank,
         local_rank=local_rank,
         ranks_on_host=ranks_on_host,
-        address=f"{host}:{config.rank_port or min(port + 1, 65535)}",
+        address=f"{host}:{config.rank_port or port + 1}",
         token=token,
     )

@@ -14,6 +14,7 @@ from pathlib import Path
 
 EXIT_CONFIG = 78  # the settings or the model cannot be used (sysexits.h EX_CONFIG); a restart would not help
 EXIT_GIVEN_UP = 70  # a process kept dying until the restart budget was spent (EX_SOFTWARE)
+EXIT_RANK_LOST = 75  # a part of a job (executor external) is gone: start the job again (EX_TEMPFAIL)
 
 _PR_SET_PDEATHSIG = 1
 

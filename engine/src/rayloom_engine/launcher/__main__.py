@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import logging
-import os
 import signal
 import sys
 import threading
@@ -16,7 +15,6 @@ from typing import NoReturn
 
 from rayloom_engine.config import EngineConfig, load_config
 from rayloom_engine.errors import ConfigError, EngineDead
-from rayloom_engine.executor_choice import choose_executor
 from rayloom_engine.launcher.process_ranks import ProcessRanks
 from rayloom_engine.launcher.starter import NO_CORE, RankStarter
 from rayloom_engine.process import EXIT_CONFIG, EXIT_GIVEN_UP, end_with_parent, set_up_logging, write_failure
@@ -109,7 +107,7 @@ class Launcher:
 
 
 def _starter(config: EngineConfig, run_dir: Path, address: str, token: str, is_restart: bool) -> RankStarter:
-    if choose_executor(config, os.environ).name == "ray":
+    if config.executor == "ray":
         from rayloom_engine.launcher.ray_ranks import RayRanks
 
         return RayRanks(config, token, int(address.rpartition(":")[2]), is_restart)
