@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -32,7 +33,7 @@ def _config(address: str, **changes: object) -> EngineConfig:
 def test_the_ranks_of_a_stage_share_a_node_and_the_stages_are_apart(address: str) -> None:
     from ray.util.placement_group import placement_group_table
 
-    ranks = RayRanks(_config(address, tensor_parallel_size=2, pipeline_parallel_size=2), "token", 1, False)
+    ranks = RayRanks(_config(address, tensor_parallel_size=2, pipeline_parallel_size=2), Path(), "token", 1, False)
     try:
         ranks.prepare(no_progress)
         table = placement_group_table(ranks._group)
@@ -44,15 +45,13 @@ def test_the_ranks_of_a_stage_share_a_node_and_the_stages_are_apart(address: str
 
 
 def test_a_stage_that_no_node_has_room_for_is_refused_with_what_the_nodes_have(address: str) -> None:
-    ranks = RayRanks(_config(address, tensor_parallel_size=3, placement_seconds=1.0), "token", 1, False)
+    ranks = RayRanks(_config(address, tensor_parallel_size=3, placement_seconds=1.0), Path(), "token", 1, False)
     try:
         with pytest.raises(ConfigError) as refusal:
             ranks.prepare(no_progress)
     finally:
         ranks.close()
     text = str(refusal.value)
-    start = (
-        "tensor_parallel_size 3 x pipeline_parallel_size 1: no room in the Ray cluster within 1 s for 1 x 3 CPU, each"
-    )
-    assert text.startswith(start)
-    assert text.count(": 2 CPU") == 2
+    start = "tensor_parallel_size 3 x pipeline_parallel_size 1: no room in the Ray cluster after 1 s for 1 x (3 CPU). "
+    assert text.startswith(start + "The nodes have too little: ")
+    assert text.count(" has 2 CPU, lacks 1 CPU") == 2

@@ -77,6 +77,9 @@ class Supervisor:
             # In a job this process starts rank 0, and whoever started the job has started the others.
             self._launcher = Child("rank 0" if self._job else "launcher", config.restart_budget)
             self._children.append(self._launcher)
+        self._ray = Child("ray", config.restart_budget) if _starts_ray(config) else None
+        if self._ray is not None:
+            self._children.append(self._ray)
         self._signals: deque[int] = deque()
         self._exit_code: int | None = None  # set when stopping has begun
         self._stop_by = float("inf")  # by time.monotonic; set when draining has begun
@@ -156,6 +159,10 @@ class Supervisor:
                 start = ["--start", str(self._launcher.starts + 1)]
                 self._launcher.started(_spawn("rayloom_engine.launcher", [*arguments, *start]))
 
+        if self._ray is not None and self._ray.start_at is not None and self._ray.start_at <= now:
+            arguments = ["--run-dir", str(self._run_dir), "--parent", str(os.getpid())]
+            self._ray.started(_spawn("rayloom_engine.launcher.local_ray", arguments))
+
     def _next_wake(self) -> float:
         """Seconds until something is due. One at most, should a signal ever be lost."""
         due = [child.start_at for child in self._children if child.start_at is not None]
@@ -194,14 +201,14 @@ class Supervisor:
             self._front.process.send_signal(signal.SIGTERM)
 
     def _stop_children(self) -> None:
-        # The core has nothing to save; the front closes its connections properly, the launcher ends what it started.
-        how = {"front": signal.SIGINT, "core": signal.SIGKILL, "rank 0": signal.SIGKILL, "launcher": signal.SIGTERM}
+        # Core and rank have nothing to save; the front closes its connections properly, others end what they started.
+        how = {"front": signal.SIGINT, "launcher": signal.SIGTERM, "ray": signal.SIGTERM}
         processes = []
         for child in self._children:
             if child.process is not None:
                 processes.append(child.process)
                 if child.process.poll() is None:
-                    child.process.send_signal(how[child.name])
+                    child.process.send_signal(how.get(child.name, signal.SIGKILL))
         deadline = time.monotonic() + _STOP_SECONDS
         for process in processes:
             try:
@@ -233,8 +240,13 @@ def _bind_rank_socket(config: EngineConfig, job: JobPlace | None) -> socket.sock
     """
     if job is not None:
         return _listen("127.0.0.1" if job.is_on_one_host else "0.0.0.0", job.port, "rank_port")
-    is_cluster = config.executor == "ray" and (config.ray_address or os.environ.get("RAY_ADDRESS"))
+    is_cluster = config.executor == "ray" and not _starts_ray(config)
     return _listen("0.0.0.0" if is_cluster else "127.0.0.1", config.rank_port, "rank_port")
+
+
+def _starts_ray(config: EngineConfig) -> bool:
+    """Whether Ray is to be started on this machine, because no cluster is named."""
+    return config.executor == "ray" and not (config.ray_address or os.environ.get("RAY_ADDRESS"))
 
 
 def _make_run_dir() -> Path:

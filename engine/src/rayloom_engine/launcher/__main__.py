@@ -110,7 +110,7 @@ def _starter(config: EngineConfig, run_dir: Path, address: str, token: str, is_r
     if config.executor == "ray":
         from rayloom_engine.launcher.ray_ranks import RayRanks
 
-        return RayRanks(config, token, int(address.rpartition(":")[2]), is_restart)
+        return RayRanks(config, run_dir, token, int(address.rpartition(":")[2]), is_restart)
     return ProcessRanks(config, run_dir, address)
 
 
