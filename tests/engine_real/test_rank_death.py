@@ -53,7 +53,7 @@ def _ranks(server: RunningServer) -> list[dict[str, Any]]:
 
 def _launcher(server: RunningServer) -> int:
     children = psutil.Process(server.process.pid).children()
-    return next(child.pid for child in children if "rayloom_engine.launcher" in " ".join(child.cmdline()))
+    return next(child.pid for child in children if "rayloom_engine.launcher" in child.cmdline())
 
 
 def test_two_stages_say_what_one_rank_says(server: RunningServer, expected: list[list[str]]) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -55,3 +58,21 @@ def test_a_stage_that_no_node_has_room_for_is_refused_with_what_the_nodes_have(a
     start = "tensor_parallel_size 3 x pipeline_parallel_size 1: no room in the Ray cluster after 1 s for 1 x (3 CPU). "
     assert text.startswith(start + "The nodes have too little: ")
     assert text.count(" has 2 CPU, lacks 1 CPU") == 2
+
+
+def test_serve_names_what_is_missing_within_seconds(address: str, capsys: pytest.CaptureFixture[str]) -> None:
+    command = [sys.executable, "-m", "rayloom_engine", "serve", "--port", "0", "--admin-port", "0", "--device", "cpu"]
+    started = time.monotonic()
+    done = subprocess.run(
+        [*command, "--ray-address", address, "--pipeline-parallel-size", "5"],
+        capture_output=True,
+        text=True,
+        timeout=60.0,
+    )
+    seconds = time.monotonic() - started
+    assert done.returncode == 78
+    assert done.stderr.count(" has 2 CPU, holds 2 stages") == 2, done.stderr
+    assert "Traceback" not in done.stderr
+    with capsys.disabled():
+        print(f"\n  too little room said after {seconds:.1f} s")
+    assert seconds < 20.0  # 4 s on a machine with nothing else to do

@@ -110,7 +110,7 @@ class RayRanks:
                 ray.init(address=address, runtime_env=self._config.ray_runtime_env, configure_logging=False)
                 break
             except (TypeError, ValueError) as error:
-                raise ConfigError(f"ray_runtime_env: {error}") from error
+                raise ConfigError(f"ray_address or ray_runtime_env: Ray refuses it: {error}") from error
             except (OSError, RuntimeError) as error:
                 if time.monotonic() > deadline:
                     where = f"at {named}" if named else "on this machine"
