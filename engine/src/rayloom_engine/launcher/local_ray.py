@@ -46,7 +46,8 @@ def main() -> int:
     parser.add_argument("--run-dir", type=Path, required=True, help="folder with config.json")
     parser.add_argument("--parent", type=int, required=True, help="process id to end with")
     args = parser.parse_args()
-    end_with_parent(args.parent)
+    # Not killed: Ray's agents outlive a Ray that is killed by a minute.
+    end_with_parent(args.parent, signal.SIGTERM)
     config = load_config(args.run_dir / "config.json")
     set_up_logging("ray", config.log_level)
     address_file(args.run_dir).unlink(missing_ok=True)
