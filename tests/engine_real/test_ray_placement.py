@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from rayloom_engine.config import EngineConfig, parse_config
-from rayloom_engine.errors import ConfigError
+from rayloom_engine.errors import ConfigError, EngineDead, EngineError
 from rayloom_engine.launcher.ray_ranks import RayRanks
 from rayloom_engine.models.progress import no_progress
 
@@ -58,6 +58,17 @@ def test_a_stage_that_no_node_has_room_for_is_refused_with_what_the_nodes_have(a
     start = "tensor_parallel_size 3 x pipeline_parallel_size 1: no room in the Ray cluster after 1 s for 1 x (3 CPU). "
     assert text.startswith(start + "The nodes have too little: ")
     assert text.count(" has 2 CPU, lacks 1 CPU") == 2
+
+
+@pytest.mark.parametrize(("is_restart", "error"), [(False, ConfigError), (True, EngineDead)])
+def test_a_ray_that_is_not_there_is_the_configs_fault_at_the_first_start_alone(
+    is_restart: bool, error: type[EngineError]
+) -> None:
+    config = _config("127.0.0.1:1", placement_seconds=0.2, rebuild_seconds=1.0)
+    started = time.monotonic()
+    with pytest.raises(error, match=r"no Ray at 127\.0\.0\.1:1 \(.*refused\); start it, or name another one"):
+        RayRanks(config, Path(), "token", 1, is_restart).prepare(no_progress)
+    assert time.monotonic() - started > (1.0 if is_restart else 0.2), "it waited for Ray to come"
 
 
 def test_serve_names_what_is_missing_within_seconds(address: str, capsys: pytest.CaptureFixture[str]) -> None:

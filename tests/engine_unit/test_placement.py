@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rayloom_engine.config import parse_config
@@ -33,6 +33,7 @@ def _by_trying(nodes: Sequence[dict[str, float]], stage: dict[str, float], num_s
     return False
 
 
+@settings(deadline=None)
 @given(NODES, STAGES, st.integers(1, 4), st.sampled_from(["SPREAD", "PACK", "STRICT_SPREAD", "STRICT_PACK"]))
 def test_nodes_hold_what_some_way_of_placing_it_fits(
     nodes: list[dict[str, float]], stage: dict[str, float], num_stages: int, strategy: str
