@@ -9,8 +9,12 @@ from rayloom_operator.engine_config import engine_config, pod_engine_config
 NOT_IN_MANIFESTS = {
     "executor",
     "ray_address",
+    "ray_runtime_env",
+    "ray_resources_per_rank",
+    "ray_placement_strategy",
     "placement_seconds",
     "rank_port",
+    "heartbeat_seconds",
     "hang_seconds",
     "rebuild_seconds",
     "api_key_file",

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from rayloom_engine.config import EngineConfig, parse_config
-from rayloom_engine.errors import ConfigError
+from rayloom_engine.errors import ConfigError, EngineDead, EngineError
 from rayloom_engine.launcher.ray_ranks import RayRanks
 from rayloom_engine.models.progress import no_progress
 
@@ -32,7 +36,7 @@ def _config(address: str, **changes: object) -> EngineConfig:
 def test_the_ranks_of_a_stage_share_a_node_and_the_stages_are_apart(address: str) -> None:
     from ray.util.placement_group import placement_group_table
 
-    ranks = RayRanks(_config(address, tensor_parallel_size=2, pipeline_parallel_size=2), "token", 1, False)
+    ranks = RayRanks(_config(address, tensor_parallel_size=2, pipeline_parallel_size=2), Path(), "token", 1, False)
     try:
         ranks.prepare(no_progress)
         table = placement_group_table(ranks._group)
@@ -44,15 +48,42 @@ def test_the_ranks_of_a_stage_share_a_node_and_the_stages_are_apart(address: str
 
 
 def test_a_stage_that_no_node_has_room_for_is_refused_with_what_the_nodes_have(address: str) -> None:
-    ranks = RayRanks(_config(address, tensor_parallel_size=3, placement_seconds=1.0), "token", 1, False)
+    ranks = RayRanks(_config(address, tensor_parallel_size=3, placement_seconds=1.0), Path(), "token", 1, False)
     try:
         with pytest.raises(ConfigError) as refusal:
             ranks.prepare(no_progress)
     finally:
         ranks.close()
     text = str(refusal.value)
-    start = (
-        "tensor_parallel_size 3 x pipeline_parallel_size 1: no room in the Ray cluster within 1 s for 1 x 3 CPU, each"
+    start = "tensor_parallel_size 3 x pipeline_parallel_size 1: no room in the Ray cluster after 1 s for 1 x (3 CPU). "
+    assert text.startswith(start + "The nodes have too little: ")
+    assert text.count(" has 2 CPU, lacks 1 CPU") == 2
+
+
+@pytest.mark.parametrize(("is_restart", "error"), [(False, ConfigError), (True, EngineDead)])
+def test_a_ray_that_is_not_there_is_the_configs_fault_at_the_first_start_alone(
+    is_restart: bool, error: type[EngineError]
+) -> None:
+    config = _config("127.0.0.1:1", placement_seconds=0.2, rebuild_seconds=1.0)
+    started = time.monotonic()
+    with pytest.raises(error, match=r"no Ray at 127\.0\.0\.1:1 \(.*refused\); start it, or name another one"):
+        RayRanks(config, Path(), "token", 1, is_restart).prepare(no_progress)
+    assert time.monotonic() - started > (1.0 if is_restart else 0.2), "it waited for Ray to come"
+
+
+def test_serve_names_what_is_missing_within_seconds(address: str, capsys: pytest.CaptureFixture[str]) -> None:
+    command = [sys.executable, "-m", "rayloom_engine", "serve", "--port", "0", "--admin-port", "0", "--device", "cpu"]
+    started = time.monotonic()
+    done = subprocess.run(
+        [*command, "--ray-address", address, "--pipeline-parallel-size", "5"],
+        capture_output=True,
+        text=True,
+        timeout=60.0,
     )
-    assert text.startswith(start)
-    assert text.count(": 2 CPU") == 2
+    seconds = time.monotonic() - started
+    assert done.returncode == 78
+    assert done.stderr.count(" has 2 CPU, holds 2 stages") == 2, done.stderr
+    assert "Traceback" not in done.stderr
+    with capsys.disabled():
+        print(f"\n  too little room said after {seconds:.1f} s")
+    assert seconds < 20.0  # 4 s on a machine with nothing else to do

@@ -43,6 +43,11 @@ def test_the_api_name_is_the_last_part_of_the_model(model: str, name: str) -> No
             {"executor": "uni", "tensor_parallel_size": 2, "pipeline_parallel_size": 3},
             "'uni' has one rank, but tensor_parallel_size 2 x pipeline_parallel_size 3 needs 6; use mp, ray or auto",
         ),
+        ({"heartbeat_seconds": 3, "hang_seconds": 5}, "3 is more than half of hang_seconds 5; lower it"),
+        ({"ray_resources_per_rank": {}}, "ray_resources_per_rank: .*at least 1 item"),
+        ({"ray_resources_per_rank": {"CPU": 0}}, "ray_resources_per_rank.CPU: .*greater than 0, given 0"),
+        ({"ray_resources_per_rank": {"CPU": 1}, "device": "cuda"}, "device 'cuda' needs a GPU"),
+        ({"ray_placement_strategy": "spread"}, "'STRICT_SPREAD' or 'STRICT_PACK', given 'spread'"),
     ],
 )
 def test_a_mistake_is_named_with_what_was_given(document: object, sentence: str) -> None:
@@ -75,7 +80,15 @@ def test_every_field_is_a_flag_and_flags_win_over_the_document(tmp_path: Path) -
         1.5,
     )
     assert _flags("--cors-allowed-origins", "http://a", "http://b").cors_allowed_origins == ("http://a", "http://b")
+    resources = '{"CPU": 1, "a100": 0.01}'
+    assert _flags("--ray-resources-per-rank", resources).ray_resources_per_rank == {"CPU": 1, "a100": 0.01}
     for name in set(EngineConfig.model_fields) - {"version"}:
         parser = argparse.ArgumentParser()
         add_config_arguments(parser, is_server=True)
         assert f"--{name.replace('_', '-')}" in parser.format_help()
+
+
+def test_a_flag_that_is_no_json_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        _flags("--ray-runtime-env", "{env}")
+    assert "argument --ray-runtime-env: '{env}' is not JSON" in capsys.readouterr().err

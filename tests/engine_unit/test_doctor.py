@@ -54,3 +54,19 @@ def test_every_problem_is_named_with_its_cure(capsys: pytest.CaptureFixture[str]
     assert f"problem: port: cannot listen on 127.0.0.1:{port}" in text
     assert "problem: no model 'file:///not/there'" in text
     assert "problem: ray_address: nothing answers at 127.0.0.1:1" in text
+
+
+def test_a_job_is_shown_with_the_ranks_place_in_it(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    for name, value in {**job, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}.items():
+        monkeypatch.setenv(name, value)
+    code, text = _doctor(capsys, "--pipeline-parallel-size", "2")
+    assert code == EXIT_CONFIG
+    assert "external (this is rank 1 of a job of 2)" in text
+    assert "problem: executor: 'external' needs RAYLOOM_RANK_TOKEN" in text
+    monkeypatch.setenv("RAYLOOM_RANK_TOKEN", "x" * 32)
+    code, text = _doctor(capsys, "--pipeline-parallel-size", "2")
+    assert code == 0
+    assert "job             rank 1, 2 ranks on this machine, core at 127.0.0.1:29501\n" in text

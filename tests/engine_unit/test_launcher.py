@@ -9,12 +9,12 @@ import pytest
 
 from rayloom_engine.config import parse_config
 from rayloom_engine.errors import ConfigError, EngineDead
-from rayloom_engine.launcher import process_ranks
 from rayloom_engine.launcher.__main__ import Launcher
-from rayloom_engine.launcher.process_ranks import ProcessRanks, visible_devices
+from rayloom_engine.launcher.process_ranks import ProcessRanks
 from rayloom_engine.launcher.starter import NO_CORE
 from rayloom_engine.models.progress import no_progress
 from rayloom_engine.protocol.ranks import Fence
+from rayloom_engine.worker import machine
 
 
 class _End(Exception):
@@ -103,25 +103,11 @@ def test_an_end_that_the_core_saw_as_well_is_taken_off_the_budget(is_seen: bool)
         Launcher(config, ranks, line, 100).run()  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
-    ("setting", "num_present", "devices"),
-    [
-        (None, 0, []),
-        (None, 2, ["0", "1"]),
-        ("3, GPU-12", 4, ["3", "GPU-12"]),
-        ("", 4, []),
-        ("0,1", 0, []),  # set for machines that have some
-    ],
-)
-def test_visible_devices(setting: str | None, num_present: int, devices: list[str]) -> None:
-    assert visible_devices(setting, num_present) == devices
-
-
 def test_fewer_accelerators_than_ranks_are_refused_before_anything_starts(
     tmp_path: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5")
-    monkeypatch.setattr(process_ranks.glob, "glob", lambda pattern: ["/dev/nvidia5"])
+    monkeypatch.setattr(machine.glob, "glob", lambda pattern: ["/dev/nvidia5"])
     two = {"pipeline_parallel_size": 2, "executor": "mp"}
     with pytest.raises(ConfigError, match="2 ranks need an accelerator each, and this machine has 1"):
         ProcessRanks(parse_config(two), tmp_path, "127.0.0.1:1").prepare(no_progress)  # type: ignore[arg-type]

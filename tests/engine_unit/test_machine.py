@@ -50,3 +50,23 @@ def test_no_memory_limit_leaves_what_the_machine_has(folder: Path) -> None:
     (folder / "memory.limit_in_bytes").write_text("9223372036854771712\n")
     (folder / "memory.usage_in_bytes").write_text("700000\n")
     assert machine.free_memory_bytes() > 1_000_000
+
+
+@pytest.mark.parametrize(
+    ("setting", "num_present", "devices"),
+    [
+        (None, 0, []),
+        (None, 2, ["0", "1"]),
+        ("3, GPU-12", 4, ["3", "GPU-12"]),
+        ("", 4, []),
+        ("0,1", 0, []),  # set for machines that have some
+    ],
+)
+def test_visible_devices(
+    setting: str | None, num_present: int, devices: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if setting is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", setting)
+    monkeypatch.setattr(machine.glob, "glob", lambda pattern: ["/dev/nvidia0"] * num_present)
+    assert machine.visible_devices() == devices

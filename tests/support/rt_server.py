@@ -63,7 +63,7 @@ def running_server(folder: Path, *arguments: str, ready_seconds: float = 120.0) 
     with httpx.Client(timeout=60.0) as client:
         server = RunningServer(process, api, admin, log, client)
         try:
-            wait_until(lambda: _is_ready(server), ready_seconds, lambda: f"server not ready:\n{log.read_text()}")
+            wait_until(lambda: is_ready(server), ready_seconds, lambda: f"server not ready:\n{log.read_text()}")
             yield server
         finally:
             if process.poll() is None:
@@ -71,7 +71,7 @@ def running_server(folder: Path, *arguments: str, ready_seconds: float = 120.0) 
             process.wait(10.0)
 
 
-def _is_ready(server: RunningServer) -> bool:
+def is_ready(server: RunningServer) -> bool:
     assert server.process.poll() is None, f"server ended:\n{server.log_text()}"
     try:
         return server.client.get(f"{server.api_url}/ready").status_code == 200

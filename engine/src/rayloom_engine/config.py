@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from rayloom_engine.errors import ConfigError
 
 DType = Literal["auto", "bfloat16", "float16", "float32"]
-Executor = Literal["auto", "uni", "mp", "ray"]
+Executor = Literal["auto", "uni", "mp", "ray", "external"]
 
 BLOCK_SIZE = 16  # tokens in a KV block
 
@@ -53,18 +53,37 @@ class EngineConfig(BaseModel):
     executor: Executor = Field(
         "auto",
         description="How ranks are started: uni = in the core's process (one rank), mp = as processes of this machine, "
-        "ray = as Ray actors. auto: uni for one rank, else mp.",
+        "ray = as Ray actors, external = by torchrun. auto: external or ray where the environment or ray_address names "
+        "one, uni for one rank, else mp.",
     )
     ray_address: str | None = Field(
         None,
         min_length=1,
         description="HOST:PORT of a Ray cluster. Default: the environment's RAY_ADDRESS, else Ray is started here.",
     )
+    ray_runtime_env: dict[str, Any] | None = Field(
+        None, description="Ray's runtime environment of every rank, a JSON object."
+    )
+    ray_resources_per_rank: dict[str, Annotated[float, Field(gt=0)]] | None = Field(
+        None,
+        min_length=1,
+        description='Ray resources that a rank takes, a JSON object such as {"CPU": 1, "GPU": 1, "a100": 0.01}; names '
+        "of your own choose among mixed nodes. Default: a CPU, and a GPU where it computes on one.",
+    )
+    ray_placement_strategy: Literal["SPREAD", "PACK", "STRICT_SPREAD", "STRICT_PACK"] = Field(
+        "SPREAD", description="How Ray puts stages on nodes; the ranks of a stage always share one."
+    )
     placement_seconds: float = Field(
-        30.0, gt=0, strict=False, description="How long Ray may take to find room for every rank at the first start."
+        2.0, gt=0, strict=False, description="How long Ray may take to find room for every rank at the first start."
     )
     rank_port: int = Field(
-        0, ge=0, le=65535, description="Port at which ranks reach the core (mp and ray); 0 picks a free one."
+        0,
+        ge=0,
+        le=65535,
+        description="Port at which ranks reach the core; 0 picks a free one, external: MASTER_PORT + 1.",
+    )
+    heartbeat_seconds: float = Field(
+        0.5, ge=0.05, strict=False, description="Interval of a rank's sign of life; at most half of hang_seconds."
     )
     hang_seconds: float = Field(
         10.0,
@@ -165,6 +184,13 @@ def parse_config(document: object) -> EngineConfig:
             f"EngineConfig: executor: 'uni' has one rank, but {config.parallelism} needs {config.world_size}; "
             "use mp, ray or auto"
         )
+    if config.heartbeat_seconds > config.hang_seconds / 2:
+        raise ConfigError(
+            f"EngineConfig: heartbeat_seconds: {config.heartbeat_seconds:g} is more than half of hang_seconds "
+            f"{config.hang_seconds:g}; lower it, or raise hang_seconds"
+        )
+    if config.device == "cuda" and "GPU" not in (config.ray_resources_per_rank or {"GPU": 1.0}):
+        raise ConfigError("EngineConfig: ray_resources_per_rank: device 'cuda' needs a GPU; add \"GPU\": 1")
     return config
 
 

@@ -31,7 +31,6 @@ from rayloom_engine.core_loop import Core
 from rayloom_engine.core_state import CoreState
 from rayloom_engine.engine import Engine
 from rayloom_engine.errors import ConfigError, EngineDead, ModelError, RankLost
-from rayloom_engine.executor_choice import choose_executor
 from rayloom_engine.models.shape import ModelShape
 from rayloom_engine.models.source import ResolvedModel
 from rayloom_engine.process import (
@@ -64,7 +63,7 @@ class CoreProcess:
         self._rank_fd = rank_fd
         self._epoch = _draw_epoch(run_dir)
         self._box = BlackBox(run_dir)
-        self._state = CoreState(epoch=self._epoch, executor=choose_executor(config).name)
+        self._state = CoreState(epoch=self._epoch, executor=config.executor)
         self._inbox = Inbox(deque(), threading.Event())
         self._io = CoreIo(address, self._token, self._epoch, self._inbox, self._state.status)
         self._mark: object = None  # of the main thread, at the last pulse
@@ -127,7 +126,9 @@ class CoreProcess:
         config, state = self._config, self._state
         executor = RemoteExecutor(pool)
         epochs = itertools.chain([self._epoch], iter(lambda: _draw_epoch(self._run_dir), 0))
-        budget = RestartBudget(config.restart_budget)
+        # Nobody starts a lost rank of a job again but the job.
+        is_job = config.executor == "external"
+        budget = RestartBudget(0 if is_job else config.restart_budget)
         core: Core | None = None
         is_rebuild = bool(self._sizes())  # a core before this one has served
         # At the first start there may be no room for a rank yet, and whoever waits for it sees that.
@@ -146,6 +147,8 @@ class CoreProcess:
                     is_rebuild=is_rebuild,
                 )
             except RankLost as unmended:
+                if is_job:
+                    raise EngineDead(f"{unmended}; start the job again") from unmended
                 limits = f"{config.rebuild_seconds:g} s and {config.restart_budget} restarts"
                 raise EngineDead(f"{unmended}; not mended within {limits}") from unmended
             if core is None:
@@ -170,9 +173,10 @@ class CoreProcess:
                 engine.scheduler.forget_ranks()
                 deadline = time.monotonic() + config.rebuild_seconds
                 # A death in a trial leaves fewer suspects: they cannot go on for ever, and are no reason to give up.
-                # Others are only booked: the ranks were up, so nothing has to be waited for.
-                if not self._box.died() and budget.wait_after_death(time.monotonic()) is None:
-                    raise EngineDead(f"{loss}; restart budget of {config.restart_budget} spent") from loss
+                # Others are only booked: the ranks were up, so nothing has to be waited for. A job ends at the first.
+                if (is_job or not self._box.died()) and budget.wait_after_death(time.monotonic()) is None:
+                    spent = "start the job again" if is_job else f"restart budget of {config.restart_budget} spent"
+                    raise EngineDead(f"{loss}; {spent}") from loss
 
     def _prepare_to_begin(self, model: ModelStatus, message: str, *, is_restart: bool) -> Callable[[], None]:
         """What is to be called when a step has passed every rank: only that shows that tokens flow again."""

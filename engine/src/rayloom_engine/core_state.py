@@ -23,7 +23,7 @@ class CoreState:
     """What the core knows of itself. Written by the main thread, read by the I/O thread; each field at once."""
 
     epoch: int
-    executor: str  # "uni" | "mp" | "ray"
+    executor: str  # "uni" | "mp" | "ray" | "external"
     state: str = "starting"
     lost: str = ""  # while recovering: which rank
     lost_node: str = ""  # and where it was

@@ -7,6 +7,7 @@ with LLM("builtin://smollm2-135m") as llm:
 
 from __future__ import annotations
 
+import os
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -104,7 +105,7 @@ class LLM:
         Raises ConfigError or ModelError.
         """
         config = parse_config({"model": model, **settings})
-        if choose_executor(config).has_rank_processes:
+        if choose_executor(config, os.environ).has_rank_processes:
             raise ConfigError(
                 f"LLM runs one rank in this process, given executor {config.executor!r} with "
                 f"{config.parallelism}; leave these out, or use `rayloom-engine serve`"

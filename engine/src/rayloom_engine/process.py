@@ -16,10 +16,12 @@ from pathlib import Path
 
 EXIT_CONFIG = 78  # the settings or the model cannot be used (sysexits.h EX_CONFIG); a restart would not help
 EXIT_GIVEN_UP = 70  # a process kept dying until the restart budget was spent (EX_SOFTWARE)
+EXIT_RANK_LOST = 75  # a part of a job (executor external) is gone: start the job again (EX_TEMPFAIL)
 
 PULSE_SECONDS = 0.5
 
 _PR_SET_PDEATHSIG = 1
+_LAST_SECONDS = 5.0
 
 
 def set_up_logging(role: str, level: str) -> None:
@@ -32,17 +34,23 @@ def set_up_logging(role: str, level: str) -> None:
     )
 
 
-def end_with_parent(parent_pid: int) -> None:
-    """This process is killed when the process `parent_pid`, which started it, ends for whatever reason."""
+def end_with_parent(parent_pid: int, how: signal.Signals = signal.SIGKILL) -> None:
+    """This process gets the signal `how` when the process `parent_pid`, which started it, ends for whatever reason.
+
+    Other signals than SIGKILL give it _LAST_SECONDS to end what it has started.
+    """
     if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, how)
     # The parent may be gone before the call; and other systems have no such call.
-    threading.Thread(target=_watch_parent, args=(parent_pid,), daemon=True, name="parent-watch").start()
+    threading.Thread(target=_watch_parent, args=(parent_pid, how), daemon=True, name="parent-watch").start()
 
 
-def _watch_parent(parent_pid: int) -> None:
+def _watch_parent(parent_pid: int, how: signal.Signals) -> None:
     while os.getppid() == parent_pid:
         time.sleep(1.0)
+    if how is not signal.SIGKILL:
+        os.kill(os.getpid(), how)
+        time.sleep(_LAST_SECONDS)
     os._exit(1)
 
 

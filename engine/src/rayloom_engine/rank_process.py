@@ -1,6 +1,6 @@
 """A rank's process: dials the core, loads its part of the model, runs plans. It decides nothing and outlives the core.
 
-The main thread computes; a second one sends a sign of life twice a second. When the core is gone the rank keeps its
+The main thread computes; a second one sends signs of life. When the core is gone the rank keeps its
 weights and dials again for ORPHAN_SECONDS; then it ends.
 """
 
@@ -11,6 +11,7 @@ import contextlib
 import logging
 import os
 import platform
+import signal
 import sys
 import threading
 import time
@@ -23,7 +24,8 @@ import psutil
 
 from rayloom_engine.config import EngineConfig, load_config
 from rayloom_engine.errors import ConfigError, ModelError
-from rayloom_engine.process import end_with_parent, node_name, set_up_logging
+from rayloom_engine.executor_choice import job_place
+from rayloom_engine.process import EXIT_RANK_LOST, end_with_parent, node_name, set_up_logging
 from rayloom_engine.protocol.channel import Channel, ChannelClosed, dial
 from rayloom_engine.protocol.ranks import (
     Allocate,
@@ -40,6 +42,7 @@ from rayloom_engine.protocol.ranks import (
     Welcomed,
 )
 from rayloom_engine.worker.activity import Activity
+from rayloom_engine.worker.machine import visible_devices
 
 if TYPE_CHECKING:
     from rayloom_engine.layers.tensor_group import TensorGroup
@@ -49,7 +52,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 ORPHAN_SECONDS = 30.0
-_BEAT_SECONDS = 0.5
 _DIAL_SECONDS = 0.2
 _OWN_SECONDS = 5.0
 _GROUP_SECONDS = 30.0  # for the others to come to a rendezvous
@@ -79,41 +81,45 @@ class RankServer:
         self._failure: Failed | None = None  # of the loading
         self._beat = Beat(phase="start", step=0, memory_bytes=0)
         self._num_steps = 0
-        self._core_seen_at = time.monotonic()  # when this rank last belonged to a core
+        self._last_problem = ""  # of dialling
         self._had_order = False  # on the present connection
 
     def run(self) -> None:
         """Serves one core after the other; returns when it has belonged to none for ORPHAN_SECONDS."""
-        last_problem = ""
-        while time.monotonic() - self._core_seen_at < ORPHAN_SECONDS:
-            try:
-                (control, _), (steps, welcomed) = self._dial("control"), self._dial("steps")
-            except OSError as error:
-                problem = f"{type(error).__name__}: {error}"
-                if problem != last_problem:
-                    logger.info("cannot reach the core at %s: %s", self._place.address, problem)
-                    last_problem = problem
-                time.sleep(_DIAL_SECONDS)
-                continue
-            dialled_at, self._had_order, last_problem = time.monotonic(), False, ""
-            if self._rank is None and welcomed.num_kv_blocks is not None:
-                sizes = {"num_kv_blocks": welcomed.num_kv_blocks, "max_model_len": welcomed.max_model_len}
-                self._config = self._config.model_copy(update=sizes)
-            try:
-                threading.Thread(target=self._send_beats, args=(control,), name="beats", daemon=True).start()
-                self._serve(steps)
-            except ChannelClosed as error:
-                logger.info("the core is gone (%s)", error)
-            finally:
-                control.close()
-                steps.close()
-                if self._rank is not None:
-                    self._leave()  # frees peers that wait for a part of a step whose order this rank never got
+        core_seen_at = time.monotonic()  # when this rank last belonged to a core
+        while time.monotonic() - core_seen_at < ORPHAN_SECONDS:
+            dialled_at = time.monotonic()
             # A core that has a newer start of this rank hangs up at once: then it is not ours.
-            if self._had_order or time.monotonic() - dialled_at > _OWN_SECONDS:
-                self._core_seen_at = time.monotonic()
+            if self.serve_core() and (self._had_order or time.monotonic() - dialled_at > _OWN_SECONDS):
+                core_seen_at = time.monotonic()
             time.sleep(_DIAL_SECONDS)
         logger.warning("no core at %s for %.0f s; rank %d ends", self._place.address, ORPHAN_SECONDS, self._place.rank)
+
+    def serve_core(self) -> bool:
+        """Serves the core at the address until it is gone; False when none answers there."""
+        try:
+            (control, _), (steps, welcomed) = self._dial("control"), self._dial("steps")
+        except OSError as error:
+            problem = f"{type(error).__name__}: {error}"
+            if problem != self._last_problem:
+                logger.info("cannot reach the core at %s: %s", self._place.address, problem)
+                self._last_problem = problem
+            return False
+        self._had_order, self._last_problem = False, ""
+        if self._rank is None and welcomed.num_kv_blocks is not None:
+            sizes = {"num_kv_blocks": welcomed.num_kv_blocks, "max_model_len": welcomed.max_model_len}
+            self._config = self._config.model_copy(update=sizes)
+        try:
+            threading.Thread(target=self._send_beats, args=(control,), name="beats", daemon=True).start()
+            self._serve(steps)
+        except ChannelClosed as error:
+            logger.info("the core is gone (%s)", error)
+        finally:
+            control.close()
+            steps.close()
+            if self._rank is not None:
+                self._leave()  # frees peers that wait for a part of a step whose order this rank never got
+        return True
 
     def _dial(self, role: str) -> tuple[Channel, Welcomed]:
         greeting = Greeting(
@@ -141,7 +147,7 @@ class RankServer:
                     communication_s=activity.communication_s,
                 )
                 control.send(beat)
-                time.sleep(_BEAT_SECONDS)
+                time.sleep(self._config.heartbeat_seconds)
 
     def _progress(self, phase: str, done: int, total: int, unit: str) -> None:
         self._beat = Beat(phase=phase, step=self._num_steps, memory_bytes=0, done=done, total=total, unit=unit)
@@ -257,6 +263,44 @@ def _ticket(order: object) -> int:
     return int(getattr(order, "ticket", 0))
 
 
+def serve_in_job(config: EngineConfig) -> int:
+    """This process's rank of its job (executor external) until the core is gone. Returns the exit code.
+
+    SIGTERM and SIGINT reach every process of a job; the core then lets requests finish, which takes its ranks. Raises
+    ConfigError.
+    """
+    place = job_place(config, os.environ)
+    devices = [] if config.device == "cpu" else visible_devices()
+    if 0 < len(devices) < place.ranks_on_host:
+        raise ConfigError(
+            f"executor: 'external': {place.ranks_on_host} ranks on this machine need an accelerator each, and it has "
+            f"{len(devices)}; start fewer on it, or set device to cpu"
+        )
+    if devices:
+        os.environ["CUDA_VISIBLE_DEVICES"] = devices[place.local_rank]
+    signals: list[int] = []
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda received, _: signals.append(received))
+    rank_place = RankPlace(
+        rank=place.rank,
+        incarnation=1,
+        ranks_on_host=place.ranks_on_host,
+        address=place.address,
+        token=place.token,
+    )
+    server = RankServer(config, rank_place)
+    deadline = time.monotonic() + config.rebuild_seconds
+    while not signals and not server.serve_core():
+        if time.monotonic() > deadline:
+            logger.error("no core at %s for %.0f s", place.address, config.rebuild_seconds)
+            break
+        time.sleep(_DIAL_SECONDS)
+    if signals:
+        return 0
+    logger.error("rank %d has no core any more; start the job again", place.rank)
+    return EXIT_RANK_LOST
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m rayloom_engine.rank_process", description=__doc__)
     parser.add_argument("--run-dir", type=Path, required=True, help="folder with config.json and token")
@@ -268,6 +312,8 @@ def main() -> int:
     end_with_parent(args.parent)
     config = load_config(args.run_dir / "config.json")
     set_up_logging(f"rank{args.rank}", config.log_level)
+    if config.executor == "external":
+        return serve_in_job(config)
     place = RankPlace(
         rank=args.rank,
         incarnation=args.incarnation,

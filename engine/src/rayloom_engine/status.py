@@ -89,7 +89,7 @@ class EngineStatus(_Part):
     engine_version: str
     state: State
     reason: str = Field(description="Why this state; empty when serving.")
-    executor: str = Field(description="How ranks are started: uni, mp or ray; empty until the core answers.")
+    executor: str = Field(description="How ranks are started: uni, mp, ray or external; empty until the core answers.")
     epoch: int = Field(description="Raised by every rebuild.")
     step: int
     last_token_age_seconds: float | None = Field(description="Since a token passed through every rank; null before.")

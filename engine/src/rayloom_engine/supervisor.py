@@ -3,6 +3,8 @@
 No torch, no ray, next to no code: what does little seldom dies. The sockets outlive the front, so while a front is
 being restarted new connections wait instead of being refused.
 
+In a job (executor external) it starts rank 0 instead of a launcher, and ends when that, or the core, ends.
+
 SIGTERM: the front drains, then everything ends with 0. SIGINT, or a second signal: everything ends now.
 """
 
@@ -26,8 +28,8 @@ from pathlib import Path
 
 from rayloom_engine.config import EngineConfig
 from rayloom_engine.errors import ConfigError
-from rayloom_engine.executor_choice import choose_executor
-from rayloom_engine.process import EXIT_CONFIG, EXIT_GIVEN_UP, read_failure
+from rayloom_engine.executor_choice import JobPlace, choose_executor, job_place
+from rayloom_engine.process import EXIT_CONFIG, EXIT_GIVEN_UP, EXIT_RANK_LOST, read_failure
 from rayloom_engine.restarts import RestartBudget
 
 logger = logging.getLogger(__name__)
@@ -86,18 +88,23 @@ class Child:
 
 class Supervisor:
     def __init__(self, config: EngineConfig) -> None:
-        self._config = config
-        self._executor = choose_executor(config)
+        self._executor = choose_executor(config, os.environ)
+        self._config = config = config.model_copy(update={"executor": self._executor.name})
+        self._job = job_place(config, os.environ) if self._executor.name == "external" else None
         self._api, self._admin = bind_sockets(config)
-        self._ranks = _bind_rank_socket(config, self._executor.name) if self._executor.has_rank_processes else None
+        self._ranks = _bind_rank_socket(config, self._job) if self._executor.has_rank_processes else None
         self._run_dir = _make_run_dir()
         self._started = time.time()
         self._front = Child("front", config.restart_budget)
         self._core = Child("core", config.restart_budget)
         self._children = [self._front, self._core]
         if self._ranks is not None:
-            self._launcher = Child("launcher", config.restart_budget)
+            # In a job this process starts rank 0, and whoever started the job has started the others.
+            self._launcher = Child("rank 0" if self._job else "launcher", config.restart_budget)
             self._children.append(self._launcher)
+        self._ray = Child("ray", config.restart_budget) if _starts_ray(config) else None
+        if self._ray is not None:
+            self._children.append(self._ray)
         self._signals: deque[int] = deque()
         self._exit_code: int | None = None  # set when stopping has begun
         self._listened_at = time.monotonic()
@@ -146,14 +153,14 @@ class Supervisor:
     def _leave_word(self) -> None:
         """Writes why the engine could not go on to where Kubernetes looks for a container's last words."""
         where, cause = os.environ.get("RAYLOOM_TERMINATION_LOG"), read_failure(self._run_dir)
-        if where and self._exit_code in (EXIT_CONFIG, EXIT_GIVEN_UP):
+        if where and self._exit_code in (EXIT_CONFIG, EXIT_GIVEN_UP, EXIT_RANK_LOST):
             with contextlib.suppress(OSError):
                 Path(where).write_text(cause or "a process of the engine kept dying; its log says why")
 
     def _write_run_dir(self) -> None:
         token = self._run_dir / "token"
         token.touch(mode=0o600)
-        token.write_text(secrets.token_hex(32))
+        token.write_text(self._job.token if self._job else secrets.token_hex(32))
         (self._run_dir / "config.json").write_text(self._config.model_dump_json())
 
     def _start_due(self) -> None:
@@ -170,10 +177,17 @@ class Supervisor:
             since = ["--start", str(self._front.starts + 1), "--server-started", str(self._started)]
             _start(self._front, "rayloom_engine.front", [*common, *ports, *since], fds)
         if self._ranks is not None and self._launcher.start_at is not None and self._launcher.start_at <= now:
-            where = f"127.0.0.1:{self._ranks.getsockname()[1]}"
-            arguments = ["--run-dir", str(self._run_dir), "--core-address", where, "--parent", str(os.getpid())]
-            start = ["--start", str(self._launcher.starts + 1)]
-            _start(self._launcher, "rayloom_engine.launcher", [*arguments, *start])
+            address = self._job.address if self._job else f"127.0.0.1:{self._ranks.getsockname()[1]}"
+            arguments = ["--run-dir", str(self._run_dir), "--core-address", address, "--parent", str(os.getpid())]
+            if self._job:
+                rank = ["--rank", "0", "--incarnation", "1"]
+                self._launcher.started(_spawn("rayloom_engine.rank_process", [*arguments, *rank]))
+            else:
+                start = ["--start", str(self._launcher.starts + 1)]
+                _start(self._launcher, "rayloom_engine.launcher", [*arguments, *start])
+        if self._ray is not None and self._ray.start_at is not None and self._ray.start_at <= now:
+            arguments = ["--run-dir", str(self._run_dir), "--parent", str(os.getpid())]
+            self._ray.started(_spawn("rayloom_engine.launcher.local_ray", arguments))
 
     def _next_wake(self) -> float:
         """Seconds until something is due. One at most: a signal may be lost, and signs of life must be looked at."""
@@ -197,7 +211,11 @@ class Supervisor:
             if code is None:
                 continue
             if child is self._front and code == 0 and self._signals:
-                self._exit_code = 0  # drained
+                # Drained; or a job was told to end because a rank died, and the core has just seen that as well.
+                self._exit_code = EXIT_RANK_LOST if self._job and read_failure(self._run_dir) else 0
+            elif self._job and child is not self._front and code != EXIT_CONFIG:
+                logger.error("%s ended (%s), and the job with it; start the job again", child.name, _cause(code))
+                self._exit_code = EXIT_RANK_LOST
             elif code in (EXIT_CONFIG, EXIT_GIVEN_UP):
                 logger.error("%s cannot go on; see its message above", child.name)
                 self._exit_code = code
@@ -220,14 +238,14 @@ class Supervisor:
             self._front.process.send_signal(signal.SIGTERM)
 
     def _stop_children(self) -> None:
-        # The core has nothing to save; the front closes its connections properly, the launcher ends what it started.
-        how = {"front": signal.SIGINT, "core": signal.SIGKILL, "launcher": signal.SIGTERM}
+        # Core and rank have nothing to save; the front closes its connections properly, others end what they started.
+        how = {"front": signal.SIGINT, "launcher": signal.SIGTERM, "ray": signal.SIGTERM}
         processes = []
         for child in self._children:
             if child.process is not None:
                 processes.append(child.process)
                 if child.process.poll() is None:
-                    child.process.send_signal(how[child.name])
+                    child.process.send_signal(how.get(child.name, signal.SIGKILL))
         deadline = time.monotonic() + _STOP_SECONDS
         for process in processes:
             try:
@@ -252,13 +270,20 @@ def bind_sockets(config: EngineConfig) -> tuple[socket.socket, socket.socket]:
         raise
 
 
-def _bind_rank_socket(config: EngineConfig, executor: str) -> socket.socket:
+def _bind_rank_socket(config: EngineConfig, job: JobPlace | None) -> socket.socket:
     """Where ranks reach the core. From other machines only when they are on other machines.
 
     It is bound here so that it outlives the core: ranks that dial while a core is being started again just wait.
     """
-    is_cluster = executor == "ray" and (config.ray_address or os.environ.get("RAY_ADDRESS"))
+    if job is not None:
+        return _listen("127.0.0.1" if job.is_on_one_host else "0.0.0.0", job.port, "rank_port")
+    is_cluster = config.executor == "ray" and not _starts_ray(config)
     return _listen("0.0.0.0" if is_cluster else "127.0.0.1", config.rank_port, "rank_port")
+
+
+def _starts_ray(config: EngineConfig) -> bool:
+    """Whether Ray is to be started on this machine, because no cluster is named."""
+    return config.executor == "ray" and not (config.ray_address or os.environ.get("RAY_ADDRESS"))
 
 
 def _make_run_dir() -> Path:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import json
 import types
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
@@ -49,12 +50,21 @@ def config_from(args: argparse.Namespace, skip: Collection[str] = ()) -> EngineC
     return parse_config(document)
 
 
-def _kind(annotation: Any) -> tuple[type, list[str] | None, bool]:
+def _kind(annotation: Any) -> tuple[Callable[[str], Any], list[str] | None, bool]:
     """(type of one value, choices, whether it is a list) of a field's annotation."""
     if get_origin(annotation) in (Union, types.UnionType):
         annotation = next(part for part in get_args(annotation) if part is not type(None))
     if get_origin(annotation) is Literal:
         return str, list(get_args(annotation)), False
+    if get_origin(annotation) is dict:
+        return _json_object, None, False
     if get_origin(annotation) is tuple:
         return get_args(annotation)[0], None, True
     return annotation, None, False
+
+
+def _json_object(text: str) -> Any:
+    try:
+        return json.loads(text)  # that it is an object is checked with the rest of the document
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is not JSON: {error}") from error

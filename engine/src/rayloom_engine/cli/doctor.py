@@ -12,7 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 from rayloom_engine.cli.arguments import add_config_arguments, config_from
 from rayloom_engine.config import EngineConfig
 from rayloom_engine.errors import ConfigError, ModelError
-from rayloom_engine.executor_choice import choose_executor
+from rayloom_engine.executor_choice import choose_executor, job_place
 from rayloom_engine.process import EXIT_CONFIG
 
 _GIB = 1 << 30
@@ -66,7 +66,7 @@ def _version(package: str) -> str:
 
 
 def _executor(config: EngineConfig, problems: list[str]) -> list[tuple[str, str]]:
-    choice = choose_executor(config)
+    choice = choose_executor(config, os.environ)
     shape = f"tensor {config.tensor_parallel_size} x pipeline {config.pipeline_parallel_size}"
     rows = [("executor", f"{choice.name} ({choice.reason}), {shape} = {config.world_size} ranks")]
     address = config.ray_address or os.environ.get("RAY_ADDRESS")
@@ -74,6 +74,13 @@ def _executor(config: EngineConfig, problems: list[str]) -> list[tuple[str, str]
         rows.append(("ray", f"at {address}" if address else "would be started on this machine"))
         if address and address != "auto" and not _answers(address):
             problems.append(f"ray_address: nothing answers at {address}; start Ray there, or name another address")
+    if choice.name == "external":
+        try:
+            job = job_place(config, os.environ)
+        except ConfigError as error:
+            problems.append(str(error))
+        else:
+            rows.append(("job", f"rank {job.rank}, {job.ranks_on_host} ranks on this machine, core at {job.address}"))
     return rows
 
 

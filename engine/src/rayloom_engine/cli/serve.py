@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
 
 from rayloom_engine.cli.arguments import add_config_arguments, config_from
+from rayloom_engine.executor_choice import choose_executor, job_place
 from rayloom_engine.process import set_up_logging
 
 
@@ -16,9 +18,14 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 def run(args: argparse.Namespace) -> int:
+    config = config_from(args)
+    if choose_executor(config, os.environ).name == "external" and (rank := job_place(config, os.environ).rank) > 0:
+        from rayloom_engine.rank_process import serve_in_job
+
+        set_up_logging(f"rank{rank}", config.log_level)
+        return serve_in_job(config)
     from rayloom_engine.supervisor import Supervisor
 
-    config = config_from(args)
     set_up_logging("supervisor", config.log_level)
     supervisor = Supervisor(config)
     logger = logging.getLogger(__name__)

@@ -15,7 +15,6 @@ from typing import NoReturn
 
 from rayloom_engine.config import EngineConfig, load_config
 from rayloom_engine.errors import ConfigError, EngineDead
-from rayloom_engine.executor_choice import choose_executor
 from rayloom_engine.launcher.process_ranks import ProcessRanks
 from rayloom_engine.launcher.starter import NO_CORE, RankStarter
 from rayloom_engine.process import (
@@ -123,10 +122,10 @@ class Launcher:
 
 
 def _starter(config: EngineConfig, run_dir: Path, address: str, token: str, is_restart: bool) -> RankStarter:
-    if choose_executor(config).name == "ray":
+    if config.executor == "ray":
         from rayloom_engine.launcher.ray_ranks import RayRanks
 
-        return RayRanks(config, token, int(address.rpartition(":")[2]), is_restart)
+        return RayRanks(config, run_dir, token, int(address.rpartition(":")[2]), is_restart)
     return ProcessRanks(config, run_dir, address)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import glob
 import os
 import select
 import signal
@@ -14,13 +13,7 @@ from rayloom_engine.config import EngineConfig
 from rayloom_engine.errors import ConfigError
 from rayloom_engine.launcher.starter import NO_CORE
 from rayloom_engine.models.progress import Progress
-
-
-def visible_devices(setting: str | None, num_present: int) -> list[str]:
-    """Names of the CUDA devices that may be used: those of CUDA_VISIBLE_DEVICES, or all that are present."""
-    if setting is None:
-        return [str(index) for index in range(num_present)]
-    return [name.strip() for name in setting.split(",") if name.strip()] if num_present else []
+from rayloom_engine.worker.machine import visible_devices
 
 
 class ProcessRanks:
@@ -37,7 +30,7 @@ class ProcessRanks:
         """Gives each rank an accelerator of its own, where there are any. Raises ConfigError when they are too few."""
         if self._config.device == "cpu":
             return
-        self._devices = visible_devices(os.environ.get("CUDA_VISIBLE_DEVICES"), len(glob.glob("/dev/nvidia[0-9]*")))
+        self._devices = visible_devices()
         if 0 < len(self._devices) < self._config.world_size:
             raise ConfigError(
                 f"{self._config.parallelism}: {self._config.world_size} ranks need an accelerator each, and this "

@@ -8,24 +8,29 @@ from __future__ import annotations
 
 import logging
 import os
+import platform
 import socket
+import threading
 import time
+from pathlib import Path
 from typing import Any
 
 from rayloom_engine.config import EngineConfig
-from rayloom_engine.errors import ConfigError
+from rayloom_engine.errors import ConfigError, EngineDead
+from rayloom_engine.launcher.local_ray import address_file, wait_while_open
+from rayloom_engine.launcher.placement import Node, rank_resources, shortage, stage_resources
 from rayloom_engine.launcher.starter import NO_CORE
 from rayloom_engine.models.progress import Progress
 from rayloom_engine.rank_process import RankPlace, RankServer
 
 logger = logging.getLogger(__name__)
 
-_OBJECT_STORE_BYTES = 80 * 1024 * 1024  # nothing of ours goes through it; Ray's least
-_POLL_SECONDS = 0.25
+_POLL_SECONDS = 0.1
+_LOCAL_SECONDS = 60.0  # for the Ray that is started on this machine
 
 
 def ray_address(config: EngineConfig) -> str | None:
-    """The Ray cluster to use; None = start one on this machine."""
+    """The Ray cluster to use; None = one is started on this machine."""
     return config.ray_address or os.environ.get("RAY_ADDRESS") or None
 
 
@@ -34,68 +39,90 @@ class RankActor:
 
     def run(self, config: str, place: RankPlace) -> None:
         """`config` is the EngineConfig document as JSON."""
+        import ray
+
         from rayloom_engine.process import set_up_logging
 
         parsed = EngineConfig.model_validate_json(config)
         set_up_logging(f"rank{place.rank}", parsed.log_level)
+        # Several of Ray's nodes may be on one host.
+        os.environ.setdefault("RAYLOOM_NODE_NAME", _node_name(platform.node(), ray.get_runtime_context().get_node_id()))
         RankServer(parsed, place).run()
 
 
 class RayRanks:
     """Implements RankStarter."""
 
-    def __init__(self, config: EngineConfig, token: str, core_port: int, is_restart: bool) -> None:
+    def __init__(self, config: EngineConfig, run_dir: Path, token: str, core_port: int, is_restart: bool) -> None:
         """`is_restart`: a launcher before this one had found room; then too little of it is no fault of the config."""
         self._config = config
+        self._run_dir = run_dir
         self._is_restart = is_restart
         self._patience = config.rebuild_seconds if is_restart else config.placement_seconds
         self._token = token
         self._core_port = core_port
-        self._address = ray_address(config)
         self._core_host = "127.0.0.1"
+        self._is_closed = False
         self._group: Any = None  # ray.util.placement_group.PlacementGroup
         self._resources: dict[str, float] = {}  # of one rank
         self._actors: dict[int, Any] = {}  # rank -> actor handle
         self._runs: dict[Any, int] = {}  # object reference of a running `run` -> rank
 
     def prepare(self, progress: Progress) -> None:
+        os.environ.setdefault("RAY_COLOR_PREFIX", "0")
+        if ray_address(self._config) is None:
+            os.environ.setdefault("RAY_AUTH_MODE", "token")  # what Ray chooses itself for one that it starts
         import ray
         from ray.util.placement_group import placement_group, placement_group_table
 
-        os.environ.setdefault("RAY_COLOR_PREFIX", "0")
         progress("discover", 0, 0, "")
-        deadline = time.monotonic() + self._patience
+        self._connect()
+        threading.Thread(target=self._end_with_ray, name="ray-watch", daemon=True).start()
+        num_gpus = ray.cluster_resources().get("GPU", 0)  # type: ignore[no-untyped-call]
+        self._resources = rank_resources(self._config, num_gpus)
         world_size = self._config.world_size
-        if self._address is None:
-            from rayloom_engine.worker.machine import usable_cores
-
-            ray.init(
-                address="local",
-                num_cpus=max(world_size, usable_cores()),
-                include_dashboard=False,
-                object_store_memory=_OBJECT_STORE_BYTES,
-                configure_logging=False,
-            )
-        else:
-            _wait_until_open(self._address, deadline)
-            ray.init(address=self._address, configure_logging=False)
-            self._core_host = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
-        uses_gpu = self._config.device == "cuda"
-        if self._config.device == "auto":
-            uses_gpu = ray.cluster_resources().get("GPU", 0) >= world_size  # type: ignore[no-untyped-call]
-        self._resources = {"CPU": 1.0, "GPU": 1.0} if uses_gpu else {"CPU": 1.0}
-        deadline = time.monotonic() + self._patience  # Ray's own start does not count
         progress("reserve", 0, world_size, "ranks")
-        # A stage's ranks talk in every layer, so they share a node; stages talk once a step and may be apart.
-        bundles = [self._stage_resources()] * self._config.pipeline_parallel_size
-        self._group = placement_group(bundles, strategy="SPREAD")
+        bundles = [stage_resources(self._config, self._resources)] * self._config.pipeline_parallel_size
+        self._group = placement_group(bundles, strategy=self._config.ray_placement_strategy)
+        deadline = time.monotonic() + self._patience  # Ray's own start does not count
         # Not `group.wait`: each call leaves a callback in Ray's control store, and it takes whole seconds only.
         while placement_group_table(self._group)["state"] != "CREATED":
             if time.monotonic() > deadline:
-                shortage = self._shortage()
-                raise RuntimeError(shortage) if self._is_restart else ConfigError(shortage)
+                raise self._no_room(shortage(self._config, _nodes(), self._resources, self._patience))
             time.sleep(_POLL_SECONDS)
         progress("reserve", world_size, world_size, "ranks")
+
+    def _connect(self) -> None:
+        """Becomes Ray's driver. Ray may start later than we, or be started again, so it is tried for a while."""
+        import ray
+
+        named = ray_address(self._config)
+        if named is not None and named != "auto" and not named.rpartition(":")[2].isdigit():
+            raise ConfigError(f"ray_address (or RAY_ADDRESS): {named!r} is not HOST:PORT")
+        deadline = time.monotonic() + (self._patience if named else max(self._patience, _LOCAL_SECONDS))
+        while True:
+            try:
+                # Read each time: it changes when the local Ray is started again.
+                address = named or address_file(self._run_dir).read_text()
+                if address != "auto":  # Ray looks for it itself
+                    host, _, port = address.rpartition(":")
+                    socket.create_connection((host, int(port)), timeout=1.0).close()
+                ray.init(address=address, runtime_env=self._config.ray_runtime_env, configure_logging=False)
+                break
+            except (TypeError, ValueError) as error:
+                raise ConfigError(f"ray_address or ray_runtime_env: Ray refuses it: {error}") from error
+            except (OSError, RuntimeError) as error:
+                if time.monotonic() > deadline:
+                    where = f"at {named}" if named else "on this machine"
+                    raise self._no_room(
+                        f"ray_address: no Ray {where} ({error}); start it, or name another one"
+                    ) from error
+                time.sleep(_POLL_SECONDS)
+        if named is not None:
+            self._core_host = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
+
+    def _no_room(self, sentence: str) -> ConfigError | EngineDead:
+        return EngineDead(sentence) if self._is_restart else ConfigError(sentence)
 
     def start(self, rank: int, incarnation: int) -> None:
         import ray
@@ -113,9 +140,12 @@ class RayRanks:
             placement_group_bundle_index=rank // self._config.tensor_parallel_size,
             placement_group_capture_child_tasks=False,
         )
+        own = {name: amount for name, amount in self._resources.items() if name not in ("CPU", "GPU", "memory")}
         actor_class: Any = ray.remote(
-            num_cpus=self._resources["CPU"],
+            num_cpus=self._resources.get("CPU", 0),
             num_gpus=self._resources.get("GPU", 0),
+            memory=self._resources.get("memory", 0),
+            resources=own,
             max_restarts=0,
             scheduling_strategy=strategy,
         )(RankActor)
@@ -150,10 +180,18 @@ class RayRanks:
     def close(self) -> None:
         import ray
 
+        self._is_closed = True
         ray.shutdown()
 
-    def _stage_resources(self) -> dict[str, float]:
-        return {name: amount * self._config.tensor_parallel_size for name, amount in self._resources.items()}
+    def _end_with_ray(self) -> None:
+        """Ends this process when Ray's control store has gone: a driver cannot join another one, a new process can."""
+        import ray
+
+        address = ray.get_runtime_context().gcs_address
+        wait_while_open(address)
+        if not self._is_closed:
+            logger.error("Ray at %s is gone; starting again", address)
+            os._exit(1)
 
     def _num_ranks_beside(self, rank: int) -> int:
         """Ranks, this one included, that Ray has put on the same node."""
@@ -163,36 +201,21 @@ class RayRanks:
         own = nodes.get(rank // self._config.tensor_parallel_size)
         return self._config.tensor_parallel_size * max(1, sum(node == own for node in nodes.values()))
 
-    def _shortage(self) -> str:
-        import ray
 
-        wanted = ", ".join(f"{amount:g} {name}" for name, amount in self._stage_resources().items())
-        nodes = []
-        for node in ray.nodes():  # type: ignore[no-untyped-call]
-            if node["Alive"]:
-                has = ", ".join(f"{node['Resources'].get(name, 0):g} {name}" for name in self._resources)
-                nodes.append(f"{node['NodeManagerHostname']}: {has}")
-        return (
-            f"{self._config.parallelism}: no room in the Ray cluster within {self._patience:g} s for "
-            f"{self._config.pipeline_parallel_size} x {wanted}, each on one node (the nodes have {'; '.join(nodes)}); "
-            "add nodes, or lower one of the sizes"
+def _nodes() -> list[Node]:
+    import ray
+
+    available = ray._private.state.available_resources_per_node()  # type: ignore[no-untyped-call]
+    return [
+        Node(
+            name=_node_name(node["NodeManagerHostname"], node["NodeID"]),
+            total=node["Resources"],
+            available=available.get(node["NodeID"], {}),
         )
+        for node in ray.nodes()  # type: ignore[no-untyped-call]
+        if node["Alive"]
+    ]
 
 
-def _wait_until_open(address: str, deadline: float) -> None:
-    """Ray beside us may start later than we. Raises ConfigError after the deadline."""
-    if address == "auto":
-        return  # Ray looks for it itself
-    host, _, port = address.rpartition(":")
-    while True:
-        try:
-            socket.create_connection((host, int(port)), timeout=1.0).close()
-            return
-        except OSError as error:
-            if time.monotonic() > deadline:
-                raise ConfigError(
-                    f"ray_address: no Ray at {address} ({error}); start it, or name another one"
-                ) from error
-            time.sleep(_POLL_SECONDS)
-        except ValueError as error:
-            raise ConfigError(f"ray_address (or RAY_ADDRESS): {address!r} is not HOST:PORT") from error
+def _node_name(host: str, node_id: str) -> str:
+    return f"{host}/{node_id[:6]}"

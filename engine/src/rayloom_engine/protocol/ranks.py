@@ -5,7 +5,7 @@ Every connection opens with a challenge: the core sends a nonce, the peer a Gree
 steps    the rank's main thread. It loads its weights and says Loaded; then it does what it is told, in order: OpenStore
          (rank 0), Join, Allocate, and Run for ever. It answers each, but Run only one rank answers: the first of the
          last stage. An answer carries the order's ticket, so that one to an order of before a loss is told apart.
-control  the rank's second thread: a Beat twice a second, also while the first one computes.
+control  the rank's second thread: a Beat every heartbeat_seconds, also while the first one computes.
 launch   the launcher: phases of placing and starting ranks; takes Fence.
 """
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import math
 import os
 from collections.abc import Iterator
@@ -35,6 +36,14 @@ def free_memory_bytes() -> int:
             # Page cache that was not touched lately is given back under pressure.
             free = min(free, limit - used + _inactive_file_bytes(folder))
     return max(0, free)
+
+
+def visible_devices() -> list[str]:
+    """Names of the CUDA devices that may be used: those of CUDA_VISIBLE_DEVICES, or all that are present."""
+    setting, num_present = os.environ.get("CUDA_VISIBLE_DEVICES"), len(glob.glob("/dev/nvidia[0-9]*"))
+    if setting is None:
+        return [str(index) for index in range(num_present)]
+    return [name.strip() for name in setting.split(",") if name.strip()] if num_present else []
 
 
 def _cgroup_folders(controller: str) -> Iterator[Path]:

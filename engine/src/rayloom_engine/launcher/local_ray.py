@@ -1,0 +1,76 @@
+"""`python -m rayloom_engine.launcher.local_ray`: a Ray for this server alone, where no other one is named.
+
+It is a process of its own, so that a launcher that died finds Ray running when it is started again. Ray's processes end
+with this one, however it ends.
+"""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+
+from rayloom_engine.config import load_config
+from rayloom_engine.process import end_with_parent, set_up_logging
+from rayloom_engine.worker.machine import usable_cores
+
+_OBJECT_STORE_BYTES = 80 * 1024 * 1024  # nothing of ours goes through it; Ray's least
+_LOOK_SECONDS = 0.25
+_CONNECT_SECONDS = 5.0
+_MAX_FAILURES = 2  # one refusal may be a full queue
+
+
+def address_file(run_dir: Path) -> Path:
+    """Holds HOST:PORT of the Ray that runs; not there while none does."""
+    return run_dir / "ray_address"
+
+
+def wait_while_open(address: str) -> None:
+    """Returns when Ray's control store at HOST:PORT takes no connections any more."""
+    host, _, port = address.rpartition(":")
+    num_failures = 0
+    while num_failures < _MAX_FAILURES:
+        try:
+            socket.create_connection((host, int(port)), timeout=_CONNECT_SECONDS).close()
+            num_failures = 0
+        except OSError:
+            num_failures += 1
+        time.sleep(_LOOK_SECONDS)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m rayloom_engine.launcher.local_ray", description=__doc__)
+    parser.add_argument("--run-dir", type=Path, required=True, help="folder with config.json")
+    parser.add_argument("--parent", type=int, required=True, help="process id to end with")
+    args = parser.parse_args()
+    # Not killed: Ray's agents outlive a Ray that is killed by a minute.
+    end_with_parent(args.parent, signal.SIGTERM)
+    config = load_config(args.run_dir / "config.json")
+    set_up_logging("ray", config.log_level)
+    address_file(args.run_dir).unlink(missing_ok=True)
+    import ray
+
+    try:
+        ray.init(
+            address="local",
+            num_cpus=max(config.world_size, usable_cores()),
+            include_dashboard=False,
+            object_store_memory=_OBJECT_STORE_BYTES,
+            configure_logging=False,
+        )
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # Ray has put one there that only prints a trace
+        address = ray.get_runtime_context().gcs_address
+        draft = args.run_dir / "ray_address.new"
+        draft.write_text(address)
+        draft.replace(address_file(args.run_dir))
+        wait_while_open(address)
+    finally:
+        ray.shutdown()
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,77 @@
+"""What ranks take of a Ray cluster, whether its nodes can hold it, and the sentence that says what is missing. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from rayloom_engine.config import EngineConfig
+
+Resources = Mapping[str, float]  # Ray's name of a resource -> amount
+
+_UNITS = 10_000  # Ray counts in 1/10000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    name: str
+    total: Resources
+    available: Resources
+
+
+def rank_resources(config: EngineConfig, num_gpus: float) -> dict[str, float]:
+    """What one rank takes, in a cluster with that many GPUs."""
+    if config.ray_resources_per_rank is not None:
+        return dict(config.ray_resources_per_rank)
+    uses_gpu = config.device == "cuda" or (config.device == "auto" and num_gpus >= config.world_size)
+    return {"CPU": 1.0, "GPU": 1.0} if uses_gpu else {"CPU": 1.0}
+
+
+def stage_resources(config: EngineConfig, per_rank: Resources) -> dict[str, float]:
+    """The bundle of one stage: its ranks talk in every layer, so they share a node. Stages talk once a step."""
+    return {name: round(amount * config.tensor_parallel_size, 4) for name, amount in per_rank.items()}
+
+
+def num_stages_on(node: Resources, stage: Resources) -> int:
+    """How many stages a node with these resources holds."""
+    return min(round(node.get(name, 0.0) * _UNITS) // round(amount * _UNITS) for name, amount in stage.items())
+
+
+def can_hold(nodes: Iterable[Resources], stage: Resources, num_stages: int, strategy: str) -> bool:
+    """Whether nodes with these resources hold so many equal stages by Ray's placement strategy."""
+    numbers = [num_stages_on(node, stage) for node in nodes]
+    if strategy == "STRICT_PACK":
+        return max(numbers, default=0) >= num_stages
+    if strategy == "STRICT_SPREAD":
+        return sum(number > 0 for number in numbers) >= num_stages
+    return sum(numbers) >= num_stages
+
+
+def shortage(config: EngineConfig, nodes: Sequence[Node], per_rank: Resources, waited_s: float) -> str:
+    """Why the stages found no room: per node what is there and what is missing for a stage, and what to change."""
+    stage, num_stages = stage_resources(config, per_rank), config.pipeline_parallel_size
+    strategy = config.ray_placement_strategy
+    is_taken = can_hold((node.total for node in nodes), stage, num_stages, strategy)
+    needs = f"{config.parallelism}: no room in the Ray cluster after {waited_s:g} s for {num_stages} x ({_list(stage)})"
+    where = {"STRICT_SPREAD": ", each on a node of its own", "STRICT_PACK": ", all on one node"}.get(strategy, "")
+    details = "; ".join(_node(node, stage, is_taken) for node in nodes) or "there are no nodes"
+    if is_taken:
+        return f"{needs}{where}. The nodes have enough, but others use it: {details}. End them, or add nodes"
+    return f"{needs}{where}. The nodes have too little: {details}. Add nodes, or lower one of the sizes" + (
+        " or ray_resources_per_rank" if config.ray_resources_per_rank else ""
+    )
+
+
+def _node(node: Node, stage: Resources, is_taken: bool) -> str:
+    has = _list({name: node.total.get(name, 0.0) for name in stage})
+    if is_taken:
+        return f"{node.name} has {_list({name: node.available.get(name, 0.0) for name in stage})} free of {has}"
+    missing = {name: amount - node.total.get(name, 0.0) for name, amount in stage.items()}
+    missing = {name: amount for name, amount in missing.items() if amount > 0}
+    number = num_stages_on(node.total, stage)
+    verdict = f"lacks {_list(missing)}" if missing else f"holds {number} stage{'s' if number > 1 else ''}"
+    return f"{node.name} has {has}, {verdict}"
+
+
+def _list(resources: Resources) -> str:
+    return ", ".join(f"{amount:g} {name}" for name, amount in resources.items())

@@ -1,0 +1,109 @@
+"""Ranks that a job has started (executor external): the tokens of one rank; what ends the job, how, and what does not.
+
+Jobs are started by torchrun, or rank by rank where the exit code of each matters.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from rt_job import running_job
+from rt_server import RunningServer, running_server, wait_until
+from rt_streams import NUM_TOKENS, completion_body, join_streams, start_streams
+from rt_tiny import tiny_checkpoint, tiny_tokenizer
+
+NUM_STREAMS = 4
+ARGUMENTS = ("--dtype", "float32", "--device", "cpu", "--served-model-name", "m", "--num-kv-blocks", "64")
+STAGES = ("--executor", "external", "--pipeline-parallel-size", "2")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("model")
+    tiny_checkpoint(folder, "Qwen3ForCausalLM", num_hidden_layers=4, head_dim=16, max_position_embeddings=512)
+    return str(tiny_tokenizer(folder))
+
+
+def _tokens_of(server: RunningServer) -> list[list[str]]:
+    streams, threads = start_streams(server, [completion_body(index) for index in range(NUM_STREAMS)])
+    join_streams(threads)
+    assert [stream.failure for stream in streams] == [None] * NUM_STREAMS
+    return [stream.tokens for stream in streams]
+
+
+@pytest.fixture(scope="module")
+def expected(model: str, tmp_path_factory: pytest.TempPathFactory) -> list[list[str]]:
+    """What one rank says."""
+    with running_server(tmp_path_factory.mktemp("one"), "--model", model, *ARGUMENTS) as server:
+        return _tokens_of(server)
+
+
+def test_torchruns_ranks_say_what_one_says_and_a_killed_one_ends_the_job(
+    model: str, expected: list[list[str]], tmp_path: Path
+) -> None:
+    shape = ("--tensor-parallel-size", "2", "--pipeline-parallel-size", "2")
+    with running_job(tmp_path, "--model", model, *ARGUMENTS, *shape, world_size=4, with_torchrun=True) as job:
+        status = job.server.status()
+        assert status["executor"] == "external"
+        assert [rank["rank"] for rank in status["ranks"]] == [0, 1, 2, 3]
+        assert _tokens_of(job.server) == expected
+        streams, _ = start_streams(job.server, [completion_body(0, 400)])
+        wait_until(lambda: bool(streams[0].tokens), 30.0, job.server.log_text)
+        os.kill(status["ranks"][3]["pid"], signal.SIGKILL)
+        assert job.processes[0].wait(20.0) == 1, "torchrun's own code for a rank that failed"
+        text = job.server.log_text()
+    assert "executor external (this is rank 0 of a job of 4)" in text
+    assert re.search(r"rank 3: its connection ended \(.*\); start the job again", text)
+
+
+def test_a_killed_front_costs_its_connections_and_sigterm_lets_a_stream_finish(
+    model: str, expected: list[list[str]], tmp_path: Path
+) -> None:
+    with running_job(tmp_path, "--model", model, *ARGUMENTS, *STAGES) as job:
+        before = [rank["pid"] for rank in job.server.status()["ranks"]]
+        front = job.server.children()["front"]
+        front.kill()
+        killed_at = time.monotonic()
+        wait_until(lambda: job.server.children().get("front", front).pid != front.pid, 20.0, job.server.log_text)
+        wait_until(lambda: job.server.client.get(f"{job.server.api_url}/ready").status_code == 200, 20.0, str)
+        print(f"serving {time.monotonic() - killed_at:.2f} s after the front was killed")
+        assert [rank["pid"] for rank in job.server.status()["ranks"]] == before
+
+        streams, threads = start_streams(job.server, [completion_body(0, 200)])
+        wait_until(lambda: bool(streams[0].tokens), 30.0, job.server.log_text)
+        for process in job.processes:
+            process.send_signal(signal.SIGTERM)
+        join_streams(threads)
+        assert (streams[0].failure, len(streams[0].tokens)) == (None, 200)
+        assert streams[0].tokens[:NUM_TOKENS] == expected[0]
+        assert [process.wait(10.0) for process in job.processes] == [0, 0]
+
+
+@pytest.mark.parametrize("victim", ["core killed", "rank 0 killed", "rank 1 stopped"])
+def test_what_cannot_be_replaced_ends_every_process_with_75(model: str, victim: str, tmp_path: Path) -> None:
+    hang = ("--hang-seconds", "4", "--heartbeat-seconds", "0.2")
+    with running_job(tmp_path, "--model", model, *ARGUMENTS, *STAGES, *hang) as job:
+        ranks = [rank["pid"] for rank in job.server.status()["ranks"]]
+        assert ranks[1] == job.processes[1].pid
+        pids = {"core killed": job.server.children()["core"].pid, "rank 0 killed": ranks[0], "rank 1 stopped": ranks[1]}
+        is_stopped = victim.endswith("stopped")
+        os.kill(pids[victim], signal.SIGSTOP if is_stopped else signal.SIGKILL)
+        try:
+            assert job.processes[0].wait(20.0) == 75
+        finally:
+            os.kill(ranks[1], signal.SIGCONT)
+        assert job.processes[1].wait(10.0) == 75
+        text = job.server.log_text()
+    causes = {
+        "core killed": "core ended (signal SIGKILL), and the job with it; start the job again",
+        "rank 0 killed": "rank 0 ended (signal SIGKILL), and the job with it; start the job again",
+        "rank 1 stopped": "rank 1: no sign of life for",
+    }
+    assert causes[victim] in text
+    assert "Traceback" not in text

@@ -1,0 +1,188 @@
+"""Ranks on several Ray nodes (of this machine): where they are, and what it costs when nodes, or all of Ray, are lost.
+
+The nodes are killed with their processes, as a machine that loses power. The tests of the first server build on one
+another: each leaves Ray as the next one needs it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rt_server import RunningServer, Stream, running_server, wait_until
+from rt_streams import completion_body, join_streams, start_streams
+from rt_tiny import tiny_checkpoint, tiny_tokenizer
+
+NUM_STREAMS = 4
+NUM_TOKENS = 800  # so many that they still come when the fault does
+ARGUMENTS = ("--dtype", "float32", "--device", "cpu", "--served-model-name", "m", "--num-kv-blocks", "256")
+FOUR = ("--tensor-parallel-size", "2", "--pipeline-parallel-size", "2", "--restart-budget", "20")
+# Lost nodes are found in about 3 s, not in a minute.
+HEALTH = {
+    "health_check_initial_delay_ms": 0,
+    "health_check_period_ms": 500,
+    "health_check_timeout_ms": 2000,
+    "health_check_failure_threshold": 5,
+}
+
+
+class RayOnThisMachine:
+    """A head without room for ranks, and nodes with two CPUs."""
+
+    def __init__(self) -> None:
+        self.start(port=None)
+        self.address: str = self._cluster.address
+
+    def start(self, port: int | None) -> None:
+        from ray.cluster_utils import Cluster
+
+        same_port = {} if port is None else {"gcs_server_port": port}
+        # The first node is the one that drivers of this machine use.
+        head = {"num_cpus": 0, "object_store_memory": 80 << 20, "include_dashboard": False, **same_port}
+        self._cluster = Cluster(initialize_head=True, head_node_args={**head, "_system_config": HEALTH})
+
+    def add_node(self, **arguments: object) -> Any:
+        return self._cluster.add_node(**{"num_cpus": 2, "object_store_memory": 80 << 20, **arguments})
+
+    def kill_node(self, status_name: str) -> None:
+        """Kills the node that /status calls so."""
+        node = next(n for n in self._cluster.worker_nodes if n.node_id.startswith(status_name.rpartition("/")[2]))
+        self._cluster.remove_node(node, allow_graceful=False)
+
+    def kill_all(self) -> None:
+        """The control store first, then everything else."""
+        self._cluster.head_node.kill_gcs_server(check_alive=False)
+        for node in [*self._cluster.worker_nodes, self._cluster.head_node]:
+            self._cluster.remove_node(node, allow_graceful=False)
+
+    def close(self) -> None:
+        self._cluster.shutdown()
+
+
+@pytest.fixture(scope="module")
+def ray_nodes() -> Iterator[RayOnThisMachine]:
+    nodes = RayOnThisMachine()
+    yield nodes
+    nodes.close()
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("model")
+    tiny_checkpoint(folder, "Qwen3ForCausalLM", num_hidden_layers=4, head_dim=16, max_position_embeddings=1024)
+    return str(tiny_tokenizer(folder))
+
+
+@pytest.fixture(scope="module")
+def expected(model: str, tmp_path_factory: pytest.TempPathFactory) -> list[list[str]]:
+    """What one rank says, undisturbed."""
+    with running_server(tmp_path_factory.mktemp("one"), "--model", model, *ARGUMENTS) as server:
+        streams, threads = _start(server)
+        join_streams(threads)
+        return [stream.tokens for stream in streams]
+
+
+@pytest.fixture(scope="module")
+def server(
+    ray_nodes: RayOnThisMachine, model: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[RunningServer]:
+    for _ in range(2):
+        ray_nodes.add_node()
+    where = ("--ray-address", ray_nodes.address)
+    with running_server(tmp_path_factory.mktemp("four"), "--model", model, *ARGUMENTS, *FOUR, *where) as running:
+        yield running
+
+
+def _start(server: RunningServer) -> tuple[list[Stream], list[threading.Thread]]:
+    streams, threads = start_streams(server, [completion_body(index, NUM_TOKENS) for index in range(NUM_STREAMS)])
+    wait_until(lambda: all(len(s.tokens) >= 8 for s in streams), 60.0, lambda: server.log_text()[-3000:])
+    return streams, threads
+
+
+def _check(
+    server: RunningServer,
+    streams: list[Stream],
+    threads: list[threading.Thread],
+    expected: list[list[str]],
+    fault: str,
+    capsys: pytest.CaptureFixture[str],
+) -> dict[int, tuple[str, int]]:
+    """After a fault: no request failed and every token is the expected one. Returns the ranks' places then."""
+    received = [len(stream.tokens) for stream in streams]
+    assert max(received) < NUM_TOKENS, f"the fault came too late: {received}"
+    join_streams(threads)
+    assert [stream.failure for stream in streams] == [None] * NUM_STREAMS
+    assert [stream.tokens for stream in streams] == expected
+    pauses = [later - earlier for stream in streams for earlier, later in itertools.pairwise(stream.times)]
+    with capsys.disabled():
+        print(f"\n  {fault}; longest pause of a stream {max(pauses):.2f} s")
+    return _places(server)
+
+
+def _places(server: RunningServer) -> dict[int, tuple[str, int]]:
+    """rank -> (node, process id)"""
+    return {rank["rank"]: (rank["node"], rank["pid"]) for rank in server.status()["ranks"]}
+
+
+def test_a_stages_ranks_share_a_node_and_stages_are_apart(server: RunningServer) -> None:
+    nodes = [node for _, (node, _) in sorted(_places(server).items())]
+    assert nodes[0] == nodes[1] != nodes[2] == nodes[3]
+
+
+def test_a_lost_node_costs_a_pause_while_another_one_has_room(
+    server: RunningServer, ray_nodes: RayOnThisMachine, expected: list[list[str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    spare = ray_nodes.add_node()
+    before = _places(server)
+    streams, threads = _start(server)
+    ray_nodes.kill_node(before[2][0])
+    after = _check(server, streams, threads, expected, "a node lost with room on another", capsys)
+    assert [after[0], after[1]] == [before[0], before[1]], "survivors keep process and weights"
+    assert {after[2][0].rpartition("/")[2], after[3][0].rpartition("/")[2]} == {spare.node_id[:6]}
+
+
+def test_streams_wait_for_a_node_when_there_is_no_room(
+    server: RunningServer, ray_nodes: RayOnThisMachine, expected: list[list[str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = _places(server)
+    streams, threads = _start(server)
+    ray_nodes.kill_node(before[2][0])
+    wait_until(lambda: server.status()["state"] == "recovering", 20.0, server.log_text)
+    assert all(thread.is_alive() for thread in threads), "streams wait"
+    ray_nodes.add_node()
+    after = _check(server, streams, threads, expected, "a node lost and another one added", capsys)
+    assert [after[0], after[1]] == [before[0], before[1]]
+
+
+def test_a_ray_that_is_killed_and_started_again_costs_a_pause(
+    server: RunningServer, ray_nodes: RayOnThisMachine, expected: list[list[str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = _places(server)
+    streams, threads = _start(server)
+    ray_nodes.kill_all()
+    ray_nodes.start(port=int(ray_nodes.address.rpartition(":")[2]))
+    for _ in range(2):
+        ray_nodes.add_node()
+    after = _check(server, streams, threads, expected, "all of Ray killed and started again", capsys)
+    assert {pid for _, pid in before.values()}.isdisjoint(pid for _, pid in after.values())
+
+
+def test_an_engine_whose_node_does_not_come_back_in_time_gives_up_and_says_so(
+    ray_nodes: RayOnThisMachine, model: str, tmp_path: Path
+) -> None:
+    node = ray_nodes.add_node(num_cpus=0, resources={"slot": 1})
+    resources = ("--ray-resources-per-rank", '{"slot": 0.5}', "--pipeline-parallel-size", "2")
+    where = ("--ray-address", ray_nodes.address, "--rebuild-seconds", "3")
+    with running_server(tmp_path, "--model", model, *ARGUMENTS, *resources, *where) as server:
+        assert {name.rpartition("/")[2] for name, _ in _places(server).values()} == {node.node_id[:6]}
+        ray_nodes.kill_node(node.node_id[:6])
+        started = time.monotonic()
+        assert server.process.wait(30.0) == 70
+        print(f"gave up after {time.monotonic() - started:.1f} s")
+        assert "not there in time (missing ranks: [0, 1]); not mended within 3 s" in server.log_text()

@@ -1,0 +1,72 @@
+"""A server as a job of processes that know each other from their environment (executor external)."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+
+from rt_server import RunningServer, is_ready, wait_until
+
+
+@dataclass
+class RunningJob:
+    server: RunningServer  # its process is rank 0's, or torchrun's
+    processes: list[subprocess.Popen[bytes]]  # one a rank, or torchrun alone
+
+
+@contextlib.contextmanager
+def running_job(
+    folder: Path, *arguments: str, world_size: int = 2, with_torchrun: bool = False
+) -> Iterator[RunningJob]:
+    """The ranks of a server, started by torchrun or each by itself, until the block ends."""
+    master_port, api_port, admin_port = _free_ports()
+    serve = ["-m", "rayloom_engine", "serve", "--port", str(api_port), "--admin-port", str(admin_port), *arguments]
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "RAYLOOM_RANK_TOKEN": secrets.token_hex(32)}
+    if with_torchrun:
+        run = ["-m", "torch.distributed.run", "--nproc-per-node", str(world_size), "--master-port", str(master_port)]
+        commands = [([sys.executable, *run, *serve], environment)]
+    else:
+        job = {"WORLD_SIZE": world_size, "LOCAL_WORLD_SIZE": world_size, "MASTER_PORT": master_port}
+        environment |= {"MASTER_ADDR": "127.0.0.1", **{name: str(value) for name, value in job.items()}}
+        ranks = [{"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(world_size)]
+        commands = [([sys.executable, *serve], environment | rank) for rank in ranks]
+    log = folder / "job.log"
+    with log.open("wb") as stream, httpx.Client(timeout=60.0) as client:
+        processes = [subprocess.Popen(command, stdout=stream, stderr=stream, env=env) for command, env in commands]
+        api, admin = (f"http://127.0.0.1:{port}" for port in (api_port, admin_port))
+        server = RunningServer(processes[0], api, admin, log, client)
+        try:
+            wait_until(lambda: is_ready(server), 120.0, lambda: f"job not ready:\n{log.read_text()}")
+            yield RunningJob(server, processes)
+        finally:
+            for process in processes:
+                process.send_signal(signal.SIGINT)
+            try:
+                for process in processes:
+                    process.wait(10.0)
+            finally:
+                for process in processes:
+                    process.kill()
+
+
+def _free_ports() -> tuple[int, int, int]:
+    """A port whose successor is free too, and two more."""
+    while True:
+        with contextlib.ExitStack() as stack:
+            listeners = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(3)]
+            first, second, third = (listener.getsockname()[1] for listener in listeners)
+            try:
+                stack.enter_context(socket.create_server(("127.0.0.1", first + 1)))
+            except (OSError, OverflowError):
+                continue
+            return first, second, third
