@@ -58,7 +58,8 @@ class SharedTensorGroup(ProcessTensorGroup):
         problems = [said for said in _tell_all(group, problem) if said]
         if problems:
             raise OSError(problems[0])
-        self._own = self._memories[rank]
+        self._rank = rank
+        self._slots: dict[tuple[int, torch.dtype], list[torch.Tensor]] = {}  # (turn, type) -> of each rank
 
     def all_reduce(self, part: torch.Tensor) -> torch.Tensor:
         for piece in torch.split(part.view(-1), _SLOT_BYTES // part.element_size()):
@@ -73,13 +74,18 @@ class SharedTensorGroup(ProcessTensorGroup):
         if num_rows * max(self._widths) * part.element_size() > _SLOT_BYTES:
             return super().gather(part)
         parts = self._exchange(part.reshape(-1), [num_rows * width for width in self._widths])
-        return torch.cat([part.view(num_rows, -1) for part in parts], dim=1) if self._is_first else None
+        return torch.cat([each.view(num_rows, -1) for each in parts], dim=1) if self._is_first else None
 
     def _exchange(self, part: torch.Tensor, counts: list[int]) -> list[torch.Tensor]:
         """Every rank's part, of so many elements; they are there until the exchange after the next one."""
         self._turn ^= 1
-        begin, size = self._turn * _SLOT_BYTES, part.element_size()
-        self._own[begin : begin + part.numel() * size].view(part.dtype).copy_(part)
+        slots = self._slots.get((self._turn, part.dtype))
+        if slots is None:  # a third of a small sum is the making of views
+            begin = self._turn * _SLOT_BYTES
+            slots = [memory[begin : begin + _SLOT_BYTES].view(part.dtype) for memory in self._memories]
+            self._slots[self._turn, part.dtype] = slots
+        parts = [slot[:count] for slot, count in zip(slots, counts, strict=True)]
+        parts[self._rank].copy_(part)
         try:
             for outbox in self._outboxes:
                 outbox.write(b"\0")
@@ -88,10 +94,7 @@ class SharedTensorGroup(ProcessTensorGroup):
                     raise ConnectionError("connection closed")
         except OSError as error:
             raise RuntimeError(f"a rank of this stage is gone ({error})") from error
-        return [
-            memory[begin : begin + count * size].view(part.dtype)
-            for memory, count in zip(self._memories, counts, strict=True)
-        ]
+        return parts
 
 
 def _tell_all(group: dist.ProcessGroup, value: object) -> list[Any]:
