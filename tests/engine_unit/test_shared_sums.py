@@ -127,11 +127,9 @@ class Ranks:
 
 @pytest.fixture(scope="module")
 def ranks() -> Iterator[Ranks]:
-    files_before = os.listdir("/dev/shm")
     ranks = Ranks()
     yield ranks
     ranks.close()
-    assert os.listdir("/dev/shm") == files_before, "killed processes left files"
 
 
 @pytest.fixture
