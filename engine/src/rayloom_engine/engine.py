@@ -118,11 +118,11 @@ class Engine:
         started = self._clock()
         try:
             while (plan := self.scheduler.schedule()) is not None:
+                self.before_run(self.scheduler.in_flight())
                 self._executor.submit(plan)
                 times.num_tokens += plan.num_tokens
             if self.scheduler.num_in_flight == 0:
                 return []
-            self.before_run(self.scheduler.in_flight())
             asked = self._clock()
             result = self._executor.collect()
             waited = self._clock() - asked

@@ -102,7 +102,7 @@ class Channel:
         try:
             frame = None if self._memory is None else self._memory.receive(timeout_s)
             if frame is not None:
-                return _decoder.decode(memoryview(frame)[4:])
+                return _decoder.decode(frame[4:])
             size = int.from_bytes(self._read(4, deadline), "big")
             if size > at_most:
                 raise ChannelClosed(f"a frame of {size} bytes, at most {at_most} allowed")

@@ -4,8 +4,6 @@ Each direction is a ring in a memory file and a pipe: the writer puts a frame in
 pipe. The pipe gives what memory alone does not. Its reader can wait for it together with sockets. And its lock orders
 memory on every processor: whoever has read a size sees that frame whole, and a writer that sees a size taken knows that
 the frame before it was copied out. A futex in place of the pipe was measured and is slower from Python.
-
-Memory and pipes have no names in any file system: nothing is left of processes that are killed.
 """
 
 from __future__ import annotations
@@ -13,7 +11,6 @@ from __future__ import annotations
 import fcntl
 import mmap
 import os
-import secrets
 import select
 import struct
 import termios
@@ -21,6 +18,7 @@ from io import FileIO
 
 from rayloom_engine.protocol.ranks import MemoryOffer
 from rayloom_engine.protocol.ring import Ring
+from rayloom_engine.protocol.unnamed_files import make_memory_file, make_pipe, open_memory_file, open_pipe
 
 _RING_BYTES = 1024 * 1024  # what does not fit goes over the connection
 _SIZE = struct.Struct("=I")  # 0 = the frame is on the connection
@@ -82,39 +80,22 @@ class SharedMemory:
 
 
 def make_memory(connection_fd: int) -> tuple[SharedMemory, MemoryOffer] | None:
-    """The core's end, and how the rank finds it; None where the system has no such memory."""
-    if not hasattr(os, "memfd_create"):  # Linux alone has it
-        return None
-    name = f"rayloom-{secrets.token_hex(16)}"
+    """The core's end, and how the rank finds it; None where the system has no such memory, or none left."""
     try:
-        file = FileIO(os.memfd_create(name), "r+")
-        file.truncate(2 * _RING_BYTES)
-        flags = os.O_NONBLOCK | os.O_CLOEXEC
-        inbox, outbox = (FileIO(_own_end(os.pipe2(flags), index), mode) for index, mode in ((0, "r"), (1, "w")))
+        file, name = make_memory_file(2 * _RING_BYTES)
+        inbox, outbox = make_pipe("r", os.O_NONBLOCK), make_pipe("w", os.O_NONBLOCK)
         memory = SharedMemory(file, inbox, outbox, connection_fd, is_core=True)
-    except OSError:  # out of descriptors or memory
+    except OSError:
         return None
     return memory, MemoryOffer(os.getpid(), name, file.fileno(), inbox.fileno(), outbox.fileno())
 
 
 def open_memory(offer: MemoryOffer, connection_fd: int) -> SharedMemory | None:
-    """The rank's end; None when it belongs to another machine, container or user, whose processes are not ours to open.
-
-    Only the process that made the offer has a file of this name, so its other descriptors are the pipes.
-    """
-    folder = f"/proc/{offer.pid}/fd"
+    """The rank's end; None when the core is on another machine, in another container or another user's."""
     try:
-        if os.readlink(f"{folder}/{offer.memory_fd}") != f"/memfd:{offer.name} (deleted)":
-            return None
-        file = FileIO(os.open(f"{folder}/{offer.memory_fd}", os.O_RDWR), "r+")
-        inbox = FileIO(os.open(f"{folder}/{offer.to_rank_fd}", os.O_RDONLY | os.O_NONBLOCK), "r")
-        outbox = FileIO(os.open(f"{folder}/{offer.to_core_fd}", os.O_WRONLY | os.O_NONBLOCK), "w")
+        file = open_memory_file(offer.pid, offer.memory_fd, offer.name)
+        inbox = open_pipe(offer.pid, offer.to_rank_fd, "r", os.O_NONBLOCK)
+        outbox = open_pipe(offer.pid, offer.to_core_fd, "w", os.O_NONBLOCK)
         return SharedMemory(file, inbox, outbox, connection_fd, is_core=False)
     except OSError:
         return None
-
-
-def _own_end(pipe: tuple[int, int], index: int) -> int:
-    """The other end is the peer's alone: then each sees the other's end in the pipe too."""
-    os.close(pipe[1 - index])
-    return pipe[index]

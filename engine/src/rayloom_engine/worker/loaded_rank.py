@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 import torch
 import torch.distributed as dist
 
@@ -16,8 +18,11 @@ from rayloom_engine.worker.activity import Activity, WatchedGroup, WatchedLink
 from rayloom_engine.worker.device import DeviceChoice
 from rayloom_engine.worker.kv_memory import GIB, KvPlan
 from rayloom_engine.worker.runner import Runner
+from rayloom_engine.worker.shared_sums import SharedTensorGroup
 from rayloom_engine.worker.stage_link import ProcessGroupLink, StageLink
 from rayloom_engine.worker.tensor_group import ProcessTensorGroup
+
+logger = logging.getLogger(__name__)
 
 
 class LoadedRank:
@@ -59,7 +64,13 @@ class LoadedRank:
         """What `join_group` returned, as the model uses it; None for a rank that has its layers for itself."""
         if stage_group is None:
             return None
-        return ProcessTensorGroup(stage_group, self.shard.widths(self._model.shape.vocab_size))
+        widths = self.shard.widths(self._model.shape.vocab_size)
+        if self.device_type == "cpu":
+            try:
+                return SharedTensorGroup(stage_group, widths)
+            except OSError as error:
+                logger.info("the ranks of this stage sum over gloo, not in shared memory: %s", error)
+        return ProcessTensorGroup(stage_group, widths)
 
     def runner(self, num_blocks: int, epoch: int, link: StageLink | None, group: TensorGroup | None = None) -> Runner:
         """A runner with empty slots; drop the one before it. The KV cache is allocated on the first call and kept.

@@ -1,0 +1,41 @@
+"""Memory files and pipes without a name: another process of this machine opens them through /proc/PID/fd.
+
+So nothing is left of processes that are killed. It takes the same user and a common view of processes; in another
+container, on another machine or without Linux, opening fails and its callers go another way. Everything raises OSError.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from io import FileIO
+
+
+def make_memory_file(num_bytes: int) -> tuple[FileIO, str]:
+    """A file of zeros and the random name by which its openers know it."""
+    if not hasattr(os, "memfd_create"):
+        raise OSError("this system has no memory files")
+    name = f"rayloom-{secrets.token_hex(16)}"
+    file = FileIO(os.memfd_create(name), "r+")
+    file.truncate(num_bytes)
+    return file, name
+
+
+def open_memory_file(pid: int, fd: int, name: str) -> FileIO:
+    """A process that has a file of this name is the one that made it, so that its other descriptors can be trusted."""
+    path = f"/proc/{pid}/fd/{fd}"
+    if os.readlink(path) != f"/memfd:{name} (deleted)":
+        raise OSError(f"process {pid} is another one than that which made {name}")
+    return FileIO(os.open(path, os.O_RDWR), "r+")
+
+
+def make_pipe(mode: str, flags: int = 0) -> FileIO:
+    """This process's end of a new pipe, "r" or "w". The other end is the peer's alone: both see when one is gone."""
+    ends = os.pipe2(os.O_CLOEXEC | flags)
+    os.close(ends[mode == "r"])
+    return FileIO(ends[mode == "w"], mode)
+
+
+def open_pipe(pid: int, fd: int, mode: str, flags: int = 0) -> FileIO:
+    """The other end of a peer's pipe."""
+    return FileIO(os.open(f"/proc/{pid}/fd/{fd}", (os.O_WRONLY if mode == "w" else os.O_RDONLY) | flags), mode)

@@ -1,0 +1,187 @@
+"""Sums and logits of ranks that share memory, three processes on however few cores, and what a lost one does."""
+
+from __future__ import annotations
+
+import functools
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Iterator
+from multiprocessing.connection import Connection
+from typing import Any
+
+import pytest
+import torch
+
+from rayloom_engine.worker import shared_sums
+from rayloom_engine.worker.shared_sums import SharedTensorGroup
+from rayloom_engine.worker.stage_link import join_group, leave_group, open_store
+
+SIZE = 3
+WIDTHS = (5, 4, 4)
+ROW = 600
+SLOT_ROWS = 4 * 1024 * 1024 // (4 * ROW)  # of float32 that a slot holds
+
+
+def part_of(rank: int, step: int, num_rows: int, dtype: torch.dtype = torch.float32, width: int = ROW) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(1000 * step + rank)
+    return torch.randn(num_rows, width, generator=generator).to(dtype)
+
+
+def sum_of(step: int, num_rows: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return functools.reduce(torch.add, [part_of(rank, step, num_rows, dtype) for rank in range(SIZE)])
+
+
+class RankOfTest:
+    """What a process of a rank is asked for."""
+
+    def __init__(self, rank: int) -> None:
+        self._rank = rank
+        self._group: SharedTensorGroup | None = None
+
+    def join(self, port: int, barred: int | None = None) -> str:
+        """Why memory is not shared, if so. The `barred` rank cannot open the others'."""
+        self._group = None
+        leave_group()
+        group = join_group("127.0.0.1", port, self._rank, SIZE, 20.0, ranks_per_stage=SIZE)
+        assert group is not None
+        with pytest.MonkeyPatch.context() as patch:
+            if self._rank == barred:
+                patch.setattr(shared_sums, "open_memory_file", _refuse)
+            try:
+                self._group = SharedTensorGroup(group, WIDTHS)
+            except OSError as error:
+                return str(error)
+        return ""
+
+    def sums(self, first_step: int, rows: list[int], dtype: torch.dtype) -> list[torch.Tensor]:
+        assert self._group is not None
+        with torch.inference_mode():
+            return [
+                self._group.all_reduce(part_of(self._rank, first_step + index, num_rows, dtype)).clone()
+                for index, num_rows in enumerate(rows)
+            ]
+
+    def gather(self, step: int, num_rows: int) -> torch.Tensor | None:
+        assert self._group is not None
+        return self._group.gather(part_of(self._rank, step, num_rows, width=WIDTHS[self._rank]))
+
+    def leave(self) -> None:
+        self._group = None
+
+
+def _refuse(*_: object) -> None:
+    raise OSError("in another container")
+
+
+def _process(rank: int, connection: Connection) -> None:
+    torch.set_num_threads(1)
+    of_test = RankOfTest(rank)
+    while True:
+        what, details = connection.recv()
+        reply: Any
+        try:
+            reply = getattr(of_test, what)(*details)
+        except RuntimeError as error:
+            reply = error
+        connection.send(reply)
+
+
+class Ranks:
+    def __init__(self) -> None:
+        self._context = multiprocessing.get_context("spawn")
+        self.processes: dict[int, Any] = {}
+        self._connections: dict[int, Connection] = {}
+        for rank in range(SIZE):
+            self.start(rank)
+
+    def start(self, rank: int) -> None:
+        ours, theirs = self._context.Pipe()
+        process = self._context.Process(target=_process, args=(rank, theirs), daemon=True)
+        process.start()
+        theirs.close()
+        self.processes[rank], self._connections[rank] = process, ours
+
+    def join(self, *details: object) -> list[str]:
+        self._store, port = open_store("127.0.0.1")
+        return self.ask_all("join", port, *details)
+
+    def tell(self, rank: int, what: str, *details: object) -> None:
+        self._connections[rank].send((what, details))
+
+    def hear(self, rank: int) -> Any:
+        assert self._connections[rank].poll(60.0), f"rank {rank} does not answer"
+        return self._connections[rank].recv()
+
+    def ask_all(self, what: str, *details: object) -> list[Any]:
+        for rank in range(SIZE):
+            self.tell(rank, what, *details)
+        return [self.hear(rank) for rank in range(SIZE)]
+
+    def close(self) -> None:
+        for process in self.processes.values():
+            process.kill()
+            process.join(10.0)
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[Ranks]:
+    ranks = Ranks()
+    yield ranks
+    ranks.close()
+
+
+@pytest.fixture
+def joined(ranks: Ranks) -> Ranks:
+    for rank, process in ranks.processes.items():
+        if not process.is_alive():
+            ranks.start(rank)
+    assert ranks.join() == [""] * SIZE
+    return ranks
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_sums_are_bit_for_bit_those_in_order_of_ranks(dtype: torch.dtype, joined: Ranks) -> None:
+    rows = [1, 16, 3, 2 * SLOT_ROWS + 1, 1, 7] + [1] * 300  # the third needs several slots
+    expected = [sum_of(step, num_rows, dtype) for step, num_rows in enumerate(rows)]
+    for got in joined.ask_all("sums", 0, rows, dtype):
+        assert all(torch.equal(one, other) for one, other in zip(got, expected, strict=True))
+
+
+@pytest.mark.parametrize("num_rows", [1, 16, 1024 * 1024 // max(WIDTHS) + 1])
+def test_logits_of_uneven_widths_meet_on_the_first_rank(num_rows: int, joined: Ranks) -> None:
+    """The last size does not fit into a slot."""
+    whole = torch.cat([part_of(rank, 7, num_rows, width=width) for rank, width in enumerate(WIDTHS)], dim=1)
+    first, *others = joined.ask_all("gather", 7, num_rows)
+    assert torch.equal(first, whole)
+    assert others == [None] * (SIZE - 1)
+
+
+@pytest.mark.parametrize("lost", [1])
+def test_a_killed_rank_frees_those_that_wait_for_it(lost: int, joined: Ranks) -> None:
+    """Stopped it holds them up; killed it does not, and those who are left meet a new one in a new group."""
+    others = [rank for rank in range(SIZE) if rank != lost]
+    os.kill(joined.processes[lost].pid, signal.SIGSTOP)
+    for rank in others:
+        joined.tell(rank, "sums", 0, [4], torch.float32)
+    os.kill(joined.processes[lost].pid, signal.SIGKILL)
+    began = time.monotonic()
+    assert [type(joined.hear(rank)) for rank in others] == [RuntimeError] * len(others)
+    assert time.monotonic() - began < 5.0
+    joined.processes[lost].join(10.0)
+    joined.start(lost)
+    assert joined.join() == [""] * SIZE
+    assert all(torch.equal(got[0], sum_of(5, 4)) for got in joined.ask_all("sums", 5, [4], torch.float32))
+
+
+def test_a_rank_that_leaves_frees_those_that_wait_for_it(joined: Ranks) -> None:
+    for rank in (0, 2):
+        joined.tell(rank, "sums", 0, [4], torch.float32)
+    joined.tell(1, "leave")
+    assert joined.hear(1) is None
+    assert [type(joined.hear(rank)) for rank in (0, 2)] == [RuntimeError] * 2
+
+
+def test_when_one_rank_cannot_open_the_memory_none_uses_it(joined: Ranks) -> None:
+    assert joined.join(1) == ["in another container"] * SIZE
