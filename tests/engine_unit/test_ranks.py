@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import socket
 import threading
 import time
@@ -11,65 +10,27 @@ from collections.abc import Iterator
 import pytest
 
 from rayloom_engine.core.decoding import DecodingParams
-from rayloom_engine.core.step import NewSlot, StepPlan, StepResult
+from rayloom_engine.core.step import NewSlot, StepPlan
 from rayloom_engine.errors import ConfigError, ModelError, RankLost
-from rayloom_engine.models.progress import no_progress
-from rayloom_engine.protocol import channel as channel_module
 from rayloom_engine.protocol.channel import Channel, ChannelClosed, dial
 from rayloom_engine.protocol.ranks import (
     Allocate,
-    Beat,
-    Computed,
     Failed,
     Greeting,
     Join,
-    Loaded,
     OpenStore,
     Run,
     Welcomed,
 )
 from rayloom_engine.ranks import assembly
-from rayloom_engine.ranks.assembly import assemble
-from rayloom_engine.ranks.pool import RankPool
 from rayloom_engine.ranks.remote_executor import RemoteExecutor
-from rayloom_engine.restarts import RestartBudget
-from rt_fake_rank import TOKEN, FakeLauncher, FakeRank, make_listener, make_loaded, result_of
+from rt_fake_rank import TOKEN, FakeLauncher, FakeRank, Ranks, make_loaded, run_plan
 from rt_server import wait_until
-
-
-class Ranks:
-    """A pool of two, and what the tests start for it."""
-
-    def __init__(self, hang_seconds: float = 5.0) -> None:
-        listener, self.port = make_listener()
-        self.pool = RankPool(listener, TOKEN, 2, hang_seconds)
-        self.epochs = itertools.count(1)
-
-    def start(self, rank: int, **other: object) -> FakeRank:
-        return FakeRank(self.port, rank, is_last=rank == 1, **other)  # type: ignore[arg-type]
-
-    def assemble(
-        self, num_blocks: int | None = None, seconds: float = 20.0, budget: int = 5, is_rebuild: bool = False
-    ) -> tuple[int, list[Loaded]]:
-        return assemble(
-            self.pool,
-            self.epochs.__next__,
-            num_blocks,
-            time.monotonic() + seconds,
-            RestartBudget(budget),
-            no_progress,
-            is_rebuild=is_rebuild,
-        )
 
 
 @pytest.fixture
 def ranks() -> Iterator[Ranks]:
     yield Ranks()
-
-
-def _run(executor: RemoteExecutor, plan: StepPlan) -> StepResult:
-    executor.submit(plan)
-    return executor.collect()
 
 
 def _kinds(rank: FakeRank) -> list[str]:
@@ -224,7 +185,7 @@ def test_a_rank_that_takes_nothing_does_not_stop_the_core() -> None:
     ranks.pool.attached[0].steps.send(Run(0, StepPlan(step_id=0, epoch=1)))  # it is busy from here on
     began = time.monotonic()
     with pytest.raises(RankLost, match="rank 0"):
-        _run(executor, StepPlan(step_id=1, epoch=1, new_slots=(new,)))
+        run_plan(executor, StepPlan(step_id=1, epoch=1, new_slots=(new,)))
     stuck.set()
     assert time.monotonic() - began < 30.0
 
@@ -233,177 +194,6 @@ def test_ranks_that_do_not_come_are_named_after_the_deadline(ranks: Ranks) -> No
     ranks.start(0)
     with pytest.raises(RankLost, match=r"missing ranks: \[1\]"):
         ranks.assemble(seconds=0.5, budget=0)
-
-
-def test_a_plan_goes_to_all_and_the_last_answers(ranks: Ranks) -> None:
-    first, second = ranks.start(0), ranks.start(1)
-    ranks.assemble()
-    plan = StepPlan(step_id=7, epoch=1)
-    assert _run(RemoteExecutor(ranks.pool), plan) == result_of(plan)
-    wait_until(lambda: len(first.orders) == 4, 5.0, lambda: str(first.orders))
-    assert isinstance(first.orders[-1], Run) and first.orders[-1].plan == plan
-    assert isinstance(second.orders[-1], Run)
-
-
-def test_some_ranks_in_shared_memory_and_some_over_tcp(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
-    ranks.start(0)
-    monkeypatch.setattr(channel_module, "open_memory", lambda *_: None)  # as in another container
-    second = ranks.start(1)
-    ranks.assemble()
-    assert [ranks.pool.attached[rank].steps.transport for rank in (0, 1)] == ["shared memory", "TCP"]
-    for step_id in range(3):
-        plan = StepPlan(step_id=step_id, epoch=1)
-        assert _run(RemoteExecutor(ranks.pool), plan) == result_of(plan)
-    second.die()
-    with pytest.raises(RankLost, match="rank 1"):
-        _run(RemoteExecutor(ranks.pool), StepPlan(step_id=3, epoch=1))
-
-
-def test_an_answer_from_before_a_loss_is_not_taken_for_a_new_one(ranks: Ranks) -> None:
-    def also_answers_the_last_one(order: object) -> None:
-        if isinstance(order, Run):
-            second.steps.send(Computed(order.ticket - 1, result_of(StepPlan(step_id=6, epoch=1))))
-
-    ranks.start(0)
-    second = ranks.start(1, answer=also_answers_the_last_one)
-    ranks.assemble()
-    assert _run(RemoteExecutor(ranks.pool), StepPlan(step_id=7, epoch=1)).step_id == 7
-
-
-def test_results_of_several_plans_come_in_the_order_of_the_plans(ranks: Ranks) -> None:
-    first, _ = ranks.start(0), ranks.start(1)
-    ranks.assemble()
-    executor = RemoteExecutor(ranks.pool)
-    for step_id in (1, 2):
-        executor.submit(StepPlan(step_id=step_id, epoch=1))
-    wait_until(lambda: len(first.orders) == 5, 5.0, lambda: str(first.orders))
-    assert executor.collect().step_id == 1
-    executor.submit(StepPlan(step_id=3, epoch=1))
-    assert [executor.collect().step_id for _ in range(2)] == [2, 3]
-
-
-def test_a_failure_in_a_later_plan_is_heard_while_the_oldest_is_waited_for(ranks: Ranks) -> None:
-    def fails_in_step_2(order: object) -> Failed | None:
-        is_second = isinstance(order, Run) and order.plan.step_id == 2
-        return Failed(order.ticket, "rank", "ValueError: broken") if is_second else None
-
-    never = threading.Event()
-    ranks.start(0, answer=fails_in_step_2)
-    ranks.start(1, answer=lambda order: isinstance(order, Run) and never.wait(60.0) and None)
-    ranks.assemble()
-    executor = RemoteExecutor(ranks.pool)
-    for step_id in (1, 2):
-        executor.submit(StepPlan(step_id=step_id, epoch=1))
-    with pytest.raises(RankLost, match="rank 0: ValueError: broken"):
-        executor.collect()
-    never.set()
-
-
-def test_what_was_in_flight_at_a_loss_is_not_taken_for_a_new_result(ranks: Ranks) -> None:
-    ranks.start(0)
-    ranks.start(1)
-    ranks.assemble()
-    executor = RemoteExecutor(ranks.pool)
-    for step_id in (1, 2):
-        executor.submit(StepPlan(step_id=step_id, epoch=1))
-    assert executor.collect().step_id == 1
-    executor.forget_all()
-    ranks.assemble(is_rebuild=True)
-    assert _run(executor, StepPlan(step_id=3, epoch=2)).step_id == 3
-
-
-def test_a_peer_that_is_gone_is_blamed_before_the_rank_that_complains(ranks: Ranks) -> None:
-    def complains(order: object) -> Failed | None:
-        if not isinstance(order, Run):
-            return None
-        # The complaint is there before the peer's end is.
-        threading.Timer(0.05, first.die).start()
-        return Failed(order.ticket, "rank", "RuntimeError: connection closed by peer")
-
-    first = ranks.start(0)
-    ranks.start(1, answer=complains)
-    ranks.assemble()
-    with pytest.raises(RankLost, match="rank 1: RuntimeError: connection closed") as complaint:
-        _run(RemoteExecutor(ranks.pool), StepPlan(step_id=1, epoch=1))
-    blamed = assembly.let_go(ranks.pool, complaint.value)
-    assert (blamed.rank, blamed.is_alive) == (0, False)
-    assert (list(ranks.pool.attached), ranks.pool.suspects) == ([1], set())
-
-
-def test_a_rank_that_fails_alone_is_used_again(ranks: Ranks) -> None:
-    def fails(order: object) -> Failed | None:
-        return Failed(order.ticket, "rank", "ValueError: broken") if isinstance(order, Run) else None
-
-    ranks.start(0)
-    ranks.start(1, answer=fails)
-    ranks.assemble()
-    with pytest.raises(RankLost, match="rank 1: ValueError: broken") as lost:
-        _run(RemoteExecutor(ranks.pool), StepPlan(step_id=1, epoch=1))
-    assert lost.value.is_alive
-
-
-def test_a_silent_rank_is_lost_after_hang_seconds_also_while_idle() -> None:
-    ranks = Ranks(hang_seconds=1.0)
-    ranks.start(0)
-    second = ranks.start(1)
-    ranks.assemble()
-    executor = RemoteExecutor(ranks.pool)
-    executor.check()
-    silent_at = time.monotonic()
-    second.silence()
-    with pytest.raises(RankLost, match="rank 1: no sign of life"):
-        while time.monotonic() < silent_at + 10.0:
-            executor.check()
-    assert time.monotonic() - silent_at > 0.8
-
-
-def test_a_rank_that_beats_and_stands_still_is_lost_once_a_plan_is_due() -> None:
-    ranks = Ranks(hang_seconds=1.0)
-    first, second = ranks.start(0), ranks.start(1, answer=lambda order: isinstance(order, Run) and stuck.wait(30.0))
-    stuck = threading.Event()
-    ranks.assemble()
-    executor = RemoteExecutor(ranks.pool)
-    first.beat = Beat(phase="step", step=0, memory_bytes=1, advance=8, waits=True)
-    second.beat = Beat(phase="step", step=0, memory_bytes=1, advance=3)
-    began = time.monotonic()
-    while time.monotonic() < began + 1.5:
-        executor.check()  # nothing is due, so nobody stands still
-    began = time.monotonic()
-    with pytest.raises(RankLost, match="rank 1: alive, but it stands still") as lost:
-        executor.run(StepPlan(step_id=1, epoch=1))
-    stuck.set()
-    assert 0.9 < time.monotonic() - began < 5.0
-    assert not lost.value.is_alive, "it is to be replaced"
-
-
-def test_a_step_may_take_long_while_a_rank_advances() -> None:
-    ranks = Ranks(hang_seconds=2.0)
-    ranks.start(0)
-    slow = ranks.start(1, answer=lambda order: isinstance(order, Run) and done.wait(30.0) and None)
-    done = threading.Event()
-    ranks.assemble()
-
-    def advance() -> None:
-        for count in range(30):  # 3 s
-            slow.beat = Beat(phase="step", step=0, memory_bytes=1, advance=count)
-            time.sleep(0.1)
-        done.set()
-
-    threading.Thread(target=advance, daemon=True).start()
-    assert RemoteExecutor(ranks.pool).run(StepPlan(step_id=1, epoch=1)).step_id == 1
-
-
-def test_a_rank_that_dials_again_counts_as_lost_but_alive(ranks: Ranks) -> None:
-    ranks.start(0)
-    ranks.start(1)
-    ranks.assemble()
-    ranks.start(1, incarnation=2)
-    with pytest.raises(RankLost, match="rank 1") as lost:
-        deadline = time.monotonic() + 10.0
-        while time.monotonic() < deadline:
-            RemoteExecutor(ranks.pool).check()
-    assert lost.value.is_alive
-    assert ranks.pool.attached[1].greeting.incarnation == 2
 
 
 def test_a_start_that_was_given_up_cannot_push_out_the_newer_one(ranks: Ranks) -> None:

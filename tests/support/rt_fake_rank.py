@@ -1,13 +1,16 @@
-"""A rank without a model: dials a pool as a real one does, and answers orders as the test says."""
+"""Ranks without a model: they dial a pool as real ones do, and answer orders as the test says."""
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import socket
 import threading
+import time
 from collections.abc import Callable
 
 from rayloom_engine.core.step import StepPlan, StepResult
+from rayloom_engine.models.progress import no_progress
 from rayloom_engine.protocol.channel import Channel, ChannelClosed, dial
 from rayloom_engine.protocol.ranks import (
     Allocate,
@@ -23,6 +26,10 @@ from rayloom_engine.protocol.ranks import (
     Run,
     StoreOpen,
 )
+from rayloom_engine.ranks.assembly import assemble
+from rayloom_engine.ranks.pool import RankPool
+from rayloom_engine.ranks.remote_executor import RemoteExecutor
+from rayloom_engine.restarts import RestartBudget
 
 TOKEN = "secret"
 
@@ -136,3 +143,33 @@ def result_of(plan: StepPlan) -> StepResult:
 def make_listener() -> tuple[socket.socket, int]:
     listener = socket.create_server(("127.0.0.1", 0))
     return listener, listener.getsockname()[1]
+
+
+class Ranks:
+    """A pool of two, and what the tests start for it."""
+
+    def __init__(self, hang_seconds: float = 5.0) -> None:
+        listener, self.port = make_listener()
+        self.pool = RankPool(listener, TOKEN, 2, hang_seconds)
+        self.epochs = itertools.count(1)
+
+    def start(self, rank: int, **other: object) -> FakeRank:
+        return FakeRank(self.port, rank, is_last=rank == 1, **other)  # type: ignore[arg-type]
+
+    def assemble(
+        self, num_blocks: int | None = None, seconds: float = 20.0, budget: int = 5, is_rebuild: bool = False
+    ) -> tuple[int, list[Loaded]]:
+        return assemble(
+            self.pool,
+            self.epochs.__next__,
+            num_blocks,
+            time.monotonic() + seconds,
+            RestartBudget(budget),
+            no_progress,
+            is_rebuild=is_rebuild,
+        )
+
+
+def run_plan(executor: RemoteExecutor, plan: StepPlan) -> StepResult:
+    executor.submit(plan)
+    return executor.collect()
