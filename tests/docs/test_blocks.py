@@ -63,7 +63,9 @@ def test_every_shell_block_is_marked_bash():
 
 
 @pytest.mark.parametrize(
-    "block", [block for block in SHELL if not block.is_server and not block.is_client], ids=by_name
+    "block",
+    [block for block in SHELL if not block.is_server and not block.is_client and not block.is_engine],
+    ids=by_name,
 )
 def test_a_shell_block_works(block):
     run_shell(block)
@@ -112,6 +114,32 @@ def test_the_server_answers_its_blocks_and_ends_on_ctrl_c(server, tmp_path):
         started_at = time.monotonic()
         _, alive = psutil.wait_procs(family, timeout=STOP_S)
         print(f"gone {time.monotonic() - started_at:.2f} s after Ctrl-C")
+        assert alive == [], log.read_text()
+    finally:
+        end_all(process)
+
+
+@pytest.mark.parametrize("block", [block for block in SHELL if block.is_engine], ids=by_name)
+def test_an_engine_becomes_ready_and_ends_on_ctrl_c(block, tmp_path):
+    *before, last = block.commands
+    log = tmp_path / "output"
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            ["bash", "-euc", "\n".join([*before, f"exec {last}"])],
+            cwd=ROOT,
+            env=ENVIRONMENT,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    try:
+        deadline = time.monotonic() + START_S
+        while " ready: " not in log.read_text():
+            assert process.poll() is None and time.monotonic() < deadline, log.read_text()
+            time.sleep(0.1)
+        family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
+        os.killpg(process.pid, signal.SIGINT)
+        _, alive = psutil.wait_procs(family, timeout=STOP_S)
         assert alive == [], log.read_text()
     finally:
         end_all(process)

@@ -6,6 +6,7 @@ cut in each way is shown, without servers, by engine_unit/test_shard_processes.p
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 
 from rayloom_engine.llm import LLM
 from rayloom_engine.sampling_params import SamplingParams
+from rt_job import running_job
 from rt_server import RunningServer, running_server
 from rt_tiny import VARIANTS, tiny_checkpoint, tiny_tokenizer
 
@@ -34,6 +36,10 @@ CASES = [
     ("ray", "qwen3-biases", 1, 2),
     ("ray", "llama-biases", 4, 1),
     ("ray", "qwen2-some-windows", 2, 2),
+    ("external", "qwen3-biases", 2, 1),
+    ("external", "mistral-window", 1, 2),
+    ("external", "llama-tied", 4, 1),
+    ("external", "qwen2-some-windows", 2, 2),
 ]
 
 
@@ -84,9 +90,15 @@ def test_ranks_say_what_one_rank_says(
     arguments = ["--model", models[model], "--served-model-name", "m", "--dtype", "float32", "--device", "cpu"]
     arguments += ["--num-kv-blocks", "64", "--max-model-len", "128", "--threads", "1"]
     arguments += ["--tensor-parallel-size", str(tensor), "--pipeline-parallel-size", str(pipeline)]
-    if executor == "ray":
-        arguments += ["--ray-address", request.getfixturevalue("ray_address")]
-    with running_server(tmp_path, *arguments, "--executor", executor) as server:
+    with contextlib.ExitStack() as stack:
+        if executor == "external":
+            job = stack.enter_context(running_job(tmp_path, *arguments, world_size=tensor * pipeline))
+            server = job.server
+        elif executor == "ray":
+            address = request.getfixturevalue("ray_address")
+            server = stack.enter_context(running_server(tmp_path, *arguments, "--ray-address", address))
+        else:
+            server = stack.enter_context(running_server(tmp_path, *arguments, "--executor", executor))
         status = server.status()
         assert status["executor"] == executor
         assert [rank["rank"] for rank in status["ranks"]] == list(range(tensor * pipeline))

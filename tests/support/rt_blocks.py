@@ -33,6 +33,11 @@ class Block:
         return self.commands[0].split()[:2] == ["make", "run"]
 
     @property
+    def is_engine(self) -> bool:
+        """Whether it starts an engine without a manifest, which goes on until Ctrl-C."""
+        return " serve" in self.commands[-1] and self.commands[-1].startswith(".venv/bin/")
+
+    @property
     def is_client(self) -> bool:
         """Whether it asks that server."""
         return "127.0.0.1:800" in self.text

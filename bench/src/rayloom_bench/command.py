@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import os
 import signal
@@ -24,20 +25,21 @@ exact length. Without --url an engine of our own is started, measured and stoppe
   W1  32 requests, 16 at a time, 128 in / 64 out            W3  8 requests, one at a time, 128 in / 128 out
   W2  32 requests, 16 at a time, 512 shared + 32 in / 32    W4  8 requests, 4 at a time, 2048 in / 32 out
 
-`bench channel` measures something else: a step's way to a rank and back, beside a call of a Ray actor.
+Two others measure something else: `bench channel` a step's way to a rank and back, beside a call of a Ray actor;
+`bench parallel` what it costs to spread a model over ranks of this machine.
 """
+SUBCOMMANDS = {"channel": "control_channel", "parallel": "parallel"}  # name -> module
 
 
 def add_flags(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> None:
     """Give the parser of the `bench` command, which the engine made and named, its flags and what it runs.
 
-    `arguments` follow the command's name; `channel` has flags of its own.
+    `arguments` follow the command's name; what else can be measured has flags of its own.
     """
-    if arguments[:1] == ["channel"]:
-        from rayloom_bench import control_channel
-
+    if arguments and arguments[0] in SUBCOMMANDS:
+        module = importlib.import_module(f"rayloom_bench.{SUBCOMMANDS[arguments[0]]}")
         subcommands = parser.add_subparsers(required=True)
-        control_channel.add_flags(subcommands.add_parser("channel", description=control_channel.__doc__))
+        module.add_flags(subcommands.add_parser(arguments[0], description=module.__doc__))
         return
     parser.description = DESCRIPTION
     parser.formatter_class = argparse.RawDescriptionHelpFormatter

@@ -15,6 +15,7 @@ from rayloom_engine.protocol.messages import Abort, ModelStatus, Output, Outputs
 from rayloom_engine.sampling_params import check_token_ids
 
 _PROBE_SECONDS = 10.0  # an idle engine proves itself this often
+_LOOK_SECONDS = 0.25  # an idle engine looks for lost ranks this often
 _POISON = (
     "the engine died every time that it computed this request, at last with no other request in the step; "
     "the request is ended so that others go on"
@@ -67,7 +68,7 @@ class Core:
             self._state.rank_phase = "idle"
             self._publish()
             self._check_ranks()
-            has_mail = inbox.wait(max(0.0, idle_since + _PROBE_SECONDS - time.monotonic()), at_most=1.0)
+            has_mail = inbox.wait(max(0.0, idle_since + _PROBE_SECONDS - time.monotonic()), at_most=_LOOK_SECONDS)
             if not has_mail and time.monotonic() - idle_since >= _PROBE_SECONDS:
                 self._engine.add_probe()
 

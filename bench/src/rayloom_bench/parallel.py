@@ -1,0 +1,161 @@
+"""`rayloom-engine bench parallel`: what it costs to spread a model over ranks of one machine, against one rank.
+
+The same workload on each layout in turn, several rounds, so that the ratios are of one run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rayloom_bench.client import Failure, run_workload
+from rayloom_bench.figures import summarise
+from rayloom_bench.machine import busy_percent, processor_name
+from rayloom_bench.server import Server, ServerFailed, running_server
+from rayloom_bench.workload import Workload, parse_workloads, token_prompts
+from rayloom_engine.errors import ConfigError
+from rayloom_engine.models.shape import read_shape
+from rayloom_engine.models.source import resolve
+
+MODEL = "builtin://smollm2-135m"
+NARROW_HEADS = {"num_attention_heads": 18, "num_key_value_heads": 6, "head_dim": 32}
+START_S = 300
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """Ranks for one model. `most` is how many times the wall time of one rank it may take."""
+
+    name: str
+    has_narrow_heads: bool = False
+    tensor: int = 1
+    pipeline: int = 1
+    most: float | None = None  # None: this is one rank, what the others of the model are compared with
+
+    @property
+    def flags(self) -> list[str]:
+        sizes = ["--tensor-parallel-size", str(self.tensor), "--pipeline-parallel-size", str(self.pipeline)]
+        return [*sizes, "--executor", "uni" if self.tensor * self.pipeline == 1 else "mp"]
+
+
+LAYOUTS = (
+    Layout(name="1 rank"),
+    Layout(name="pipeline 2", pipeline=2, most=1.4),
+    Layout(name="tensor 3", tensor=3, most=2.2),
+    Layout(name="1 rank, narrow heads", has_narrow_heads=True),
+    Layout(name="tensor 2, narrow heads", has_narrow_heads=True, tensor=2, most=1.4),
+)
+
+
+@dataclass(slots=True)
+class Rounds:
+    """What the rounds of one layout brought."""
+
+    wall_s: list[float] = field(default_factory=list)
+    tok_s: list[float] = field(default_factory=list)
+    communication: list[float] = field(default_factory=list)  # the ranks' mean share of wall time, in each round
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--rounds", type=int, default=3, help="how often each layout is measured (default 3)")
+    parser.add_argument("--scale", type=float, default=1.0, help="share of W1's requests, in whole batches")
+    parser.add_argument("--dtype", default="auto", help="of the weights")
+    parser.add_argument("--seed", type=int, default=0, help="of the random prompts (default 0)")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measures and prints. Returns 1 when a request failed, or a server did not start. Raises ConfigError."""
+    if args.rounds < 1:
+        raise ConfigError(f"--rounds: {args.rounds} given; use 1 or more")
+    (workload,) = parse_workloads("W1", args.scale)
+    print(f"{processor_name()}, {busy_percent():.0f} % busy before the run; {workload.name}: {workload.description}")
+    try:
+        found, failures = measure(workload, args.rounds, args.dtype, args.seed)
+    except ServerFailed as error:
+        print(f"rayloom-engine bench parallel: {error}", file=sys.stderr)
+        return 1
+    print(table(found))
+    for failure in failures:
+        print(f"FAILED {failure.name}: {failure.reason}")
+    return 1 if failures else 0
+
+
+def measure(workload: Workload, rounds: int, dtype: str, seed: int) -> tuple[dict[str, Rounds], list[Failure]]:
+    """Each layout once a round, by turns. Raises ServerFailed."""
+    found = {layout.name: Rounds() for layout in LAYOUTS}
+    failures: list[Failure] = []
+    with tempfile.TemporaryDirectory(prefix="rayloom-bench-") as folder:
+        models = {False: MODEL, True: str(narrow_heads(resolve(MODEL, None).path, Path(folder)))}
+        for number in range(1, rounds + 1):
+            for layout in LAYOUTS:
+                print(f"round {number} of {rounds}: {layout.name}", file=sys.stderr, flush=True)
+                flags = ["--model", models[layout.has_narrow_heads], "--dtype", dtype, *layout.flags]
+                with running_server(flags) as server:
+                    failures += _measure(server, workload, seed, found[layout.name])
+    return found, failures
+
+
+def narrow_heads(source: Path, folder: Path) -> Path:
+    """A checkpoint with the same matrices, cut into more and narrower heads: two ranks can share it evenly.
+
+    Its text means nothing; its cost is that of the model in `source`.
+    """
+    for file in source.iterdir():
+        if file.name != "config.json":
+            (folder / file.name).symlink_to(file.resolve())
+    config = json.loads((source / "config.json").read_text(encoding="utf-8"))
+    (folder / "config.json").write_text(json.dumps({**config, **NARROW_HEADS}), encoding="utf-8")
+    return folder
+
+
+def table(found: dict[str, Rounds]) -> str:
+    """Medians over the rounds, and each layout's wall time as a multiple of that of one rank of the same model."""
+    base_s = float("nan")
+    lines = [f"{'':<26}{'out tok/s':>10}{'wall s':>9}{'x 1 rank':>10}{'goal':>8}{'communication':>15}"]
+    for layout in LAYOUTS:
+        rounds = found[layout.name]
+        if not rounds.wall_s:
+            continue
+        wall_s, share = statistics.median(rounds.wall_s), statistics.median(rounds.communication)
+        line = f"{layout.name:<26}{statistics.median(rounds.tok_s):>10.1f}{wall_s:>9.2f}"
+        if layout.most is None:
+            base_s = wall_s
+        else:
+            ratio = wall_s / base_s
+            line += f"{ratio:>9.2f}x{'<= ' + format(layout.most, '.1f') + 'x':>8}{share:>14.0%}"
+            line += "" if ratio <= layout.most else "  MISSED"
+        lines.append(line)
+    lines.append("communication: the ranks' mean share of wall time spent in sums, gathers and waiting for each other.")
+    return "\n".join(lines)
+
+
+def _measure(server: Server, workload: Workload, seed: int, rounds: Rounds) -> Sequence[Failure]:
+    server.wait_ready(START_S)
+    endpoint = server.endpoint()
+    shape = read_shape(resolve(MODEL, None).path)
+    warm_up = workload.warm_up()
+    prompts = token_prompts(warm_up, seed=seed, vocab_size=shape.vocab_size, purpose="warm-up")
+    outcome = run_workload(endpoint, warm_up, prompts, label="warm-up")
+    if outcome.failures:
+        return outcome.failures
+    before_s = _communication_s(server)
+    outcome = run_workload(endpoint, workload, token_prompts(workload, seed=seed, vocab_size=shape.vocab_size))
+    if outcome.failures:
+        return outcome.failures
+    figures = summarise(outcome.records)
+    rounds.wall_s.append(figures.wall_s)
+    rounds.tok_s.append(figures.output_tok_s)
+    rounds.communication.append((_communication_s(server) - before_s) / figures.wall_s)
+    return ()
+
+
+def _communication_s(server: Server) -> float:
+    """Seconds that a rank has spent with others so far, the mean of all."""
+    return statistics.mean(rank.communication_seconds for rank in server.status().ranks)
