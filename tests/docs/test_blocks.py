@@ -5,6 +5,7 @@ started must be gone within 3 s. `make test` inside `make test` would never end,
 only expanded by `make -n`, and benchmarks only read their flags: `rt_blocks.runnable` decides.
 """
 
+import contextlib
 import os
 import shutil
 import signal
@@ -85,12 +86,12 @@ def test_a_manifest_block_is_valid(block):
         parse(document)
 
 
-@pytest.mark.parametrize("server", SERVERS, ids=by_name)
-def test_the_server_answers_its_blocks_and_ends_on_ctrl_c(server, tmp_path):
-    log = tmp_path / "output"
+@contextlib.contextmanager
+def started(script, log):
+    """A server started by shell commands, the last of which goes on, in a session of its own like a terminal's."""
     with log.open("wb") as output:
         process = subprocess.Popen(
-            ["bash", "-c", f"exec {server.commands[0]}"],
+            ["bash", "-euc", script],
             cwd=ROOT,
             env=ENVIRONMENT,
             stdout=output,
@@ -98,7 +99,28 @@ def test_the_server_answers_its_blocks_and_ends_on_ctrl_c(server, tmp_path):
             start_new_session=True,
         )
     try:
-        wait_until_serving(process, log)
+        yield process
+    finally:
+        end_all(process)
+
+
+def interrupt(process, log):
+    """Ctrl-C; everything is gone after it. How many processes there were."""
+    family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
+    # A terminal sends Ctrl-C to all of the foreground group, so the test does.
+    os.killpg(process.pid, signal.SIGINT)
+    started_at = time.monotonic()
+    _, alive = psutil.wait_procs(family, timeout=STOP_S)
+    print(f"gone {time.monotonic() - started_at:.2f} s after Ctrl-C")
+    assert alive == [], log.read_text()
+    return len(family)
+
+
+@pytest.mark.parametrize("server", SERVERS, ids=by_name)
+def test_the_server_answers_its_blocks_and_ends_on_ctrl_c(server, tmp_path):
+    log = tmp_path / "output"
+    with started(f"exec {server.commands[0]}", log) as process:
+        wait_for("Serving. Press Ctrl-C to stop.", process, log)
         assert "The capital of France is Paris." in log.read_text()
         stand_in = install_stand_in_curl(tmp_path / "bin")
         for block in CLIENTS:
@@ -106,48 +128,21 @@ def test_the_server_answers_its_blocks_and_ends_on_ctrl_c(server, tmp_path):
             assert answer
             if shutil.which("curl"):  # a slim machine has none, and then the stand-in must do
                 assert run_shell(block)
-        family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
-        assert len(family) >= 5, family  # make, local, supervisor, front, core
-
-        # A terminal sends Ctrl-C to all of the foreground group, so the test does.
-        os.killpg(process.pid, signal.SIGINT)
-        started_at = time.monotonic()
-        _, alive = psutil.wait_procs(family, timeout=STOP_S)
-        print(f"gone {time.monotonic() - started_at:.2f} s after Ctrl-C")
-        assert alive == [], log.read_text()
-    finally:
-        end_all(process)
+        assert interrupt(process, log) >= 5  # make, local, supervisor, front, core
 
 
 @pytest.mark.parametrize("block", [block for block in SHELL if block.is_engine], ids=by_name)
 def test_an_engine_becomes_ready_and_ends_on_ctrl_c(block, tmp_path):
     *before, last = block.commands
     log = tmp_path / "output"
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            ["bash", "-euc", "\n".join([*before, f"exec {last}"])],
-            cwd=ROOT,
-            env=ENVIRONMENT,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-    try:
-        deadline = time.monotonic() + START_S
-        while " ready: " not in log.read_text():
-            assert process.poll() is None and time.monotonic() < deadline, log.read_text()
-            time.sleep(0.1)
-        family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
-        os.killpg(process.pid, signal.SIGINT)
-        _, alive = psutil.wait_procs(family, timeout=STOP_S)
-        assert alive == [], log.read_text()
-    finally:
-        end_all(process)
+    with started("\n".join([*before, f"exec {last}"]), log) as process:
+        wait_for(" ready: ", process, log)
+        assert interrupt(process, log) >= 5  # supervisor, front, core and two ranks
 
 
-def wait_until_serving(process, log):
+def wait_for(sign, process, log):
     deadline = time.monotonic() + START_S
-    while "Serving. Press Ctrl-C to stop." not in log.read_text():
+    while sign not in log.read_text():
         assert process.poll() is None, f"ended with {process.returncode}:\n{log.read_text()}"
         assert time.monotonic() < deadline, f"not serving after {START_S} s:\n{log.read_text()}"
         time.sleep(0.1)

@@ -1,7 +1,7 @@
 """A request that kills whatever computes it fails alone, with its reason; nobody else loses a token.
 
-The poison is a plug-in made here: Python loads `sitecustomize` at the start of each of the server's processes, and this
-one has the runner that chooses the tokens end its process when a prompt holds a certain one.
+The poison is a plug-in made here: it has the runner that chooses the tokens end its process when a prompt holds a
+certain one.
 """
 
 from __future__ import annotations
@@ -11,42 +11,25 @@ from pathlib import Path
 
 import pytest
 
-from rt_server import RunningServer, running_server, wait_until
+from rt_faults import patched_server
+from rt_server import RunningServer, wait_until
 from rt_streams import completion_body, join_streams, start_streams
 from rt_tiny import tiny_checkpoint, tiny_tokenizer
 
 POISON = 250
 NUM_STREAMS = 8
 PLUG_IN = f"""
-import importlib.util
 import os
-import sys
 
+def patch(runner):
+    run = runner.run
 
-class Poison:
-    def find_spec(self, name, path, target=None):
-        if name != "rayloom_engine.worker.runner":
-            return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
-        load = spec.loader.exec_module
+    def run_or_die(self, plan):
+        if self.answers and any({POISON} in new.token_ids[: new.num_prompt_tokens] for new in plan.new_slots):
+            os._exit(1)
+        return run(self, plan)
 
-        def load_and_patch(module):
-            load(module)
-            run = module.Runner.run
-
-            def run_or_die(runner, plan):
-                if runner.answers and any({POISON} in new.token_ids[: new.num_prompt_tokens] for new in plan.new_slots):
-                    os._exit(1)
-                return run(runner, plan)
-
-            module.Runner.run = run_or_die
-
-        spec.loader.exec_module = load_and_patch
-        return spec
-
-
-sys.meta_path.insert(0, Poison())
+    runner.run = run_or_die
 """
 
 
@@ -59,14 +42,11 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(params=["uni", "mp"])
 def server(request: pytest.FixtureRequest, checkpoint: Path, tmp_path: Path) -> Iterator[RunningServer]:
-    (tmp_path / "sitecustomize.py").write_text(PLUG_IN)
     arguments = ["--model", str(checkpoint), "--dtype", "float32", "--served-model-name", "m"]
     if request.param == "mp":
         arguments += ["--executor", "mp", "--pipeline-parallel-size", "2"]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
-        with running_server(tmp_path, *arguments) as running:
-            yield running
+    with patched_server(tmp_path, PLUG_IN, *arguments) as running:
+        yield running
 
 
 def test_a_poisonous_request_fails_alone_and_with_its_reason(

@@ -59,15 +59,22 @@ def patch(runner):
 
 
 @contextlib.contextmanager
-def breakable_server(folder: Path, *arguments: str) -> Iterator[RunningServer]:
-    """A server that `strike` can break in every way."""
+def patched_server(folder: Path, code: str, *arguments: str) -> Iterator[RunningServer]:
+    """A server whose ranks call `patch(Runner)` of `code` first; Python loads `sitecustomize` in every process."""
     plugin = folder / "plugin"
     plugin.mkdir()
-    (plugin / "sitecustomize.py").write_text(_STANDS_STILL.format(flag=str(_flag(folder))) + _SITE)
+    (plugin / "sitecustomize.py").write_text(code + _SITE)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(plugin), prepend=os.pathsep)
         with running_server(folder, *arguments) as server:
             yield server
+
+
+@contextlib.contextmanager
+def breakable_server(folder: Path, *arguments: str) -> Iterator[RunningServer]:
+    """A server that `strike` can break in every way."""
+    with patched_server(folder, _STANDS_STILL.format(flag=str(_flag(folder))), *arguments) as server:
+        yield server
 
 
 def strike(server: RunningServer, victim: str, fault: str) -> None:

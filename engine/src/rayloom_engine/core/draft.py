@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from rayloom_engine.core.sequence import Sequence
-from rayloom_engine.core.step import NewSlot, SlotStep, StepPlan
+from rayloom_engine.core.step import SlotStep, StepPlan
 
 # Fewer tokens cost a stage almost as much: it reads all of its weights for them.
 _LEAST_SHARE = 64
@@ -28,7 +28,7 @@ class Draft:
             new_token_ids: tuple[int, ...] = ()
             new_block_ids: tuple[int, ...] = ()
             if sequence.num_sent_blocks == 0:
-                new_slots.append(_new_slot(sequence))
+                new_slots.append(sequence.new_slot())
             else:
                 new_token_ids = tuple(sequence.token_ids[sequence.num_sent_tokens :])
                 new_block_ids = tuple(sequence.block_ids[sequence.num_sent_blocks :])
@@ -72,17 +72,3 @@ def fair_share(num_tokens: int, depth: int, max_tokens: int) -> int:
     if depth == 1:
         return max_tokens
     return min(max_tokens, max(_LEAST_SHARE, -(-num_tokens // depth)))
-
-
-def _new_slot(sequence: Sequence) -> NewSlot:
-    assert sequence.slot is not None
-    params = sequence.params
-    return NewSlot(
-        slot=sequence.slot,
-        request_id=sequence.request_id,
-        token_ids=tuple(sequence.token_ids),
-        num_prompt_tokens=sequence.num_prompt_tokens,
-        block_table=tuple(sequence.block_ids),
-        params=params,
-        eos_token_ids=sequence.eos_token_ids,
-    )
