@@ -24,7 +24,7 @@ e2e e2e-tool images cluster-up cluster-down: export RAYLOOM_E2E_RUN := $(CURDIR)
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help venv run test chaos lint types schemas crds bench cluster-up cluster-down images e2e e2e-tool clean
+.PHONY: help venv run test faults chaos lint types schemas crds bench cluster-up cluster-down images e2e e2e-tool clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -40,6 +40,9 @@ test: $(STAMP) ## Run every test that needs no cluster; ARGS="-k name" adds pyte
 
 chaos: $(STAMP) ## Break real servers 30 times under load (minutes); CHAOS_ARGS="--seed 7 --faults 30 --executors mp,ray"
 	HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE PYTHONPATH=tests/support $(BIN)/python tests/chaos/chaos.py $(CHAOS_ARGS)
+
+faults: $(STAMP) ## Run the tests of faults that take long to notice or to mend, which `make test` leaves out
+	HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -m slow $(ARGS)
 
 lint: $(STAMP) ## Check style, formatting and import directions
 	$(BIN)/ruff check .

@@ -7,9 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import rt_faults
 
 
+@pytest.mark.slow
 def test_one_fault_ends_with_a_table_and_no_failed_request() -> None:
     command = [sys.executable, str(Path(__file__).with_name("chaos.py"))]
     arguments = ["--seed", "0", "--faults", "1", "--executors", "mp"]  # seed 0 begins with the core

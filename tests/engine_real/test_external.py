@@ -85,7 +85,9 @@ def test_a_killed_front_costs_its_connections_and_sigterm_lets_a_stream_finish(
         assert [process.wait(10.0) for process in job.processes] == [0, 0]
 
 
-@pytest.mark.parametrize("victim", ["core killed", "rank 0 killed", "rank 1 stopped"])
+@pytest.mark.parametrize(
+    "victim", ["core killed", "rank 0 killed", pytest.param("rank 1 stopped", marks=pytest.mark.slow)]
+)
 def test_what_cannot_be_replaced_ends_every_process_with_75(model: str, victim: str, tmp_path: Path) -> None:
     hang = ("--hang-seconds", "4", "--heartbeat-seconds", "0.2")
     with running_job(tmp_path, "--model", model, *ARGUMENTS, *STAGES, *hang) as job:

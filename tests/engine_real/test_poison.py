@@ -19,14 +19,14 @@ from rt_tiny import tiny_checkpoint, tiny_tokenizer
 POISON = 250
 NUM_STREAMS = 8
 PLUG_IN = f"""
-import os
+import os, time
 
 def patch(runner):
     run = runner.run
 
     def run_or_die(self, plan):
         if self.answers and any({POISON} in new.token_ids[: new.num_prompt_tokens] for new in plan.new_slots):
-            os._exit(1)
+            {{how}}
         return run(self, plan)
 
     runner.run = run_or_die
@@ -40,12 +40,14 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_checkpoint(folder)
 
 
-@pytest.fixture(params=["uni", "mp"])
+@pytest.fixture(params=["uni dies", "mp dies", pytest.param("uni hangs", marks=pytest.mark.slow)])
 def server(request: pytest.FixtureRequest, checkpoint: Path, tmp_path: Path) -> Iterator[RunningServer]:
     arguments = ["--model", str(checkpoint), "--dtype", "float32", "--served-model-name", "m"]
-    if request.param == "mp":
+    executor, _, ending = request.param.partition(" ")
+    how = {"dies": "os._exit(1)", "hangs": "time.sleep(1000)"}[ending]
+    if executor == "mp":
         arguments += ["--executor", "mp", "--pipeline-parallel-size", "2"]
-    with patched_server(tmp_path, PLUG_IN, *arguments) as running:
+    with patched_server(tmp_path, PLUG_IN.format(how=how), *arguments, "--hang-seconds", "3") as running:
         yield running
 
 

@@ -6,20 +6,18 @@ another: each leaves Ray as the next one needs it.
 
 from __future__ import annotations
 
-import itertools
-import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rt_server import RunningServer, Stream, running_server, wait_until
-from rt_streams import completion_body, join_streams, start_streams
+from rt_server import RunningServer, running_server, wait_until
+from rt_streams import Said, disturb, undisturbed
 from rt_tiny import tiny_checkpoint, tiny_tokenizer
 
-NUM_STREAMS = 4
 NUM_TOKENS = 800  # so many that they still come when the fault does
 ARGUMENTS = ("--dtype", "float32", "--device", "cpu", "--served-model-name", "m", "--num-kv-blocks", "256")
 FOUR = ("--tensor-parallel-size", "2", "--pipeline-parallel-size", "2", "--restart-budget", "20")
@@ -80,12 +78,10 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture(scope="module")
-def expected(model: str, tmp_path_factory: pytest.TempPathFactory) -> list[list[str]]:
+def expected(model: str, tmp_path_factory: pytest.TempPathFactory) -> list[Said]:
     """What one rank says, undisturbed."""
     with running_server(tmp_path_factory.mktemp("one"), "--model", model, *ARGUMENTS) as server:
-        streams, threads = _start(server)
-        join_streams(threads)
-        return [stream.tokens for stream in streams]
+        return undisturbed(server, NUM_TOKENS)
 
 
 @pytest.fixture(scope="module")
@@ -99,29 +95,19 @@ def server(
         yield running
 
 
-def _start(server: RunningServer) -> tuple[list[Stream], list[threading.Thread]]:
-    streams, threads = start_streams(server, [completion_body(index, NUM_TOKENS) for index in range(NUM_STREAMS)])
-    wait_until(lambda: all(len(s.tokens) >= 8 for s in streams), 60.0, lambda: server.log_text()[-3000:])
-    return streams, threads
-
-
 def _check(
     server: RunningServer,
-    streams: list[Stream],
-    threads: list[threading.Thread],
-    expected: list[list[str]],
+    expected: list[Said],
+    strike: Callable[[], None],
     fault: str,
     capsys: pytest.CaptureFixture[str],
 ) -> dict[int, tuple[str, int]]:
-    """After a fault: no request failed and every token is the expected one. Returns the ranks' places then."""
-    received = [len(stream.tokens) for stream in streams]
-    assert max(received) < NUM_TOKENS, f"the fault came too late: {received}"
-    join_streams(threads)
-    assert [stream.failure for stream in streams] == [None] * NUM_STREAMS
-    assert [stream.tokens for stream in streams] == expected
-    pauses = [later - earlier for stream in streams for earlier, later in itertools.pairwise(stream.times)]
+    """A fault under streams: no request fails and every token is the expected one. Returns the ranks' places then."""
+    seen = disturb(server, expected, strike, NUM_TOKENS)
+    assert seen.failures == []
+    assert seen.survivors_read_nothing()
     with capsys.disabled():
-        print(f"\n  {fault}; longest pause of a stream {max(pauses):.2f} s")
+        print(f"\n  {fault}; tokens again after {seen.seconds:.2f} s, 0 of {seen.num_requests} requests failed")
     return _places(server)
 
 
@@ -136,43 +122,48 @@ def test_a_stages_ranks_share_a_node_and_stages_are_apart(server: RunningServer)
 
 
 def test_a_lost_node_costs_a_pause_while_another_one_has_room(
-    server: RunningServer, ray_nodes: RayOnThisMachine, expected: list[list[str]], capsys: pytest.CaptureFixture[str]
+    server: RunningServer, ray_nodes: RayOnThisMachine, expected: list[Said], capsys: pytest.CaptureFixture[str]
 ) -> None:
     spare = ray_nodes.add_node()
     before = _places(server)
-    streams, threads = _start(server)
-    ray_nodes.kill_node(before[2][0])
-    after = _check(server, streams, threads, expected, "a node lost with room on another", capsys)
+    strike = partial(ray_nodes.kill_node, before[2][0])
+    after = _check(server, expected, strike, "a node lost with room on another", capsys)
     assert [after[0], after[1]] == [before[0], before[1]], "survivors keep process and weights"
     assert {after[2][0].rpartition("/")[2], after[3][0].rpartition("/")[2]} == {spare.node_id[:6]}
 
 
+@pytest.mark.slow
 def test_streams_wait_for_a_node_when_there_is_no_room(
-    server: RunningServer, ray_nodes: RayOnThisMachine, expected: list[list[str]], capsys: pytest.CaptureFixture[str]
+    server: RunningServer, ray_nodes: RayOnThisMachine, expected: list[Said], capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = _places(server)
-    streams, threads = _start(server)
-    ray_nodes.kill_node(before[2][0])
-    wait_until(lambda: server.status()["state"] == "recovering", 20.0, server.log_text)
-    assert all(thread.is_alive() for thread in threads), "streams wait"
-    ray_nodes.add_node()
-    after = _check(server, streams, threads, expected, "a node lost and another one added", capsys)
+
+    def strike() -> None:
+        ray_nodes.kill_node(before[2][0])
+        wait_until(lambda: server.status()["state"] == "recovering", 20.0, server.log_text)
+        ray_nodes.add_node()
+
+    after = _check(server, expected, strike, "a node lost and another one added", capsys)
     assert [after[0], after[1]] == [before[0], before[1]]
 
 
+@pytest.mark.slow
 def test_a_ray_that_is_killed_and_started_again_costs_a_pause(
-    server: RunningServer, ray_nodes: RayOnThisMachine, expected: list[list[str]], capsys: pytest.CaptureFixture[str]
+    server: RunningServer, ray_nodes: RayOnThisMachine, expected: list[Said], capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = _places(server)
-    streams, threads = _start(server)
-    ray_nodes.kill_all()
-    ray_nodes.start(port=int(ray_nodes.address.rpartition(":")[2]))
-    for _ in range(2):
-        ray_nodes.add_node()
-    after = _check(server, streams, threads, expected, "all of Ray killed and started again", capsys)
+
+    def strike() -> None:
+        ray_nodes.kill_all()
+        ray_nodes.start(port=int(ray_nodes.address.rpartition(":")[2]))
+        for _ in range(2):
+            ray_nodes.add_node()
+
+    after = _check(server, expected, strike, "all of Ray killed and started again", capsys)
     assert {pid for _, pid in before.values()}.isdisjoint(pid for _, pid in after.values())
 
 
+@pytest.mark.slow
 def test_an_engine_whose_node_does_not_come_back_in_time_gives_up_and_says_so(
     ray_nodes: RayOnThisMachine, model: str, tmp_path: Path
 ) -> None:

@@ -31,7 +31,7 @@ def endpoint_of(fake: FakeOpenAI) -> Endpoint:
 def bench(*flags: str) -> int:
     """The exit code of `rayloom-engine bench FLAGS`."""
     parser = argparse.ArgumentParser()
-    add_flags(parser)
+    add_flags(parser, [])
     args = parser.parse_args(flags)
     return args.run(args)
 

@@ -32,7 +32,7 @@ def inbox() -> Inbox:
 
 @pytest.fixture
 def io(address: str, inbox: Inbox) -> Iterator[CoreIo]:
-    io = CoreIo(address, TOKEN, 7, inbox, CoreState(epoch=7, executor="uni").status)
+    io = CoreIo(address, TOKEN, inbox, CoreState(epoch=7, executor="uni").status)
     io.start()
     yield io
     io.stop()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import socket
 import threading
 import time
@@ -15,6 +16,8 @@ from rayloom_engine.errors import ConfigError, ModelError, RankLost
 from rayloom_engine.protocol.channel import Channel, ChannelClosed, dial
 from rayloom_engine.protocol.ranks import (
     Allocate,
+    Beat,
+    Done,
     Failed,
     Greeting,
     Join,
@@ -137,6 +140,48 @@ def test_in_a_rebuild_a_rank_that_cannot_load_is_tried_again(ranks: Ranks) -> No
     FakeLauncher(ranks.port, lambda fence: ranks.start(1, incarnation=2))
     ranks.start(1, first=Failed(0, "model", "the hub cannot be reached"))
     ranks.assemble(is_rebuild=True)
+
+
+def test_a_rank_that_has_loaded_is_noted_although_another_one_says_in_the_same_moment_that_it_cannot(
+    ranks: Ranks,
+) -> None:
+    FakeLauncher(ranks.port, lambda fence: ranks.start(0, incarnation=2))
+    ranks.start(0, first=Failed(0, "model", "the hub cannot be reached"))
+    ranks.start(1)
+    wait_until(lambda: len(ranks.pool._arrived) == 2, 5.0, lambda: str(ranks.pool._arrived))
+    ranks.pool.take_arrivals()
+    for rank in ranks.pool.attached.values():
+        (readable, *_) = rank.steps.filenos()
+        assert select.select([readable], [], [], 5.0)[0], "both have said it before anybody looks"
+    ranks.assemble(is_rebuild=True)
+
+
+def test_who_stands_still_in_the_warm_up_is_replaced_and_not_who_waits_for_it(
+    ranks: Ranks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(assembly, "_MEET_SECONDS", 1.0)
+    stuck = threading.Event()
+
+    def wait(order: object) -> None:
+        if isinstance(order, Allocate):
+            stuck.wait(20.0)
+
+    launcher = FakeLauncher(ranks.port, lambda fence: (stuck.set(), ranks.start(1, incarnation=2)))
+    ranks.start(0, answer=wait).beat = Beat(phase="warm_up", step=0, memory_bytes=1, advance=5, waits=True)
+    ranks.start(1, answer=wait).beat = Beat(phase="warm_up", step=0, memory_bytes=1, advance=7)
+    ranks.assemble()
+    assert [(fence.rank, fence.incarnation) for fence in launcher.fences] == [(1, 1)]
+
+
+def test_in_a_rebuild_a_rank_whose_loading_stands_still_is_started_again(
+    ranks: Ranks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(assembly, "_STUCK_SECONDS", 0.5)
+    ranks.start(0)
+    launcher = FakeLauncher(ranks.port, lambda fence: ranks.start(1, incarnation=2))
+    ranks.start(1, first=Done(0))  # not what it should say first, so it has not loaded for all that anybody knows
+    ranks.assemble(is_rebuild=True)
+    assert [(fence.rank, fence.incarnation) for fence in launcher.fences] == [(1, 1)]
 
 
 def test_in_a_rebuild_a_rank_that_never_dials_is_started_again(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:

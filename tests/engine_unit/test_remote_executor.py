@@ -197,3 +197,20 @@ def test_a_rank_that_dials_again_counts_as_lost_but_alive(ranks: Ranks) -> None:
             RemoteExecutor(ranks.pool).check()
     assert lost.value.is_alive
     assert ranks.pool.attached[1].greeting.incarnation == 2
+
+
+def test_a_plan_goes_to_all_survivors_although_a_rank_is_gone() -> None:
+    """A survivor without the plan that its peers compute would keep them waiting for its part."""
+    ranks = Ranks()
+    first = ranks.start(0)
+    last = ranks.start(1)
+    ranks.assemble()
+    first.die()
+    wait_until(lambda: ranks.pool.attached[0].steps.has_ended, 5.0, lambda: "rank 0 is still there")
+    executor = RemoteExecutor(ranks.pool)
+    tried: list[int] = []
+    with pytest.raises(RankLost, match="rank 0"):
+        for step_id in range(1, 100):  # the first sends may still go into the void
+            tried.append(step_id)
+            executor.submit(StepPlan(step_id=step_id, epoch=1))
+    wait_until(lambda: last.orders[-1].plan.step_id == tried[-1], 5.0, lambda: str(last.orders[-1]))

@@ -65,10 +65,9 @@ class Inbox:
 class CoreIo:
     """Listens for fronts, feeds the inbox, sends what the main thread gives it, and a status every second."""
 
-    def __init__(self, address: str, token: str, epoch: int, inbox: Inbox, status: Callable[[], CoreStatus]) -> None:
+    def __init__(self, address: str, token: str, inbox: Inbox, status: Callable[[], CoreStatus]) -> None:
         self._address = address
         self._token = token
-        self._epoch = epoch
         self._inbox = inbox
         self._status = status
         self._loop = asyncio.new_event_loop()
@@ -137,7 +136,7 @@ class CoreIo:
             if not self._is_welcome(hello):
                 writer.close()
                 return
-            writer.write(frame(Welcome(epoch=self._epoch, pid=os.getpid())))
+            writer.write(frame(Welcome(epoch=self._status().epoch, pid=os.getpid())))
             writer.write(frame(self._status()))
             self._writers[connection] = writer
             while True:

@@ -77,11 +77,18 @@ class Core:
             self._submit(connection, message)
         elif isinstance(message, Abort):
             self._engine.abort(_request_id(connection, message.sequence_id))
+            self._clear(message.sequence_id)
         else:
             prefix = _request_id(connection, "")
             for sequence in list(self._engine.scheduler.unfinished()):
                 if sequence.request_id.startswith(prefix):
                     self._engine.abort(sequence.request_id)
+                    self._clear(_sequence_id(sequence))
+
+    def _clear(self, sequence_id: str) -> None:
+        """It has ended, so it is no suspect. That it is absent does not say so: it may still be submitted again."""
+        if self._box.suspicion.suspects.pop(sequence_id, None) is not None:
+            self._box.save()
 
     def _hold_trial(self) -> None:
         """While sequences are suspected of deaths, has only some of them computed, and before these a probe.
@@ -151,6 +158,8 @@ class Core:
         by_connection: dict[int, list[Output]] = {}
         for output in outputs:
             connection, _, sequence_id = output.request_id.partition("/")
+            if output.finish_reason is not None:
+                self._clear(sequence_id)
             by_connection.setdefault(int(connection), []).append(
                 Output(
                     sequence_id=sequence_id,

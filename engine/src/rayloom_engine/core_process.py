@@ -65,7 +65,7 @@ class CoreProcess:
         self._box = BlackBox(run_dir)
         self._state = CoreState(epoch=self._epoch, executor=config.executor)
         self._inbox = Inbox(deque(), threading.Event())
-        self._io = CoreIo(address, self._token, self._epoch, self._inbox, self._state.status)
+        self._io = CoreIo(address, self._token, self._inbox, self._state.status)
         self._mark: object = None  # of the main thread, at the last pulse
         self._num_still = 0  # pulses since it changed
 
@@ -92,13 +92,15 @@ class CoreProcess:
     def is_up(self) -> bool:
         """For the pulse: whether the start is done. Ends this process when its main thread hangs."""
         state = self._state
-        mark = state.mark() if state.state == "serving" else None
+        # A core that is its own rank computes as soon as it has loaded, and says that it serves after the first step.
+        mark = state.mark() if state.state == "serving" or state.rank is not None else None
         # Pulses are counted, not seconds: a core that was stopped for a while has not hung.
         self._num_still = self._num_still + 1 if mark is not None and mark == self._mark else 0
         self._mark = mark
         # One rank that takes nothing may hold the main thread up for hang_seconds, and is blamed then.
-        if self._num_still * PULSE_SECONDS > 2 * self._config.hang_seconds:
-            logger.error("the main thread stands still for %g s; the core ends", 2 * self._config.hang_seconds)
+        patience = self._config.hang_seconds * (1 if state.pool is None else 2)
+        if self._num_still * PULSE_SECONDS > patience:
+            logger.error("the main thread stands still for %g s; the core ends", patience)
             faulthandler.dump_traceback()
             os._exit(1)
         return state.state != "starting"

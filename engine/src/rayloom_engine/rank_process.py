@@ -54,7 +54,7 @@ logger = logging.getLogger(__name__)
 ORPHAN_SECONDS = 30.0
 _DIAL_SECONDS = 0.2
 _OWN_SECONDS = 5.0
-_GROUP_SECONDS = 30.0  # for the others to come to a rendezvous
+_GROUP_SECONDS = 10.0  # for the others to come to a rendezvous; all of them are there and have loaded
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,12 +29,13 @@ from pathlib import Path
 from rayloom_engine.config import EngineConfig
 from rayloom_engine.errors import ConfigError
 from rayloom_engine.executor_choice import JobPlace, choose_executor, job_place
-from rayloom_engine.process import EXIT_CONFIG, EXIT_GIVEN_UP, EXIT_RANK_LOST, read_failure
+from rayloom_engine.process import EXIT_CONFIG, EXIT_GIVEN_UP, EXIT_RANK_LOST, read_failure, write_failure
 from rayloom_engine.restarts import RestartBudget
 
 logger = logging.getLogger(__name__)
 
-_START_SECONDS = 60.0  # a child that is not up yet may be silent for so long
+_BUSY_SECONDS = 60.0  # a child that says nothing is excused for so long by what it computes
+_START_SECONDS = 10.0  # a child that is not up yet may wait so long for a disk, also with a lower hang_seconds
 _STOP_SECONDS = 1.2  # after a stop signal children have this long before SIGKILL
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
@@ -48,16 +49,17 @@ class Child:
         self.process: subprocess.Popen[bytes] | None = None
         self.start_at: float | None = 0.0  # by time.monotonic; None while it runs
         self.pulse: int | None = None  # where its signs of life come in
-        self.heard_at: float | None = None  # by time.monotonic; None until the first one
+        self.heard_at: float | None = None  # by time.monotonic; None = never judged
         self.is_up = False  # it said so
+        self._said_at = 0.0  # when it last gave one, or was started
         self._cpu_ticks = ""
         self._budget = RestartBudget(budget)
 
-    def started(self, process: subprocess.Popen[bytes], pulse: int | None = None) -> None:
+    def started(self, process: subprocess.Popen[bytes], now: float, pulse: int | None = None) -> None:
         if self.pulse is not None:
             os.close(self.pulse)
         self.process, self.pulse = process, pulse
-        self.heard_at, self.is_up = None, False
+        self.heard_at, self._said_at, self.is_up = None if pulse is None else now, now, False
         self.starts += 1
         self.start_at = None
 
@@ -65,15 +67,18 @@ class Child:
         """Takes in its signs of life. `was_away`: nobody has listened for a while, so it may have given some."""
         with contextlib.suppress(BlockingIOError):
             while self.pulse is not None and (data := os.read(self.pulse, 4096)):
-                self.heard_at, self.is_up = now, data.endswith(b"1")
-        # Also what computes is alive: a call into a library may keep the thread that speaks from running.
+                self.heard_at, self._said_at, self.is_up = now, now, data.endswith(b"1")
+        if was_away:
+            self._said_at = now
+        # Also what computes is alive, for a while: a call into a library may keep the thread that speaks from running.
         cpu_ticks = "" if self.process is None else _cpu_ticks(self.process.pid)
-        if self.heard_at is not None and (was_away or cpu_ticks != self._cpu_ticks):
+        is_busy = cpu_ticks != self._cpu_ticks and now - self._said_at < _BUSY_SECONDS
+        if self.heard_at is not None and (was_away or is_busy):
             self.heard_at = now
         self._cpu_ticks = cpu_ticks
 
     def is_silent(self, now: float, hang_seconds: float) -> bool:
-        """Whether it was heard once and is not any more."""
+        """Whether it gave no sign for longer than it may."""
         patience = hang_seconds if self.is_up else max(hang_seconds, _START_SECONDS)
         return self.heard_at is not None and now - self.heard_at > patience
 
@@ -181,13 +186,13 @@ class Supervisor:
             arguments = ["--run-dir", str(self._run_dir), "--core-address", address, "--parent", str(os.getpid())]
             if self._job:
                 rank = ["--rank", "0", "--incarnation", "1"]
-                self._launcher.started(_spawn("rayloom_engine.rank_process", [*arguments, *rank]))
+                self._launcher.started(_spawn("rayloom_engine.rank_process", [*arguments, *rank]), now)
             else:
                 start = ["--start", str(self._launcher.starts + 1)]
                 _start(self._launcher, "rayloom_engine.launcher", [*arguments, *start])
         if self._ray is not None and self._ray.start_at is not None and self._ray.start_at <= now:
             arguments = ["--run-dir", str(self._run_dir), "--parent", str(os.getpid())]
-            self._ray.started(_spawn("rayloom_engine.launcher.local_ray", arguments))
+            self._ray.started(_spawn("rayloom_engine.launcher.local_ray", arguments), now)
 
     def _next_wake(self) -> float:
         """Seconds until something is due. One at most: a signal may be lost, and signs of life must be looked at."""
@@ -214,7 +219,10 @@ class Supervisor:
                 # Drained; or a job was told to end because a rank died, and the core has just seen that as well.
                 self._exit_code = EXIT_RANK_LOST if self._job and read_failure(self._run_dir) else 0
             elif self._job and child is not self._front and code != EXIT_CONFIG:
-                logger.error("%s ended (%s), and the job with it; start the job again", child.name, _cause(code))
+                sentence = f"{child.name} ended ({_cause(code)}), and the job with it; start the job again"
+                logger.error("%s", sentence)
+                if not read_failure(self._run_dir):  # the core may have said it better
+                    write_failure(self._run_dir, sentence)
                 self._exit_code = EXIT_RANK_LOST
             elif code in (EXIT_CONFIG, EXIT_GIVEN_UP):
                 logger.error("%s cannot go on; see its message above", child.name)
@@ -326,7 +334,7 @@ def _start(child: Child, module: str, arguments: Sequence[str], fds: Sequence[in
     os.set_blocking(pulse, False)
     process = _spawn(module, [*arguments, "--pulse-fd", str(pulse_end)], [*fds, pulse_end])
     os.close(pulse_end)
-    child.started(process, pulse)
+    child.started(process, time.monotonic(), pulse)
 
 
 def _spawn(module: str, arguments: Sequence[str], fds: Sequence[int] = ()) -> subprocess.Popen[bytes]:

@@ -117,10 +117,15 @@ class Scheduler:
         return True
 
     def restrict(self, only: frozenset[str] | None) -> None:
-        """From here on only these request ids are scheduled (None = all). Others that run make room and wait."""
+        """From here on only these request ids are scheduled (None = all). Others that run make room and wait.
+
+        Who is in flight stays until its token is booked, or it would be chosen twice; call this before every step.
+        """
         self._only = only
-        for sequence in [s for s in self._running if only is not None and s.request_id not in only]:
-            self._set_aside(sequence)
+        if only is not None:
+            in_flight = set(self.in_flight())
+            for sequence in [s for s in self._running if s.request_id not in only and s not in in_flight]:
+                self._set_aside(sequence)
 
     def in_flight(self) -> list[Sequence]:
         """The sequences of the plans that have no result yet, without those that were aborted meanwhile."""
@@ -233,7 +238,8 @@ class Scheduler:
         return lacking + sum(in_flight.plan.num_tokens for in_flight in self._in_flight)
 
     def _schedule_running(self, draft: Draft) -> None:
-        lacking = [(s.num_tokens - s.num_computed, s) for s in self._running]  # 0: its next token is being chosen
+        allowed = [s for s in self._running if self._only is None or s.request_id in self._only]
+        lacking = [(s.num_tokens - s.num_computed, s) for s in allowed]  # 0: its next token is being chosen
         decodes = [s for lack, s in lacking if lack == 1][: draft.max_decodes]
         prefills = [s for lack, s in lacking if lack > 1]
         for sequence in [*decodes, *prefills]:

@@ -32,6 +32,8 @@ from rayloom_engine.protocol.shared_memory import SharedMemory, make_memory, ope
 
 _MAX_HELLO_BYTES = 64 * 1024  # nobody has proved anything yet
 _HANDSHAKE_SECONDS = 5.0
+# A host that lost power hangs up on nobody: without these a peer of it would wait for ever, where nobody else looks.
+_TCP_LIMITS = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 20_000}
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
@@ -54,6 +56,10 @@ class Channel:
         self._memory: SharedMemory | None = None
         if connection.family in (socket.AF_INET, socket.AF_INET6):
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            for name, value in _TCP_LIMITS.items():
+                if hasattr(socket, name):  # not on every system
+                    connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
     @property
     def local_host(self) -> str:

@@ -11,9 +11,9 @@ from collections.abc import Callable
 
 from rayloom_engine.errors import ConfigError, ModelError, RankLost
 from rayloom_engine.models.progress import Progress
-from rayloom_engine.protocol.channel import encode
 from rayloom_engine.protocol.ranks import Allocate, Done, Failed, Join, Loaded, OpenStore, StoreOpen
 from rayloom_engine.ranks.pool import AttachedRank, RankPool, Reply
+from rayloom_engine.ranks.standstill import who_stands_still
 from rayloom_engine.restarts import RestartBudget
 
 logger = logging.getLogger(__name__)
@@ -22,6 +22,7 @@ _POLL_SECONDS = 0.2
 _BLAME_SECONDS = 0.2  # until the end of one rank shows in all its consequences
 _MEET_SECONDS = 60.0  # for a process group, or memory and a warm-up step
 _LATE_SECONDS = 5.0  # after one rank's failure to meet the others must have an answer too
+_STUCK_SECONDS = 120.0  # a rank that loads and does not get on for so long is started again, in a rebuild
 _MISSING_SECONDS = 30.0  # a rank that should be there and does not dial for so long is started again
 
 
@@ -77,7 +78,10 @@ def let_go(pool: RankPool, loss: RankLost) -> RankLost:
 
 
 def _wait_until_loaded(pool: RankPool, deadline: float, progress: Progress, is_rebuild: bool) -> list[Loaded]:
-    fence_at = time.monotonic() + _MISSING_SECONDS
+    patience = _MISSING_SECONDS
+    fence_at = time.monotonic() + patience
+    marks: dict[int, tuple[str, int]] = {}  # rank -> how far its loading is
+    marked_at: dict[int, float] = {}
     while True:
         pool.take_arrivals()
         ranks = sorted(pool.attached.values(), key=lambda rank: rank.rank)
@@ -90,14 +94,23 @@ def _wait_until_loaded(pool: RankPool, deadline: float, progress: Progress, is_r
             raise RankLost(late[0], f"not there in time (missing ranks: {late})")
         if is_rebuild and missing and time.monotonic() > fence_at:
             # Nobody has seen it end, so its launcher takes it for alive: it may be stopped, or cut off from here.
-            fence_at = time.monotonic() + _MISSING_SECONDS
+            patience *= 2  # its node may need long to bring up what it runs in
+            fence_at = time.monotonic() + patience
             for number in missing:
                 pool.fence(number, None)
+        for rank in ranks:
+            mark = (rank.control.beat.phase, rank.control.beat.done)
+            if rank.loaded is not None or marks.get(rank.rank) != mark:
+                marks[rank.rank], marked_at[rank.rank] = mark, time.monotonic()
+            elif is_rebuild and time.monotonic() - marked_at[rank.rank] > _STUCK_SECONDS:
+                raise RankLost(rank.rank, f"alive, but its phase {mark[0]} stands still for {_STUCK_SECONDS:g} s")
         _report(pool, progress)
-        for number, reply in pool.poll(_POLL_SECONDS):
+        replies = pool.poll(_POLL_SECONDS)
+        for number, reply in replies:
             if isinstance(reply, Loaded):
-                pool.attached[number].loaded = reply
-            elif isinstance(reply, Failed) and reply.ticket == 0:
+                pool.attached[number].loaded = reply  # said once, so it is noted whatever another rank says
+        for number, reply in replies:
+            if isinstance(reply, Failed) and reply.ticket == 0:
                 raise _failure(number, reply, is_rebuild)
 
 
@@ -133,9 +146,7 @@ def _ask(
     is_rebuild: bool,
 ) -> list[Reply]:
     """Sends an order to some ranks and waits until each has answered it. Raises RankLost, ConfigError, ModelError."""
-    data = encode(order)
-    for rank in ranks:
-        rank.order(data)
+    pool.order(order, ranks)
     waiting = {rank.rank for rank in ranks}
     replies: list[Reply] = []
     complaint: RankLost | None = None
@@ -143,7 +154,8 @@ def _ask(
     while waiting:
         if time.monotonic() > deadline:
             # Who says nothing while another says that it failed is what that one waited for.
-            raise RankLost(min(waiting), f"no answer to {type(order).__name__} in time")
+            late = who_stands_still({number: pool.attached[number].control.beat for number in waiting})
+            raise RankLost(late, f"no answer to {type(order).__name__} in time")
         for number, reply in pool.poll(_POLL_SECONDS):
             if reply.ticket != order.ticket:
                 continue

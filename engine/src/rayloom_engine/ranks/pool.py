@@ -11,20 +11,25 @@ import socket
 import threading
 import time
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from rayloom_engine.errors import RankLost
-from rayloom_engine.protocol.channel import Channel, ChannelClosed, welcome
+from rayloom_engine.protocol.channel import Channel, ChannelClosed, encode, welcome
 from rayloom_engine.protocol.messages import RankStatus
 from rayloom_engine.protocol.ranks import (
+    Allocate,
     Beat,
     Computed,
     Done,
     Failed,
     Fence,
     Greeting,
+    Join,
     LaunchPhase,
     Loaded,
+    OpenStore,
+    Run,
     StoreOpen,
     Welcomed,
 )
@@ -32,6 +37,7 @@ from rayloom_engine.ranks.standstill import Standstill
 
 logger = logging.getLogger(__name__)
 
+Order = OpenStore | Join | Allocate | Run
 Reply = Loaded | StoreOpen | Done | Computed | Failed
 _REPLIES = (Loaded, StoreOpen, Done, Computed, Failed)
 _NO_BEAT = Beat(phase="start", step=0, memory_bytes=0)
@@ -59,13 +65,6 @@ class AttachedRank:
     @property
     def rank(self) -> int:
         return self.greeting.rank
-
-    def order(self, data: bytes) -> None:
-        """Sends an encoded order. Raises RankLost when the rank is gone, or takes nothing for hang_seconds."""
-        try:
-            self.steps.send_encoded(data)
-        except ChannelClosed as error:
-            raise RankLost(self.rank, f"its connection ended ({error})") from error
 
     def close(self) -> None:
         self.steps.close()
@@ -127,6 +126,20 @@ class RankPool:
         """A number that no order had before."""
         self._last_ticket += 1
         return self._last_ticket
+
+    def order(self, order: Order, ranks: Iterable[AttachedRank] | None = None) -> None:
+        """Sends an order to these ranks, or to all. Raises RankLost when one is gone or takes nothing.
+
+        The others have it all the same: a rank without the plan that its peers compute would keep them waiting.
+        """
+        data, loss = encode(order), None
+        for rank in list(self.attached.values()) if ranks is None else ranks:
+            try:
+                rank.steps.send_encoded(data)
+            except ChannelClosed as error:
+                loss = loss or RankLost(rank.rank, f"its connection ended ({error})")
+        if loss is not None:
+            raise loss
 
     def take_arrivals(self) -> list[int]:
         """Attaches the ranks that have dialled since the last call. A second start of a rank replaces the first."""
@@ -254,7 +267,7 @@ class RankPool:
                 with self._lock:
                     self._controls[greeting.rank, greeting.incarnation] = control
                 channel.send(Welcomed())
-                self._read_beats(control)
+                self._read_beats(control, greeting)
             else:
                 self._attach(channel, greeting)
         except OSError:
@@ -271,13 +284,18 @@ class RankPool:
         self._arrived.append(AttachedRank(greeting, channel, control))
         self._wake()
 
-    def _read_beats(self, control: _Control) -> None:
+    def _read_beats(self, control: _Control, greeting: Greeting) -> None:
         try:
             while True:
                 beat = control.channel.expect(Beat)
                 control.beat, control.beat_at = beat, time.monotonic()
         except ChannelClosed:
             control.is_closed = True
+            with self._lock:
+                key = greeting.rank, greeting.incarnation
+                if self._controls.get(key) is control:
+                    del self._controls[key]  # it never got as far as its other connection
+                    control.channel.close()
             self._wake()
 
     def _read_launcher(self, channel: Channel) -> None:

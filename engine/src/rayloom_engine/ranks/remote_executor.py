@@ -6,7 +6,6 @@ from collections import deque
 
 from rayloom_engine.core.step import StepPlan, StepResult
 from rayloom_engine.errors import RankLost
-from rayloom_engine.protocol.channel import encode
 from rayloom_engine.protocol.ranks import Computed, Failed, Run
 from rayloom_engine.ranks.pool import RankPool
 
@@ -23,10 +22,8 @@ class RemoteExecutor:
 
     def submit(self, plan: StepPlan) -> None:
         ticket = self._pool.ticket()
-        data = encode(Run(ticket, plan))
-        for rank in self._pool.attached.values():
-            rank.order(data)
         self._tickets.append(ticket)
+        self._pool.order(Run(ticket, plan))
 
     def collect(self) -> StepResult:
         while not self._results:

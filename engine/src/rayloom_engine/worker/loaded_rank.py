@@ -82,7 +82,8 @@ class LoadedRank:
             self._cache = self._allocate(num_blocks)
         self.activity.advance = 0  # all ranks begin an epoch together, so from here on their counts compare
         watched = None if link is None else WatchedLink(link, self.activity)
-        group = WatchedGroup(group or OneRank(), self.activity)
+        if group is not None or self.shard.count == 1:
+            group = WatchedGroup(group or OneRank(), self.activity)
         return Runner(self._model, self._cache, self._choice.device, epoch, watched, group)
 
     def _allocate(self, num_blocks: int) -> KvCache:
