@@ -80,6 +80,12 @@ def run(executor: str, faults: list[Fault], model: str) -> tuple[list[tuple[Faul
             act = partial(strike, server, fault.victim, fault.how)
             seen = disturb(server, expected, act, strike_at=fault.strike_at)
             failures = list(seen.failures)
+            if fault.role != "launcher":  # whose ranks end with it
+                before, after = seen.pids(after=False), seen.pids(after=True)
+                if changed := [rank for rank in before if rank != fault.victim and before[rank] != after.get(rank)]:
+                    failures.append(f"{', '.join(changed)} did not survive")
+                if (blamed := seen.after["recoveries"][-1]["process"]) != fault.victim:
+                    failures.append(f"{blamed} was blamed")
             if not seen.survivors_read_nothing():
                 failures.append("a rank that lived read its weights again")
             took.append((fault, seen.seconds))

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import time
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from rt_job import running_job
 from rt_server import RunningServer, running_server, wait_until
@@ -88,8 +90,12 @@ def test_a_killed_front_costs_its_connections_and_sigterm_lets_a_stream_finish(
 @pytest.mark.parametrize(
     "victim", ["core killed", "rank 0 killed", pytest.param("rank 1 stopped", marks=pytest.mark.slow)]
 )
-def test_what_cannot_be_replaced_ends_every_process_with_75(model: str, victim: str, tmp_path: Path) -> None:
+def test_what_cannot_be_replaced_ends_every_process_with_75(
+    model: str, victim: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     hang = ("--hang-seconds", "4", "--heartbeat-seconds", "0.2")
+    last_words = tmp_path / "last-words"
+    monkeypatch.setenv("RAYLOOM_TERMINATION_LOG", str(last_words))
     with running_job(tmp_path, "--model", model, *ARGUMENTS, *STAGES, *hang) as job:
         ranks = [rank["pid"] for rank in job.server.status()["ranks"]]
         assert ranks[1] == job.processes[1].pid
@@ -109,3 +115,30 @@ def test_what_cannot_be_replaced_ends_every_process_with_75(model: str, victim: 
     }
     assert causes[victim] in text
     assert "Traceback" not in text
+    assert "start the job again" in last_words.read_text()
+
+
+@pytest.mark.slow
+def test_a_rank_that_waits_for_a_stopped_peer_ends_with_its_job(model: str, tmp_path: Path) -> None:
+    shape = ("--executor", "external", "--pipeline-parallel-size", "3", "--hang-seconds", "2")
+    with running_job(tmp_path, "--model", model, *ARGUMENTS, *shape, world_size=3) as job:
+        streams, _ = start_streams(job.server, [completion_body(0, 400)])
+        wait_until(lambda: bool(streams[0].tokens), 30.0, job.server.log_text)
+        stopped = job.processes[1]
+        stopped.send_signal(signal.SIGSTOP)
+        try:
+            # Nothing but its dead core tells rank 2, whose main thread waits for hidden states.
+            assert [job.processes[rank].wait(30.0) for rank in (0, 2)] == [75, 75]
+        finally:
+            stopped.send_signal(signal.SIGCONT)
+        assert stopped.wait(15.0) == 75
+
+
+def test_a_model_that_a_rank_cannot_load_ends_it_and_the_first_process_with_78(model: str, tmp_path: Path) -> None:
+    broken = shutil.copytree(model, tmp_path / "broken")
+    weights = load_file(broken / "model.safetensors")
+    del weights["model.layers.3.input_layernorm.weight"]  # of the second stage
+    save_file(weights, broken / "model.safetensors")
+    arguments = ("--model", str(broken), *ARGUMENTS, *STAGES)
+    with running_job(tmp_path, *arguments, until=lambda job: job.processes[0].poll() is not None) as job:
+        assert [process.wait(30.0) for process in job.processes] == [78, 78]

@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from rt_server import RunningServer, running_server, wait_until
@@ -177,3 +178,28 @@ def test_an_engine_whose_node_does_not_come_back_in_time_gives_up_and_says_so(
         assert server.process.wait(30.0) == 70
         print(f"gave up after {time.monotonic() - started:.1f} s")
         assert "not there in time (missing ranks: [0, 1]); not mended within 3 s" in server.log_text()
+
+
+@pytest.fixture(scope="module")
+def local_server(model: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    """With a Ray of its own."""
+    arguments = ("--executor", "ray", "--pipeline-parallel-size", "2")
+    with running_server(tmp_path_factory.mktemp("local"), "--model", model, *ARGUMENTS, *arguments) as running:
+        yield running
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", ["raylet", "gcs_server", "python"])
+def test_a_part_of_the_servers_own_ray_that_is_killed_costs_a_pause(
+    local_server: RunningServer, part: str, expected: list[Said], capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = _places(local_server)
+
+    def strike() -> None:
+        ray = local_server.children()["local_ray"]
+        next(process for process in [ray, *ray.children()] if process.name() == part).kill()
+
+    after = _check(local_server, expected, strike, f"{part} of the server's own Ray killed", capsys)
+    assert {pid for _, pid in before.values()}.isdisjoint(pid for _, pid in after.values())
+    lost = [pid for _, pid in before.values()]
+    wait_until(lambda: not any(map(psutil.pid_exists, lost)), 20.0, lambda: f"ranks of before live on: {lost}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import socket
 import subprocess
 import sys
 import time
@@ -33,22 +35,33 @@ def _config(address: str, **changes: object) -> EngineConfig:
     )
 
 
-def test_the_ranks_of_a_stage_share_a_node_and_the_stages_are_apart(address: str) -> None:
+def test_the_ranks_of_a_stage_share_a_node_and_the_stages_are_apart(address: str, tmp_path: Path) -> None:
     from ray.util.placement_group import placement_group_table
 
-    ranks = RayRanks(_config(address, tensor_parallel_size=2, pipeline_parallel_size=2), Path(), "token", 1, False)
+    ranks = RayRanks(_config(address, tensor_parallel_size=2, pipeline_parallel_size=2), tmp_path, "token", 1)
     try:
         ranks.prepare(no_progress)
         table = placement_group_table(ranks._group)
         assert table["bundles"] == {0: {"CPU": 2.0}, 1: {"CPU": 2.0}}
         assert len(set(table["bundles_to_node_id"].values())) == 2
         assert [ranks._num_ranks_beside(rank) for rank in range(4)] == [2, 2, 2, 2]
+        assert (tmp_path / "placed").exists(), "for the next launcher"
     finally:
         ranks.close()
 
 
-def test_a_stage_that_no_node_has_room_for_is_refused_with_what_the_nodes_have(address: str) -> None:
-    ranks = RayRanks(_config(address, tensor_parallel_size=3, placement_seconds=1.0), Path(), "token", 1, False)
+def test_stages_whose_nodes_were_lost_are_not_beside_one_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = {"bundles_to_node_id": {0: "a", 1: "", 2: "", 3: "a"}}
+    module = importlib.import_module("ray.util.placement_group")
+    monkeypatch.setattr(module, "placement_group_table", lambda group: table)
+    ranks = RayRanks(_config("127.0.0.1:1", pipeline_parallel_size=4), tmp_path, "token", 1)
+    assert [ranks._num_ranks_beside(rank) for rank in range(4)] == [2, 1, 1, 2]
+
+
+def test_a_stage_that_no_node_has_room_for_is_refused_with_what_the_nodes_have(address: str, tmp_path: Path) -> None:
+    ranks = RayRanks(_config(address, tensor_parallel_size=3, placement_seconds=1.0), tmp_path, "token", 1)
     try:
         with pytest.raises(ConfigError) as refusal:
             ranks.prepare(no_progress)
@@ -60,15 +73,32 @@ def test_a_stage_that_no_node_has_room_for_is_refused_with_what_the_nodes_have(a
     assert text.count(" has 2 CPU, lacks 1 CPU") == 2
 
 
-@pytest.mark.parametrize(("is_restart", "error"), [(False, ConfigError), (True, EngineDead)])
-def test_a_ray_that_is_not_there_is_the_configs_fault_at_the_first_start_alone(
-    is_restart: bool, error: type[EngineError]
+@pytest.mark.parametrize(("had_room", "error"), [(False, ConfigError), (True, EngineDead)])
+def test_a_ray_that_is_not_there_is_the_configs_fault_until_there_was_room(
+    had_room: bool, error: type[EngineError], tmp_path: Path
 ) -> None:
+    if had_room:
+        (tmp_path / "placed").touch()
     config = _config("127.0.0.1:1", placement_seconds=0.2, rebuild_seconds=1.0)
     started = time.monotonic()
     with pytest.raises(error, match=r"no Ray at 127\.0\.0\.1:1 \(.*refused\); start it, or name another one"):
-        RayRanks(config, Path(), "token", 1, is_restart).prepare(no_progress)
-    assert time.monotonic() - started > (1.0 if is_restart else 0.2), "it waited for Ray to come"
+        RayRanks(config, tmp_path, "token", 1).prepare(no_progress)
+    assert time.monotonic() - started > (1.0 if had_room else 0.2), "it waited for Ray to come"
+
+
+def test_a_ray_that_answers_and_refuses_is_told_from_one_that_is_not_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(**_: object) -> None:
+        raise RuntimeError("Traceback of Ray's\nAuthenticationError: no") from None
+
+    monkeypatch.setattr("ray.init", refuse)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        config = _config(f"127.0.0.1:{listener.getsockname()[1]}", placement_seconds=0.2)
+        with pytest.raises(
+            ConfigError, match=r"cannot join the Ray at .* \(AuthenticationError: no\); is this machine"
+        ):
+            RayRanks(config, tmp_path, "token", 1).prepare(no_progress)
 
 
 def test_serve_names_what_is_missing_within_seconds(address: str, capsys: pytest.CaptureFixture[str]) -> None:

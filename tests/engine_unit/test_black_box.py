@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from rayloom_engine.black_box import BlackBox
+from rayloom_engine.process import trial_mark
 
 
 def test_the_next_core_books_the_death_of_a_step_once(tmp_path: Path) -> None:
@@ -31,6 +32,20 @@ def test_suspects_outlive_the_core_and_a_death_in_a_trial_says_so(tmp_path: Path
     box.note({"a": 3})
     assert box.died()
     assert set(BlackBox(tmp_path).suspicion.suspects) == {"a"}
+
+
+def test_a_mark_says_while_suspects_are_computed_that_a_death_narrows_them_down(tmp_path: Path) -> None:
+    for _ in range(2):
+        BlackBox(tmp_path).note({"a": 3, "b": 4})
+        assert not trial_mark(tmp_path).exists(), "nobody is suspect yet"
+    box = BlackBox(tmp_path)
+    seen = []
+    for in_flight in ({}, {"a": 3}, {"a": 3}, {}, {"a": 3}):
+        box.note(in_flight)
+        seen.append(trial_mark(tmp_path).exists())
+    assert seen == [False, True, True, False, True]
+    BlackBox(tmp_path)
+    assert not trial_mark(tmp_path).exists(), "a core that dies before it computes is no trial"
 
 
 @pytest.mark.parametrize("name", ["in_flight", "suspicion"])

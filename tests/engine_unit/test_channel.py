@@ -68,6 +68,14 @@ def peer(request: pytest.FixtureRequest) -> Iterator[Peer]:
     peer.end()
 
 
+def test_a_tcp_connection_notices_a_host_that_lost_power() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_connection(listener.getsockname()) as end:
+        Channel(end)
+        assert end.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+        names = [socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT, socket.TCP_USER_TIMEOUT]
+        assert [end.getsockopt(socket.IPPROTO_TCP, name) for name in names] == [5, 5, 3, 20_000]
+
+
 def test_messages_of_every_size_arrive_whole_and_in_order(peer: Peer) -> None:
     # Around the ring several times, with some that it has no room for.
     sizes = [*range(1, 2000, 97), RING_BYTES // 2, RING_BYTES, 3 * RING_BYTES, 5, RING_BYTES - 100, 7] * 3

@@ -58,7 +58,7 @@ class Heard:
         os.set_blocking(listening, False)
         self.child = Child("core", budget=5)
         self.process = subprocess.Popen([sys.executable, "-S", "-c", code])
-        self.child.started(self.process, listening)
+        self.child.started(self.process, 1000.0, listening)
         self._listening = listening
 
     def say(self, data: bytes) -> None:
@@ -86,7 +86,7 @@ def heard() -> Iterator[Heard]:
 
 
 def test_a_child_that_fell_silent_is_known_after_hang_seconds(heard: Heard) -> None:
-    assert not heard.is_silent(1000.0), "one that was never heard is still starting"
+    assert not heard.is_silent(1000.0)
     heard.say(b"011")
     assert not heard.is_silent(1001.0)
     assert not heard.is_silent(1011.0)
@@ -102,8 +102,20 @@ def test_a_child_that_was_up_is_started_again_at_once(heard: Heard) -> None:
     assert heard.child.start_at == 1001.0
 
 
+def test_a_death_in_a_trial_is_not_booked(heard: Heard) -> None:
+    booked = [heard.child.died(1000.0, is_trial=True) for _ in range(100)]
+    assert all(booked) and heard.child.start_at == 1000.0
+    assert sum(heard.child.died(1000.0) for _ in range(100)) < 100
+
+
 def test_a_child_that_is_not_up_has_longer(heard: Heard) -> None:
     heard.say(b"00")
+    assert not heard.is_silent(1000.0)
+    assert not heard.is_silent(1009.0)
+    assert heard.is_silent(1011.0)
+
+
+def test_a_child_that_is_stopped_before_its_first_sign_is_known_too(heard: Heard) -> None:
     assert not heard.is_silent(1000.0)
     assert not heard.is_silent(1009.0)
     assert heard.is_silent(1011.0)
@@ -117,13 +129,16 @@ def test_a_supervisor_that_was_stopped_blames_nobody(heard: Heard) -> None:
     assert heard.is_silent(1071.0)
 
 
-def test_a_child_that_computes_is_alive_though_it_says_nothing() -> None:
+def test_a_child_that_computes_is_alive_though_it_says_nothing_for_a_while() -> None:
     busy = Heard("while True: pass")
     busy.say(b"1")
-    assert not busy.is_silent(1000.0)
-    used = sum(psutil.Process(busy.process.pid).cpu_times()[:2])
-    wait_until(
-        lambda: sum(psutil.Process(busy.process.pid).cpu_times()[:2]) > used + 0.05, 10.0, lambda: "it does not compute"
-    )
-    assert not busy.is_silent(1060.0)
+
+    def is_silent_after_work(now: float) -> bool:
+        used = sum(psutil.Process(busy.process.pid).cpu_times()[:2])
+        wait_until(
+            lambda: sum(psutil.Process(busy.process.pid).cpu_times()[:2]) > used + 0.05, 10.0, lambda: "it does nothing"
+        )
+        return busy.is_silent(now)
+
+    assert [is_silent_after_work(now) for now in (1000.0, 1030.0, 1059.0, 1068.0, 1070.0)] == [*[False] * 4, True]
     busy.close()

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import secrets
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,9 +27,13 @@ class RunningJob:
 
 @contextlib.contextmanager
 def running_job(
-    folder: Path, *arguments: str, world_size: int = 2, with_torchrun: bool = False
+    folder: Path,
+    *arguments: str,
+    world_size: int = 2,
+    with_torchrun: bool = False,
+    until: Callable[[RunningJob], bool] = lambda job: is_ready(job.server),
 ) -> Iterator[RunningJob]:
-    """The ranks of a server, started by torchrun or each by itself, until the block ends."""
+    """The ranks of a server, started by torchrun or each by itself, until the block ends. It begins when `until`."""
     master_port, api_port, admin_port = _free_ports()
     serve = ["-m", "rayloom_engine", "serve", "--port", str(api_port), "--admin-port", str(admin_port), *arguments]
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "RAYLOOM_RANK_TOKEN": secrets.token_hex(32)}
@@ -44,10 +49,10 @@ def running_job(
     with log.open("wb") as stream, httpx.Client(timeout=60.0) as client:
         processes = [subprocess.Popen(command, stdout=stream, stderr=stream, env=env) for command, env in commands]
         api, admin = (f"http://127.0.0.1:{port}" for port in (api_port, admin_port))
-        server = RunningServer(processes[0], api, admin, log, client)
+        job = RunningJob(RunningServer(processes[0], api, admin, log, client), processes)
         try:
-            wait_until(lambda: is_ready(server), 120.0, lambda: f"job not ready:\n{log.read_text()}")
-            yield RunningJob(server, processes)
+            wait_until(lambda: until(job), 120.0, lambda: f"job not ready:\n{log.read_text()}")
+            yield job
         finally:
             for process in processes:
                 process.send_signal(signal.SIGINT)
@@ -60,13 +65,10 @@ def running_job(
 
 
 def _free_ports() -> tuple[int, int, int]:
-    """A port whose successor is free too, and two more."""
+    """A port whose successor is free too, and two more; below those that the system gives to connections meanwhile."""
     while True:
-        with contextlib.ExitStack() as stack:
-            listeners = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(3)]
-            first, second, third = (listener.getsockname()[1] for listener in listeners)
-            try:
-                stack.enter_context(socket.create_server(("127.0.0.1", first + 1)))
-            except (OSError, OverflowError):
-                continue
-            return first, second, third
+        first = random.randrange(20000, 30000)
+        with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
+            for port in range(first, first + 4):
+                stack.enter_context(socket.create_server(("127.0.0.1", port)))
+            return first, first + 2, first + 3

@@ -35,9 +35,9 @@ class RunningServer:
         for child in psutil.Process(self.process.pid).children():
             with contextlib.suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
                 line = " ".join(child.cmdline())
-                for role in ("front", "core_process", "launcher"):
-                    if f"rayloom_engine.{role}" in line:
-                        found[role.removesuffix("_process")] = child
+                for role in ("front", "core_process", "launcher", "launcher.local_ray"):
+                    if f"rayloom_engine.{role} " in line:
+                        found[role.removesuffix("_process").removeprefix("launcher.")] = child
         return found
 
     def log_text(self) -> str:

@@ -14,6 +14,7 @@ from typing import TypeVar
 import msgspec
 
 from rayloom_engine.core.suspicion import Suspicion
+from rayloom_engine.process import trial_mark
 
 logger = logging.getLogger(__name__)
 
@@ -32,13 +33,22 @@ class BlackBox:
         self.suspicion = _read(self._suspicion_path, Suspicion) or Suspicion()
         self._in_flight = _read(path, dict[str, int]) or {}
         self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        self._is_trial = False
+        self._trial_mark = trial_mark(folder)
+        self._trial_mark.unlink(missing_ok=True)
         self.died()
 
     def note(self, in_flight: dict[str, int]) -> None:
         """These sequences (id -> tokens known) are in flight from here on; none when it is empty."""
         self._in_flight = in_flight
+        is_trial = bool(self.suspicion.suspects and in_flight)
         with contextlib.suppress(OSError):  # a full disk is no reason to stop computing
             os.pwrite(self._file, _framed(in_flight), 0)
+            if is_trial and not self._is_trial:
+                self._trial_mark.touch()
+            elif self._is_trial and not is_trial:
+                self._trial_mark.unlink(missing_ok=True)
+        self._is_trial = is_trial
 
     def died(self) -> bool:
         """Books a death, of this core's ranks or of the core before it. True when it was part of a trial."""

@@ -64,7 +64,7 @@ class EngineConfig(BaseModel):
     ray_runtime_env: dict[str, Any] | None = Field(
         None, description="Ray's runtime environment of every rank, a JSON object."
     )
-    ray_resources_per_rank: dict[str, Annotated[float, Field(gt=0)]] | None = Field(
+    ray_resources_per_rank: dict[str, Annotated[float, Field(ge=0.0001, allow_inf_nan=False)]] | None = Field(
         None,
         min_length=1,
         description='Ray resources that a rank takes, a JSON object such as {"CPU": 1, "GPU": 1, "a100": 0.01}; names '
@@ -147,6 +147,14 @@ class EngineConfig(BaseModel):
         if model != model.strip():
             raise ValueError("remove the blanks around the model's name")
         return model
+
+    @field_validator("ray_resources_per_rank")
+    @classmethod
+    def _ray_can_count(cls, amounts: dict[str, float] | None) -> dict[str, float] | None:
+        for name, amount in (amounts or {}).items():
+            if amount != round(amount, 4):
+                raise ValueError(f"Ray counts in steps of 0.0001; for {name} use {round(amount, 4)}")
+        return amounts
 
     @property
     def world_size(self) -> int:

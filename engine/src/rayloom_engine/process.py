@@ -76,6 +76,11 @@ def node_name() -> str:
     return os.environ.get("RAYLOOM_NODE_NAME") or platform.node()
 
 
+def trial_mark(run_dir: Path) -> Path:
+    """A file that is there while the core computes suspects of earlier deaths: its death then narrows them down."""
+    return run_dir / "trial"
+
+
 def write_failure(run_dir: Path, cause: str) -> None:
     """Leaves the sentence that says why the engine cannot go on where the supervisor looks for it."""
     (run_dir / "failure").write_text(cause)

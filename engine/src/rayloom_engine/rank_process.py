@@ -15,6 +15,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,7 +26,7 @@ import psutil
 from rayloom_engine.config import EngineConfig, load_config
 from rayloom_engine.errors import ConfigError, ModelError
 from rayloom_engine.executor_choice import job_place
-from rayloom_engine.process import EXIT_RANK_LOST, end_with_parent, node_name, set_up_logging
+from rayloom_engine.process import EXIT_CONFIG, EXIT_RANK_LOST, end_with_parent, node_name, set_up_logging
 from rayloom_engine.protocol.channel import Channel, ChannelClosed, dial
 from rayloom_engine.protocol.ranks import (
     Allocate,
@@ -54,6 +55,7 @@ logger = logging.getLogger(__name__)
 ORPHAN_SECONDS = 30.0
 _DIAL_SECONDS = 0.2
 _OWN_SECONDS = 5.0
+_LAST_SECONDS = 5.0  # the main thread of a job's rank has this long to end once the core is gone
 _GROUP_SECONDS = 10.0  # for the others to come to a rendezvous; all of them are there and have loaded
 
 
@@ -71,7 +73,10 @@ class RankPlace:
 class RankServer:
     """One rank, over all its connections to cores."""
 
-    def __init__(self, config: EngineConfig, place: RankPlace) -> None:
+    def __init__(self, config: EngineConfig, place: RankPlace, exit_code: Callable[[], int] | None = None) -> None:
+        """`exit_code`: this rank ends with its core, if need be by force, and with this code."""
+        self.is_refused = False  # the last answer said that settings or model cannot be used
+        self._exit_code = exit_code
         self._config = config
         self._place = place
         self._rank: LoadedRank | None = None
@@ -148,13 +153,18 @@ class RankServer:
                 )
                 control.send(beat)
                 time.sleep(self._config.heartbeat_seconds)
+        if self._exit_code is not None:
+            time.sleep(_LAST_SECONDS)  # the main thread sees it too, unless it waits for a peer that says nothing
+            os._exit(self._exit_code())
 
     def _progress(self, phase: str, done: int, total: int, unit: str) -> None:
         self._beat = Beat(phase=phase, step=self._num_steps, memory_bytes=0, done=done, total=total, unit=unit)
 
     def _serve(self, steps: Channel) -> None:
         """Loads where that was not done yet, then does what the core orders. Raises ChannelClosed."""
-        steps.send(self._load())
+        loaded = self._load()
+        self.is_refused = isinstance(loaded, Failed)
+        steps.send(loaded)
         self._progress("idle", 0, 0, "")
         while True:
             order = steps.receive()
@@ -170,6 +180,7 @@ class RankServer:
                 is_expected = isinstance(error, RuntimeError)  # what torch raises for a group that broke
                 logger.warning("%s failed: %s", type(order).__name__, cause, exc_info=not is_expected)
                 reply = Failed(_ticket(order), "rank", cause)
+            self.is_refused = isinstance(reply, Failed) and reply.kind != "rank"
             if reply is not None:
                 steps.send(reply)
             if isinstance(reply, Failed) and self._rank is not None:
@@ -288,7 +299,7 @@ def serve_in_job(config: EngineConfig) -> int:
         address=place.address,
         token=place.token,
     )
-    server = RankServer(config, rank_place)
+    server = RankServer(config, rank_place, lambda: 0 if signals else _job_code(server))
     deadline = time.monotonic() + config.rebuild_seconds
     while not signals and not server.serve_core():
         if time.monotonic() > deadline:
@@ -297,8 +308,12 @@ def serve_in_job(config: EngineConfig) -> int:
         time.sleep(_DIAL_SECONDS)
     if signals:
         return 0
-    logger.error("rank %d has no core any more; start the job again", place.rank)
-    return EXIT_RANK_LOST
+    logger.error("rank %d has no core any more%s", place.rank, "" if server.is_refused else "; start the job again")
+    return _job_code(server)
+
+
+def _job_code(server: RankServer) -> int:
+    return EXIT_CONFIG if server.is_refused else EXIT_RANK_LOST
 
 
 def main() -> int:

@@ -29,7 +29,7 @@ from pathlib import Path
 from rayloom_engine.config import EngineConfig
 from rayloom_engine.errors import ConfigError
 from rayloom_engine.executor_choice import JobPlace, choose_executor, job_place
-from rayloom_engine.process import EXIT_CONFIG, EXIT_GIVEN_UP, EXIT_RANK_LOST, read_failure, write_failure
+from rayloom_engine.process import EXIT_CONFIG, EXIT_GIVEN_UP, EXIT_RANK_LOST, read_failure, trial_mark, write_failure
 from rayloom_engine.restarts import RestartBudget
 
 logger = logging.getLogger(__name__)
@@ -82,10 +82,10 @@ class Child:
         patience = hang_seconds if self.is_up else max(hang_seconds, _START_SECONDS)
         return self.heard_at is not None and now - self.heard_at > patience
 
-    def died(self, now: float) -> bool:
-        """Books a death. False when the restart budget is spent."""
+    def died(self, now: float, is_trial: bool = False) -> bool:
+        """Books a death, but for one that narrows suspects down. False when the restart budget is spent."""
         self.process = None
-        wait = self._budget.wait_after_death(now)
+        wait = 0.0 if is_trial else self._budget.wait_after_death(now)
         # What was up does not die of its start, so there is nothing to wait for; the budget bounds it all the same.
         self.start_at = None if wait is None else now + (0.0 if self.is_up else wait)
         return wait is not None
@@ -227,7 +227,7 @@ class Supervisor:
             elif code in (EXIT_CONFIG, EXIT_GIVEN_UP):
                 logger.error("%s cannot go on; see its message above", child.name)
                 self._exit_code = code
-            elif child.died(time.monotonic()):
+            elif child.died(time.monotonic(), child is self._core and trial_mark(self._run_dir).exists()):
                 logger.warning("%s died (%s), restarting", child.name, _cause(code))
             else:
                 logger.error(

@@ -121,11 +121,11 @@ class Launcher:
             self._line.progress("start_ranks", len(self._running), self._config.world_size, "ranks")
 
 
-def _starter(config: EngineConfig, run_dir: Path, address: str, token: str, is_restart: bool) -> RankStarter:
+def _starter(config: EngineConfig, run_dir: Path, address: str, token: str) -> RankStarter:
     if config.executor == "ray":
         from rayloom_engine.launcher.ray_ranks import RayRanks
 
-        return RayRanks(config, run_dir, token, int(address.rpartition(":")[2]), is_restart)
+        return RayRanks(config, run_dir, token, int(address.rpartition(":")[2]))
     return ProcessRanks(config, run_dir, address)
 
 
@@ -147,7 +147,7 @@ def main() -> int:
     config = load_config(args.run_dir / "config.json")
     set_up_logging("launcher", config.log_level)
     token = (args.run_dir / "token").read_text().strip()
-    starter = _starter(config, args.run_dir, args.core_address, token, is_restart=args.start > 1)
+    starter = _starter(config, args.run_dir, args.core_address, token)
     try:
         # Starts of an earlier launcher have smaller numbers, so the core tells their ranks from ours.
         launcher = Launcher(config, starter, CoreLine(args.core_address, token), args.start << 20)

@@ -7,11 +7,15 @@ with this one, however it ends.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import os
 import signal
 import socket
 import sys
-import time
 from pathlib import Path
+from typing import NoReturn
+
+import psutil
 
 from rayloom_engine.config import load_config
 from rayloom_engine.process import end_with_parent, set_up_logging
@@ -28,20 +32,29 @@ def address_file(run_dir: Path) -> Path:
     return run_dir / "ray_address"
 
 
-def wait_while_open(address: str) -> None:
-    """Returns when Ray's control store at HOST:PORT takes no connections any more."""
-    host, _, port = address.rpartition(":")
+def wait_while_ray_runs() -> None:
+    """Returns when the Ray that this process has joined has lost its control store, or this machine's raylet."""
+    import ray
+
+    node = ray._private.worker.global_worker.node
+    assert node is not None, "this process has joined no Ray"
+    host, _, port = ray.get_runtime_context().gcs_address.rpartition(":")
     num_failures = 0
-    while num_failures < _MAX_FAILURES:
-        try:
-            socket.create_connection((host, int(port)), timeout=_CONNECT_SECONDS).close()
-            num_failures = 0
-        except OSError:
-            num_failures += 1
-        time.sleep(_LOOK_SECONDS)
+    with contextlib.suppress(ConnectionError, FileNotFoundError), socket.socket(socket.AF_UNIX) as raylet:
+        raylet.settimeout(_LOOK_SECONDS)
+        raylet.connect(node.raylet_socket_name)
+        while num_failures < _MAX_FAILURES:
+            try:
+                socket.create_connection((host, int(port)), timeout=_CONNECT_SECONDS).close()
+                num_failures = 0
+            except OSError:
+                num_failures += 1
+            with contextlib.suppress(TimeoutError):
+                if not raylet.recv(1):  # it has nothing to say to a stranger, so this is its end
+                    return
 
 
-def main() -> int:
+def main() -> NoReturn:
     parser = argparse.ArgumentParser(prog="python -m rayloom_engine.launcher.local_ray", description=__doc__)
     parser.add_argument("--run-dir", type=Path, required=True, help="folder with config.json")
     parser.add_argument("--parent", type=int, required=True, help="process id to end with")
@@ -62,15 +75,18 @@ def main() -> int:
             configure_logging=False,
         )
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # Ray has put one there that only prints a trace
-        address = ray.get_runtime_context().gcs_address
         draft = args.run_dir / "ray_address.new"
-        draft.write_text(address)
+        draft.write_text(ray.get_runtime_context().gcs_address)
         draft.replace(address_file(args.run_dir))
-        wait_while_open(address)
+        wait_while_ray_runs()
+        address_file(args.run_dir).unlink(missing_ok=True)  # a launcher that starts now waits for the next one
+        for process in psutil.Process().children(recursive=True):  # Ray's agents would outlive it by a minute
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        os._exit(1)  # a shutdown would wait for the part that is gone
     finally:
         ray.shutdown()
-    return 1
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -17,7 +17,7 @@ from typing import Any
 
 from rayloom_engine.config import EngineConfig
 from rayloom_engine.errors import ConfigError, EngineDead
-from rayloom_engine.launcher.local_ray import address_file, wait_while_open
+from rayloom_engine.launcher.local_ray import address_file, wait_while_ray_runs
 from rayloom_engine.launcher.placement import Node, rank_resources, shortage, stage_resources
 from rayloom_engine.launcher.starter import NO_CORE
 from rayloom_engine.models.progress import Progress
@@ -53,12 +53,12 @@ class RankActor:
 class RayRanks:
     """Implements RankStarter."""
 
-    def __init__(self, config: EngineConfig, run_dir: Path, token: str, core_port: int, is_restart: bool) -> None:
-        """`is_restart`: a launcher before this one had found room; then too little of it is no fault of the config."""
+    def __init__(self, config: EngineConfig, run_dir: Path, token: str, core_port: int) -> None:
         self._config = config
         self._run_dir = run_dir
-        self._is_restart = is_restart
-        self._patience = config.rebuild_seconds if is_restart else config.placement_seconds
+        # A launcher before this one had found room: then too little of it is no fault of the config.
+        self._is_restart = _placed_file(run_dir).exists()
+        self._patience = config.rebuild_seconds if self._is_restart else config.placement_seconds
         self._token = token
         self._core_port = core_port
         self._core_host = "127.0.0.1"
@@ -90,6 +90,7 @@ class RayRanks:
             if time.monotonic() > deadline:
                 raise self._no_room(shortage(self._config, _nodes(), self._resources, self._patience))
             time.sleep(_POLL_SECONDS)
+        _placed_file(self._run_dir).touch()
         progress("reserve", world_size, world_size, "ranks")
 
     def _connect(self) -> None:
@@ -101,12 +102,14 @@ class RayRanks:
             raise ConfigError(f"ray_address (or RAY_ADDRESS): {named!r} is not HOST:PORT")
         deadline = time.monotonic() + (self._patience if named else max(self._patience, _LOCAL_SECONDS))
         while True:
+            is_there = False
             try:
                 # Read each time: it changes when the local Ray is started again.
                 address = named or address_file(self._run_dir).read_text()
                 if address != "auto":  # Ray looks for it itself
                     host, _, port = address.rpartition(":")
                     socket.create_connection((host, int(port)), timeout=1.0).close()
+                    is_there = True
                 ray.init(address=address, runtime_env=self._config.ray_runtime_env, configure_logging=False)
                 break
             except (TypeError, ValueError) as error:
@@ -114,9 +117,13 @@ class RayRanks:
             except (OSError, RuntimeError) as error:
                 if time.monotonic() > deadline:
                     where = f"at {named}" if named else "on this machine"
-                    raise self._no_room(
-                        f"ray_address: no Ray {where} ({error}); start it, or name another one"
-                    ) from error
+                    # Ray's may hold a whole trace.
+                    cause = (str(error.__cause__ or error).strip() or repr(error)).splitlines()[-1]
+                    sentence = f"no Ray {where} ({cause}); start it, or name another one"
+                    if is_there:
+                        ask = "is this machine a node of that cluster, and has it the cluster's token?"
+                        sentence = f"cannot join the Ray {where} ({cause}); {ask}"
+                    raise self._no_room(f"ray_address: {sentence}") from error
                 time.sleep(_POLL_SECONDS)
         if named is not None:
             self._core_host = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
@@ -184,13 +191,10 @@ class RayRanks:
         ray.shutdown()
 
     def _end_with_ray(self) -> None:
-        """Ends this process when Ray's control store has gone: a driver cannot join another one, a new process can."""
-        import ray
-
-        address = ray.get_runtime_context().gcs_address
-        wait_while_open(address)
+        """Ends this process when Ray has gone: a driver cannot join another one, a new process can."""
+        wait_while_ray_runs()
         if not self._is_closed:
-            logger.error("Ray at %s is gone; starting again", address)
+            logger.error("Ray's control store or this machine's raylet is gone; starting again")
             os._exit(1)
 
     def _num_ranks_beside(self, rank: int) -> int:
@@ -199,7 +203,13 @@ class RayRanks:
 
         nodes: dict[int, str] = placement_group_table(self._group)["bundles_to_node_id"]
         own = nodes.get(rank // self._config.tensor_parallel_size)
-        return self._config.tensor_parallel_size * max(1, sum(node == own for node in nodes.values()))
+        num_stages = sum(node == own for node in nodes.values()) if own else 1  # "": its node was lost
+        return self._config.tensor_parallel_size * num_stages
+
+
+def _placed_file(run_dir: Path) -> Path:
+    """There once Ray had room for every rank of this server."""
+    return run_dir / "placed"
 
 
 def _nodes() -> list[Node]:
