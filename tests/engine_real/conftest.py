@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from rt_server import RunningServer, running_server
+from rt_tiny import tiny_checkpoint, tiny_tokenizer
 
 API_KEY = "key-for-tests"
 
@@ -22,3 +23,11 @@ def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         yield running
         if request.session.testsfailed:
             print(f"the server's log:\n{running.log_text()}")
+
+
+@pytest.fixture(scope="session")
+def four_layers(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A tiny model, as --model takes it, that 2 or 4 ranks can share in every way; 3 as stages."""
+    folder = tmp_path_factory.mktemp("four-layers")
+    tiny_checkpoint(folder, "Qwen3ForCausalLM", num_hidden_layers=4, head_dim=16, max_position_embeddings=1024)
+    return str(tiny_tokenizer(folder))

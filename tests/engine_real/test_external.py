@@ -16,45 +16,29 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from rt_job import running_job
-from rt_server import RunningServer, running_server, wait_until
-from rt_streams import NUM_TOKENS, completion_body, join_streams, start_streams
-from rt_tiny import tiny_checkpoint, tiny_tokenizer
+from rt_server import running_server, wait_until
+from rt_streams import NUM_TOKENS, Said, completion_body, join_streams, start_streams, undisturbed
 
-NUM_STREAMS = 4
 ARGUMENTS = ("--dtype", "float32", "--device", "cpu", "--served-model-name", "m", "--num-kv-blocks", "64")
 STAGES = ("--executor", "external", "--pipeline-parallel-size", "2")
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    folder = tmp_path_factory.mktemp("model")
-    tiny_checkpoint(folder, "Qwen3ForCausalLM", num_hidden_layers=4, head_dim=16, max_position_embeddings=512)
-    return str(tiny_tokenizer(folder))
-
-
-def _tokens_of(server: RunningServer) -> list[list[str]]:
-    streams, threads = start_streams(server, [completion_body(index) for index in range(NUM_STREAMS)])
-    join_streams(threads)
-    assert [stream.failure for stream in streams] == [None] * NUM_STREAMS
-    return [stream.tokens for stream in streams]
-
-
-@pytest.fixture(scope="module")
-def expected(model: str, tmp_path_factory: pytest.TempPathFactory) -> list[list[str]]:
+def expected(four_layers: str, tmp_path_factory: pytest.TempPathFactory) -> list[Said]:
     """What one rank says."""
-    with running_server(tmp_path_factory.mktemp("one"), "--model", model, *ARGUMENTS) as server:
-        return _tokens_of(server)
+    with running_server(tmp_path_factory.mktemp("one"), "--model", four_layers, *ARGUMENTS) as server:
+        return undisturbed(server)
 
 
 def test_torchruns_ranks_say_what_one_says_and_a_killed_one_ends_the_job(
-    model: str, expected: list[list[str]], tmp_path: Path
+    four_layers: str, expected: list[Said], tmp_path: Path
 ) -> None:
     shape = ("--tensor-parallel-size", "2", "--pipeline-parallel-size", "2")
-    with running_job(tmp_path, "--model", model, *ARGUMENTS, *shape, world_size=4, with_torchrun=True) as job:
+    with running_job(tmp_path, "--model", four_layers, *ARGUMENTS, *shape, world_size=4, with_torchrun=True) as job:
         status = job.server.status()
         assert status["executor"] == "external"
         assert [rank["rank"] for rank in status["ranks"]] == [0, 1, 2, 3]
-        assert _tokens_of(job.server) == expected
+        assert undisturbed(job.server) == expected
         streams, _ = start_streams(job.server, [completion_body(0, 400)])
         wait_until(lambda: bool(streams[0].tokens), 30.0, job.server.log_text)
         os.kill(status["ranks"][3]["pid"], signal.SIGKILL)
@@ -65,9 +49,9 @@ def test_torchruns_ranks_say_what_one_says_and_a_killed_one_ends_the_job(
 
 
 def test_a_killed_front_costs_its_connections_and_sigterm_lets_a_stream_finish(
-    model: str, expected: list[list[str]], tmp_path: Path
+    four_layers: str, expected: list[Said], tmp_path: Path
 ) -> None:
-    with running_job(tmp_path, "--model", model, *ARGUMENTS, *STAGES) as job:
+    with running_job(tmp_path, "--model", four_layers, *ARGUMENTS, *STAGES) as job:
         before = [rank["pid"] for rank in job.server.status()["ranks"]]
         front = job.server.children()["front"]
         front.kill()
@@ -83,7 +67,7 @@ def test_a_killed_front_costs_its_connections_and_sigterm_lets_a_stream_finish(
             process.send_signal(signal.SIGTERM)
         join_streams(threads)
         assert (streams[0].failure, len(streams[0].tokens)) == (None, 200)
-        assert streams[0].tokens[:NUM_TOKENS] == expected[0]
+        assert streams[0].tokens[:NUM_TOKENS] == expected[0].tokens
         assert [process.wait(10.0) for process in job.processes] == [0, 0]
 
 
@@ -91,12 +75,12 @@ def test_a_killed_front_costs_its_connections_and_sigterm_lets_a_stream_finish(
     "victim", ["core killed", "rank 0 killed", pytest.param("rank 1 stopped", marks=pytest.mark.slow)]
 )
 def test_what_cannot_be_replaced_ends_every_process_with_75(
-    model: str, victim: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    four_layers: str, victim: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hang = ("--hang-seconds", "4", "--heartbeat-seconds", "0.2")
     last_words = tmp_path / "last-words"
     monkeypatch.setenv("RAYLOOM_TERMINATION_LOG", str(last_words))
-    with running_job(tmp_path, "--model", model, *ARGUMENTS, *STAGES, *hang) as job:
+    with running_job(tmp_path, "--model", four_layers, *ARGUMENTS, *STAGES, *hang) as job:
         ranks = [rank["pid"] for rank in job.server.status()["ranks"]]
         assert ranks[1] == job.processes[1].pid
         pids = {"core killed": job.server.children()["core"].pid, "rank 0 killed": ranks[0], "rank 1 stopped": ranks[1]}
@@ -119,9 +103,9 @@ def test_what_cannot_be_replaced_ends_every_process_with_75(
 
 
 @pytest.mark.slow
-def test_a_rank_that_waits_for_a_stopped_peer_ends_with_its_job(model: str, tmp_path: Path) -> None:
+def test_a_rank_that_waits_for_a_stopped_peer_ends_with_its_job(four_layers: str, tmp_path: Path) -> None:
     shape = ("--executor", "external", "--pipeline-parallel-size", "3", "--hang-seconds", "2")
-    with running_job(tmp_path, "--model", model, *ARGUMENTS, *shape, world_size=3) as job:
+    with running_job(tmp_path, "--model", four_layers, *ARGUMENTS, *shape, world_size=3) as job:
         streams, _ = start_streams(job.server, [completion_body(0, 400)])
         wait_until(lambda: bool(streams[0].tokens), 30.0, job.server.log_text)
         stopped = job.processes[1]
@@ -134,8 +118,10 @@ def test_a_rank_that_waits_for_a_stopped_peer_ends_with_its_job(model: str, tmp_
         assert stopped.wait(15.0) == 75
 
 
-def test_a_model_that_a_rank_cannot_load_ends_it_and_the_first_process_with_78(model: str, tmp_path: Path) -> None:
-    broken = shutil.copytree(model, tmp_path / "broken")
+def test_a_model_that_a_rank_cannot_load_ends_it_and_the_first_process_with_78(
+    four_layers: str, tmp_path: Path
+) -> None:
+    broken = shutil.copytree(four_layers, tmp_path / "broken")
     weights = load_file(broken / "model.safetensors")
     del weights["model.layers.3.input_layernorm.weight"]  # of the second stage
     save_file(weights, broken / "model.safetensors")

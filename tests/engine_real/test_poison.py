@@ -47,7 +47,9 @@ def server(request: pytest.FixtureRequest, checkpoint: Path, tmp_path: Path) -> 
     how = {"dies": "os._exit(1)", "hangs": "time.sleep(1000)"}[ending]
     if executor == "mp":
         arguments += ["--executor", "mp", "--pipeline-parallel-size", "2"]
-    with patched_server(tmp_path, PLUG_IN.format(how=how), *arguments, "--hang-seconds", "3") as running:
+    with patched_server(
+        tmp_path, PLUG_IN.format(how=how), *arguments, "--hang-seconds", "3", "--restart-budget", "2"
+    ) as running:
         yield running
 
 

@@ -17,7 +17,6 @@ import pytest
 
 from rt_server import RunningServer, running_server, wait_until
 from rt_streams import Said, disturb, undisturbed
-from rt_tiny import tiny_checkpoint, tiny_tokenizer
 
 NUM_TOKENS = 800  # so many that they still come when the fault does
 ARGUMENTS = ("--dtype", "float32", "--device", "cpu", "--served-model-name", "m", "--num-kv-blocks", "256")
@@ -72,27 +71,20 @@ def ray_nodes() -> Iterator[RayOnThisMachine]:
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    folder = tmp_path_factory.mktemp("model")
-    tiny_checkpoint(folder, "Qwen3ForCausalLM", num_hidden_layers=4, head_dim=16, max_position_embeddings=1024)
-    return str(tiny_tokenizer(folder))
-
-
-@pytest.fixture(scope="module")
-def expected(model: str, tmp_path_factory: pytest.TempPathFactory) -> list[Said]:
+def expected(four_layers: str, tmp_path_factory: pytest.TempPathFactory) -> list[Said]:
     """What one rank says, undisturbed."""
-    with running_server(tmp_path_factory.mktemp("one"), "--model", model, *ARGUMENTS) as server:
+    with running_server(tmp_path_factory.mktemp("one"), "--model", four_layers, *ARGUMENTS) as server:
         return undisturbed(server, NUM_TOKENS)
 
 
 @pytest.fixture(scope="module")
 def server(
-    ray_nodes: RayOnThisMachine, model: str, tmp_path_factory: pytest.TempPathFactory
+    ray_nodes: RayOnThisMachine, four_layers: str, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[RunningServer]:
     for _ in range(2):
         ray_nodes.add_node()
     where = ("--ray-address", ray_nodes.address)
-    with running_server(tmp_path_factory.mktemp("four"), "--model", model, *ARGUMENTS, *FOUR, *where) as running:
+    with running_server(tmp_path_factory.mktemp("four"), "--model", four_layers, *ARGUMENTS, *FOUR, *where) as running:
         yield running
 
 
@@ -166,12 +158,12 @@ def test_a_ray_that_is_killed_and_started_again_costs_a_pause(
 
 @pytest.mark.slow
 def test_an_engine_whose_node_does_not_come_back_in_time_gives_up_and_says_so(
-    ray_nodes: RayOnThisMachine, model: str, tmp_path: Path
+    ray_nodes: RayOnThisMachine, four_layers: str, tmp_path: Path
 ) -> None:
     node = ray_nodes.add_node(num_cpus=0, resources={"slot": 1})
     resources = ("--ray-resources-per-rank", '{"slot": 0.5}', "--pipeline-parallel-size", "2")
     where = ("--ray-address", ray_nodes.address, "--rebuild-seconds", "3")
-    with running_server(tmp_path, "--model", model, *ARGUMENTS, *resources, *where) as server:
+    with running_server(tmp_path, "--model", four_layers, *ARGUMENTS, *resources, *where) as server:
         assert {name.rpartition("/")[2] for name, _ in _places(server).values()} == {node.node_id[:6]}
         ray_nodes.kill_node(node.node_id[:6])
         started = time.monotonic()
@@ -181,10 +173,10 @@ def test_an_engine_whose_node_does_not_come_back_in_time_gives_up_and_says_so(
 
 
 @pytest.fixture(scope="module")
-def local_server(model: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+def local_server(four_layers: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     """With a Ray of its own."""
     arguments = ("--executor", "ray", "--pipeline-parallel-size", "2")
-    with running_server(tmp_path_factory.mktemp("local"), "--model", model, *ARGUMENTS, *arguments) as running:
+    with running_server(tmp_path_factory.mktemp("local"), "--model", four_layers, *ARGUMENTS, *arguments) as running:
         yield running
 
 

@@ -9,7 +9,6 @@ import pytest
 from rt_faults import breakable_server, strike
 from rt_server import RunningServer, running_server
 from rt_streams import Said, disturb, undisturbed
-from rt_tiny import tiny_checkpoint, tiny_tokenizer
 
 NUM_TOKENS = 128  # a tiny model is quick, and the fault must land in the first half
 ARGUMENTS = ("--dtype", "float32", "--device", "cpu", "--served-model-name", "m", "--num-kv-blocks", "128")
@@ -20,26 +19,19 @@ LAYOUTS = {
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    folder = tmp_path_factory.mktemp("model")
-    tiny_checkpoint(folder, "Qwen3ForCausalLM", num_hidden_layers=4, head_dim=16, max_position_embeddings=512)
-    return str(tiny_tokenizer(folder))
-
-
-@pytest.fixture(scope="module")
-def expected(model: str, tmp_path_factory: pytest.TempPathFactory) -> list[Said]:
+def expected(four_layers: str, tmp_path_factory: pytest.TempPathFactory) -> list[Said]:
     """What one rank says, undisturbed."""
-    with running_server(tmp_path_factory.mktemp("one"), "--model", model, *ARGUMENTS) as server:
+    with running_server(tmp_path_factory.mktemp("one"), "--model", four_layers, *ARGUMENTS) as server:
         return undisturbed(server, NUM_TOKENS)
 
 
 @pytest.fixture(scope="module", params=LAYOUTS)
 def server(
-    request: pytest.FixtureRequest, model: str, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest, four_layers: str, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[RunningServer]:
     folder = tmp_path_factory.mktemp("four")
     extra = (*LAYOUTS[request.param], "--executor", "mp", "--hang-seconds", "4")
-    with breakable_server(folder, "--model", model, *ARGUMENTS, *extra) as running:
+    with breakable_server(folder, "--model", four_layers, *ARGUMENTS, *extra) as running:
         yield running
         text = running.log_text()
     assert "Traceback" not in text, text[-4000:]

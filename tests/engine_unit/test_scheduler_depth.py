@@ -145,7 +145,6 @@ def test_groups_become_equal_whoever_ends_first(depth: int, lengths: list[int]) 
 @pytest.mark.parametrize(
     ("num_tokens", "depth", "max_tokens", "share"),
     [
-        (10, 1, 512, 512),  # one plan in flight: whatever fits
         (600, 2, 512, 300),
         (601, 2, 512, 301),
         (5000, 2, 512, 512),

@@ -134,8 +134,7 @@ class EngineConfig(BaseModel):
         30.0, ge=0, strict=False, description="How long requests may finish after SIGTERM before they are ended."
     )
     restart_budget: int = Field(
-        # To find one poisonous request among 64 sequences may take 9 deaths of a core that is its own rank.
-        10,
+        5,
         ge=0,
         description="Restarts of a process, or losses of ranks, within 10 minutes before the engine gives up.",
     )

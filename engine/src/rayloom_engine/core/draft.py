@@ -65,10 +65,8 @@ class InFlight:
 
 
 def fair_share(num_tokens: int, depth: int, max_tokens: int) -> int:
-    """The token budget of a plan where `num_tokens` are to be computed, or are in flight, with `depth` plans at once.
+    """The token budget of a plan where `num_tokens` are to be computed, or are in flight, with `depth` > 1 at once.
 
     Each stage works on another plan, so plans of equal size keep all of them busy.
     """
-    if depth == 1:
-        return max_tokens
     return min(max_tokens, max(_LEAST_SHARE, -(-num_tokens // depth)))

@@ -137,14 +137,13 @@ class Scheduler:
 
         None with plans in flight means that their results must come first.
         """
-        depth = self.config.depth
+        depth, budget, max_decodes = self.config.depth, self.config.max_num_batched_tokens, len(self._running)
         if len(self._in_flight) == depth:
             return None
-        num_decoding = sum(1 for s in self._running if s.num_tokens - s.num_computed <= 1)
-        draft = Draft(
-            budget=fair_share(self._num_tokens_ahead(), depth, self.config.max_num_batched_tokens),
-            max_decodes=-(-num_decoding // depth),
-        )
+        if depth > 1:
+            budget = fair_share(self._num_tokens_ahead(), depth, budget)
+            max_decodes = -(-sum(1 for s in self._running if s.num_tokens - s.num_computed <= 1) // depth)
+        draft = Draft(budget=budget, max_decodes=max_decodes)
         self._schedule_running(draft)
         if not draft.is_short:
             self._schedule_waiting(draft)
