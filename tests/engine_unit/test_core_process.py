@@ -118,5 +118,5 @@ def test_ranks_that_do_not_come_back_in_time_end_the_engine(tmp_path: Path) -> N
     core.wait_until(lambda: bool(core.exit_codes))
     assert core.exit_codes == [EXIT_GIVEN_UP]
     assert core.state.state == "failed"
-    cause = "rank 1: not there in time (missing ranks: [1]); not mended within 1 s and 10 restarts"
+    cause = "rank 1: not there in time (missing ranks: [1]); not mended within 1 s and 5 restarts"
     assert read_failure(tmp_path) == cause
