@@ -3,6 +3,7 @@
 from rayloom_engine.config import EngineConfig, parse_config
 from rayloom_operator.api import EngineArgs, parse
 from rayloom_operator.engine_config import engine_config, pod_engine_config
+from rayloom_operator.resolved import resolve
 
 # No manifest sets these: on one machine the engine chooses its executor and the ranks' port itself, and files with
 # secrets are not where a manifest could name them (API keys come by the environment, the admin port is on loopback).
@@ -105,7 +106,7 @@ def test_a_short_manifest_leaves_the_engines_defaults():
 def test_an_engine_in_a_pod_uses_ray_and_opens_its_ports_with_a_token():
     service = manifest(model={"source": "builtin://smollm2-135m"}, parallelism={"pipeline": 2})
 
-    assert parse_config(pod_engine_config(service)) == EngineConfig(
+    assert parse_config(pod_engine_config(resolve(service, ""))) == EngineConfig(
         served_model_name="chat",
         pipeline_parallel_size=2,
         executor="ray",

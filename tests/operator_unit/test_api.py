@@ -72,7 +72,7 @@ def test_a_full_manifest_is_read_field_by_field():
 
     assert service.served_name == "qwen3-8b"
     assert service.spec.model.max_model_len == 32768
-    assert service.spec.parallelism.shape == "TP1xPP2"
+    assert (service.spec.parallelism.tensor, service.spec.parallelism.pipeline) == (1, 2)
     assert service.spec.engine.image == "own/engine:1"
     assert service.spec.engine.image_pull_policy == "Never"
     assert service.spec.engine.resources.requests == {"cpu": "250m"}

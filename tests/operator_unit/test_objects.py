@@ -21,14 +21,14 @@ from rayloom_operator.objects.companions import (
 )
 from rayloom_operator.objects.ray_cluster import RAY_VERSION, ray_cluster
 from rayloom_operator.revision import revision
-from rt_operator import make_service
+from rt_operator import make_resolved, make_service
 
 ROOT = Path(__file__).resolve().parents[2]
 REVISION = "00000000"
 
 
 def build(**spec):
-    return ray_cluster(make_service(**spec), REVISION, "rayloom/engine:test")["spec"]
+    return ray_cluster(make_resolved(**spec), REVISION)["spec"]
 
 
 def pod_specs(spec):
@@ -170,30 +170,32 @@ def test_a_variable_of_the_manifest_replaces_ours_and_no_name_is_there_twice():
 
 
 def test_the_service_selects_only_pods_that_are_routed_to():
-    service = make_service()
+    resolved = make_resolved()
+    service = resolved.service
     manifest = client_service(service)
 
     assert manifest["spec"]["selector"] == {"rayloom.dev/service": "chat", "rayloom.dev/route": "true"}
-    assert "rayloom.dev/route" not in json.dumps(ray_cluster(service, REVISION, "i"))
+    assert "rayloom.dev/route" not in json.dumps(ray_cluster(resolved, REVISION))
     assert endpoint(service) == "http://chat.team.svc:8000"
 
 
-def every_object(service):
+def every_object(resolved):
+    service = resolved.service
     return [
         service_account(service),
         client_service(service),
-        config_map(service, REVISION),
+        config_map(resolved, REVISION),
         admin_secret(service, REVISION, b"k"),
-        ray_cluster(service, REVISION, "i"),
+        ray_cluster(resolved, REVISION),
     ]
 
 
 HASH_ORDER = """
 import hashlib, json
-from rt_operator import make_service
+from rt_operator import make_resolved
 from rayloom_operator.objects.ray_cluster import ray_cluster
-service = make_service(engine={"env": [{"name": "B", "value": "1"}, {"name": "A", "value": "2"}]})
-print(hashlib.sha256(json.dumps(ray_cluster(service, "0", "i")).encode()).hexdigest())
+resolved = make_resolved(engine={"env": [{"name": "B", "value": "1"}, {"name": "A", "value": "2"}]})
+print(hashlib.sha256(json.dumps(ray_cluster(resolved, "0")).encode()).hexdigest())
 """
 
 
@@ -209,7 +211,7 @@ def test_equal_services_give_equal_bytes_in_every_process():
 
 
 def test_a_service_is_left_as_it_is():
-    service = make_service(parallelism={"pipeline": 2}, engine={"resources": {"limits": {"cpu": "1"}}})
+    service = make_resolved(parallelism={"pipeline": 2}, engine={"resources": {"limits": {"cpu": "1"}}})
     before = copy.deepcopy(service)
     every_object(service)
 
@@ -217,7 +219,7 @@ def test_a_service_is_left_as_it_is():
 
 
 def test_every_object_goes_with_its_service():
-    for manifest in every_object(make_service()):
+    for manifest in every_object(make_resolved()):
         (owner,) = manifest["metadata"]["ownerReferences"]
         assert (owner["kind"], owner["name"], owner["uid"]) == ("LLMService", "chat", "uid-1")
         assert manifest["metadata"]["namespace"] == "team"
@@ -243,7 +245,7 @@ def test_the_admin_token_is_another_for_another_key_service_or_group():
 
 
 def test_the_longest_name_fits_what_kuberay_takes():
-    manifest = ray_cluster(make_service("a" * 40), REVISION, "i")
+    manifest = ray_cluster(make_resolved("a" * 40), REVISION)
 
     assert len(manifest["metadata"]["name"]) <= 53
 
@@ -255,21 +257,21 @@ def test_the_version_of_ray_is_that_of_the_image():
 
 
 def test_a_revision_follows_spec_and_image_and_nothing_else():
-    base = revision(make_service(), "a")
+    base = revision(make_resolved(image="a"))
 
     assert re.fullmatch("[0-9a-f]{8}", base)
-    assert base == revision(make_service(drainSeconds=30, parallelism={"tensor": 1, "pipeline": 1}), "a")
-    assert base == revision(make_service(engine={"imagePullPolicy": "Never", "image": "x"}), "a")
+    assert base == revision(make_resolved(drainSeconds=30, parallelism={"tensor": 1, "pipeline": 1}, image="a"))
+    assert base == revision(make_resolved(engine={"imagePullPolicy": "Never", "image": "x"}, image="a"))
     others = {
-        revision(make_service(), "b"),
-        revision(make_service(parallelism={"pipeline": 2}), "a"),
-        revision(make_service(engine={"env": [{"name": "A", "value": "1"}]}), "a"),
-        revision(make_service(engine={"resources": {"requests": {"cpu": "1"}}}), "a"),
-        revision(make_service(drainSeconds=31), "a"),
+        revision(make_resolved(image="b")),
+        revision(make_resolved(parallelism={"pipeline": 2}, image="a")),
+        revision(make_resolved(engine={"env": [{"name": "A", "value": "1"}]}, image="a")),
+        revision(make_resolved(engine={"resources": {"requests": {"cpu": "1"}}}, image="a")),
+        revision(make_resolved(drainSeconds=31, image="a")),
     }
     assert len(others | {base}) == 6
 
 
 def test_the_revision_of_a_plain_service_never_changes():
     # Another value here rolls every running engine when the operator is upgraded.
-    assert revision(make_service(), "rayloom/engine:0.1.0") == "2a1e22a9"
+    assert revision(make_resolved(image="rayloom/engine:0.1.0")) == "2a1e22a9"

@@ -13,7 +13,9 @@ from rayloom_operator.k8s_events import events
 from rayloom_operator.plan import plan
 from rayloom_operator.revision import revision
 from rayloom_operator.status import judge, status
-from rt_operator import SETTINGS, make_group, make_pod, make_reading, make_said, make_service
+from rt_operator import SETTINGS, make_group, make_pod, make_reading, make_resolved, make_said
+
+KEY = SETTINGS.operator_key
 
 NOW = 110.0
 CLOCK = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
@@ -174,14 +176,14 @@ def test_of_a_log_the_end_is_kept():
     assert "..." + "x" * (600 - 3 - 19) + " CUDA" in message
 
 
-def computed(groups=(), service=None, problems=(), previous=None, clock=CLOCK, refusal="", revision="00000000"):
+def computed(groups=(), resolved=None, problems=(), previous=None, clock=CLOCK, refusal="", revision="00000000"):
     return status(
-        service,
+        resolved,
         problems,
         groups,
         refusal,
         generation=3,
-        revision=revision if service else "",
+        revision=revision if resolved else "",
         previous=previous or {},
         now=NOW,
         clock=clock,
@@ -192,7 +194,7 @@ SERVING = (make_group(routed(), worker(), reading=make_reading(make_said())),)
 
 
 def test_a_serving_service_in_full():
-    found = computed(SERVING, make_service(parallelism={"pipeline": 2}))
+    found = computed(SERVING, make_resolved(parallelism={"pipeline": 2}))
 
     assert (found.shape, found.ready, found.endpoint) == ("TP1xPP2", "1/1", "http://chat.team.svc:8000")
     assert (found.replicas, found.ready_replicas, found.available_replicas) == (1, 1, 1)
@@ -207,25 +209,25 @@ def test_a_serving_service_in_full():
 
 
 def test_a_time_of_change_moves_only_with_the_status():
-    previous = computed(SERVING, make_service()).model_dump(mode="json", by_alias=True)
+    previous = computed(SERVING, make_resolved()).model_dump(mode="json", by_alias=True)
     later = datetime(2026, 1, 2, 4, 0, 0, tzinfo=UTC)
     starting = (make_group(make_pod()),)
 
-    same = computed(SERVING, make_service(), previous=previous, clock=later)
-    changed = computed(starting, make_service(), previous=previous, clock=later)
+    same = computed(SERVING, make_resolved(), previous=previous, clock=later)
+    changed = computed(starting, make_resolved(), previous=previous, clock=later)
 
     assert same.model_dump(mode="json", by_alias=True) == previous
     assert [each.last_transition_time[11:16] for each in changed.conditions] == ["03:04", "04:00", "04:00"]
 
 
 def test_an_unusable_spec_is_refused_and_leaves_what_runs_alone():
-    previous = computed(SERVING, make_service()).model_dump(mode="json", by_alias=True)
+    previous = computed(SERVING, make_resolved()).model_dump(mode="json", by_alias=True)
     found = computed(SERVING, None, ("spec.replicas: no", "spec.model: no"), previous)
 
     assert found.conditions[0].message == "spec.replicas: no; spec.model: no"
     assert [each.status for each in found.conditions] == ["False", "True", "True"]
     assert found.endpoint == "http://chat.team.svc:8000"
-    assert plan(None, SERVING, SETTINGS).wanted == ()
+    assert plan(None, SERVING, KEY).wanted == ()
 
 
 def test_an_unusable_spec_with_nothing_running_says_so_twice():
@@ -235,15 +237,15 @@ def test_an_unusable_spec_with_nothing_running_says_so_twice():
 
 
 def test_what_the_api_server_refuses_is_said():
-    found = computed(service=make_service(), refusal="quota")
+    found = computed(resolved=make_resolved(), refusal="quota")
 
     assert (found.conditions[0].reason, found.conditions[0].status) == (Reason.APPLY_REFUSED, "False")
     assert (found.conditions[2].reason, found.conditions[2].message) == (Reason.APPLY_REFUSED, "quota")
 
 
 def test_what_runs_is_judged_while_its_successor_is_refused():
-    previous = computed(SERVING, make_service()).model_dump(mode="json", by_alias=True)
-    found = computed(SERVING, make_service(), previous=previous, refusal="quota", revision="11111111")
+    previous = computed(SERVING, make_resolved()).model_dump(mode="json", by_alias=True)
+    found = computed(SERVING, make_resolved(), previous=previous, refusal="quota", revision="11111111")
 
     assert [each.reason for each in found.conditions] == [Reason.APPLY_REFUSED, Reason.LOADED, Reason.SERVING]
     assert (found.current_revision, found.ready) == ("00000000", "1/1")
@@ -255,7 +257,7 @@ def test_events_name_what_is_new_and_are_the_same_when_said_again():
         "kind": "LLMService",
         "metadata": {"name": "chat", "namespace": "team", "uid": "u"},
     }
-    found = computed((make_group(make_pod(engine=crashed(78, "no model"))),), make_service())
+    found = computed((make_group(make_pod(engine=crashed(78, "no model"))),), make_resolved())
     written = service | {"status": found.model_dump(mode="json", by_alias=True)}
 
     (event,) = events(service, found, CLOCK)
@@ -271,17 +273,17 @@ def kinds(planned):
 
 
 def test_a_new_service_gets_its_objects_and_the_cluster_last():
-    planned = plan(make_service(), (), SETTINGS)
+    planned = plan(make_resolved(), (), KEY)
 
     assert kinds(planned) == ["ServiceAccount", "Service", "ConfigMap", "Secret", "RayCluster"]
     assert (planned.deletions, planned.routes) == ((), ())
 
 
 def test_a_running_group_is_left_as_it_is():
-    service = make_service()
-    current = revision(service, SETTINGS.engine_image)
+    resolved = make_resolved()
+    current = revision(resolved)
     group = make_group(routed(), reading=make_reading(make_said()), name=f"chat-{current}-0", revision=current)
-    planned = plan(service, (group,), SETTINGS)
+    planned = plan(resolved, (group,), KEY)
 
     assert kinds(planned) == ["ServiceAccount", "Service", "ConfigMap", "Secret"]
     assert not planned.is_new
@@ -289,7 +291,7 @@ def test_a_running_group_is_left_as_it_is():
 
 
 def test_a_group_of_another_revision_goes_with_its_cluster_last():
-    planned = plan(make_service(), SERVING, SETTINGS)
+    planned = plan(make_resolved(), SERVING, KEY)
 
     assert [(each.path, each.uid) for each in planned.deletions] == [
         ("/api/v1/namespaces/team/configmaps/chat-00000000-0", ""),
@@ -300,8 +302,8 @@ def test_a_group_of_another_revision_goes_with_its_cluster_last():
 
 
 def test_a_cluster_whose_name_is_taken_is_made_later_and_until_then_nothing_goes():
-    name = f"chat-{revision(make_service(), SETTINGS.engine_image)}-0"
-    planned = plan(make_service(), SERVING, SETTINGS, frozenset({name}))
+    name = f"chat-{revision(make_resolved())}-0"
+    planned = plan(make_resolved(), SERVING, KEY, frozenset({name}))
 
     assert kinds(planned) == ["ServiceAccount", "Service"]
     assert planned.deletions == ()
@@ -323,6 +325,6 @@ def test_a_cluster_whose_name_is_taken_is_made_later_and_until_then_nothing_goes
 )
 def test_requests_are_routed_to_engines_that_take_them(head, said, wanted):
     reading = None if said is None else make_reading(said)
-    planned = plan(None, (make_group(head, reading=reading),), SETTINGS)
+    planned = plan(None, (make_group(head, reading=reading),), KEY)
 
     assert [route.wanted for route in planned.routes] == ([] if wanted is None else [wanted])

@@ -4,6 +4,7 @@ from rayloom_operator.api import parse
 from rayloom_operator.engine_status import EngineStatus, Rank
 from rayloom_operator.observed import Group, Reading, pod
 from rayloom_operator.plan import Settings
+from rayloom_operator.resolved import resolve
 
 SETTINGS = Settings(engine_image="rayloom/engine:test", operator_key=b"0123456789abcdef")
 
@@ -17,6 +18,10 @@ def make_service(name="chat", **spec):
             "spec": {"model": {"source": "builtin://smollm2-135m"}, **spec},
         }
     )
+
+
+def make_resolved(name="chat", *, image=SETTINGS.engine_image, **spec):
+    return resolve(make_service(name, **spec), image)
 
 
 def make_pod_document(

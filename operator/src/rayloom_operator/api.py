@@ -136,11 +136,6 @@ class Parallelism(_Part):
         1, ge=1, le=1024, description="Stages that share the layers, one after another; each in a pod of its own."
     )
 
-    @property
-    def shape(self) -> str:
-        """As the status prints it: TP1xPP2."""
-        return f"TP{self.tensor}xPP{self.pipeline}"
-
 
 class EngineArgs(_Part):
     """Settings of the engine that an LLMService has no field of its own for. Left out: the engine's default."""

@@ -25,6 +25,7 @@ from rayloom_operator.objects.companions import admin_token
 from rayloom_operator.observed import Group, pod
 from rayloom_operator.plan import Plan, Route, Settings, plan
 from rayloom_operator.reflector import Reflector
+from rayloom_operator.resolved import resolve
 from rayloom_operator.revision import revision
 from rayloom_operator.status import SILENCE_LIMIT_S, STALE_S, status
 from rayloom_operator.work_queue import WorkQueue
@@ -124,9 +125,10 @@ class Controller:
         mounting_s = now - self._mounting_since.setdefault(key, now) if is_mounting else 0.0
         if not is_mounting:
             self._mounting_since.pop(key, None)
+        resolved = None if service is None else resolve(service, self._settings.image(service))
         refused: Refused | None = None
         try:
-            await self._carry_out(key, plan(service, groups, self._settings, taken), is_mounting)
+            await self._carry_out(key, plan(resolved, groups, self._settings.operator_key, taken), is_mounting)
         except Refused as error:
             refused = error
         if refused is None and any(group.head and group.head.ip and group.reading is None for group in groups):
@@ -134,12 +136,12 @@ class Controller:
             # operator would call an engine that serves unavailable.
             return STALE_S
         computed = status(
-            service,
+            resolved,
             problems,
             groups,
             "" if refused is None else str(refused),
             generation=document["metadata"]["generation"],
-            revision="" if service is None else revision(service, self._settings.image(service)),
+            revision="" if resolved is None else revision(resolved),
             previous=document.get("status", {}),
             now=now,
             clock=datetime.now(UTC),

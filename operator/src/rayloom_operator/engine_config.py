@@ -10,6 +10,7 @@ from typing import TypeAlias
 
 from rayloom_operator.api import LLMService
 from rayloom_operator.names import ADMIN_PORT, ADMIN_TOKEN_FILE, API_PORT, RANK_PORT
+from rayloom_operator.resolved import Resolved, resolve
 
 # How long Ray may take to find room for the ranks. Pods may wait for a node or an image for long, and the operator
 # says so; an engine that gave up meanwhile would only hide it.
@@ -18,9 +19,9 @@ _PLACEMENT_SECONDS = 3600
 JsonValue: TypeAlias = str | int | bool | list[str]
 
 
-def pod_engine_config(service: LLMService) -> dict[str, JsonValue]:
+def pod_engine_config(resolved: Resolved) -> dict[str, JsonValue]:
     """The EngineConfig v1 document for an engine in a head pod, with its ranks in worker pods."""
-    return engine_config(service, host="0.0.0.0", port=API_PORT, admin_port=ADMIN_PORT) | {
+    return _document(resolved, host="0.0.0.0", port=API_PORT, admin_port=ADMIN_PORT) | {
         "executor": "ray",
         "admin_host": "0.0.0.0",
         "admin_token_file": ADMIN_TOKEN_FILE,
@@ -34,16 +35,22 @@ def engine_config(service: LLMService, *, host: str, port: int, admin_port: int)
 
     The admin port is opened on loopback only.
     """
+    # No image has a part in it.
+    return _document(resolve(service, ""), host=host, port=port, admin_port=admin_port)
+
+
+def _document(resolved: Resolved, *, host: str, port: int, admin_port: int) -> dict[str, JsonValue]:
+    service = resolved.service
     model = service.spec.model
     document: dict[str, JsonValue | None] = {
         "version": "v1",
         "model": model.source,
-        "revision": model.revision,
+        "revision": resolved.commit or model.revision,
         "served_model_name": service.served_name,
         "dtype": model.dtype,
         "max_model_len": model.max_model_len,
-        "tensor_parallel_size": service.spec.parallelism.tensor,
-        "pipeline_parallel_size": service.spec.parallelism.pipeline,
+        "tensor_parallel_size": resolved.tensor,
+        "pipeline_parallel_size": resolved.pipeline,
         "drain_seconds": service.spec.drain_seconds,
         "host": host,
         "port": port,

@@ -14,6 +14,7 @@ from rayloom_operator.names import Manifest, admin_secret_name, group_name, obje
 from rayloom_operator.objects.companions import admin_secret, client_service, config_map, service_account
 from rayloom_operator.objects.ray_cluster import ray_cluster
 from rayloom_operator.observed import Group, Pod
+from rayloom_operator.resolved import Resolved
 from rayloom_operator.revision import revision
 
 # States in which an engine takes requests; while it recovers they wait in it.
@@ -59,28 +60,27 @@ class Plan:
 
 
 def plan(
-    service: LLMService | None, groups: tuple[Group, ...], settings: Settings, taken: frozenset[str] = frozenset()
+    resolved: Resolved | None, groups: tuple[Group, ...], operator_key: bytes, taken: frozenset[str] = frozenset()
 ) -> Plan:
-    """What to do now. `service` is None while the spec cannot be used: then what runs goes on as it is.
+    """What to do now. `resolved` is None while the spec cannot be used: then what runs goes on as it is.
 
     `taken` names RayClusters that are on their way out, or of a deleted service of the same name. One that is needed
     is made when the old one is gone, and until then nothing else goes.
     """
     routes = tuple(route for group in groups if (route := _route(group)))
-    if service is None:
+    if resolved is None:
         return Plan(routes=routes)
-    image = settings.image(service)
-    current = revision(service, image)
+    service, current = resolved.service, revision(resolved)
     name = group_name(service.metadata.name, current)
     lasting = (service_account(service), client_service(service))
     if name in taken:
         return Plan(wanted=lasting, routes=routes)
     # What a group is made of is never changed, also by an operator of another version that would build it otherwise.
-    parts = (config_map(service, current), admin_secret(service, current, settings.operator_key))
+    parts = (config_map(resolved, current), admin_secret(service, current, operator_key))
     is_new = all(group.name != name for group in groups)
     others = [(group, group.name, service.metadata.namespace) for group in groups if group.name != name]
     return Plan(
-        wanted=lasting + parts + ((ray_cluster(service, current, image),) if is_new else ()),
+        wanted=lasting + parts + ((ray_cluster(resolved, current),) if is_new else ()),
         is_new=is_new,
         # The RayCluster goes last: while it is listed, whoever was interrupted here knows what is left to do.
         deletions=tuple(

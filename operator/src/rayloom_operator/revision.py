@@ -9,21 +9,27 @@ import hashlib
 import json
 from typing import Any
 
-from rayloom_operator.api import LLMService
+from rayloom_operator.resolved import Resolved
 
 
-def revision(service: LLMService, image: str) -> str:
-    """8 hex digits. `image` is the resolved image.
+def revision(resolved: Resolved) -> str:
+    """8 hex digits.
 
     Settings that are left out do not count, so a field that a later version adds changes no revision.
     """
     # The number of engines changes none of them; the image counts as it was resolved; how it is pulled does not.
+    service = resolved.service
     spec = service.spec.model_dump(
         mode="json",
-        exclude={"replicas": True, "engine": {"image": True, "image_pull_policy": True}},
+        exclude={"replicas": True, "parallelism": True, "engine": {"image": True, "image_pull_policy": True}},
         exclude_defaults=True,
     )
-    inputs = {"spec": _without_empty(spec), "servedName": service.served_name, "image": image}
+    # How the shape came about, asked for or computed, does not count either.
+    shape = {"tensor": resolved.tensor, "pipeline": resolved.pipeline, "stages_per_pod": resolved.stages_per_pod}
+    spec["parallelism"] = {name: number for name, number in shape.items() if number != 1}
+    inputs = {"spec": _without_empty(spec), "servedName": service.served_name, "image": resolved.image}
+    if resolved.commit:
+        inputs["commit"] = resolved.commit
     return hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()[:8]
 
 

@@ -12,12 +12,12 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, Literal
 
-from rayloom_operator.api import LLMService
 from rayloom_operator.api_status import Condition, ConditionType, GroupState, Reason, Status
 from rayloom_operator.api_status import Group as GroupStatus
 from rayloom_operator.engine_status import EngineStatus
 from rayloom_operator.objects.companions import endpoint
 from rayloom_operator.observed import Group, Pod, Reading, Verdict
+from rayloom_operator.resolved import Resolved
 
 # An idle engine sends a token through every rank each 10 s.
 TOKEN_AGE_LIMIT_S = 15.0
@@ -40,7 +40,7 @@ _MODEL_FAULTS = (Reason.MODEL_NOT_FOUND, Reason.MODEL_UNUSABLE)
 
 
 def status(
-    service: LLMService | None,
+    resolved: Resolved | None,
     problems: tuple[str, ...],
     groups: tuple[Group, ...],
     refusal: str = "",
@@ -53,7 +53,7 @@ def status(
 ) -> Status:
     """The status to write.
 
-    `service` is None, and `problems` says why, while the spec cannot be used; `revision` is that of the spec, empty
+    `resolved` is None, and `problems` says why, while the spec cannot be used; `revision` is that of the spec, empty
     then. `refusal` is what the API server said when it refused an object of ours. `previous` is the status as it was
     written last, for times of change and for what an unusable or refused spec leaves running. `now` counts like the
     readings' seconds, `clock` is the time of day for the document.
@@ -93,9 +93,9 @@ def status(
             condition("ModelReady", verdict.is_loaded, _model(verdict)),
             condition("Available", is_serving, verdict),
         ),
-        shape=service.spec.parallelism.shape if service is not None else previous.get("shape", ""),
+        shape=resolved.shape if resolved is not None else previous.get("shape", ""),
         ready=f"{int(is_serving)}/1",
-        endpoint=endpoint(service) if service is not None else previous.get("endpoint", ""),
+        endpoint=endpoint(resolved.service) if resolved is not None else previous.get("endpoint", ""),
         replicas=len(shown),
         ready_replicas=int(group is not None and group.head is not None and group.head.is_engine_ready),
         available_replicas=int(is_serving),

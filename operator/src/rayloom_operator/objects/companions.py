@@ -15,6 +15,7 @@ from rayloom_operator import names
 from rayloom_operator.api import LLMService
 from rayloom_operator.engine_config import pod_engine_config
 from rayloom_operator.names import Manifest, group_name, metadata
+from rayloom_operator.resolved import Resolved
 
 
 def service_account(service: LLMService) -> Manifest:
@@ -47,13 +48,14 @@ def endpoint(service: LLMService) -> str:
     return f"http://{service.metadata.name}.{service.metadata.namespace}.svc:{names.API_PORT}"
 
 
-def config_map(service: LLMService, revision: str) -> Manifest:
+def config_map(resolved: Resolved, revision: str) -> Manifest:
     """The group's EngineConfig document."""
+    service = resolved.service
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
         "metadata": metadata(service, group_name(service.metadata.name, revision), revision),
-        "data": {names.CONFIG_KEY: json.dumps(pod_engine_config(service), indent=2, sort_keys=True) + "\n"},
+        "data": {names.CONFIG_KEY: json.dumps(pod_engine_config(resolved), indent=2, sort_keys=True) + "\n"},
     }
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from rayloom_operator import names
 from rayloom_operator.api import LLMService
 from rayloom_operator.names import Manifest
+from rayloom_operator.resolved import Resolved
 
 RAY_VERSION = "2.60.0"  # of the engine's image; KubeRay decides by it what it may use
 # The user of the engine's image. Both containers of the head pod need the same one: Ray's sockets belong to it.
@@ -62,11 +63,11 @@ _RAY_START = {
 }
 
 
-def ray_cluster(service: LLMService, revision: str, image: str) -> Manifest:
-    """The RayCluster. `image` is the resolved image of every container."""
+def ray_cluster(resolved: Resolved, revision: str) -> Manifest:
+    service = resolved.service
     group = names.group_name(service.metadata.name, revision)
     labels = names.labels(service, revision)
-    head, worker = _head_pod(service, group, image), _worker_pod(service, group, image)
+    head, worker = _head_pod(resolved, group), _worker_pod(resolved, group)
     return {
         "apiVersion": "ray.io/v1",
         "kind": "RayCluster",
@@ -84,9 +85,9 @@ def ray_cluster(service: LLMService, revision: str, image: str) -> Manifest:
                 {
                     "groupName": "engine",
                     # KubeRay wants all three, or it takes two thousand million for the last.
-                    **dict.fromkeys(("replicas", "minReplicas", "maxReplicas"), service.spec.parallelism.pipeline),
+                    **dict.fromkeys(("replicas", "minReplicas", "maxReplicas"), resolved.num_pods),
                     # One for each rank, whatever the pod may use: this only says how many ranks fit.
-                    "rayStartParams": _RAY_START | {"num-cpus": str(service.spec.parallelism.tensor)},
+                    "rayStartParams": _RAY_START | {"num-cpus": str(resolved.ranks_per_pod)},
                     "template": {"metadata": {"labels": labels}, "spec": worker},
                 }
             ],
@@ -94,7 +95,8 @@ def ray_cluster(service: LLMService, revision: str, image: str) -> Manifest:
     }
 
 
-def _head_pod(service: LLMService, group: str, image: str) -> Manifest:
+def _head_pod(resolved: Resolved, group: str) -> Manifest:
+    service, image = resolved.service, resolved.image
     config = {"name": group, "items": [{"key": names.CONFIG_KEY, "path": names.CONFIG_KEY}]}
     token = {
         "name": names.admin_secret_name(group),
@@ -142,15 +144,16 @@ def _engine(service: LLMService, group: str, image: str) -> Manifest:
     }
 
 
-def _worker_pod(service: LLMService, group: str, image: str) -> Manifest:
-    given, num_ranks = service.spec.engine.resources, service.spec.parallelism.tensor
+def _worker_pod(resolved: Resolved, group: str) -> Manifest:
+    service, num_ranks = resolved.service, resolved.ranks_per_pod
+    given = service.spec.engine.resources
     defaults = {"cpu": f"{_RANK_CPU_MILLIS * num_ranks}m", "memory": f"{_RANK_MEMORY_GIB * num_ranks}Gi"}
     # Kubernetes takes a limit as the request where none is given, and refuses a request above its limit.
     defaults = {name: value for name, value in defaults.items() if name not in given.limits}
     resources: Manifest = {"requests": defaults | given.requests}
     if given.limits:
         resources["limits"] = given.limits
-    worker = _container(service, names.WORKER_CONTAINER, image) | {
+    worker = _container(service, names.WORKER_CONTAINER, resolved.image) | {
         "env": _environment(service, group, _RAY_HEALTH),
         "resources": resources,
         "volumeMounts": [*_mounts("scratch"), *_model_mount(service)],

@@ -1,0 +1,18 @@
+"""The operator's facts about built-in models are what the engine says of them."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rayloom_operator.model_facts import BUILTIN_FACTS, ModelFacts
+
+
+@pytest.mark.parametrize("name", BUILTIN_FACTS)
+def test_the_facts_of_a_built_in_model_are_what_inspect_says(name):
+    command = [Path(sys.executable).parent / "rayloom-engine", "inspect", "--model", f"builtin://{name}"]
+    said = json.loads(subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout)
+
+    assert ModelFacts.model_validate(said) == BUILTIN_FACTS[name]
