@@ -206,7 +206,7 @@ def test_a_plan_goes_to_all_survivors_although_a_rank_is_gone() -> None:
     last = ranks.start(1)
     ranks.assemble()
     first.die()
-    wait_until(lambda: ranks.pool.attached[0].steps.has_ended, 5.0, lambda: "rank 0 is still there")
+    first.wait_until_dead()
     executor = RemoteExecutor(ranks.pool)
     tried: list[int] = []
     with pytest.raises(RankLost, match="rank 0"):

@@ -77,7 +77,8 @@ class FakeRank:
         self.control.send(self.beat)
         self.steps, self.welcomed = dial(address, TOKEN, greeting("steps"))
         threading.Thread(target=self._beat, daemon=True).start()
-        threading.Thread(target=self._serve, args=(first or make_loaded(),), daemon=True).start()
+        self._server = threading.Thread(target=self._serve, args=(first or make_loaded(),), daemon=True)
+        self._server.start()
 
     def silence(self) -> None:
         """As after SIGSTOP: connections stay, nothing comes."""
@@ -87,6 +88,11 @@ class FakeRank:
         self._is_silent.set()
         self.control.close()
         self.steps.close()
+
+    def wait_until_dead(self) -> None:
+        """After `die`: while its thread still waits for an order, the system keeps what it reads from open."""
+        self._server.join(5.0)
+        assert not self._server.is_alive()
 
     def _beat(self) -> None:
         with contextlib.suppress(ChannelClosed):
