@@ -216,7 +216,7 @@ def test_more_accelerators_than_needed_are_served_better_by_replicas():
             DoesNotFit,
             (LLAMA3_70B, 2, 1),
             {},
-            "spec.accelerator: the model does not fit, not even as TP1xPP80: 3.6 GiB of weights and 1.5 GiB for the "
+            "spec.parallelism: even TP1xPP80 does not fit: 3.6 GiB of weights and 1.5 GiB for the "
             "process do not fit in 2.0 GiB; lower spec.model.maxModelLen, or use accelerators with more memory or more "
             "of them on a node",
         ),
@@ -224,7 +224,7 @@ def test_more_accelerators_than_needed_are_served_better_by_replicas():
             DoesNotFit,
             (LLAMA3_8B, 4, None),
             {"tensor": 1, "pipeline": 1},
-            "spec.parallelism: TP1xPP1 does not fit: 15.0 GiB of weights and 0.5 GiB for the process do not fit in "
+            "spec.parallelism: TP1xPP1 does not fit: 15.0 GiB of weights and 512 MiB for the process do not fit in "
             "4.0 GiB; use tensor 1 and pipeline 5, which fit",
         ),
         (

@@ -78,6 +78,10 @@ def step_bytes(shape: ModelShape, tensor: int, *, element_bytes: int, num_tokens
     return num_tokens * token_width * element_bytes + 3 * num_seqs * shape.vocab_size * 4
 
 
+def in_words(num_bytes: int) -> str:
+    return f"{num_bytes / GIB:.1f} GiB" if num_bytes >= GIB else f"{num_bytes / GIB * 1024:.0f} MiB"
+
+
 def _layer(shape: ModelShape, shard: int, tensor: int) -> int:
     """Parameters of one layer that a shard has. The shards' results are summed, so only the first adds biases to it."""
     width = shape.hidden_size

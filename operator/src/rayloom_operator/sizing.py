@@ -10,10 +10,10 @@ import hashlib
 import json
 from dataclasses import asdict, dataclass, replace
 
-from rayloom_operator.api_status import Candidate, Sizing
+from rayloom_operator.api_status import Candidate, Figures, Sizing
 from rayloom_operator.errors import DoesNotFit, SpecError
 from rayloom_operator.model_facts import ModelShape
-from rayloom_operator.rank_memory import BLOCK_SIZE, ELEMENT_BYTES, GIB, Rank, ranks, shard_counts, step_bytes
+from rayloom_operator.rank_memory import BLOCK_SIZE, ELEMENT_BYTES, GIB, Rank, in_words, ranks, shard_counts, step_bytes
 
 # The engine's own defaults; a test holds them to it.
 MAX_NUM_SEQS, GPU_STEP_TOKENS = 64, 8192
@@ -90,15 +90,9 @@ def size(question: Question) -> Sizing:
             f"{number} replicas of {best.shape} take no more accelerators than one of {chosen.shape}: an answer is "
             "slower, all together serve more."
         )
-    rest = sorted({*considered, *others} - {chosen}, key=_cost)
-    num_cheaper = sum(_cost(each) < _cost(chosen) for each in rest)
-    first = max(0, min(num_cheaper - _MAX_ALTERNATIVES // 2, len(rest) - _MAX_ALTERNATIVES))
-    return Sizing(
-        **chosen.model_dump(exclude={"fits", "why_not"}),
-        advice=advice,
-        inputs=question.inputs,
-        alternatives=() if question.is_cpu else tuple(rest[first : first + _MAX_ALTERNATIVES]),
-    )
+    rest = [] if question.is_cpu else sorted({*considered, *others} - {chosen}, key=cost)
+    figures = chosen.model_dump(exclude={"fits", "why_not"})
+    return Sizing(**figures, advice=advice, inputs=question.inputs, alternatives=tuple(rest[-_MAX_ALTERNATIVES:]))
 
 
 def candidates(question: Question) -> list[Candidate]:
@@ -113,7 +107,7 @@ def candidates(question: Question) -> list[Candidate]:
             found.append(candidate(question, tensor, pipeline))
             if found[-1].fits:
                 break  # more stages cost more
-    return sorted(found, key=_cost)
+    return sorted(found, key=cost)
 
 
 def candidate(question: Question, tensor: int, pipeline: int) -> Candidate:
@@ -121,7 +115,9 @@ def candidate(question: Question, tensor: int, pipeline: int) -> Candidate:
     element_bytes = ELEMENT_BYTES[question.dtype]
     parts = ranks(question.shape, tensor, pipeline)
     weights = max(part.weights for part in parts) * element_bytes
-    memory, reserve = _rank_memory(question, tensor, pipeline)
+    memory, reserve = question.memory, _CUDA_BYTES + _NCCL_BYTES * (tensor * pipeline > 1)
+    if question.is_cpu:
+        memory, reserve = memory and memory // tensor, CPU_RANK_BYTES
 
     def room(part: Rank) -> int:
         """Bytes that the engine takes for this rank's KV blocks."""
@@ -144,31 +140,34 @@ def candidate(question: Question, tensor: int, pipeline: int) -> Candidate:
         length = max(least, kept * BLOCK_SIZE)
     why_not = ""
     if memory is not None and weights + reserve >= memory:
-        why_not = f"{_gib(weights)} of weights and {_gib(reserve)} for the process do not fit in {_gib(memory)}"
-    elif is_too_much:
         why_not = (
-            f"{given} KV blocks need {_gib(given * block_bytes)} on a rank, and there is room for {_gib(kv_bytes)}"
+            f"{in_words(weights)} of weights and {in_words(reserve)} for the process do not fit in {in_words(memory)}"
         )
+    elif is_too_much:
+        needed = in_words(given * block_bytes)
+        why_not = f"{given} KV blocks need {needed} on a rank, and there is room for {in_words(kv_bytes)}"
     elif per_request < _num_blocks(length):
-        needed = _gib(num_requests * _num_blocks(least) * block_bytes)
+        needed = in_words(num_requests * _num_blocks(least) * block_bytes)
         why_not = f"{num_requests} x {least} tokens need {needed} of KV cache on a rank, and there is room for "
-        why_not += _gib(num_blocks * block_bytes)
+        why_not += in_words(num_blocks * block_bytes)
+    if why_not:
+        num_blocks = length = 0
+    elif not given:
+        # The engine takes no more than what all sequences of a step can use.
+        num_blocks = min(num_blocks, question.most_seqs * _num_blocks(length))
     pods, nodes = _places(question.per_node, tensor, pipeline)
-    found = Candidate(
+    return Candidate(
         tensor=tensor,
         pipeline=pipeline,
         pods=pods,
         nodes=nodes,
         weights_bytes_per_rank=weights,
+        kv_tokens=num_blocks * BLOCK_SIZE,
+        max_model_len=length,
+        concurrent_requests=num_blocks // max(1, _num_blocks(length)),
         fits=not why_not,
         why_not=why_not,
     )
-    if why_not:
-        return found
-    # The engine takes no more than what all sequences of a step can use.
-    num_blocks = given or min(num_blocks, question.most_seqs * _num_blocks(length))
-    figures = {"max_model_len": length, "concurrent_requests": num_blocks // _num_blocks(length)}
-    return found.model_copy(update={"kv_tokens": num_blocks * BLOCK_SIZE, **figures})
 
 
 def _places(per_node: int | None, tensor: int, pipeline: int) -> tuple[int, int]:
@@ -180,24 +179,15 @@ def _places(per_node: int | None, tensor: int, pipeline: int) -> tuple[int, int]
     return pods, -(-pods // max(1, per_node // (tensor * stages)))
 
 
-def _rank_memory(question: Question, tensor: int, pipeline: int) -> tuple[int | None, int]:
-    """Bytes that a rank may use, and those of them that are neither for weights nor for the KV cache."""
-    if question.is_cpu:
-        return None if question.memory is None else question.memory // tensor, CPU_RANK_BYTES
-    return question.memory, _CUDA_BYTES + _NCCL_BYTES * (tensor * pipeline > 1)
-
-
 def _kv_room(question: Question, tensor: int, free: int | None) -> int:
     """Bytes that the engine takes for KV blocks of the `free` ones of a rank; None where they are not known."""
+    if free is None:
+        return CPU_CAP
     if question.is_cpu:
-        return CPU_CAP if free is None else max(0, min(CPU_CAP, int(free * CPU_SHARE)))
-    assert free is not None, "an accelerator's memory is known"
+        return max(0, min(CPU_CAP, int(free * CPU_SHARE)))
+    num_tokens, element_bytes = question.num_step_tokens or GPU_STEP_TOKENS, ELEMENT_BYTES[question.dtype]
     step = step_bytes(
-        question.shape,
-        tensor,
-        element_bytes=ELEMENT_BYTES[question.dtype],
-        num_tokens=question.num_step_tokens or GPU_STEP_TOKENS,
-        num_seqs=question.most_seqs,
+        question.shape, tensor, element_bytes=element_bytes, num_tokens=num_tokens, num_seqs=question.most_seqs
     )
     return max(0, min(int(free * GPU_SHARE), free - step))
 
@@ -230,9 +220,8 @@ def _problems(question: Question) -> tuple[str, ...]:
 
 def _refusal(question: Question, considered: list[Candidate], best: Candidate | None) -> str:
     last = considered[-1]
-    said = f"spec.parallelism: {last.shape} does not fit: {last.why_not}"
-    if len(considered) > 1:
-        said = f"spec.accelerator: the model does not fit, not even as {last.shape}: {last.why_not}"
+    even = "" if len(considered) == 1 else "even "
+    said = f"spec.parallelism: {even}{last.shape} does not fit: {last.why_not}"
     if best is not None and best not in considered:
         return f"{said}; use tensor {best.tensor} and pipeline {best.pipeline}, which fit"
     if question.is_cpu:
@@ -240,13 +229,10 @@ def _refusal(question: Question, considered: list[Candidate], best: Candidate | 
     return f"{said}; lower spec.model.maxModelLen, or use accelerators with more memory or more of them on a node"
 
 
-def _cost(way: Candidate) -> tuple[int, int, int]:
+def cost(way: Figures) -> tuple[int, int, int]:
+    """What is compared: accelerators, nodes, stages. No two ways have the same."""
     return way.num_ranks, way.nodes, way.pipeline
 
 
 def _num_blocks(num_tokens: int) -> int:
     return -(-num_tokens // BLOCK_SIZE)
-
-
-def _gib(num_bytes: int) -> str:
-    return f"{num_bytes / GIB:.1f} GiB"
