@@ -108,7 +108,7 @@ def test_the_revision_follows_what_was_computed_and_not_what_it_was_computed_fro
 def test_what_does_not_fit_is_refused_before_any_pod():
     with pytest.raises(DoesNotFit, match="use tensor 4 and pipeline 1, which fit"):
         resolved(parallelism={"tensor": 1, "pipeline": 1})
-    with pytest.raises(DoesNotFit, match="raise spec.engine.resources.limits.memory"):
+    with pytest.raises(DoesNotFit, match=r"raise spec\.engine\.resources\.limits\.memory"):
         make_resolved(engine={"resources": {"limits": {"memory": "550Mi"}}})
 
 

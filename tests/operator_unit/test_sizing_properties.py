@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rayloom_operator.errors import DoesNotFit
@@ -50,6 +50,7 @@ def sized(question):
         return None
 
 
+@settings(deadline=None, print_blob=True)
 @given(questions())
 def test_what_is_chosen_can_be_and_nothing_cheaper_fits(question):
     found = sized(question)
@@ -72,6 +73,7 @@ def test_what_is_chosen_can_be_and_nothing_cheaper_fits(question):
     assert len(found.alternatives) <= 8
 
 
+@settings(deadline=None, print_blob=True)
 @given(questions(), st.integers(1, 64))
 def test_more_memory_never_needs_more_accelerators(question, more_gib):
     found, with_more = sized(question), sized(replace(question, memory=question.memory + more_gib * GIB))
@@ -80,6 +82,7 @@ def test_more_memory_never_needs_more_accelerators(question, more_gib):
         assert with_more.num_ranks <= found.num_ranks
 
 
+@settings(deadline=None, print_blob=True)
 @given(questions())
 def test_no_two_ways_cost_the_same(question):
     costs = [(way.num_ranks, way.nodes, way.pipeline) for way in candidates(question)]
@@ -87,6 +90,7 @@ def test_no_two_ways_cost_the_same(question):
     assert costs == sorted(set(costs))
 
 
+@settings(deadline=None, print_blob=True)
 @given(questions())
 def test_what_fits_leaves_room_for_weights_and_a_step(question):
     found = sized(question)
