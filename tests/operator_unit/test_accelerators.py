@@ -61,7 +61,8 @@ def test_stages_of_one_pod_are_placed_side_by_side():
 def test_the_engine_is_told_its_device_because_a_gpu_may_join_ray_later():
     assert engine_config(make())["device"] == "cuda"
     assert engine_config(make_resolved())["device"] == "cpu"
-    assert engine_config(make_resolved(engine={"args": {"device": "auto"}}))["device"] == "auto"
+    assert engine_config(make_resolved(engine={"args": {"device": "auto"}}))["device"] == "cpu"
+    assert engine_config(make_resolved(engine={"args": {"device": "cuda"}}))["device"] == "cuda"
 
 
 def test_the_engine_is_told_the_computed_numbers():

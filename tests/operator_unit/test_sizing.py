@@ -246,6 +246,9 @@ def test_blocks_that_the_user_gives_are_the_ones_that_count():
     assert size(make_question(LLAMA3_8B, 24, 1, num_kv_blocks=1000, **given)).kv_tokens == 16_000
     # 1 GiB holds 512 blocks of 2 MiB.
     assert size(make_question(LLAMA3_8B, 24, 1, kv_cache_memory_bytes=GIB, **given)).kv_tokens == 512 * 16
+    # 17 and 13 layers; a block of the 17 takes 16 x 2 x 17 x 192 x 2 = 208,896 bytes.
+    found = size(make_question(SMOLLM2, 24, 1, kv_cache_memory_bytes=GIB, tensor=1, pipeline=2))
+    assert found.kv_tokens == 5140 * 16
 
 
 def test_the_question_has_the_same_hash_for_ever_and_every_part_counts():

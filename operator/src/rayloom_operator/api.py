@@ -120,7 +120,7 @@ class EngineArgs(_Part):
     """Settings of the engine that an LLMService has no field of its own for. Left out: the engine's default."""
 
     device: Literal["auto", "cpu", "cuda"] | None = Field(
-        None, description="Where to compute. Default in a cluster: cuda with `accelerator`, else cpu."
+        None, description="Where to compute. auto, the default: in a cluster cuda with `accelerator` and cpu without."
     )
     max_num_seqs: int | None = Field(None, ge=1, le=4096, description="Most sequences in one step.")
     max_num_batched_tokens: int | None = Field(None, ge=1, description="Token budget of one step.")

@@ -29,7 +29,8 @@ def pod_engine_config(resolved: Resolved) -> dict[str, JsonValue]:
         "placement_seconds": _PLACEMENT_SECONDS,
     }
     # On Ray `auto` looks at the GPUs that are there when it starts, and a worker's may come later.
-    document.setdefault("device", "cpu" if resolved.service.spec.accelerator is None else "cuda")
+    if document.get("device", "auto") == "auto":
+        document["device"] = "cpu" if resolved.service.spec.accelerator is None else "cuda"
     if resolved.stages_per_pod > 1:
         # Stages that follow each other share a pod; there is just room for all of them, so no pod stays empty.
         document["ray_placement_strategy"] = "PACK"

@@ -127,7 +127,8 @@ def candidate(question: Question, tensor: int, pipeline: int) -> Candidate:
     num_blocks, block_bytes, kv_bytes = min(
         (room(part) // (part.kv_block * element_bytes), part.kv_block * element_bytes, room(part)) for part in parts
     )
-    given = question.num_kv_blocks or (question.kv_cache_memory_bytes or 0) // block_bytes
+    largest = max(part.kv_block for part in parts) * element_bytes
+    given = question.num_kv_blocks or (question.kv_cache_memory_bytes or 0) // largest
     is_too_much = given > num_blocks and not question.is_cpu
     num_blocks = given or num_blocks
 
