@@ -119,6 +119,10 @@ def test_a_shape_that_another_version_has_chosen_stays():
         world.ask_for(document)
         await world.until(lambda: world.kube.statuses[-1]["shape"] == "TP3xPP1")
         assert world.kube.statuses[-1]["sizing"] == sizing | {"tensor": 3, "kvTokens": 7}
+        # Also over a spec that cannot be used.
+        world.ask_for(document | service(parallelism={"tensor": 2}) | generation(2))
+        await world.until(lambda: world.reason("Accepted") == "InvalidSpec")
+        assert world.kube.statuses[-1]["sizing"]["tensor"] == 3
 
     with_world(story)
 
