@@ -57,7 +57,9 @@ def test_every_field_is_described():
 def test_defaults_and_rules_arrive():
     spec = SCHEMA["properties"]["spec"]["properties"]
 
-    assert spec["parallelism"]["properties"]["pipeline"]["default"] == 1
+    assert spec["sizing"]["properties"]["minConcurrentRequests"]["default"] == 1
+    assert "default" not in spec["parallelism"]["properties"]["pipeline"]
+    assert spec["accelerator"]["required"] == ["memory"]
     assert spec["model"]["properties"]["dtype"]["default"] == "auto"
     assert "default" not in spec["model"]["properties"]["maxModelLen"]
     assert spec["replicas"]["x-kubernetes-validations"] == [

@@ -109,6 +109,7 @@ def test_an_engine_in_a_pod_uses_ray_and_opens_its_ports_with_a_token():
     assert parse_config(pod_engine_config(resolve(service, ""))) == EngineConfig(
         served_model_name="chat",
         pipeline_parallel_size=2,
+        device="cpu",
         executor="ray",
         placement_seconds=3600,
         rank_port=8002,

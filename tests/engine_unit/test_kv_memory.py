@@ -35,6 +35,14 @@ def test_a_cpu_takes_four_gib_at_most() -> None:
     assert _plan(free_bytes=64 * GIB).num_blocks == 4096
 
 
+def test_a_gpu_keeps_a_tenth_or_what_a_step_needs() -> None:
+    free = 10 * 1024 * MIB
+    assert _plan(is_cpu=False, free_bytes=free, max_num_seqs=9999, step_bytes=1000 * MIB).num_blocks == 9216
+    plan = _plan(is_cpu=False, free_bytes=free, max_num_seqs=9999, step_bytes=2048 * MIB)
+    assert plan.num_blocks == 8192
+    assert "10.00 GiB free, less 2.00 GiB for a step" in plan.explanation
+
+
 def test_nothing_is_taken_that_no_sequence_could_use() -> None:
     assert _plan(max_num_seqs=1).num_blocks == 512
 

@@ -37,7 +37,7 @@ def test_a_short_manifest_gets_the_defaults():
     assert service.served_name == "chat"
     assert service.metadata.namespace == "default"
     assert service.spec.model.dtype == "auto"
-    assert (service.spec.parallelism.tensor, service.spec.parallelism.pipeline) == (1, 1)
+    assert (service.spec.parallelism.tensor, service.spec.parallelism.pipeline) == (None, None)
     assert (service.spec.replicas, service.spec.drain_seconds) == (1, 30)
     assert service.spec.engine.env == ()
 
@@ -153,7 +153,7 @@ def test_every_kind_of_source_is_accepted(source):
             "spec.autoscaling",
             {},
             "spec.autoscaling: is not a field; remove it. "
-            "Fields here: model, parallelism, replicas, drainSeconds, engine",
+            "Fields here: model, parallelism, sizing, accelerator, replicas, drainSeconds, engine",
         ),
         ("spec.engine.args.maxNumSeqs", 5000, "spec.engine.args.maxNumSeqs: 5000 is too large; use 4096 or less"),
         ("spec.engine.args.port", 1, "spec.engine.args.port: is not a field; remove it. Fields here: device, "),

@@ -27,6 +27,11 @@ def service(uid="uid-1", **spec):
     }
 
 
+def generation(number):
+    """The same service with its spec changed so often."""
+    return {"metadata": service()["metadata"] | {"generation": number}}
+
+
 class World:
     """A controller at work, and its cluster."""
 
@@ -85,6 +90,39 @@ def test_a_service_gets_its_objects_and_the_cluster_last():
             "secrets",
             "rayclusters",
         ]
+
+    with_world(story)
+
+
+def test_a_model_that_cannot_be_cut_as_asked_makes_no_pod():
+    async def story(world):
+        world.ask_for(service(parallelism={"tensor": 2}))
+        await world.until(lambda: world.reason() == "InvalidSpec")
+        assert world.message().endswith("use one of 1, 3, 9")
+        world.ask_for(service(engine={"resources": {"limits": {"memory": "400Mi"}}}) | generation(2))
+        await world.until(lambda: world.reason() == "DoesNotFit")
+        assert world.kube.named("RayCluster") == []
+        world.ask_for(service() | generation(3))
+        await world.until(lambda: world.reason() == "PodsPending")
+
+    with_world(story)
+
+
+def test_a_shape_that_another_version_has_chosen_stays():
+    async def story(world):
+        world.ask_for(service())
+        await world.until(lambda: world.reason() == "PodsPending")
+        sizing = world.kube.statuses[-1]["sizing"]
+        assert (sizing["tensor"], sizing["kvTokens"]) == (1, 11_650 * 16)
+        document = world.kube.objects[SERVICE]
+        document["status"]["sizing"] |= {"tensor": 3, "kvTokens": 7}
+        world.ask_for(document)
+        await world.until(lambda: world.kube.statuses[-1]["shape"] == "TP3xPP1")
+        assert world.kube.statuses[-1]["sizing"] == sizing | {"tensor": 3, "kvTokens": 7}
+        # Also over a spec that cannot be used.
+        world.ask_for(document | service(parallelism={"tensor": 2}) | generation(2))
+        await world.until(lambda: world.reason("Accepted") == "InvalidSpec")
+        assert world.kube.statuses[-1]["sizing"]["tensor"] == 3
 
     with_world(story)
 

@@ -149,7 +149,7 @@ def test_a_file_model_is_mounted_read_only_where_it_is_on_the_node():
     [
         ({}, {"requests": {"cpu": "500m", "memory": "1Gi"}}),
         ({"requests": {"cpu": "2"}}, {"requests": {"cpu": "2", "memory": "1Gi"}}),
-        ({"limits": {"memory": "512Mi"}}, {"requests": {"cpu": "500m"}, "limits": {"memory": "512Mi"}}),
+        ({"limits": {"memory": "2Gi"}}, {"requests": {"cpu": "500m"}, "limits": {"memory": "2Gi"}}),
     ],
 )
 def test_resources_of_a_worker_pod(given, resources):

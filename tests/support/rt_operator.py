@@ -2,6 +2,7 @@
 
 from rayloom_operator.api import parse
 from rayloom_operator.engine_status import EngineStatus, Rank
+from rayloom_operator.model_facts import builtin_facts
 from rayloom_operator.observed import Group, Reading, pod
 from rayloom_operator.plan import Settings
 from rayloom_operator.resolved import resolve
@@ -21,7 +22,8 @@ def make_service(name="chat", **spec):
 
 
 def make_resolved(name="chat", *, image=SETTINGS.engine_image, **spec):
-    return resolve(make_service(name, **spec), image)
+    service = make_service(name, **spec)
+    return resolve(service, image, builtin_facts(service.spec.model))
 
 
 def make_pod_document(

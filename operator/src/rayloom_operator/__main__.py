@@ -9,6 +9,7 @@ from pathlib import Path
 
 from rayloom_operator.errors import OperatorError, SpecError
 from rayloom_operator.local import serve_local
+from rayloom_operator.plan_command import print_plan
 
 # argparse's own code for a command line that cannot be used; a manifest that cannot be used is the same to a caller.
 _EXIT_USAGE = 2
@@ -17,9 +18,12 @@ _EXIT_USAGE = 2
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command and gives its exit code: 0 done, 1 failed, 2 wrong input, or the engine's own code."""
     flags = vars(_parser().parse_args(arguments))
+    command = flags.pop("command")
     try:
-        if flags.pop("command") == "local":
+        if command == "local":
             return serve_local(**flags)
+        if command == "plan":
+            return print_plan(**flags)
         # Imported here: `local` is to start fast, and has no use for what speaks to clusters.
         from rayloom_operator.run import run_operator
 
@@ -45,9 +49,21 @@ def _parser() -> argparse.ArgumentParser:
         help="serve a manifest on this machine, without a cluster",
         description="Serves the LLMService in FILE on this machine by one rayloom-engine process, until Ctrl-C.",
     )
-    local.add_argument(
-        "-f", "--file", dest="manifest", metavar="FILE", type=Path, required=True, help="YAML file with one LLMService"
+    plan = commands.add_parser(
+        "plan",
+        help="print what a cluster would be told to make of a manifest",
+        description="Prints into how many ranks the model of the LLMService in FILE would be cut and why, and the "
+        "objects that would be made. Changes nothing, and needs no cluster.",
     )
+    for command in (local, plan):
+        file_help = "YAML file with one LLMService"
+        command.add_argument("-f", "--file", dest="manifest", metavar="FILE", type=Path, required=True, help=file_help)
+    facts_help = "JSON that `rayloom-engine inspect` prints of the model; not needed for builtin:// models"
+    plan.add_argument("--facts", metavar="FILE", type=Path, help=facts_help)
+    image_help = "image of an engine whose LLMService names none (default: %(default)s)"
+    plan.add_argument("--engine-image", default="rayloom/engine", help=image_help)
+    output_help = "text, or yaml for the objects (default: %(default)s)"
+    plan.add_argument("-o", "--output", choices=("text", "yaml"), default="text", help=output_help)
     local.add_argument("--host", default="127.0.0.1", help="address of the API port (default: %(default)s)")
     local.add_argument("--port", type=_port, default=8000, help="API port; 0 picks a free one (default: %(default)s)")
     admin_help = "admin port on loopback; 0 picks a free one (default: %(default)s)"

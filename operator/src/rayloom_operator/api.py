@@ -11,11 +11,13 @@ import json
 import re
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
-from pydantic.alias_generators import to_camel
-from pydantic.config import JsonDict
+from pydantic import AfterValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from rayloom_operator.api_base import Part as _Part
+from rayloom_operator.api_base import Quantity
+from rayloom_operator.api_base import rules as _rules
 from rayloom_operator.api_errors import explain
+from rayloom_operator.api_sizing import Accelerator, Parallelism, Sizing
 from rayloom_operator.errors import SpecError
 
 API_VERSION = "rayloom.dev/v1alpha1"
@@ -33,18 +35,7 @@ _SOURCES = (
 _SOURCES_IN_WORDS = "hf://ORG/NAME, file:///PATH, " + ", ".join(f"builtin://{name}" for name in BUILTIN_MODELS)
 
 _NAME_PATTERN = "^[a-z]([-a-z0-9]*[a-z0-9])?$"
-# https://kubernetes.io/docs/reference/kubernetes-api/common-definitions/quantity/, without signs and exponents.
-_QUANTITY = r"^[0-9]+(\.[0-9]+)?(m|k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei)?$"
 _REPLICAS_IN_WORDS = "this version runs exactly one engine for a service: set replicas to 1"
-
-
-class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, alias_generator=to_camel)
-
-
-def _rules(*rules: tuple[str, str]) -> JsonDict:
-    """CEL rules (https://kubernetes.io/docs/reference/using-api/cel/) and what the API server says where one fails."""
-    return {"x-kubernetes-validations": [{"rule": rule, "message": message} for rule, message in rules]}
 
 
 def _only_one(words: str) -> AfterValidator:
@@ -125,22 +116,12 @@ class Model(_Part):
         return self.source.split("://", 1)[0]
 
 
-class Parallelism(_Part):
-    tensor: int = Field(
-        1,
-        ge=1,
-        le=1024,
-        description="Ranks that share each layer, together in one pod. The model's attention heads must divide by it.",
-    )
-    pipeline: int = Field(
-        1, ge=1, le=1024, description="Stages that share the layers, one after another; each in a pod of its own."
-    )
-
-
 class EngineArgs(_Part):
     """Settings of the engine that an LLMService has no field of its own for. Left out: the engine's default."""
 
-    device: Literal["auto", "cpu", "cuda"] | None = Field(None, description="Where to compute.")
+    device: Literal["auto", "cpu", "cuda"] | None = Field(
+        None, description="Where to compute. auto, the default: in a cluster cuda with `accelerator` and cpu without."
+    )
     max_num_seqs: int | None = Field(None, ge=1, le=4096, description="Most sequences in one step.")
     max_num_batched_tokens: int | None = Field(None, ge=1, description="Token budget of one step.")
     max_queued_requests: int | None = Field(
@@ -168,14 +149,11 @@ class EnvVar(_Part):
     value: str = Field(description="Its value, a string: put numbers and true/false in quotes.")
 
 
-Quantity = Annotated[str, Field(pattern=_QUANTITY)]
-
-
 class Resources(_Part):
     requests: dict[str, Quantity] = Field(
         default_factory=dict,
         description="What a node must have free, by resource name; text such as '500m' or '1Gi'. Left out: cpu 500m, "
-        "memory 1Gi, times `tensor`.",
+        "memory what the weights and a process need and 1Gi at least, times the ranks of a pod.",
     )
     limits: dict[str, Quantity] = Field(
         default_factory=dict, description="What may be used at most, by resource name; text such as '4' or '8Gi'."
@@ -191,7 +169,8 @@ class Engine(_Part):
     )
     resources: Resources = Field(
         default_factory=Resources,
-        description="Resources of each worker pod's main container, which runs the `tensor` ranks of a stage.",
+        description="Resources of each worker pod's main container, which runs the ranks of one stage or several. The "
+        "accelerators are added to them.",
     )
     args: EngineArgs = Field(default_factory=EngineArgs, description="Settings of the engine.")
     env: tuple[EnvVar, ...] = Field(
@@ -211,9 +190,33 @@ class Engine(_Part):
         return env
 
 
+_TENSOR_IN_WORDS = "the ranks of a stage share a node: lower parallelism.tensor, or raise accelerator.perNode"
+_CPU_IN_WORDS = "engine.args.device cpu has no use for an accelerator: remove one of the two"
+
+
 class Spec(_Part):
+    model_config = ConfigDict(
+        json_schema_extra=_rules(
+            (
+                "!has(self.accelerator) || !has(self.parallelism) || !has(self.parallelism.tensor) || "
+                "self.parallelism.tensor <= self.accelerator.perNode",
+                _TENSOR_IN_WORDS,
+            ),
+            (
+                "!has(self.accelerator) || !has(self.engine) || !has(self.engine.args) || "
+                "!has(self.engine.args.device) || self.engine.args.device != 'cpu'",
+                _CPU_IN_WORDS,
+            ),
+        )
+    )
+
     model: Model = Field(description="What to serve.")
-    parallelism: Parallelism = Field(default_factory=Parallelism, description="How many ranks share one replica.")
+    parallelism: Parallelism = Field(
+        default_factory=Parallelism,
+        description="How many ranks share one replica. What is left out is computed: the fewest accelerators that fit.",
+    )
+    sizing: Sizing = Field(default_factory=Sizing, description="What must fit.")
+    accelerator: Accelerator | None = Field(None, description="What each rank computes on. Left out: a CPU.")
     replicas: Annotated[int, _only_one(_REPLICAS_IN_WORDS)] = Field(
         1,
         description="Engines that serve this model. Only 1 works today.",
@@ -227,6 +230,16 @@ class Spec(_Part):
         "the spec changes or the LLMService is deleted: the ranks' pods end at once then.",
     )
     engine: Engine = Field(default_factory=Engine, description="The engine's own settings.")
+
+    @model_validator(mode="after")
+    def _accelerator_is_used(self) -> Spec:
+        if self.accelerator is None:
+            return self
+        if (tensor := self.parallelism.tensor or 1) > self.accelerator.per_node:
+            raise ValueError(f"tensor {tensor} is more than perNode {self.accelerator.per_node}; {_TENSOR_IN_WORDS}")
+        if self.engine.args.device == "cpu":
+            raise ValueError(_CPU_IN_WORDS)
+        return self
 
 
 class LLMService(_Part):

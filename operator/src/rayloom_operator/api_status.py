@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, WithJsonSchema
 from pydantic.alias_generators import to_camel
 
 
@@ -14,6 +15,7 @@ class Reason(StrEnum):
 
     VALID = "Valid"  # Accepted
     INVALID_SPEC = "InvalidSpec"  # Accepted, and Available while nothing of an earlier spec runs
+    DOES_NOT_FIT = "DoesNotFit"  # the model does not fit what it may use; where InvalidSpec is
     APPLY_REFUSED = "ApplyRefused"  # the API server refused an object of ours; Accepted
     LOADED = "Loaded"  # ModelReady
     LOADING = "Loading"  # ModelReady
@@ -70,6 +72,49 @@ class Group(_Part):
     nodes: tuple[str, ...] = Field(description="Nodes that hold its ranks, in the order of the ranks.")
 
 
+class Figures(_Part):
+    """One way to cut a model into ranks, and what comes of it."""
+
+    tensor: int = Field(description="Ranks that share each layer.")
+    pipeline: int = Field(description="Stages that share the layers.")
+    pods: int = Field(description="Worker pods, each with pipeline / pods stages.")
+    nodes: int = Field(description="Nodes that these pods fill, at the least; on CPU one a pod.")
+    weights_bytes_per_rank: int = Field(description="Bytes of the largest rank's weights.")
+    kv_tokens: int = Field(0, description="Tokens that the KV cache holds, where memory is known; else at most.")
+    max_model_len: int = Field(0, description="Longest prompt + output in tokens.")
+    concurrent_requests: int = Field(0, description="Requests of maxModelLen tokens that have room at once.")
+
+    @property
+    def shape(self) -> str:
+        return f"TP{self.tensor}xPP{self.pipeline}"
+
+    @property
+    def num_ranks(self) -> int:
+        return self.tensor * self.pipeline
+
+
+class Candidate(Figures):
+    fits: bool = Field(description="Whether it would work.")
+    why_not: str = Field("", description="What is too little; empty when it fits.")
+
+
+class Sizing(Figures):
+    # Read back from clusters, where an operator of another version may have written it.
+    model_config = ConfigDict(extra="ignore")
+
+    advice: str = Field("", description="What would use the accelerators better; empty when nothing is known.")
+    inputs: str = Field(description="Hash of what this was computed from. While it is equal, the choice stays.")
+    alternatives: tuple[Candidate, ...] = Field((), max_length=8, description="Other ways, the cheapest first.")
+
+
+def stored_sizing(status: Mapping[str, Any]) -> Sizing | None:
+    """The sizing in a status document; None when there is none, or somebody else wrote it."""
+    try:
+        return Sizing.model_validate(status["sizing"], strict=False)
+    except (KeyError, ValidationError):
+        return None
+
+
 class Status(_Part):
     observed_generation: int = Field(0, description="metadata.generation of the spec that this status is about.")
     conditions: tuple[Condition, ...] = Field(
@@ -78,6 +123,7 @@ class Status(_Part):
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
     )
     shape: str = Field("", description="Tensor and pipeline parallelism, such as TP1xPP2.")
+    sizing: Sizing | None = Field(None, description="How the shape came about. Absent until the model is known.")
     ready: str = Field("", description="Engines that serve, of those asked for, such as 1/1.")
     endpoint: str = Field("", description="URL of the API inside the cluster.")
     replicas: int = Field(0, description="Engines that exist.")

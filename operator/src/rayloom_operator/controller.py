@@ -14,18 +14,19 @@ from dataclasses import replace
 from datetime import UTC, datetime
 
 from rayloom_operator import names
-from rayloom_operator.api import API_VERSION, KIND, LLMService, parse
-from rayloom_operator.api_status import Status
+from rayloom_operator.api import API_VERSION, KIND, parse
+from rayloom_operator.api_status import Reason, Status
 from rayloom_operator.engine_poller import EnginePoller, Target
-from rayloom_operator.errors import OperatorError, Refused, SpecError
+from rayloom_operator.errors import DoesNotFit, OperatorError, Refused, SpecError
 from rayloom_operator.k8s_events import events
 from rayloom_operator.kube import CONFLICT, NOT_FOUND, Kube, KubeError
+from rayloom_operator.model_facts import builtin_facts
 from rayloom_operator.names import Manifest, ServiceKey, object_path, path_of
 from rayloom_operator.objects.companions import admin_token
 from rayloom_operator.observed import Group, pod
 from rayloom_operator.plan import Plan, Route, Settings, plan
 from rayloom_operator.reflector import Reflector
-from rayloom_operator.resolved import resolve
+from rayloom_operator.resolved import Resolved, resolve
 from rayloom_operator.revision import revision
 from rayloom_operator.status import SILENCE_LIMIT_S, STALE_S, status
 from rayloom_operator.work_queue import WorkQueue
@@ -114,18 +115,22 @@ class Controller:
 
     async def _bring(self, key: ServiceKey, document: Manifest) -> float:
         now = asyncio.get_running_loop().time()
-        service: LLMService | None = None
+        previous = document.get("status", {})
+        resolved: Resolved | None = None
         problems: tuple[str, ...] = ()
+        refused_as = Reason.INVALID_SPEC
         try:
             service = parse(document)
+            facts = builtin_facts(service.spec.model)
+            resolved = resolve(service, self._settings.image(service), facts, previous)
         except SpecError as error:
             problems = error.problems
+            refused_as = Reason.DOES_NOT_FIT if isinstance(error, DoesNotFit) else refused_as
         groups, taken = await self._observe(key, document)
         is_mounting = any(each.is_mounting for group in groups for each in group.pods)
         mounting_s = now - self._mounting_since.setdefault(key, now) if is_mounting else 0.0
         if not is_mounting:
             self._mounting_since.pop(key, None)
-        resolved = None if service is None else resolve(service, self._settings.image(service))
         refused: Refused | None = None
         try:
             await self._carry_out(key, plan(resolved, groups, self._settings.operator_key, taken), is_mounting)
@@ -140,9 +145,10 @@ class Controller:
             problems,
             groups,
             "" if refused is None else str(refused),
+            refused_as=refused_as,
             generation=document["metadata"]["generation"],
             revision="" if resolved is None else revision(resolved),
-            previous=document.get("status", {}),
+            previous=previous,
             now=now,
             clock=datetime.now(UTC),
         )
@@ -281,7 +287,7 @@ class Controller:
         raise Refused(f"{what} exists and is not ours; delete it, or give this {KIND} another name")
 
     async def _write(self, key: ServiceKey, document: Manifest, computed: Status) -> None:
-        content = computed.model_dump(mode="json", by_alias=True)
+        content = computed.model_dump(mode="json", by_alias=True, exclude_none=True)
         if content == document.get("status"):
             return
         meta = document["metadata"]

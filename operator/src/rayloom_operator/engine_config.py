@@ -10,7 +10,7 @@ from typing import TypeAlias
 
 from rayloom_operator.api import LLMService
 from rayloom_operator.names import ADMIN_PORT, ADMIN_TOKEN_FILE, API_PORT, RANK_PORT
-from rayloom_operator.resolved import Resolved, resolve
+from rayloom_operator.resolved import Resolved
 
 # How long Ray may take to find room for the ranks. Pods may wait for a node or an image for long, and the operator
 # says so; an engine that gave up meanwhile would only hide it.
@@ -21,22 +21,32 @@ JsonValue: TypeAlias = str | int | bool | list[str]
 
 def pod_engine_config(resolved: Resolved) -> dict[str, JsonValue]:
     """The EngineConfig v1 document for an engine in a head pod, with its ranks in worker pods."""
-    return _document(resolved, host="0.0.0.0", port=API_PORT, admin_port=ADMIN_PORT) | {
+    document = _document(resolved, host="0.0.0.0", port=API_PORT, admin_port=ADMIN_PORT) | {
         "executor": "ray",
         "admin_host": "0.0.0.0",
         "admin_token_file": ADMIN_TOKEN_FILE,
         "rank_port": RANK_PORT,
         "placement_seconds": _PLACEMENT_SECONDS,
     }
+    # On Ray `auto` looks at the GPUs that are there when it starts, and a worker's may come later.
+    if document.get("device", "auto") == "auto":
+        document["device"] = "cpu" if resolved.service.spec.accelerator is None else "cuda"
+    if resolved.stages_per_pod > 1:
+        # Stages that follow each other share a pod; there is just room for all of them, so no pod stays empty.
+        document["ray_placement_strategy"] = "PACK"
+    return document
 
 
 def engine_config(service: LLMService, *, host: str, port: int, admin_port: int) -> dict[str, JsonValue]:
     """The EngineConfig v1 document for one engine of `service`. What the manifest leaves out stays out.
 
-    The admin port is opened on loopback only.
+    The admin port is opened on loopback only. Nothing is computed from `accelerator`: the engine looks at this machine.
     """
+    asked, length = service.spec.parallelism, service.spec.model.max_model_len
+    tensor, pipeline = asked.tensor or 1, asked.pipeline or 1
     # No image has a part in it.
-    return _document(resolve(service, ""), host=host, port=port, admin_port=admin_port)
+    resolved = Resolved(service=service, image="", tensor=tensor, pipeline=pipeline, max_model_len=length)
+    return _document(resolved, host=host, port=port, admin_port=admin_port)
 
 
 def _document(resolved: Resolved, *, host: str, port: int, admin_port: int) -> dict[str, JsonValue]:
@@ -48,7 +58,7 @@ def _document(resolved: Resolved, *, host: str, port: int, admin_port: int) -> d
         "revision": resolved.commit or model.revision,
         "served_model_name": service.served_name,
         "dtype": model.dtype,
-        "max_model_len": model.max_model_len,
+        "max_model_len": resolved.max_model_len,
         "tensor_parallel_size": resolved.tensor,
         "pipeline_parallel_size": resolved.pipeline,
         "drain_seconds": service.spec.drain_seconds,

@@ -13,6 +13,10 @@ class SpecError(OperatorError, ValueError):
         self.problems = problems
 
 
+class DoesNotFit(SpecError):
+    """A manifest that is right in itself, but asks for more memory than there is."""
+
+
 class EngineUnavailable(OperatorError):
     """The engine cannot be started, or does not answer as its contract says."""
 

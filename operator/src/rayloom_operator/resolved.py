@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
 
 from rayloom_operator.api import LLMService
+from rayloom_operator.api_base import amount
+from rayloom_operator.api_status import Sizing, stored_sizing
+from rayloom_operator.errors import SpecError
+from rayloom_operator.model_facts import ModelFacts
+from rayloom_operator.sizing import Question, size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,6 +25,8 @@ class Resolved:
     pipeline: int
     stages_per_pod: int = 1  # divides `pipeline`
     commit: str = ""  # of a hub's model; empty for other sources
+    max_model_len: int | None = None  # tokens; None leaves it to the engine
+    sizing: Sizing | None = None  # how the parallelism came about; None while the model is not known
 
     @property
     def shape(self) -> str:
@@ -33,7 +43,59 @@ class Resolved:
         return self.tensor * self.stages_per_pod
 
 
-def resolve(service: LLMService, image: str) -> Resolved:
-    """`image` is the resolved image of the engine's pods."""
-    asked = service.spec.parallelism
-    return Resolved(service=service, image=image, tensor=asked.tensor, pipeline=asked.pipeline)
+def resolve(
+    service: LLMService,
+    image: str,
+    facts: ModelFacts | None = None,
+    previous: Mapping[str, Any] = MappingProxyType({}),
+) -> Resolved:
+    """`image` is the resolved image of the engine's pods, `facts` None while the model was not looked at.
+
+    `previous` is the status as it was written last: while what its sizing was computed from is the same, that choice
+    stays, whatever this version of the operator would choose. Without facts only a service on CPU can be resolved.
+    Raises SpecError, or DoesNotFit, with what to change.
+    """
+    spec = service.spec
+    asked, length = spec.parallelism, spec.model.max_model_len
+    if facts is None:
+        if spec.accelerator is not None:
+            raise SpecError(("spec.accelerator: the parallelism is computed once the model was inspected",))
+        tensor, pipeline = asked.tensor or 1, asked.pipeline or 1
+        return Resolved(service=service, image=image, tensor=tensor, pipeline=pipeline, max_model_len=length)
+    asking = question(service, facts)
+    sizing = stored_sizing(previous)
+    if sizing is None or sizing.inputs != asking.inputs:
+        sizing = size(asking)
+    if sizing.max_model_len < facts.shape.max_position_embeddings and not asking.engine_cuts_length:
+        length = sizing.max_model_len
+    return Resolved(
+        service=service,
+        image=image,
+        tensor=sizing.tensor,
+        pipeline=sizing.pipeline,
+        stages_per_pod=sizing.pipeline // sizing.pods,
+        commit=facts.commit or "",
+        max_model_len=length,
+        sizing=sizing,
+    )
+
+
+def question(service: LLMService, facts: ModelFacts) -> Question:
+    """What sizing is asked for a service. On CPU nothing is computed that the spec leaves out: it is 1."""
+    spec = service.spec
+    accelerator, args, asked = spec.accelerator, spec.engine.args, spec.parallelism
+    limit = accelerator.memory if accelerator is not None else spec.engine.resources.limits.get("memory")
+    return Question(
+        shape=facts.shape,
+        dtype=facts.shape.checkpoint_dtype if spec.model.dtype == "auto" else spec.model.dtype,
+        per_node=None if accelerator is None else accelerator.per_node,
+        memory=None if limit is None else amount(limit),
+        tensor=asked.tensor or (1 if accelerator is None else None),
+        pipeline=asked.pipeline or (1 if accelerator is None else None),
+        max_model_len=spec.model.max_model_len,
+        num_requests=spec.sizing.min_concurrent_requests,
+        max_num_seqs=args.max_num_seqs,
+        num_step_tokens=args.max_num_batched_tokens,
+        kv_cache_memory_bytes=args.kv_cache_memory_bytes,
+        num_kv_blocks=args.num_kv_blocks,
+    )

@@ -21,12 +21,22 @@ def revision(resolved: Resolved) -> str:
     service = resolved.service
     spec = service.spec.model_dump(
         mode="json",
-        exclude={"replicas": True, "parallelism": True, "engine": {"image": True, "image_pull_policy": True}},
+        exclude={
+            "replicas": True,
+            "parallelism": True,
+            "sizing": True,
+            "accelerator": True,
+            "engine": {"image": True, "image_pull_policy": True},
+        },
         exclude_defaults=True,
     )
     # How the shape came about, asked for or computed, does not count either.
     shape = {"tensor": resolved.tensor, "pipeline": resolved.pipeline, "stages_per_pod": resolved.stages_per_pod}
     spec["parallelism"] = {name: number for name, number in shape.items() if number != 1}
+    if service.spec.accelerator is not None:
+        spec["accelerator"] = service.spec.accelerator.resource
+    if resolved.max_model_len != service.spec.model.max_model_len:
+        spec["maxModelLen"] = resolved.max_model_len
     inputs = {"spec": _without_empty(spec), "servedName": service.served_name, "image": resolved.image}
     if resolved.commit:
         inputs["commit"] = resolved.commit

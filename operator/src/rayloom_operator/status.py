@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, Literal
 
-from rayloom_operator.api_status import Condition, ConditionType, GroupState, Reason, Status
+from rayloom_operator.api_status import Condition, ConditionType, GroupState, Reason, Status, stored_sizing
 from rayloom_operator.api_status import Group as GroupStatus
 from rayloom_operator.engine_status import EngineStatus
 from rayloom_operator.objects.companions import endpoint
@@ -45,6 +45,7 @@ def status(
     groups: tuple[Group, ...],
     refusal: str = "",
     *,
+    refused_as: Reason = Reason.INVALID_SPEC,
     generation: int,
     revision: str,
     previous: Mapping[str, Any],
@@ -54,9 +55,9 @@ def status(
     """The status to write.
 
     `resolved` is None, and `problems` says why, while the spec cannot be used; `revision` is that of the spec, empty
-    then. `refusal` is what the API server said when it refused an object of ours. `previous` is the status as it was
-    written last, for times of change and for what an unusable or refused spec leaves running. `now` counts like the
-    readings' seconds, `clock` is the time of day for the document.
+    then, and `refused_as` says of what kind the problems are. `refusal` is what the API server said when it refused an
+    object of ours. `previous` is the status as it was written last, for times of change and for what an unusable or
+    refused spec leaves running. `now` counts like the readings' seconds, `clock` is the time of day for the document.
     """
     old_revision = previous.get("currentRevision", "")
     is_made = bool(revision) and (not refusal or any(group.revision == revision for group in groups))
@@ -65,7 +66,7 @@ def status(
     group = shown[0] if shown else None
     accepted = Verdict(reason=Reason.VALID, message="The spec can be used.")
     if problems:
-        accepted = Verdict(reason=Reason.INVALID_SPEC, message="; ".join(problems))
+        accepted = Verdict(reason=refused_as, message="; ".join(problems))
     elif refusal:
         accepted = Verdict(reason=Reason.APPLY_REFUSED, message=refusal)
     # What is refused leaves running what there was.
@@ -94,6 +95,7 @@ def status(
             condition("Available", is_serving, verdict),
         ),
         shape=resolved.shape if resolved is not None else previous.get("shape", ""),
+        sizing=resolved.sizing if resolved is not None else stored_sizing(previous),
         ready=f"{int(is_serving)}/1",
         endpoint=endpoint(resolved.service) if resolved is not None else previous.get("endpoint", ""),
         replicas=len(shown),

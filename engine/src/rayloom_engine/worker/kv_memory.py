@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rayloom_engine.errors import ConfigError
+from rayloom_engine.models.shape import ModelShape
 
 GIB = 1 << 30
 _CPU_SHARE = 0.5  # of free memory: the rest is for activations, the page cache and everything else on the machine
 _CPU_CAP = 4 * GIB  # beyond it a CPU is too slow to use the context; kv_cache_memory_bytes overrides
-_GPU_SHARE = 0.9  # of free memory, the rest is for activations and fragmentation
+_GPU_SHARE = 0.9  # of free memory, the rest is for activations and fragmentation; more where a step needs more
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,6 +19,18 @@ class KvPlan:
     max_model_len: int
     block_bytes: int  # of the rank's layers and heads, keys and values
     explanation: str  # one line for the log and /status
+
+
+def step_bytes(shape: ModelShape, num_shards: int, *, element_bytes: int, num_tokens: int, num_seqs: int) -> int:
+    """Bytes that a rank's largest step holds at once beside weights and cache, counted off the decoder's code.
+
+    A token has the residual stream, its normed form and a block's result, and the wider of attention and MLP; a
+    sequence has its logits in float32, a copy of them and their probabilities.
+    """
+    feed_forward = 3 * -(-shape.intermediate_size // num_shards)  # gate, up, their product
+    attention = 2 * (shape.query_size + shape.kv_size) // num_shards
+    token_width = 3 * shape.hidden_size + max(feed_forward, attention)
+    return num_tokens * token_width * element_bytes + 3 * num_seqs * shape.vocab_size * 4
 
 
 def plan_kv_memory(
@@ -31,11 +44,13 @@ def plan_kv_memory(
     max_model_len: int | None,
     kv_cache_memory_bytes: int | None,
     num_kv_blocks: int | None,
+    step_bytes: int = 0,
 ) -> KvPlan:
     """The number of blocks and the longest sequence.
 
     `block_bytes` is for all layers and heads of the rank, keys and values. `model_max_len` is what the model's config
-    allows. Raises ConfigError when the wanted max_model_len does not fit, or exceeds the model's.
+    allows. `step_bytes` stay free on a GPU. Raises ConfigError when the wanted max_model_len does not fit, or exceeds
+    the model's.
     """
     if max_model_len is not None and max_model_len > model_max_len:
         raise ConfigError(f"max_model_len: {max_model_len} is more than the model's {model_max_len} positions")
@@ -51,6 +66,9 @@ def plan_kv_memory(
         why = f"{share:.0%} of {free_bytes / GIB:.2f} GiB free"
         if is_cpu and budget > _CPU_CAP:
             budget, why = _CPU_CAP, f"{_CPU_CAP // GIB} GiB cap on CPU, {free_bytes / GIB:.2f} GiB free"
+        if not is_cpu and budget > free_bytes - step_bytes:
+            budget = max(0, free_bytes - step_bytes)
+            why = f"{free_bytes / GIB:.2f} GiB free, less {step_bytes / GIB:.2f} GiB for a step"
         num_blocks = budget // block_bytes
         if num_blocks > useful:
             num_blocks, why = useful, f"all that {max_num_seqs} sequences of {wanted_len} tokens need"

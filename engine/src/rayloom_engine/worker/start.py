@@ -15,7 +15,7 @@ from rayloom_engine.models.shape import ModelShape, read_shape
 from rayloom_engine.models.shard import WHOLE, Shard, check_shards
 from rayloom_engine.models.source import ResolvedModel, resolve
 from rayloom_engine.models.stage import Stage, make_stages, split_layers, whole_model
-from rayloom_engine.worker.kv_memory import plan_kv_memory
+from rayloom_engine.worker.kv_memory import plan_kv_memory, step_bytes
 from rayloom_engine.worker.machine import free_memory_bytes, usable_cores
 
 if TYPE_CHECKING:
@@ -115,6 +115,7 @@ def load_rank(
     logger.info("%s", model.linear_method.reason)
     progress("kv_cache", 0, 0, "")
     is_cpu = choice.device.type == "cpu"
+    num_step_tokens = config.max_num_batched_tokens or (_CPU_STEP_TOKENS if is_cpu else _GPU_STEP_TOKENS)
     kv = plan_kv_memory(
         block_bytes=(
             BLOCK_SIZE
@@ -131,14 +132,16 @@ def load_rank(
         max_model_len=config.max_model_len,
         kv_cache_memory_bytes=config.kv_cache_memory_bytes,
         num_kv_blocks=config.num_kv_blocks,
+        step_bytes=step_bytes(
+            shape,
+            shard.count,
+            element_bytes=choice.compute_dtype.itemsize,
+            num_tokens=num_step_tokens,
+            num_seqs=config.max_num_seqs,
+        ),
     )
     logger.info("%s", kv.explanation)
-    return LoadedRank(
-        model=model,
-        choice=choice,
-        kv=kv,
-        num_step_tokens=config.max_num_batched_tokens or (_CPU_STEP_TOKENS if is_cpu else _GPU_STEP_TOKENS),
-    )
+    return LoadedRank(model=model, choice=choice, kv=kv, num_step_tokens=num_step_tokens)
 
 
 def warm_up(runner: Runner, epoch: int) -> None:

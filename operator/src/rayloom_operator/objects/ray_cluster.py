@@ -1,4 +1,4 @@
-"""The RayCluster of one engine ("group"): a head pod with Ray's head and the engine, and a worker pod for each stage.
+"""The RayCluster of one engine ("group"): a head pod with Ray's head and the engine, and worker pods with the ranks.
 
 It is never changed: another revision is another RayCluster. KubeRay 1.6 adds the `ray start` commands, the Secret of
 Ray's token, the head's Service, and to each worker an init container that waits for the head. Everything here holds
@@ -11,6 +11,7 @@ from rayloom_operator import names
 from rayloom_operator.api import LLMService
 from rayloom_operator.names import Manifest
 from rayloom_operator.resolved import Resolved
+from rayloom_operator.sizing import CPU_RANK_BYTES
 
 RAY_VERSION = "2.60.0"  # of the engine's image; KubeRay decides by it what it may use
 # The user of the engine's image. Both containers of the head pod need the same one: Ray's sockets belong to it.
@@ -28,9 +29,11 @@ _HEAD_REQUESTS = {"cpu": "200m", "memory": "512Mi"}
 _ENGINE_REQUESTS = {"cpu": "200m", "memory": "512Mi"}
 # No CPU limit by default: a rank is as fast as its node lets it be.
 _RANK_CPU_MILLIS = 500
-_RANK_MEMORY_GIB = 1
-# Shared memory counts as the pod's memory; Ray's object store takes 75 MiB of it.
-_SHARED_MEMORY = {"medium": "Memory", "sizeLimit": "512Mi"}
+_LEAST_RANK_MIB = 1024
+# Of a rank on a GPU: torch with CUDA's libraries, and a tensor of the checkpoint on its way. An estimate.
+_CUDA_RANK_MIB = 4096
+# Shared memory counts as the pod's memory; Ray's object store takes 75 MiB of it, NCCL some for each pair of ranks.
+_SHARED_MIB, _NCCL_MIB = 512, 512
 
 # Ray's own settings notice a lost node after a minute. These do within 6 s; head and workers must agree.
 _RAY_HEALTH = {
@@ -87,7 +90,7 @@ def ray_cluster(resolved: Resolved, revision: str) -> Manifest:
                     # KubeRay wants all three, or it takes two thousand million for the last.
                     **dict.fromkeys(("replicas", "minReplicas", "maxReplicas"), resolved.num_pods),
                     # One for each rank, whatever the pod may use: this only says how many ranks fit.
-                    "rayStartParams": _RAY_START | {"num-cpus": str(resolved.ranks_per_pod)},
+                    "rayStartParams": _RAY_START | dict.fromkeys(_rank_kinds(resolved), str(resolved.ranks_per_pod)),
                     "template": {"metadata": {"labels": labels}, "spec": worker},
                 }
             ],
@@ -109,7 +112,7 @@ def _head_pod(resolved: Resolved, group: str) -> Manifest:
         "containers": [_ray_head(service, group, image), _engine(service, group, image)],
         "volumes": [
             *({"name": name, "emptyDir": {}} for name in ("ray", "head-scratch", "engine-scratch")),
-            {"name": "shared-memory", "emptyDir": _SHARED_MEMORY},
+            _shared_memory(_SHARED_MIB),
             {"name": "config", "projected": {"sources": [{"configMap": config}, {"secret": token}]}},
             *_model_volume(service),
         ],
@@ -146,16 +149,9 @@ def _engine(service: LLMService, group: str, image: str) -> Manifest:
 
 def _worker_pod(resolved: Resolved, group: str) -> Manifest:
     service, num_ranks = resolved.service, resolved.ranks_per_pod
-    given = service.spec.engine.resources
-    defaults = {"cpu": f"{_RANK_CPU_MILLIS * num_ranks}m", "memory": f"{_RANK_MEMORY_GIB * num_ranks}Gi"}
-    # Kubernetes takes a limit as the request where none is given, and refuses a request above its limit.
-    defaults = {name: value for name, value in defaults.items() if name not in given.limits}
-    resources: Manifest = {"requests": defaults | given.requests}
-    if given.limits:
-        resources["limits"] = given.limits
     worker = _container(service, names.WORKER_CONTAINER, resolved.image) | {
         "env": _environment(service, group, _RAY_HEALTH),
-        "resources": resources,
+        "resources": _worker_resources(resolved),
         "volumeMounts": [*_mounts("scratch"), *_model_mount(service)],
         **_ray_probes(_RAYLET_PORT),
     }
@@ -174,10 +170,38 @@ def _worker_pod(resolved: Resolved, group: str) -> Manifest:
         "containers": [worker],
         "volumes": [
             *({"name": name, "emptyDir": {}} for name in ("ray", "scratch")),
-            {"name": "shared-memory", "emptyDir": _SHARED_MEMORY},
+            _shared_memory(_SHARED_MIB + _NCCL_MIB * num_ranks * (service.spec.accelerator is not None)),
             *_model_volume(service),
         ],
     }
+
+
+def _rank_kinds(resolved: Resolved) -> tuple[str, ...]:
+    """By which parameters of Ray a node says how many ranks fit."""
+    return ("num-cpus",) if resolved.service.spec.accelerator is None else ("num-cpus", "num-gpus")
+
+
+def _worker_resources(resolved: Resolved) -> Manifest:
+    given, accelerator = resolved.service.spec.engine.resources, resolved.service.spec.accelerator
+    num_ranks = resolved.ranks_per_pod
+    rank_mib = _LEAST_RANK_MIB if accelerator is None else _CUDA_RANK_MIB
+    if accelerator is None and resolved.sizing is not None:
+        # KV blocks are not in it: their memory is taken as they are first used.
+        rank_mib = max(rank_mib, -(-(resolved.sizing.weights_bytes_per_rank + CPU_RANK_BYTES) // 2**20))
+    defaults = {"cpu": f"{_RANK_CPU_MILLIS * num_ranks}m", "memory": _mebibytes(rank_mib * num_ranks)}
+    # Kubernetes takes a limit as the request where none is given, and refuses a request above its limit.
+    defaults = {name: value for name, value in defaults.items() if name not in given.limits}
+    devices = {} if accelerator is None else {accelerator.resource: str(num_ranks)}
+    limits = given.limits | devices
+    return {"requests": defaults | given.requests | devices} | ({"limits": limits} if limits else {})
+
+
+def _mebibytes(number: int) -> str:
+    return f"{number // 1024}Gi" if number % 1024 == 0 else f"{number}Mi"
+
+
+def _shared_memory(mebibytes: int) -> Manifest:
+    return {"name": "shared-memory", "emptyDir": {"medium": "Memory", "sizeLimit": _mebibytes(mebibytes)}}
 
 
 def _pod(service: LLMService) -> Manifest:

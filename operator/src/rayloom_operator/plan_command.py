@@ -1,0 +1,96 @@
+"""`rayloom-operator plan -f FILE`: what a cluster would be told to make of a manifest, and why in this shape."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import yaml
+from pydantic import ValidationError
+
+from rayloom_operator.api_status import Candidate, Figures, Sizing
+from rayloom_operator.errors import SpecError
+from rayloom_operator.manifest import load_service
+from rayloom_operator.model_facts import ModelFacts, builtin_facts
+from rayloom_operator.plan import plan
+from rayloom_operator.rank_memory import ELEMENT_BYTES, in_words
+from rayloom_operator.resolved import Resolved, question, resolve
+from rayloom_operator.sizing import cost
+
+_COLUMNS = ("SHAPE", "RANKS", "NODES", "WEIGHTS/RANK", "KV TOKENS", "LENGTH", "REQUESTS", "")
+
+
+def print_plan(*, manifest: Path, facts: Path | None, engine_image: str, output: str) -> int:
+    """Prints the ways to cut the model and the objects, or with `output` yaml the objects alone.
+
+    Raises SpecError for a manifest that cannot be served, or facts that are missing or cannot be used.
+    """
+    service = load_service(manifest)
+    known = builtin_facts(service.spec.model) if facts is None else _read(facts)
+    if known is None:
+        command = f"rayloom-engine inspect --model {service.spec.model.source} > facts.json"
+        raise SpecError((f"spec.model.source: run `{command}` where it can be read, and add --facts facts.json",))
+    resolved = resolve(service, service.spec.engine.image or engine_image, known)
+    objects = plan(resolved, (), b"").wanted
+    if output == "yaml":
+        for each in objects:
+            # What is in a Secret follows from the operator's own key.
+            each = {name: value for name, value in each.items() if (each["kind"], name) != ("Secret", "data")}
+            print("---\n" + yaml.safe_dump(each, sort_keys=False), end="")
+        return 0
+    print(explain(resolved, known))
+    print(f"\nObjects in namespace {service.metadata.namespace}:")
+    for each in objects:
+        print(f"  {each['kind']:<14}  {each['metadata']['name']}")
+    return 0
+
+
+def explain(resolved: Resolved, facts: ModelFacts) -> str:
+    """The ways that were considered as a table, the chosen one marked, and why it is that one."""
+    spec, sizing, asked = resolved.service.spec, resolved.sizing, question(resolved.service, facts)
+    assert sizing is not None, "the model is known"
+    size = in_words(facts.num_parameters * ELEMENT_BYTES[asked.dtype])
+    where, why = "CPUs", "one rank, where nothing else is given"
+    if spec.accelerator is not None:
+        where = f"Nodes with {asked.per_node} x {spec.accelerator.resource} of {in_words(asked.memory or 0)}"
+        why = "the fewest accelerators that fit"
+    if given := [name for name, number in spec.parallelism if number is not None]:
+        why = f"{' and '.join(given)} as given"
+    lines = [
+        f"{spec.model.source}: {facts.num_parameters / 1e9:.2f} billion parameters, {size} in {asked.dtype}.",
+        f"{where}; {asked.num_requests} or more requests of {sizing.max_model_len} tokens at once.",
+        "",
+        *_table(sizing),
+        "",
+        f"{sizing.shape}: {why}. Worker pods: {sizing.pods}, ranks in each: {resolved.ranks_per_pod}.",
+    ]
+    return "\n".join([*lines, sizing.advice] if sizing.advice else lines)
+
+
+def _table(sizing: Sizing) -> list[str]:
+    ways = sorted([sizing, *sizing.alternatives], key=cost)
+    rows = [_COLUMNS, *map(_row, ways)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    marks = ["  ", *("->" if way is sizing else "  " for way in ways)]
+    return [
+        "  ".join([mark, *(cell.rjust(width) for cell, width in zip(row, widths[:-1], strict=False)), row[-1]]).rstrip()
+        for mark, row in zip(marks, rows, strict=True)
+    ]
+
+
+def _row(way: Figures) -> tuple[str, ...]:
+    figures = (way.kv_tokens, way.max_model_len, way.concurrent_requests)
+    note = way.why_not if isinstance(way, Candidate) else ""
+    sizes = (way.shape, str(way.num_ranks), str(way.nodes), in_words(way.weights_bytes_per_rank))
+    return (*sizes, *(str(figure or "-") for figure in figures), note)
+
+
+def _read(path: Path) -> ModelFacts:
+    try:
+        return ModelFacts.model_validate_json(path.read_bytes())
+    except OSError as error:
+        raise SpecError((f"--facts: cannot read {path}: {error.strerror}",)) from error
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(map(str, ("", *first["loc"]))).lstrip(".") or "document"
+        problem = f"--facts: {path} is not what `rayloom-engine inspect` prints: {where}: {first['msg']}"
+        raise SpecError((problem,)) from error

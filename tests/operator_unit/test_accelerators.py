@@ -1,0 +1,131 @@
+"""Engines on accelerators: what pods ask Kubernetes for, what they tell Ray, what the engine is told."""
+
+import json
+
+import pytest
+
+from rayloom_operator.api import parse
+from rayloom_operator.errors import SpecError
+from rayloom_operator.objects.companions import config_map
+from rayloom_operator.objects.ray_cluster import ray_cluster
+from rayloom_operator.resolved import resolve
+from rt_operator import make_resolved, make_service
+from rt_shapes import LLAMA31_8B, LLAMA31_70B
+
+MODEL = {"source": "hf://meta-llama/Llama-3.1-70B-Instruct", "maxModelLen": 131_072}
+ACCELERATOR = {"perNode": 8, "memory": "80Gi"}
+
+
+def make(facts=LLAMA31_70B, **spec):
+    return resolve(make_service(**({"model": MODEL, "accelerator": ACCELERATOR} | spec)), "i", facts)
+
+
+def workers(resolved):
+    (group,) = ray_cluster(resolved, "00000000")["spec"]["workerGroupSpecs"]
+    return group
+
+
+def container(resolved):
+    (worker,) = workers(resolved)["template"]["spec"]["containers"]
+    return worker
+
+
+def engine_config(resolved):
+    return json.loads(config_map(resolved, "00000000")["data"]["config.json"])
+
+
+def test_a_worker_pod_has_the_accelerators_of_its_ranks_and_ray_knows():
+    resolved = make(parallelism={"tensor": 8, "pipeline": 2})
+    group = workers(resolved)
+
+    assert group["replicas"] == 2
+    assert {name: group["rayStartParams"][name] for name in ("num-cpus", "num-gpus")} == {
+        "num-cpus": "8",
+        "num-gpus": "8",
+    }
+    assert container(resolved)["resources"] == {
+        "requests": {"cpu": "4000m", "memory": "32Gi", "nvidia.com/gpu": "8"},
+        "limits": {"nvidia.com/gpu": "8"},
+    }
+
+
+def test_stages_of_one_pod_are_placed_side_by_side():
+    resolved = make(parallelism={"tensor": 2, "pipeline": 4})
+
+    assert workers(resolved)["replicas"] == 1
+    assert container(resolved)["resources"]["limits"] == {"nvidia.com/gpu": "8"}
+    assert engine_config(resolved)["ray_placement_strategy"] == "PACK"
+    assert "ray_placement_strategy" not in engine_config(make(parallelism={"tensor": 8, "pipeline": 2}))
+
+
+def test_the_engine_is_told_its_device_because_a_gpu_may_join_ray_later():
+    assert engine_config(make())["device"] == "cuda"
+    assert engine_config(make_resolved())["device"] == "cpu"
+    assert engine_config(make_resolved(engine={"args": {"device": "auto"}}))["device"] == "cpu"
+    assert engine_config(make_resolved(engine={"args": {"device": "cuda"}}))["device"] == "cuda"
+
+
+def test_the_engine_is_told_the_computed_numbers():
+    resolved = make(LLAMA31_8B, model={"source": MODEL["source"]}, accelerator={"memory": "24Gi"})
+    document = engine_config(resolved)
+
+    assert (document["tensor_parallel_size"], document["pipeline_parallel_size"]) == (1, 1)
+    assert document["max_model_len"] == 54_560
+
+
+def test_other_resources_of_the_user_stay():
+    given = {"requests": {"memory": "64Gi"}, "limits": {"cpu": "16", "nvidia.com/gpu": "1"}}
+    resources = container(make(engine={"resources": given}))["resources"]
+
+    assert resources == {
+        "requests": {"memory": "64Gi", "nvidia.com/gpu": "4"},
+        "limits": {"cpu": "16", "nvidia.com/gpu": "4"},
+    }
+
+
+def test_ranks_of_a_pod_have_shared_memory_for_nccl():
+    def limit(resolved):
+        volumes = workers(resolved)["template"]["spec"]["volumes"]
+        return next(each["emptyDir"]["sizeLimit"] for each in volumes if each["name"] == "shared-memory")
+
+    assert limit(make()) == "2560Mi"
+    assert limit(make_resolved(parallelism={"tensor": 3})) == "512Mi"
+
+
+def test_a_rank_on_a_cpu_asks_for_the_memory_of_its_weights():
+    # 15.0 GiB of weights and 0.5 GiB for the process; the small model needs less than the least.
+    big = resolve(make_service(model=MODEL | {"maxModelLen": 8192}), "i", LLAMA31_8B)
+
+    assert container(big)["resources"]["requests"]["memory"] == "15829Mi"
+    assert container(make_resolved())["resources"]["requests"]["memory"] == "1Gi"
+
+
+@pytest.mark.parametrize(
+    ("spec", "sentence"),
+    [
+        (
+            {"accelerator": {"perNode": 4, "memory": "80Gi"}, "parallelism": {"tensor": 8}},
+            "spec: tensor 8 is more than perNode 4; the ranks of a stage share a node: lower parallelism.tensor, or "
+            "raise accelerator.perNode",
+        ),
+        (
+            {"accelerator": {"memory": "80Gi"}, "engine": {"args": {"device": "cpu"}}},
+            "spec: engine.args.device cpu has no use for an accelerator: remove one of the two",
+        ),
+        (
+            {"accelerator": {"perNode": 4}},
+            "spec.accelerator.memory: is missing; add it. Memory of one accelerator as its driver shows it, such as "
+            "80Gi or 81559Mi. Text, with its unit.",
+        ),
+        (
+            {"sizing": {"minConcurrentRequests": 0}},
+            "spec.sizing.minConcurrentRequests: 0 is too small; use 1 or more",
+        ),
+    ],
+)
+def test_a_spec_that_contradicts_itself_is_refused(spec, sentence):
+    document = {"apiVersion": "rayloom.dev/v1alpha1", "kind": "LLMService", "metadata": {"name": "chat"}}
+
+    with pytest.raises(SpecError) as caught:
+        parse(document | {"spec": {"model": MODEL, **spec}})
+    assert caught.value.problems == (sentence,)

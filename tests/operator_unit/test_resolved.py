@@ -1,0 +1,120 @@
+"""What a spec leaves open: computed from the model, kept while its inputs are the same, and part of the revision."""
+
+import pytest
+
+from rayloom_operator.api_base import amount
+from rayloom_operator.api_status import Sizing
+from rayloom_operator.errors import DoesNotFit, SpecError
+from rayloom_operator.resolved import resolve
+from rayloom_operator.revision import revision
+from rt_operator import make_resolved, make_service
+from rt_shapes import LLAMA31_8B, LLAMA31_70B
+
+SOURCE = "hf://meta-llama/Llama-3.1-70B-Instruct"
+
+
+def make_gpu_service(per_node=8, memory="80Gi", length=131_072, **spec):
+    model = {"source": SOURCE} | ({"maxModelLen": length} if length else {})
+    return make_service(model=model, accelerator={"perNode": per_node, "memory": memory}, **spec)
+
+
+def resolved(facts=LLAMA31_70B, previous=None, image="i", **kwargs):
+    return resolve(make_gpu_service(**kwargs), image, facts, previous or {})
+
+
+def written(found):
+    """The status as the API server holds it."""
+    return {"sizing": found.sizing.model_dump(mode="json", by_alias=True)}
+
+
+def test_two_pods_of_eight_ranks_for_sixteen_long_conversations():
+    found = resolved(sizing={"minConcurrentRequests": 16})
+
+    assert (found.tensor, found.pipeline, found.num_pods, found.ranks_per_pod) == (8, 2, 2, 8)
+    assert found.max_model_len == 131_072
+
+
+def test_stages_that_fit_on_a_node_share_a_pod():
+    found = resolved(parallelism={"tensor": 2, "pipeline": 4})
+
+    assert (found.num_pods, found.ranks_per_pod) == (1, 8)
+
+
+def test_only_a_context_that_was_cut_is_told_to_the_engine():
+    assert resolved(LLAMA31_8B, length=None).max_model_len is None
+    assert resolved(LLAMA31_8B, length=None, memory="24Gi").max_model_len == 54_560
+    assert resolved(LLAMA31_8B, length=4096).max_model_len == 4096
+    # On a CPU the engine looks itself how much there is.
+    assert make_resolved(parallelism={"pipeline": 2}).max_model_len is None
+
+
+def test_on_a_cpu_it_is_one_rank_unless_more_are_asked_for():
+    found = make_resolved(engine={"resources": {"limits": {"memory": "2Gi"}}})
+
+    assert (found.shape, found.num_pods, found.stages_per_pod) == ("TP1xPP1", 1, 1)
+    assert make_resolved(parallelism={"tensor": 3}).shape == "TP3xPP1"
+    assert make_resolved(parallelism={"pipeline": 2}).num_pods == 2
+
+
+def test_without_facts_a_cpu_takes_what_is_asked_and_an_accelerator_waits():
+    service = make_service(model={"source": SOURCE}, parallelism={"tensor": 2})
+
+    assert resolve(service, "i").shape == "TP2xPP1"
+    with pytest.raises(SpecError, match="once the model was inspected"):
+        resolve(make_gpu_service(), "i")
+
+
+def test_facts_change_no_revision_of_a_service_on_cpus():
+    for spec in (
+        {},
+        {"parallelism": {"tensor": 3}},
+        {"model": {"source": "builtin://smollm2-135m", "maxModelLen": 64}},
+    ):
+        assert revision(make_resolved(**spec)) == revision(resolve(make_service(**spec), "rayloom/engine:test"))
+
+
+def test_the_choice_of_another_version_stays_while_its_inputs_are_the_same():
+    before = resolved()
+    other = before.sizing.model_copy(update={"tensor": 8, "pipeline": 2, "pods": 2, "nodes": 2})
+    status = {"sizing": other.model_dump(mode="json", by_alias=True) | {"fieldOfALaterVersion": 1}}
+
+    assert before.shape == "TP4xPP1"
+    assert resolved(previous=status).shape == "TP8xPP2"
+    assert resolved(previous=status, length=65_536).shape == "TP2xPP1"
+    assert resolved(previous={"sizing": {"tensor": "x"}}) == before
+
+
+def test_what_the_status_says_is_read_back_as_it_was():
+    found = resolved()
+
+    assert Sizing.model_validate(written(found)["sizing"], strict=False) == found.sizing
+    assert resolved(previous=written(found)) == found
+
+
+def test_the_revision_follows_what_was_computed_and_not_what_it_was_computed_from():
+    base = revision(resolved())
+
+    assert base == revision(resolved(parallelism={"tensor": 4, "pipeline": 1}))
+    assert base == revision(resolved(memory="81Gi"))
+    assert base == revision(resolved(sizing={"minConcurrentRequests": 2}))
+    assert base != revision(resolved(sizing={"minConcurrentRequests": 16}))
+    assert base != revision(resolved(length=65_536))
+    # The engine gets another context.
+    assert revision(resolved(LLAMA31_8B, length=None, memory="24Gi")) != revision(
+        resolved(LLAMA31_8B, length=None, memory="23Gi")
+    )
+
+
+def test_what_does_not_fit_is_refused_before_any_pod():
+    with pytest.raises(DoesNotFit, match="use tensor 4 and pipeline 1, which fit"):
+        resolved(parallelism={"tensor": 1, "pipeline": 1})
+    with pytest.raises(DoesNotFit, match=r"raise spec\.engine\.resources\.limits\.memory"):
+        make_resolved(engine={"resources": {"limits": {"memory": "550Mi"}}})
+
+
+@pytest.mark.parametrize(
+    ("quantity", "number"),
+    [("80Gi", 80 << 30), ("81559Mi", 81559 << 20), ("1.5Gi", 3 << 29), ("24G", 24_000_000_000), ("1000m", 1), ("7", 7)],
+)
+def test_a_quantity_is_a_number(quantity, number):
+    assert amount(quantity) == number
