@@ -15,6 +15,7 @@ class Reason(StrEnum):
     VALID = "Valid"  # Accepted
     INVALID_SPEC = "InvalidSpec"  # Accepted, and Available while nothing of an earlier spec runs
     APPLY_REFUSED = "ApplyRefused"  # the API server refused an object of ours; Accepted
+    UNSUPPORTED_KUBERAY = "UnsupportedKubeRay"  # the cluster has no KubeRay, or one that is too old; Accepted
     LOADED = "Loaded"  # ModelReady
     LOADING = "Loading"  # ModelReady
     MODEL_NOT_FOUND = "ModelNotFound"  # the model's folder or file is not there

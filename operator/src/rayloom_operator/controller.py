@@ -10,16 +10,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 
-from rayloom_operator import names
+from rayloom_operator import kuberay, names
 from rayloom_operator.api import API_VERSION, KIND, LLMService, parse
-from rayloom_operator.api_status import Status
+from rayloom_operator.api_status import Reason, Status
 from rayloom_operator.engine_poller import EnginePoller, Target
 from rayloom_operator.errors import OperatorError, Refused, SpecError
 from rayloom_operator.k8s_events import events
 from rayloom_operator.kube import CONFLICT, NOT_FOUND, Kube, KubeError
+from rayloom_operator.logs import SERVICE
+from rayloom_operator.metrics import Metrics
 from rayloom_operator.names import Manifest, ServiceKey, object_path, path_of
 from rayloom_operator.objects.companions import admin_token
 from rayloom_operator.observed import Group, pod
@@ -39,21 +42,52 @@ _REAPPLY_S = 300.0
 _MOUNT_CHECK_S = 2.0
 _LATE_MOUNT_CHECK_S = 10.0
 _MOUNT_NEWS_S = 60.0
+# Each watch fails or is told something within 90 s, and is asked for again at most 60 s later.
+_MAX_SILENCE_S = 180.0
+# A look at what is not known yet.
+_SOON_S = 1.0
 # HTTP codes of answers that stay the same until someone changes the spec or the cluster.
 _REFUSALS = (400, 403, NOT_FOUND, 422)
 
 
-class Controller:
-    """Lives in one event loop. `set_service` is how it learns of LLMServices."""
+_KUBERAY: ServiceKey = ("", kuberay.DEFINITION)
 
-    def __init__(self, kube: Kube, settings: Settings) -> None:
+
+class Controller:
+    """Lives in one event loop. `set_service` is how it learns of LLMServices.
+
+    It looks at `namespaces`, at all of them where there are none, and changes nothing before `leads` is set.
+    """
+
+    def __init__(
+        self,
+        kube: Kube,
+        settings: Settings,
+        *,
+        namespaces: Sequence[str] = (),
+        leads: asyncio.Event | None = None,
+        metrics: Metrics | None = None,
+    ) -> None:
         self._kube = kube
         self._settings = settings
+        self._namespaces = namespaces
+        self._leads = leads
+        self._metrics = metrics or Metrics()
         self._services: dict[ServiceKey, Manifest] = {}
         self._queue = WorkQueue()
         self._poller = EnginePoller(self._queue.add)
-        self._clusters = Reflector(kube, "ray.io/v1", "RayCluster", self._queue.add)
-        self._pods = Reflector(kube, "v1", "Pod", self._pod_changed)
+        self._clusters = Reflector(kube, "ray.io/v1", "RayCluster", self._queue.add, namespaces=namespaces)
+        self._pods = Reflector(kube, "v1", "Pod", self._pod_changed, namespaces=namespaces)
+        self._definitions = Reflector(
+            kube,
+            "apiextensions.k8s.io/v1",
+            "CustomResourceDefinition",
+            self._kuberay_changed,
+            selector={"fieldSelector": f"metadata.name={kuberay.DEFINITION}"},
+            key_of=lambda _: _KUBERAY,
+            slim=kuberay.slim,
+        )
+        self._kuberay_problem = kuberay.problem(None)
         self._applied: dict[ServiceKey, tuple[tuple[Manifest, ...], float]] = {}  # the last plan's, and when it was all
         self._mounting_since: dict[ServiceKey, float] = {}
         self.is_synced = asyncio.Event()  # set once it knows the cluster, and works; also when it ended before
@@ -78,23 +112,82 @@ class Controller:
         """Works until it is cancelled."""
         try:
             async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self._clusters.run())
-                tasks.create_task(self._pods.run())
+                for reflector in self._reflectors:
+                    tasks.create_task(reflector.run())
                 # Before that, what exists would look like something to make.
-                await self._clusters.is_synced.wait()
+                await self._clusters.has_answered.wait()
                 await self._pods.is_synced.wait()
-                for _ in range(_NUM_WORKERS):
-                    tasks.create_task(self._queue.work(self._reconcile))
+                await self._definitions.is_synced.wait()
                 self.is_synced.set()
+                if self._kuberay_problem:
+                    logger.warning("%s", self._kuberay_problem)
+                if self._leads is not None:
+                    await self._leads.wait()
+                    await self._list_services()
+                handle = self._metrics.measured(self._reconcile)
+                for _ in range(_NUM_WORKERS):
+                    tasks.create_task(self._queue.work(handle))
         finally:
             self.is_synced.set()
             await self._poller.close()
+
+    async def drain(self) -> None:
+        """Begins no more passes, and returns when those that run are over."""
+        await self._queue.drain()
+
+    def problem(self) -> str:
+        """What is wrong with how it follows the cluster; empty when nothing is."""
+        now = asyncio.get_running_loop().time()
+        silent = [each.path for each in self._reflectors if each.silence_seconds(now) > _MAX_SILENCE_S]
+        return (
+            f"no word of {', '.join(silent)} for {_MAX_SILENCE_S:.0f} s" if silent and self.is_synced.is_set() else ""
+        )
+
+    def conditions(self) -> Iterator[tuple[str, str]]:
+        """(type, status) of every condition of every service."""
+        for document in self._services.values():
+            for condition in document.get("status", {}).get("conditions", ()):
+                yield condition["type"], condition["status"]
+
+    @property
+    def queue_depth(self) -> int:
+        return self._queue.depth
+
+    @property
+    def poller(self) -> EnginePoller:
+        return self._poller
+
+    @property
+    def _reflectors(self) -> tuple[Reflector, ...]:
+        return self._clusters, self._pods, self._definitions
+
+    async def _list_services(self) -> None:
+        """What this process was told while it did not lead may be older than what the leader has done since."""
+        for namespace in self._namespaces or ("",):
+            while True:
+                try:
+                    items, _ = await self._kube.list(object_path(API_VERSION, KIND, namespace), {})
+                    break
+                except OperatorError as error:
+                    logger.warning("the services cannot be listed: %s; trying again", error)
+                    await asyncio.sleep(_SOON_S)
+            for document in items:
+                self.set_service(document, False)
+
+    def _kuberay_changed(self, _: ServiceKey) -> None:
+        found = self._definitions.of_service(_KUBERAY)
+        before, self._kuberay_problem = self._kuberay_problem, found[0]["problem"] if found else kuberay.problem(None)
+        if before != self._kuberay_problem:
+            logger.warning("%s", self._kuberay_problem or "The cluster has a KubeRay that can be used.")
+            for key in self._services:
+                self._queue.add(key, is_new=True)
 
     def _pod_changed(self, key: ServiceKey) -> None:
         self._poller.nudge(key)
         self._queue.add(key)
 
     async def _reconcile(self, key: ServiceKey) -> float | None:
+        SERVICE.set("/".join(key))
         document = self._services.get(key)
         if document is None:
             # Its objects go by their owner references.
@@ -113,6 +206,9 @@ class Controller:
 
     async def _bring(self, key: ServiceKey, document: Manifest) -> float:
         now = asyncio.get_running_loop().time()
+        unsupported = self._kuberay_problem
+        if not unsupported and not self._clusters.is_synced.is_set():
+            return _SOON_S  # KubeRay came back a moment ago, and which RayClusters are left is not known yet.
         service: LLMService | None = None
         problems: tuple[str, ...] = ()
         try:
@@ -125,8 +221,9 @@ class Controller:
         if not is_mounting:
             self._mounting_since.pop(key, None)
         refused: Refused | None = None
+        wanted = None if unsupported else service
         try:
-            await self._carry_out(key, plan(service, groups, self._settings, taken), is_mounting)
+            await self._carry_out(key, plan(wanted, groups, self._settings, taken), is_mounting)
         except Refused as error:
             refused = error
         if refused is None and any(group.head and group.head.ip and group.reading is None for group in groups):
@@ -137,12 +234,13 @@ class Controller:
             service,
             problems,
             groups,
-            "" if refused is None else str(refused),
+            unsupported if refused is None else str(refused),
             generation=document["metadata"]["generation"],
             revision="" if service is None else revision(service, self._settings.image(service)),
             previous=document.get("status", {}),
             now=now,
             clock=datetime.now(UTC),
+            refusal_reason=Reason.UNSUPPORTED_KUBERAY if unsupported else Reason.APPLY_REFUSED,
         )
         await self._write(key, document, computed)
         if refused is not None:

@@ -50,13 +50,14 @@ def status(
     previous: Mapping[str, Any],
     now: float,
     clock: datetime,
+    refusal_reason: Reason = Reason.APPLY_REFUSED,
 ) -> Status:
     """The status to write.
 
     `service` is None, and `problems` says why, while the spec cannot be used; `revision` is that of the spec, empty
-    then. `refusal` is what the API server said when it refused an object of ours. `previous` is the status as it was
-    written last, for times of change and for what an unusable or refused spec leaves running. `now` counts like the
-    readings' seconds, `clock` is the time of day for the document.
+    then. `refusal` is what the API server said when it refused an object of ours, or why none can be made. `previous`
+    is the status as it was written last, for times of change and for what an unusable or refused spec leaves running.
+    `now` counts like the readings' seconds, `clock` is the time of day for the document.
     """
     old_revision = previous.get("currentRevision", "")
     is_made = bool(revision) and (not refusal or any(group.revision == revision for group in groups))
@@ -67,10 +68,11 @@ def status(
     if problems:
         accepted = Verdict(reason=Reason.INVALID_SPEC, message="; ".join(problems))
     elif refusal:
-        accepted = Verdict(reason=Reason.APPLY_REFUSED, message=refusal)
+        accepted = Verdict(reason=refusal_reason, message=refusal)
     # What is refused leaves running what there was.
     is_accepted = accepted.reason is Reason.VALID
-    verdict = accepted if group is None and not is_accepted else judge(group, now)
+    is_bare = group is None or not group.pods
+    verdict = accepted if is_bare and not is_accepted else judge(group, now)
 
     def condition(kind: ConditionType, holds: bool, because: Verdict) -> Condition:
         said: Literal["True", "False"] = "True" if holds else "False"
