@@ -24,7 +24,7 @@ from rayloom_operator.names import ServiceKey
 _PREFIX = "rayloom_operator"
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 
-disable_created_metrics()
+disable_created_metrics()  # type: ignore[no-untyped-call]
 
 
 class Metrics:
