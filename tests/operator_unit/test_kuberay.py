@@ -10,6 +10,7 @@ from rayloom_operator.kuberay import problem, slim
 from rt_fake_kube import KUBERAY, make_definition
 from rt_world import CLIENT_SERVICE, service, with_world
 
+ACCOUNTS = "/api/v1/namespaces/team/serviceaccounts"
 UNKNOWN = KubeError(404, "the server could not find the requested resource")
 
 
@@ -165,14 +166,16 @@ def test_a_kind_that_is_known_again_is_listed_before_anything_is_done():
     with_world(story, prepare=without_kuberay)
 
 
-def test_a_change_of_kuberay_ends_the_delay_after_failures():
+def test_a_change_of_kuberay_ends_the_delay_after_failures(monkeypatch):
+    monkeypatch.setattr("rayloom_operator.work_queue._FIRST_RETRY_S", 1000.0)
+
     async def story(world):
         world.kube.refusals["apply", "chat-rayloom"] = KubeError(500, "later")
         world.ask_for(service())
-        await world.until(lambda: world.controller._queue._num_failures.get(("team", "chat"), 0) >= 1)
+        await world.until(lambda: ("apply", f"{ACCOUNTS}/chat-rayloom") in world.kube.calls)
+        await world.rest()
         without_kuberay(world.kube)
         await world.until(lambda: world.reason("Accepted") == "UnsupportedKubeRay")
-        assert world.controller._queue._num_failures == {}
 
     with_world(story)
 
