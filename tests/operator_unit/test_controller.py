@@ -7,8 +7,7 @@ import pytest
 
 from rayloom_operator.kube import KubeError
 from rayloom_operator.names import path_of
-from rt_operator import make_pod_document
-from rt_world import CLIENT_SERVICE, SERVICE, service, with_world
+from rt_world import CLIENT_SERVICE, SERVICE, head, service, with_world
 
 
 def test_a_service_gets_its_objects_and_the_cluster_last():
@@ -57,15 +56,6 @@ def test_what_a_head_cannot_mount_is_made_again(kind, monkeypatch):
         await world.until(lambda: path in world.kube.objects)
 
     with_world(story)
-
-
-def head(kube, state="ContainerCreating"):
-    cluster = kube.objects[kube.path("RayCluster")]["metadata"]
-    document = make_pod_document(engine={"ready": False, "state": {"waiting": {"reason": state}}})
-    document["metadata"] |= {"namespace": "team", "ownerReferences": [{"uid": cluster["uid"]}]}
-    document["metadata"]["labels"] |= {"rayloom.dev/service": "chat", "rayloom.dev/group": cluster["name"]}
-    document["status"]["podIP"] = ""
-    return {"apiVersion": "v1", "kind": "Pod", **document}
 
 
 def test_a_service_made_anew_takes_nothing_over_but_waits_until_the_old_is_gone():

@@ -183,8 +183,8 @@ def test_a_change_of_kuberay_ends_the_delay_after_failures(monkeypatch):
 def test_nothing_is_changed_before_it_leads_and_the_services_are_listed_again_then():
     async def story(world):
         world.ask_for(service())
-        await world.until(lambda: world.controller.is_synced.is_set())
-        assert world.controller.queue_depth == 1
+        await world.until(lambda: world.controller.watches.is_synced.is_set())
+        assert world.controller._queue.depth == 1
         # What the last leader knew, and this process was not told yet.
         newer = service(drainSeconds=31)
         newer["metadata"]["generation"] = 2

@@ -87,8 +87,7 @@ def test_passes_are_counted_by_how_they_ended():
 
 def test_services_are_counted_by_condition_when_somebody_asks():
     async def story(world):
-        metrics = Metrics()
-        metrics.follow(world.controller.conditions, lambda: 7)
+        metrics = world.controller._metrics
         assert lines(metrics, "services") == []
         world.ask_for(service())
         await world.until(lambda: world.reason() == "PodsPending")
@@ -96,16 +95,20 @@ def test_services_are_counted_by_condition_when_somebody_asks():
         found = lines(metrics, "services")
         assert 'rayloom_operator_services{condition="Accepted",status="True"} 1.0' in found
         assert 'rayloom_operator_services{condition="Available",status="False"} 1.0' in found
-        assert lines(metrics, "engine_poll_failures") == ["rayloom_operator_engine_poll_failures_total 7.0"]
+        assert lines(metrics, "queue_depth") == ["rayloom_operator_queue_depth 0.0"]
+        assert lines(metrics, "engine") == [
+            "rayloom_operator_engines_polled 0.0",
+            "rayloom_operator_engine_poll_failures_total 0.0",
+        ]
 
     with_world(story)
 
 
 def test_a_controller_whose_watches_stand_still_says_which():
     async def story(world):
-        assert world.controller.problem() == ""
+        assert world.controller.watches.problem() == ""
         world.controller._pods._turned_at["/api/v1/pods"] -= 181
-        assert world.controller.problem() == "no word of /api/v1/pods for 180 s"
+        assert world.controller.watches.problem() == "no word of /api/v1/pods for 180 s"
 
     with_world(story)
 

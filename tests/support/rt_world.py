@@ -5,7 +5,7 @@ import contextlib
 
 from rayloom_operator.controller import Controller
 from rt_fake_kube import FakeKube
-from rt_operator import SETTINGS
+from rt_operator import SETTINGS, make_pod_document
 
 SERVICE = "/apis/rayloom.dev/v1alpha1/namespaces/team/llmservices/chat"
 CLIENT_SERVICE = "/api/v1/namespaces/team/services/chat"
@@ -51,15 +51,14 @@ class World:
             await asyncio.sleep(0.002)
 
 
-def with_world(story, *, prepare=lambda kube: None, leads=None):
+def with_world(story, *, prepare=lambda kube: None, leads=None, kube=None):
     """Runs `story` with a cluster that `prepare` has changed; with `leads` the controller leads once that is set."""
 
     async def run():
-        kube = FakeKube()
-        prepare(kube)
-        world = World(kube, leads)
+        world = World(kube or FakeKube(), leads)
+        prepare(world.kube)
         work = asyncio.create_task(world.controller.run())
-        await world.controller.is_synced.wait()
+        await world.controller.watches.is_synced.wait()
         try:
             await story(world)
         finally:
@@ -68,3 +67,12 @@ def with_world(story, *, prepare=lambda kube: None, leads=None):
                 await work
 
     asyncio.run(run())
+
+
+def head(kube, state="ContainerCreating"):
+    cluster = kube.objects[kube.path("RayCluster")]["metadata"]
+    document = make_pod_document(engine={"ready": False, "state": {"waiting": {"reason": state}}})
+    document["metadata"] |= {"namespace": "team", "ownerReferences": [{"uid": cluster["uid"]}]}
+    document["metadata"]["labels"] |= {"rayloom.dev/service": "chat", "rayloom.dev/group": cluster["name"]}
+    document["status"]["podIP"] = ""
+    return {"apiVersion": "v1", "kind": "Pod", **document}

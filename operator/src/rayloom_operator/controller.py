@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 
-from rayloom_operator import kuberay, names
+from rayloom_operator import names
 from rayloom_operator.api import API_VERSION, KIND, LLMService, parse
 from rayloom_operator.api_status import Reason, Status
 from rayloom_operator.engine_poller import EnginePoller, Target
@@ -27,9 +27,9 @@ from rayloom_operator.names import Manifest, ServiceKey, object_path, path_of
 from rayloom_operator.objects.companions import admin_token
 from rayloom_operator.observed import Group, pod
 from rayloom_operator.plan import Plan, Route, Settings, plan
-from rayloom_operator.reflector import Reflector
 from rayloom_operator.revision import revision
 from rayloom_operator.status import SILENCE_LIMIT_S, STALE_S, status
+from rayloom_operator.watches import Watches
 from rayloom_operator.work_queue import WorkQueue
 
 logger = logging.getLogger(__name__)
@@ -42,15 +42,10 @@ _REAPPLY_S = 300.0
 _MOUNT_CHECK_S = 2.0
 _LATE_MOUNT_CHECK_S = 10.0
 _MOUNT_NEWS_S = 60.0
-# Each watch fails or is told something within 90 s, and is asked for again at most 60 s later.
-_MAX_SILENCE_S = 180.0
 # A look at what is not known yet.
 _SOON_S = 1.0
 # HTTP codes of answers that stay the same until someone changes the spec or the cluster.
 _REFUSALS = (400, 403, NOT_FOUND, 422)
-
-
-_KUBERAY: ServiceKey = ("", kuberay.DEFINITION)
 
 
 class Controller:
@@ -73,24 +68,20 @@ class Controller:
         self._namespaces = namespaces
         self._leads = leads
         self._metrics = metrics or Metrics()
+        self._metrics.gauge("queue_depth", "Services that wait for a pass.", lambda: self._queue.depth)
+        self._metrics.gauge(
+            "engines_polled", "Engines that are asked for their status.", lambda: self._poller.num_engines
+        )
+        self._metrics.follow(self._conditions, lambda: self._poller.num_failures)
         self._services: dict[ServiceKey, Manifest] = {}
         self._queue = WorkQueue()
         self._poller = EnginePoller(self._queue.add)
-        self._clusters = Reflector(kube, "ray.io/v1", "RayCluster", self._queue.add, namespaces=namespaces)
-        self._pods = Reflector(kube, "v1", "Pod", self._pod_changed, namespaces=namespaces)
-        self._definitions = Reflector(
-            kube,
-            "apiextensions.k8s.io/v1",
-            "CustomResourceDefinition",
-            self._kuberay_changed,
-            selector={"fieldSelector": f"metadata.name={kuberay.DEFINITION}"},
-            key_of=lambda _: _KUBERAY,
-            slim=kuberay.slim,
+        self.watches = Watches(
+            kube, namespaces, on_change=self._queue.add, on_pod=self._pod_changed, on_kuberay=self._kuberay_changed
         )
-        self._kuberay_problem = kuberay.problem(None)
+        self._clusters, self._pods = self.watches.clusters, self.watches.pods
         self._applied: dict[ServiceKey, tuple[tuple[Manifest, ...], float]] = {}  # the last plan's, and when it was all
         self._mounting_since: dict[ServiceKey, float] = {}
-        self.is_synced = asyncio.Event()  # set once it knows the cluster, and works; also when it ended before
 
     def set_service(self, document: Manifest, is_deleted: bool) -> None:
         """Takes what kopf saw of an LLMService, unless something newer is known of it or of one made anew."""
@@ -112,15 +103,9 @@ class Controller:
         """Works until it is cancelled."""
         try:
             async with asyncio.TaskGroup() as tasks:
-                for reflector in self._reflectors:
-                    tasks.create_task(reflector.run())
+                tasks.create_task(self.watches.run())
                 # Before that, what exists would look like something to make.
-                await self._clusters.has_answered.wait()
-                await self._pods.is_synced.wait()
-                await self._definitions.is_synced.wait()
-                self.is_synced.set()
-                if self._kuberay_problem:
-                    logger.warning("%s", self._kuberay_problem)
+                await self.watches.is_synced.wait()
                 if self._leads is not None:
                     await self._leads.wait()
                     await self._list_services()
@@ -128,38 +113,17 @@ class Controller:
                 for _ in range(_NUM_WORKERS):
                     tasks.create_task(self._queue.work(handle))
         finally:
-            self.is_synced.set()
             await self._poller.close()
 
     async def drain(self) -> None:
         """Begins no more passes, and returns when those that run are over."""
         await self._queue.drain()
 
-    def problem(self) -> str:
-        """What is wrong with how it follows the cluster; empty when nothing is."""
-        now = asyncio.get_running_loop().time()
-        silent = [each.path for each in self._reflectors if each.silence_seconds(now) > _MAX_SILENCE_S]
-        return (
-            f"no word of {', '.join(silent)} for {_MAX_SILENCE_S:.0f} s" if silent and self.is_synced.is_set() else ""
-        )
-
-    def conditions(self) -> Iterator[tuple[str, str]]:
+    def _conditions(self) -> Iterator[tuple[str, str]]:
         """(type, status) of every condition of every service."""
         for document in self._services.values():
             for condition in document.get("status", {}).get("conditions", ()):
                 yield condition["type"], condition["status"]
-
-    @property
-    def queue_depth(self) -> int:
-        return self._queue.depth
-
-    @property
-    def poller(self) -> EnginePoller:
-        return self._poller
-
-    @property
-    def _reflectors(self) -> tuple[Reflector, ...]:
-        return self._clusters, self._pods, self._definitions
 
     async def _list_services(self) -> None:
         """What this process was told while it did not lead may be older than what the leader has done since."""
@@ -174,13 +138,9 @@ class Controller:
             for document in items:
                 self.set_service(document, False)
 
-    def _kuberay_changed(self, _: ServiceKey) -> None:
-        found = self._definitions.of_service(_KUBERAY)
-        before, self._kuberay_problem = self._kuberay_problem, found[0]["problem"] if found else kuberay.problem(None)
-        if before != self._kuberay_problem:
-            logger.warning("%s", self._kuberay_problem or "The cluster has a KubeRay that can be used.")
-            for key in self._services:
-                self._queue.add(key, is_new=True)
+    def _kuberay_changed(self) -> None:
+        for key in self._services:
+            self._queue.add(key, is_new=True)
 
     def _pod_changed(self, key: ServiceKey) -> None:
         self._poller.nudge(key)
@@ -206,7 +166,7 @@ class Controller:
 
     async def _bring(self, key: ServiceKey, document: Manifest) -> float:
         now = asyncio.get_running_loop().time()
-        unsupported = self._kuberay_problem
+        unsupported = self.watches.kuberay_problem
         if not unsupported and not self._clusters.is_synced.is_set():
             return _SOON_S  # KubeRay came back a moment ago, and which RayClusters are left is not known yet.
         service: LLMService | None = None

@@ -75,11 +75,8 @@ async def _run(settings: Settings, metrics: Metrics, lease: Lease, port: int, na
         loop.add_signal_handler(number, asked_to_stop.set)
     kube = Kube(lease.may_write, metrics.count_request)
     controller = Controller(kube, settings, namespaces=namespaces, leads=leads, metrics=metrics)
-    metrics.gauge("queue_depth", "Services that wait for a pass.", lambda: controller.queue_depth)
     metrics.gauge("leader", "1 in the operator that works, 0 in one that waits.", lease.may_write)
-    metrics.gauge("engines_polled", "Engines that are asked for their status.", lambda: controller.poller.num_engines)
-    metrics.follow(controller.conditions, lambda: controller.poller.num_failures)
-    probes = {"/healthz": controller.problem, "/readyz": lambda: _readiness(controller)}
+    probes = {"/healthz": controller.watches.problem, "/readyz": lambda: _readiness(controller)}
     stop, kind = asyncio.create_task(asked_to_stop.wait()), asyncio.create_task(_wait_for_kind(kube))
     tasks: list[asyncio.Task[Any]] = [stop, kind]
     try:
@@ -134,7 +131,7 @@ async def _take_services(controller: Controller, namespaces: Sequence[str], aske
 
 
 def _readiness(controller: Controller) -> str:
-    return "" if controller.is_synced.is_set() else "the cluster's objects are not known yet"
+    return "" if controller.watches.is_synced.is_set() else "the cluster's objects are not known yet"
 
 
 async def _wait_for_kind(kube: Kube) -> None:
