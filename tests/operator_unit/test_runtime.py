@@ -5,12 +5,14 @@ import json
 import logging
 import re
 import socket
+from pathlib import Path
 
 import aiohttp
 import pytest
+import yaml
 
 from rayloom_operator import logs
-from rayloom_operator.__main__ import main
+from rayloom_operator.__main__ import _parser, main
 from rayloom_operator.errors import OperatorError, Refused
 from rayloom_operator.health import serving
 from rayloom_operator.metrics import Metrics
@@ -179,3 +181,21 @@ def test_a_start_that_fails_says_why_in_one_sentence(flags, says, log, capsys):
         code = error.code
     assert code in (1, 2)
     assert says in capsys.readouterr().err
+
+
+def test_every_flag_value_and_metric_is_in_the_docs():
+    root = Path(__file__).resolve().parents[2]
+    page = (root / "docs" / "operator.md").read_text(encoding="utf-8")
+    (commands,) = (action for action in _parser()._actions if action.dest == "command")
+    flags = {flag for action in commands.choices["run"]._actions for flag in action.option_strings} - {"-h", "--help"}
+    values = yaml.safe_load((root / "charts" / "rayloom-operator" / "values.yaml").read_text(encoding="utf-8"))
+
+    async def story(world):
+        found = re.findall(r"^# TYPE (rayloom_operator_\w+)", world.controller._metrics.text().decode(), re.MULTILINE)
+        assert len(found) > 5
+        # Whether this process leads is for `run` to say.
+        metrics = {*found, "rayloom_operator_leader"}
+        assert {name for name in metrics | flags if name not in page} == set()
+        assert {name for name in values if f"`{name}" not in page} == set()
+
+    with_world(story)

@@ -82,8 +82,8 @@ class Lease:
                 if not self._is_known:
                     record = await self._read(kube)
                     self._election.saw(record, time.clock_gettime(_CLOCK))
-                    if record is not None and not self._has_led:
-                        self._say(f"waiting while {record.holder or 'nobody'} leads")
+                    if record is not None and record.holder and not self._has_led:
+                        self._say(f"waiting while {record.holder} leads")
                 wait = self._election.wait_seconds(time.clock_gettime(_CLOCK))
                 if wait == 0:
                     wait = self._seconds

@@ -93,7 +93,11 @@ class Reflector:
                     self._take(kind, found)
             except KubeError as error:
                 version = ""
-                logger.log(logging.INFO if error.code in (_GONE, NOT_FOUND) else logging.WARNING, "%s: %s", path, error)
+                # A kind that is gone is asked for often, and that it is gone is said once.
+                if error.code != NOT_FOUND or path not in self._unlisted:
+                    logger.log(
+                        logging.INFO if error.code in (_GONE, NOT_FOUND) else logging.WARNING, "%s: %s", path, error
+                    )
                 if error.code == NOT_FOUND:
                     # The kind is gone, and whether its objects are is not known before it is back.
                     self._unlisted.add(path)

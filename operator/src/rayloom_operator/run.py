@@ -70,35 +70,39 @@ def run_operator(
 
 
 async def _run(settings: Settings, metrics: Metrics, lease: Lease, port: int, namespaces: Sequence[str]) -> None:
-    loop, asked_to_stop, leads = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
+    loop, asked_to_stop = asyncio.get_running_loop(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, asked_to_stop.set)
     kube = Kube(lease.may_write, metrics.count_request)
-    controller = Controller(kube, settings, namespaces=namespaces, leads=leads, metrics=metrics)
-    metrics.gauge("leader", "1 in the operator that works, 0 in one that waits.", lease.may_write)
-    probes = {"/healthz": controller.watches.problem, "/readyz": lambda: _readiness(controller)}
     stop, kind = asyncio.create_task(asked_to_stop.wait()), asyncio.create_task(_wait_for_kind(kube))
     tasks: list[asyncio.Task[Any]] = [stop, kind]
     try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        if stop.done():
+            return
+        kind.result()
+        leads = asyncio.Event()
+        controller = Controller(kube, settings, namespaces=namespaces, leads=leads, metrics=metrics)
+        metrics.gauge("leader", "1 in the operator that works, 0 in one that waits.", lease.may_write)
+        work = asyncio.create_task(controller.run())
+        tasks.append(work)
+        probes = {"/healthz": controller.watches.problem, "/readyz": lambda: _readiness(controller)}
         async with serving(port, probes, metrics):
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            if kind.done():
-                kind.result()
-                work = asyncio.create_task(controller.run())
-                leading = lease.run(lambda: loop.call_soon_threadsafe(leads.set))
-                led = asyncio.create_task(asyncio.to_thread(asyncio.run, leading))
-                tasks += [work, led, asyncio.create_task(_take_services(controller, namespaces, asked_to_stop))]
-                # None goes on without the others.
-                ended, _ = await asyncio.wait({*tasks} - {kind}, return_when=asyncio.FIRST_COMPLETED)
-                if stop in ended:
-                    logger.info("asked to stop")
-                    with contextlib.suppress(TimeoutError):
-                        await asyncio.wait_for(controller.drain(), _DRAIN_S)
-                work.cancel()
-                lease.stop()
-                await asyncio.wait([led], timeout=_RELEASE_S)
-                for task in ended:
-                    task.result()
+            leading = lease.run(lambda: loop.call_soon_threadsafe(leads.set))
+            led = asyncio.create_task(asyncio.to_thread(asyncio.run, leading))
+            services = asyncio.create_task(_take_services(controller, namespaces, asked_to_stop))
+            tasks += [led, services]
+            # None goes on without the others.
+            ended, _ = await asyncio.wait({stop, work, led, services}, return_when=asyncio.FIRST_COMPLETED)
+            if stop in ended:
+                logger.info("asked to stop")
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(controller.drain(), _DRAIN_S)
+            work.cancel()
+            lease.stop()
+            await asyncio.wait([led], timeout=_RELEASE_S)
+            for task in ended:
+                task.result()
     finally:
         lease.stop()
         for task in tasks:
@@ -142,6 +146,8 @@ async def _wait_for_kind(kube: Kube) -> None:
             return
         except (KubeError, KubeUnreachable) as error:
             if is_last:
+                if isinstance(error, KubeUnreachable):
+                    raise OperatorError(f"the API server cannot be reached: {error}") from error
                 cure = "install the definition in the folder crds"
                 raise OperatorError(f"the cluster has no {API_PLURAL}: {cure} ({_KIND_PATH}: {error})") from error
             logger.info("waiting for %s: %s", _KIND_PATH, error)
