@@ -135,7 +135,9 @@ def test_a_line_in_json_has_time_level_logger_and_the_service(log, capsys):
     finally:
         logs.SERVICE.reset(token)
     logging.getLogger("rayloom_operator.test").info("of no service")
-    first, second = map(json.loads, capsys.readouterr().err.splitlines())
+    about = {"k8s_ref": {"kind": "LLMService", "namespace": "team", "name": "other"}}
+    logging.getLogger("kopf.objects").warning("as kopf says it", extra=about)
+    first, second, third = map(json.loads, capsys.readouterr().err.splitlines())
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}\+00:00", first.pop("time"))
     assert first.pop("exception").endswith("ValueError: no")
     assert first == {
@@ -145,6 +147,7 @@ def test_a_line_in_json_has_time_level_logger_and_the_service(log, capsys):
         "service": "team/chat",
     }
     assert "service" not in second
+    assert third["service"] == "team/other"
 
 
 def test_a_line_for_people_is_one_line(log, capsys):

@@ -27,6 +27,7 @@ from rayloom_operator.names import Manifest, ServiceKey, object_path, path_of
 from rayloom_operator.objects.companions import admin_token
 from rayloom_operator.observed import Group, pod
 from rayloom_operator.plan import Plan, Route, Settings, plan
+from rayloom_operator.reflector import without_managed_fields
 from rayloom_operator.revision import revision
 from rayloom_operator.status import SILENCE_LIMIT_S, STALE_S, status
 from rayloom_operator.watches import Watches
@@ -85,7 +86,7 @@ class Controller:
 
     def set_service(self, document: Manifest, is_deleted: bool) -> None:
         """Takes what kopf saw of an LLMService, unless something newer is known of it or of one made anew."""
-        meta = document["metadata"]
+        meta = without_managed_fields(document)["metadata"]
         key = (meta["namespace"], meta["name"])
         known = self._services.get(key, {}).get("metadata", {})
         if known and int(meta["resourceVersion"]) < int(known["resourceVersion"]):

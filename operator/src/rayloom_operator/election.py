@@ -48,7 +48,10 @@ class Election:
         """Takes what the Lease says, None when there is none. Raises LeaseLost."""
         if self._has_led and (record is None or record.holder != self._identity):
             self.stop()
-            raise LeaseLost(f"the lease went to {record.holder if record and record.holder else 'nobody'}")
+            holder = record.holder if record is not None else ""
+            raise LeaseLost(
+                f"the lease went to {holder or 'nobody'}, so this process ends and changes nothing any more"
+            )
         if record != self._record:
             self._record, self._seen_at = record, now
 

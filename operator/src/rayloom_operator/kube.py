@@ -150,6 +150,7 @@ class Kube:
                             raise KubeError(event["object"].get("code", 500), event["object"].get("message", ""))
                         yield event["type"], event["object"]
         except (aiohttp.ClientError, TimeoutError) as error:
+            self._on_request("watch", "none")
             raise KubeUnreachable(f"the watch of {path} broke: {type(error).__name__}: {error}") from error
 
     async def _request(

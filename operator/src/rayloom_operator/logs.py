@@ -32,8 +32,10 @@ class _Json(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage(),
         }
-        if SERVICE.get():
-            said["service"] = SERVICE.get()
+        about = getattr(record, "k8s_ref", {})  # kopf's
+        service = SERVICE.get() or "/".join(about[part] for part in ("namespace", "name") if part in about)
+        if service:
+            said["service"] = service
         if record.exc_info:
             said["exception"] = self.formatException(record.exc_info)
         return json.dumps(said, ensure_ascii=False)
