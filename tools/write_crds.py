@@ -21,7 +21,7 @@ from rayloom_operator.names import API_VERSION_NAME as VERSION
 
 ROOT = Path(__file__).resolve().parent.parent
 FILE_NAME = f"{PLURAL}.{GROUP}.yaml"
-FOLDERS = (ROOT / "crds", ROOT / "charts" / "rayloom-operator" / "crds")
+FOLDERS = (ROOT / "crds", ROOT / "charts" / "rayloom-operator" / "files")
 
 Schema = dict[str, Any]
 
@@ -33,6 +33,8 @@ _COLUMNS = (
     ("URL", "string", ".status.endpoint", "URL of the API inside the cluster."),
     ("Age", "date", ".metadata.creationTimestamp", "Time since it was created."),
 )
+# With the definition would go every LLMService, so Helm leaves it when the release is uninstalled.
+_ANNOTATIONS = {"helm.sh/resource-policy": "keep"}
 # Words of JSON schema that say nothing to the API server, or that it refuses.
 _DROPPED = frozenset({"$defs", "title", "additionalProperties", "const", "anyOf", "$ref", "default"})
 
@@ -42,7 +44,7 @@ def custom_resource_definition() -> Schema:
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
-        "metadata": {"name": f"{PLURAL}.{GROUP}"},
+        "metadata": {"name": f"{PLURAL}.{GROUP}", "annotations": _ANNOTATIONS},
         "spec": {
             "group": GROUP,
             "scope": "Namespaced",

@@ -22,10 +22,9 @@ def install_operator(kubeconfig: Path, *values: str) -> None:
     """Installs or upgrades the release and waits until it is ready. `values` are `--set` arguments of Helm."""
     kubectl = Kubectl(kubeconfig)
     with stage("operator"):
-        # Helm installs a chart's CRDs once and never changes them again, so an upgrade does it itself.
-        kubectl("apply", "--server-side", "--force-conflicts", "--filename", _CHART / "crds")
         settings = [word for value in values for word in ("--set", value)]
-        options = ("--namespace", NAMESPACE, "--create-namespace", *settings)
+        # A definition that was applied by hand, or by a release of another name, becomes this release's.
+        options = ("--namespace", NAMESPACE, "--create-namespace", "--take-ownership", *settings)
         run(_helm(), "--kubeconfig", kubeconfig, "upgrade", "--install", RELEASE, _CHART, *options, timeout_s=150)
         # The image's name says nothing about its content here, where every build has the same version.
         annotations = {"rayloom.dev/test-image": OPERATOR.inputs("")}

@@ -32,7 +32,7 @@ def schemas(schema):
             yield from schemas(schema[word])
 
 
-@pytest.mark.parametrize("folder", TOOL.FOLDERS, ids=lambda folder: folder.parent.name)
+@pytest.mark.parametrize("folder", TOOL.FOLDERS, ids=lambda folder: folder.name)
 def test_the_file_is_current(folder):
     written = (folder / TOOL.FILE_NAME).read_text(encoding="utf-8")
 

@@ -1,6 +1,7 @@
-"""The chart: it lints, and what it renders is an operator that holds to restricted security and to few rights."""
+"""The chart: it lints, and what it renders is an operator that holds to restricted security and waits its turn."""
 
 import base64
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -8,18 +9,33 @@ from pathlib import Path
 import pytest
 import yaml
 
+from rayloom_operator.__main__ import _parser
+
 CHART = Path(__file__).resolve().parents[2] / "charts" / "rayloom-operator"
 HELM = Path(sys.executable).parent / "helm"
+SWITCHES = (
+    "--set=replicas=2,networkPolicy.enabled=true,logFormat=json,priorityClassName=high,podLabels.a=b,podAnnotations.c=d",
+    "--set=metrics.serviceMonitor.enabled=true,metrics.serviceMonitor.labels.release=p,metrics.podMonitor.enabled=true",
+    "--set=extraEnv[0].name=HTTPS_PROXY,extraEnv[0].value=http://proxy",
+    "--set=networkPolicy.from[0].podSelector.matchLabels.app=prometheus",
+    "--set=nodeSelector.disk=ssd,tolerations[0].operator=Exists,imagePullSecrets[0].name=pull",
+)
+NAMESPACES = ("--set=watchNamespaces={a,b}",)
+
+
+def run_helm(*arguments):
+    return subprocess.run([HELM, *arguments], capture_output=True, text=True, timeout=120, check=False)
 
 
 def helm(*arguments):
-    done = subprocess.run([HELM, *arguments], capture_output=True, text=True, timeout=120, check=False)
+    done = run_helm(*arguments)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
 
 def rendered(*flags):
-    text = helm("template", "rayloom", CHART, "--namespace", "rayloom-system", "--include-crds", *flags)
+    """Objects by kind; of kinds that come several times the last one."""
+    text = helm("template", "rayloom", CHART, "--namespace", "rayloom-system", *flags)
     return {document["kind"]: document for document in yaml.safe_load_all(text) if document}
 
 
@@ -28,8 +44,14 @@ def objects():
     return rendered()
 
 
-def test_the_chart_lints():
-    helm("lint", "--strict", CHART)
+@pytest.fixture(scope="module")
+def switched():
+    return rendered(*SWITCHES)
+
+
+@pytest.mark.parametrize("flags", [(), SWITCHES, NAMESPACES], ids=["as it is", "all on", "two namespaces"])
+def test_the_chart_lints(flags):
+    helm("lint", "--strict", CHART, *flags)
 
 
 def test_it_renders_every_object(objects):
@@ -39,16 +61,77 @@ def test_it_renders_every_object(objects):
         "Secret",
         "ClusterRole",
         "ClusterRoleBinding",
+        "Role",
+        "RoleBinding",
         "Deployment",
     }
 
 
-def test_the_operator_runs_restricted_and_alone(objects):
+def test_every_switch_adds_its_object(objects, switched):
+    added = {"PodDisruptionBudget", "NetworkPolicy", "Service", "ServiceMonitor", "PodMonitor"}
+    assert set(switched) == set(objects) | added
+    selector = switched["Deployment"]["spec"]["selector"]["matchLabels"]
+    for kind in ("PodDisruptionBudget", "ServiceMonitor", "PodMonitor"):
+        assert switched[kind]["spec"]["selector"]["matchLabels"] == selector
+    policy = switched["NetworkPolicy"]["spec"]
+    assert policy["podSelector"]["matchLabels"] == switched["Service"]["spec"]["selector"] == selector
+    ports = [{"port": "health", "protocol": "TCP"}]
+    assert policy["ingress"] == [{"ports": ports, "from": [{"podSelector": {"matchLabels": {"app": "prometheus"}}}]}]
+    assert switched["ServiceMonitor"]["metadata"]["labels"]["release"] == "p"
+
+
+def test_every_value_of_the_pod_arrives(switched):
+    deployment = switched["Deployment"]["spec"]
+    meta, pod = deployment["template"]["metadata"], deployment["template"]["spec"]
+    (container,) = pod["containers"]
+
+    assert deployment["replicas"] == 2
+    assert deployment["selector"]["matchLabels"].items() | {("a", "b")} <= meta["labels"].items()
+    assert meta["annotations"] == {"c": "d"}
+    assert "podAntiAffinity" in pod["affinity"]
+    assert (pod["priorityClassName"], pod["nodeSelector"]) == ("high", {"disk": "ssd"})
+    assert (pod["tolerations"], pod["imagePullSecrets"]) == ([{"operator": "Exists"}], [{"name": "pull"}])
+    assert container["env"] == [{"name": "HTTPS_PROXY", "value": "http://proxy"}]
+
+
+def test_a_single_replica_is_never_kept_from_leaving_its_node(objects):
+    assert "PodDisruptionBudget" not in objects
+    assert "affinity" not in objects["Deployment"]["spec"]["template"]["spec"]
+
+
+@pytest.mark.parametrize(
+    ("value", "named"),
+    [
+        ("replicas=two", "replicas"),
+        ("leaderElection.seconds=1", "seconds"),
+        ("logFormat=xml", "logFormat"),
+        ("watchNamespaces={Team}", "watchNamespaces"),
+        ("metrics.enabled=true", "enabled"),
+        ("replicaCount=2", "replicaCount"),
+    ],
+)
+def test_a_value_that_cannot_be_used_is_named(value, named):
+    done = run_helm("template", "rayloom", CHART, "--set", value)
+    assert (done.returncode != 0, named in done.stderr) == (True, True), done.stderr
+
+
+def test_the_values_are_those_of_the_schema():
+    def compare(values, schema):
+        if schema.get("additionalProperties") is False:
+            assert set(values) == set(schema["properties"]) - {"global"}
+            for name in values:
+                assert schema["properties"][name].get("description") or schema["properties"][name]["properties"]
+                compare(values[name], schema["properties"][name])
+
+    compare(yaml.safe_load((CHART / "values.yaml").read_text()), json.loads((CHART / "values.schema.json").read_text()))
+
+
+def test_the_operator_runs_restricted_and_hands_over_when_it_is_upgraded(objects):
     spec = objects["Deployment"]["spec"]
     pod = spec["template"]["spec"]
     (container,) = pod["containers"]
 
-    assert (spec["replicas"], spec["strategy"]["type"]) == (1, "Recreate")
+    assert (spec["replicas"], spec["strategy"]["rollingUpdate"]) == (1, {"maxSurge": 1, "maxUnavailable": 0})
     assert pod["securityContext"]["runAsNonRoot"] is True
     assert container["securityContext"] == {
         "allowPrivilegeEscalation": False,
@@ -60,17 +143,24 @@ def test_the_operator_runs_restricted_and_alone(objects):
     assert "--engine-image=rayloom/engine:0.1.0" in container["command"]
 
 
-def test_it_can_read_no_secret_and_has_no_wildcard(objects):
-    verbs = {}
-    for rule in objects["ClusterRole"]["rules"]:
-        assert "*" not in rule["verbs"] + rule["resources"] + rule["apiGroups"]
-        for resource in rule["resources"]:
-            verbs.setdefault(resource, set()).update(rule["verbs"])
+@pytest.mark.parametrize("flags", [(), SWITCHES, NAMESPACES], ids=["as it is", "all on", "two namespaces"])
+def test_the_operator_takes_its_command(flags):
+    command = rendered(*flags)["Deployment"]["spec"]["template"]["spec"]["containers"][0]["command"]
 
-    # The answer to a patch is the whole object.
-    assert verbs["secrets"] == {"create", "delete"}
-    assert verbs["services"] == {"get", "create", "patch"}
-    assert verbs["llmservices"] == {"list", "watch"}
+    taken = vars(_parser().parse_args(command[1:]))
+    assert (taken["lease_namespace"], taken["lease_name"]) == ("rayloom-system", "rayloom-rayloom-operator")
+    assert (taken["lease_seconds"], taken["log_format"]) == (6, "json" if flags is SWITCHES else "text")
+    assert taken["watch_namespaces"] == (("a", "b") if flags is NAMESPACES else ())
+
+
+def test_the_definition_is_upgraded_with_the_release_and_stays_when_it_goes(objects):
+    definition = objects["CustomResourceDefinition"]
+
+    assert definition["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
+    assert definition == yaml.safe_load((CHART.parents[1] / "crds" / "llmservices.rayloom.dev.yaml").read_text())
+    # What is there Helm would install once, and never upgrade.
+    assert list(CHART.glob("crds/*")) == []
+    assert "CustomResourceDefinition" not in rendered("--set", "crds.install=false")
 
 
 def test_the_key_stays_when_the_release_goes(objects):

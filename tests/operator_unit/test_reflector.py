@@ -9,14 +9,14 @@ from rayloom_operator.reflector import Reflector
 from rt_fake_kube import FakeKube
 
 
-def pod(name, service="chat"):
-    meta = {"name": name, "namespace": "team", "labels": {"rayloom.dev/service": service}}
+def pod(name, service="chat", namespace="team"):
+    meta = {"name": name, "namespace": namespace, "labels": {"rayloom.dev/service": service}}
     return {"apiVersion": "v1", "kind": "Pod", "metadata": meta}
 
 
 @contextlib.asynccontextmanager
-async def reflecting(kube, changes=None):
-    found = Reflector(kube, "v1", "Pod", (changes if changes is not None else []).append)
+async def reflecting(kube, changes=None, **options):
+    found = Reflector(kube, "v1", "Pod", (changes if changes is not None else []).append, **options)
     task = asyncio.create_task(found.run())
     try:
         async with asyncio.timeout(10):
@@ -76,6 +76,75 @@ def test_what_vanished_while_the_watch_was_too_old_is_told(monkeypatch):
             breaks.set()
             await until(lambda: names(found) == ["b"])
             assert ("team", "chat") in changes
+
+    asyncio.run(run())
+
+
+def test_of_several_namespaces_it_follows_these_alone():
+    async def run():
+        kube, changes = FakeKube(), []
+        for namespace in ("team", "other", "third"):
+            kube.put(pod("a", namespace=namespace))
+        async with reflecting(kube, changes, namespaces=("team", "other")) as found:
+            await until(lambda: len(kube._watches) == 2)
+            assert sorted(changes) == [("other", "chat"), ("team", "chat")]
+            kube.put(pod("b", namespace="other"))
+            kube.put(pod("b", namespace="third"))
+            await until(lambda: names(found, ("other", "chat")) == ["a", "b"])
+            assert (names(found), names(found, ("third", "chat"))) == (["a"], [])
+
+    asyncio.run(run())
+
+
+def test_a_list_of_one_namespace_says_nothing_about_another(monkeypatch):
+    monkeypatch.setattr(reflector, "_FIRST_DELAY_S", 0.001)
+
+    async def run():
+        kube = FakeKube()
+        for namespace in ("team", "other"):
+            kube.put(pod("a", namespace=namespace))
+        async with reflecting(kube, namespaces=("team", "other")) as found:
+            await until(lambda: len(kube._watches) == 2)
+            del kube.objects["/api/v1/namespaces/team/pods/a"]
+            kube.end_watches("/team/pods", KubeError(410, "too old resource version"))
+            await until(lambda: names(found) == [])
+            assert names(found, ("other", "chat")) == ["a"]
+
+    asyncio.run(run())
+
+
+def test_it_keeps_what_it_knew_of_a_kind_that_is_gone_and_says_that_it_is_old(monkeypatch):
+    monkeypatch.setattr(reflector, "_UNKNOWN_DELAY_S", 0.001)
+
+    async def run():
+        kube = FakeKube()
+        kube.put(pod("a"))
+        async with reflecting(kube) as found:
+            await until(lambda: kube._watches)
+            kube.refusals["list", "/pods"] = KubeError(404, "not found")
+            kube.end_watches("/pods", KubeError(404, "not found"))
+            await until(lambda: not found.is_synced.is_set())
+            assert names(found) == ["a"]
+            del kube.objects["/api/v1/namespaces/team/pods/a"]
+            kube.refusals.clear()
+            await found.is_synced.wait()
+            assert names(found) == []
+
+    asyncio.run(run())
+
+
+def test_its_silence_is_told_and_ends_with_a_sign_of_life():
+    async def run():
+        kube = FakeKube()
+        async with reflecting(kube) as found:
+            await until(lambda: kube._watches)
+            now = asyncio.get_running_loop().time()
+            assert 100 <= found.silence_seconds(now + 100) < 200
+            found._turned_at["/api/v1/pods"] -= 1000
+            assert found.silence_seconds(now) > 900
+            kube.put(pod("a"))
+            await until(lambda: names(found) == ["a"])
+            assert found.silence_seconds(now) < 100
 
     asyncio.run(run())
 

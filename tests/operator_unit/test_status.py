@@ -10,9 +10,10 @@ import pytest
 from rayloom_operator.api_status import FAULTS, Reason
 from rayloom_operator.engine_status import Phase
 from rayloom_operator.k8s_events import events
+from rayloom_operator.observed import Verdict
 from rayloom_operator.plan import plan
 from rayloom_operator.revision import revision
-from rayloom_operator.status import judge, status
+from rayloom_operator.status import VALID, judge, status
 from rt_operator import SETTINGS, make_group, make_pod, make_reading, make_resolved, make_said
 
 KEY = SETTINGS.operator_key
@@ -177,11 +178,14 @@ def test_of_a_log_the_end_is_kept():
 
 
 def computed(groups=(), resolved=None, problems=(), previous=None, clock=CLOCK, refusal="", revision="00000000"):
+    accepted = VALID
+    if problems or refusal:
+        reason = Reason.INVALID_SPEC if problems else Reason.APPLY_REFUSED
+        accepted = Verdict(reason=reason, message="; ".join(problems) or refusal)
     return status(
         resolved,
-        problems,
+        accepted,
         groups,
-        refusal,
         generation=3,
         revision=revision if resolved else "",
         previous=previous or {},

@@ -137,3 +137,28 @@ def test_news_waits_for_the_delay_after_a_failure_but_a_new_spec_does_not():
         await stop([worker])
 
     asyncio.run(run())
+
+
+def test_a_queue_that_drains_ends_what_is_begun_and_begins_nothing():
+    async def run():
+        queue, turns, may_end = WorkQueue(), [], asyncio.Event()
+
+        async def handle(key):
+            turns.append(key)
+            await may_end.wait()
+
+        workers = [asyncio.create_task(queue.work(handle)) for _ in range(2)]
+        queue.add("a")
+        await until(lambda: turns == ["a"])
+        drained = asyncio.create_task(queue.drain())
+        await asyncio.sleep(0)
+        queue.add("b")
+        await until(workers[1].done)  # it drew b, and left it alone
+        assert (drained.done(), turns) == (False, ["a"])
+        may_end.set()
+        async with asyncio.timeout(10):
+            await drained
+        assert turns == ["a"]
+        await stop(workers)
+
+    asyncio.run(run())

@@ -9,6 +9,32 @@ import copy
 from rayloom_operator.kube import CONFLICT, NOT_FOUND, KubeError
 from rayloom_operator.names import path_of
 
+KUBERAY = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/rayclusters.ray.io"
+
+
+def make_definition(*missing, versions=("v1",)):
+    """KubeRay's definition of a RayCluster, as far as the operator looks at it, without the fields in `missing`."""
+
+    def fields(*names, **parts):
+        names = {name: {"type": "string"} for name in names} | parts
+        return {"type": "object", "properties": {name: part for name, part in names.items() if name not in missing}}
+
+    pods = fields("groupName", "replicas", "rayStartParams", "template")
+    spec = fields(
+        "rayVersion",
+        "enableInTreeAutoscaling",
+        authOptions=fields("mode", "secretName"),
+        headGroupSpec=pods,
+        workerGroupSpecs={"type": "array", "items": pods},
+    )
+    schema = {"openAPIV3Schema": {"type": "object", "properties": {"spec": spec}}}
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": "rayclusters.ray.io"},
+        "spec": {"versions": [{"name": name, "served": True, "schema": schema} for name in versions]},
+    }
+
 
 class FakeKube:
     def __init__(self):
@@ -19,6 +45,7 @@ class FakeKube:
         self.lists = []  # paths
         self.version = 100
         self._watches = []  # (path of the collection, queue)
+        self.put(make_definition())
 
     def put(self, manifest):
         """The object is there, with a uid and a version, and those who watch hear of it."""
@@ -59,8 +86,17 @@ class FakeKube:
         return self.put(known | {"status": manifest["status"]})
 
     async def patch(self, path, body):
+        """A merge patch of the first level, as far as anybody looks at it: of a Lease."""
         self._note("patch", path)
-        return {}
+        known = self.objects.get(path)
+        if known is None or known["kind"] != "Lease":
+            return {}
+        if body["metadata"]["resourceVersion"] != known["metadata"]["resourceVersion"]:
+            raise KubeError(CONFLICT, "the object has been modified")
+        return self.put(known | {"spec": body["spec"]})
+
+    async def close(self):
+        pass
 
     async def get(self, path):
         if path not in self.objects:
@@ -82,16 +118,29 @@ class FakeKube:
 
     async def list(self, path, params):
         self.lists.append(path)
+        self._refuse("list", path)
         return [copy.deepcopy(each) for at, each in self.objects.items() if _is_of(at, path)], str(self.version)
 
     async def watch(self, path, params, version):
         queue = asyncio.Queue()
         self._watches.append((path, queue))
         while True:
-            yield await queue.get()
+            found = await queue.get()
+            if isinstance(found, Exception):
+                raise found
+            yield found
+
+    def end_watches(self, end, error):
+        """Watches of the collections whose path ends so break with `error`."""
+        for path, queue in self._watches:
+            if path.endswith(end):
+                queue.put_nowait(error)
 
     def _note(self, verb, path):
         self.calls.append((verb, path))
+        self._refuse(verb, path)
+
+    def _refuse(self, verb, path):
         for (refused, end), error in self.refusals.items():
             if verb == refused and path.endswith(end):
                 raise error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -78,9 +79,20 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--engine-image", required=True, help="image of engines whose LLMService names none")
     key_help = "file with random bytes that the engines' tokens are derived from"
     run.add_argument("--key-file", type=Path, required=True, help=key_help)
-    run.add_argument("--health-port", type=_port, default=8080, help="port of /healthz (default: %(default)s)")
+    port_help = "port of /healthz, /readyz and /metrics (default: %(default)s)"
+    run.add_argument("--health-port", type=_port, default=8080, help=port_help)
     levels = ("debug", "info", "warning", "error")
-    run.add_argument("--log-level", default="info", choices=levels, help="default: %(default)s")
+    run.add_argument("--log-level", default="info", choices=levels, help="least level (default: %(default)s)")
+    form_help = "lines for people, or a JSON object each (default: %(default)s)"
+    run.add_argument("--log-format", default="text", choices=("text", "json"), help=form_help)
+    watch_help = "look at these namespaces only, separated by commas (default: all)"
+    run.add_argument("--watch-namespaces", metavar="NAMESPACES", type=_names, default=(), help=watch_help)
+    where_help = "namespace of the Lease by which one of several operators works (default: %(default)s)"
+    run.add_argument("--lease-namespace", default="default", help=where_help)
+    name_help = "name of that Lease; operators for other namespaces need another one (default: %(default)s)"
+    run.add_argument("--lease-name", default="rayloom-operator", help=name_help)
+    seconds_help = "after which another one takes over from one that is gone; 2 or more (default: %(default)s)"
+    run.add_argument("--lease-seconds", type=_lease_seconds, default=6, help=seconds_help)
     return parser
 
 
@@ -89,6 +101,19 @@ def _port(text: str) -> int:
     if not 0 <= port <= 65535:
         raise argparse.ArgumentTypeError(f"{text!r} is not a port; use a number from 0 to 65535")
     return port
+
+
+def _names(text: str) -> tuple[str, ...]:
+    names = tuple(name.strip() for name in text.split(",") if name.strip())
+    if bad := [name for name in names if not re.fullmatch(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", name)]:
+        raise argparse.ArgumentTypeError(f"{bad[0]!r} is no name of a namespace; write names with commas between: a,b")
+    return names
+
+
+def _lease_seconds(text: str) -> int:
+    if not (text.isdecimal() and 2 <= int(text) <= 3600):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of seconds from 2 to 3600")
+    return int(text)
 
 
 if __name__ == "__main__":

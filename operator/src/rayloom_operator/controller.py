@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 
@@ -20,15 +21,18 @@ from rayloom_operator.engine_poller import EnginePoller, Target
 from rayloom_operator.errors import DoesNotFit, OperatorError, Refused, SpecError
 from rayloom_operator.k8s_events import events
 from rayloom_operator.kube import CONFLICT, NOT_FOUND, Kube, KubeError
+from rayloom_operator.logs import SERVICE
+from rayloom_operator.metrics import Metrics
 from rayloom_operator.model_facts import builtin_facts
 from rayloom_operator.names import Manifest, ServiceKey, object_path, path_of
 from rayloom_operator.objects.companions import admin_token
-from rayloom_operator.observed import Group, pod
+from rayloom_operator.observed import Group, Verdict, pod
 from rayloom_operator.plan import Plan, Route, Settings, plan
-from rayloom_operator.reflector import Reflector
+from rayloom_operator.reflector import without_managed_fields
 from rayloom_operator.resolved import Resolved, resolve
 from rayloom_operator.revision import revision
-from rayloom_operator.status import SILENCE_LIMIT_S, STALE_S, status
+from rayloom_operator.status import SILENCE_LIMIT_S, STALE_S, VALID, status
+from rayloom_operator.watches import Watches
 from rayloom_operator.work_queue import WorkQueue
 
 logger = logging.getLogger(__name__)
@@ -41,28 +45,50 @@ _REAPPLY_S = 300.0
 _MOUNT_CHECK_S = 2.0
 _LATE_MOUNT_CHECK_S = 10.0
 _MOUNT_NEWS_S = 60.0
+# A look at what is not known yet.
+_SOON_S = 1.0
 # HTTP codes of answers that stay the same until someone changes the spec or the cluster.
 _REFUSALS = (400, 403, NOT_FOUND, 422)
 
 
 class Controller:
-    """Lives in one event loop. `set_service` is how it learns of LLMServices."""
+    """Lives in one event loop. `set_service` is how it learns of LLMServices.
 
-    def __init__(self, kube: Kube, settings: Settings) -> None:
+    It looks at `namespaces`, at all of them where there are none, and changes nothing before `leads` is set.
+    """
+
+    def __init__(
+        self,
+        kube: Kube,
+        settings: Settings,
+        *,
+        namespaces: Sequence[str] = (),
+        leads: asyncio.Event | None = None,
+        metrics: Metrics | None = None,
+    ) -> None:
         self._kube = kube
         self._settings = settings
+        self._namespaces = namespaces
+        self._leads = leads
+        self._metrics = metrics or Metrics()
+        self._metrics.gauge("queue_depth", "Services that wait for a pass.", lambda: self._queue.depth)
+        self._metrics.gauge(
+            "engines_polled", "Engines that are asked for their status.", lambda: self._poller.num_engines
+        )
+        self._metrics.follow(self._conditions, lambda: self._poller.num_failures)
         self._services: dict[ServiceKey, Manifest] = {}
         self._queue = WorkQueue()
         self._poller = EnginePoller(self._queue.add)
-        self._clusters = Reflector(kube, "ray.io/v1", "RayCluster", self._queue.add)
-        self._pods = Reflector(kube, "v1", "Pod", self._pod_changed)
+        self.watches = Watches(
+            kube, namespaces, on_change=self._queue.add, on_pod=self._pod_changed, on_kuberay=self._kuberay_changed
+        )
+        self._clusters, self._pods = self.watches.clusters, self.watches.pods
         self._applied: dict[ServiceKey, tuple[tuple[Manifest, ...], float]] = {}  # the last plan's, and when it was all
         self._mounting_since: dict[ServiceKey, float] = {}
-        self.is_synced = asyncio.Event()  # set once it knows the cluster, and works; also when it ended before
 
     def set_service(self, document: Manifest, is_deleted: bool) -> None:
         """Takes what kopf saw of an LLMService, unless something newer is known of it or of one made anew."""
-        meta = document["metadata"]
+        meta = without_managed_fields(document)["metadata"]
         key = (meta["namespace"], meta["name"])
         known = self._services.get(key, {}).get("metadata", {})
         if known and int(meta["resourceVersion"]) < int(known["resourceVersion"]):
@@ -80,23 +106,51 @@ class Controller:
         """Works until it is cancelled."""
         try:
             async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self._clusters.run())
-                tasks.create_task(self._pods.run())
+                tasks.create_task(self.watches.run())
                 # Before that, what exists would look like something to make.
-                await self._clusters.is_synced.wait()
-                await self._pods.is_synced.wait()
+                await self.watches.is_synced.wait()
+                if self._leads is not None:
+                    await self._leads.wait()
+                    await self._list_services()
+                handle = self._metrics.measured(self._reconcile)
                 for _ in range(_NUM_WORKERS):
-                    tasks.create_task(self._queue.work(self._reconcile))
-                self.is_synced.set()
+                    tasks.create_task(self._queue.work(handle))
         finally:
-            self.is_synced.set()
             await self._poller.close()
+
+    async def drain(self) -> None:
+        """Begins no more passes, and returns when those that run are over."""
+        await self._queue.drain()
+
+    def _conditions(self) -> Iterator[tuple[str, str]]:
+        """(type, status) of every condition of every service."""
+        for document in self._services.values():
+            for condition in document.get("status", {}).get("conditions", ()):
+                yield condition["type"], condition["status"]
+
+    async def _list_services(self) -> None:
+        """What this process was told while it did not lead may be older than what the leader has done since."""
+        for namespace in self._namespaces or ("",):
+            while True:
+                try:
+                    items, _ = await self._kube.list(object_path(API_VERSION, KIND, namespace), {})
+                    break
+                except OperatorError as error:
+                    logger.warning("the services cannot be listed: %s; trying again", error)
+                    await asyncio.sleep(_SOON_S)
+            for document in items:
+                self.set_service(document, False)
+
+    def _kuberay_changed(self) -> None:
+        for key in self._services:
+            self._queue.add(key, is_new=True)
 
     def _pod_changed(self, key: ServiceKey) -> None:
         self._poller.nudge(key)
         self._queue.add(key)
 
     async def _reconcile(self, key: ServiceKey) -> float | None:
+        SERVICE.set("/".join(key))
         document = self._services.get(key)
         if document is None:
             # Its objects go by their owner references.
@@ -116,36 +170,41 @@ class Controller:
     async def _bring(self, key: ServiceKey, document: Manifest) -> float:
         now = asyncio.get_running_loop().time()
         previous = document.get("status", {})
+        unsupported = self.watches.kuberay_problem
+        if not unsupported and not self._clusters.is_synced.is_set():
+            return _SOON_S  # KubeRay came back a moment ago, and which RayClusters are left is not known yet.
         resolved: Resolved | None = None
-        problems: tuple[str, ...] = ()
-        refused_as = Reason.INVALID_SPEC
+        accepted = VALID
         try:
             service = parse(document)
             facts = builtin_facts(service.spec.model)
             resolved = resolve(service, self._settings.image(service), facts, previous)
         except SpecError as error:
-            problems = error.problems
-            refused_as = Reason.DOES_NOT_FIT if isinstance(error, DoesNotFit) else refused_as
+            reason = Reason.DOES_NOT_FIT if isinstance(error, DoesNotFit) else Reason.INVALID_SPEC
+            accepted = Verdict(reason=reason, message="; ".join(error.problems))
         groups, taken = await self._observe(key, document)
         is_mounting = any(each.is_mounting for group in groups for each in group.pods)
         mounting_s = now - self._mounting_since.setdefault(key, now) if is_mounting else 0.0
         if not is_mounting:
             self._mounting_since.pop(key, None)
         refused: Refused | None = None
+        wanted = None if unsupported else resolved
         try:
-            await self._carry_out(key, plan(resolved, groups, self._settings.operator_key, taken), is_mounting)
+            await self._carry_out(key, plan(wanted, groups, self._settings.operator_key, taken), is_mounting)
         except Refused as error:
             refused = error
+        if accepted is VALID and refused is not None:
+            accepted = Verdict(reason=Reason.APPLY_REFUSED, message=str(refused))
+        elif accepted is VALID and unsupported:
+            accepted = Verdict(reason=Reason.UNSUPPORTED_KUBERAY, message=unsupported)
         if refused is None and any(group.head and group.head.ip and group.reading is None for group in groups):
             # The first answer, or its absence, is a moment away, and it starts the next turn. Without it a restarted
             # operator would call an engine that serves unavailable.
             return STALE_S
         computed = status(
             resolved,
-            problems,
+            accepted,
             groups,
-            "" if refused is None else str(refused),
-            refused_as=refused_as,
             generation=document["metadata"]["generation"],
             revision="" if resolved is None else revision(resolved),
             previous=previous,

@@ -52,11 +52,16 @@ class EnginePoller:
     def __init__(self, on_news: Callable[[ServiceKey], None]) -> None:
         self._on_news = on_news
         self._engines: dict[tuple[str, str], _Engine] = {}
+        self.num_failures = 0  # answers that failed to come
         self._session = aiohttp.ClientSession(
             # Engines that do not answer are to hold up no others.
             connector=aiohttp.TCPConnector(limit=0),
             timeout=_TIMEOUT,
         )
+
+    @property
+    def num_engines(self) -> int:
+        return len(self._engines)
 
     async def close(self) -> None:
         for engine in self._engines.values():
@@ -98,6 +103,7 @@ class EnginePoller:
                 engine.reading = Reading(status=await self._ask(engine), at=loop.time(), failing_since=None, error="")
             except Exception as error:
                 # Whatever an engine answers, it is asked again.
+                self.num_failures += 1
                 if not isinstance(error, EngineUnavailable):
                     logger.exception("%s/%s: this is a mistake in the operator; asking again", *engine.service)
                 since = loop.time() if before.failing_since is None else before.failing_since

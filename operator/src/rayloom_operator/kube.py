@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Mapping
 
 import aiohttp
 import kopf
@@ -22,6 +22,8 @@ _WATCH = {"watch": "true", "allowWatchBookmarks": "true", "timeoutSeconds": "300
 # Tokens of service accounts are replaced under the operator's feet, long before they end.
 _LOGIN_SECONDS = 300.0
 
+_VERBS = {"GET": "get", "POST": "create", "PATCH": "patch", "DELETE": "delete"}
+
 NOT_FOUND = 404
 CONFLICT = 409  # the name is taken, or the object is not the one with the uid that was given
 
@@ -36,6 +38,10 @@ class KubeError(OperatorError):
 
 class KubeUnreachable(OperatorError):
     """The API server did not answer."""
+
+
+class Deposed(OperatorError):
+    """Nothing was sent: this process may not write now, because another one may lead."""
 
 
 def login(**_: object) -> kopf.ConnectionInfo:
@@ -56,9 +62,19 @@ def login(**_: object) -> kopf.ConnectionInfo:
 
 
 class Kube:
-    """A client; made and used in one event loop. Requests raise KubeError or KubeUnreachable."""
+    """A client; made and used in one event loop. Requests raise KubeError or KubeUnreachable.
 
-    def __init__(self) -> None:
+    While `may_write` says no, whatever would change the cluster raises Deposed. `on_request` gets the verb and the
+    status code of each request, `none` where there was no answer.
+    """
+
+    def __init__(
+        self,
+        may_write: Callable[[], bool] = lambda: True,
+        on_request: Callable[[str, str], object] = lambda verb, code: None,
+    ) -> None:
+        self._may_write = may_write
+        self._on_request = on_request
         self._logged_in_at = time.monotonic()
         self._info = login()
         self._session = aiohttp.ClientSession(
@@ -110,7 +126,7 @@ class Kube:
 
     async def list(self, path: str, params: Mapping[str, str]) -> tuple[list[Manifest], str]:
         """All objects, and the resourceVersion to watch from."""
-        found = await self._request("GET", path, params=params)
+        found = await self._request("GET", path, params=params, verb="list")
         return found["items"], found["metadata"]["resourceVersion"]
 
     async def watch(self, path: str, params: Mapping[str, str], version: str) -> AsyncIterator[tuple[str, Manifest]]:
@@ -121,6 +137,7 @@ class Kube:
             async with self._session.get(
                 self._info.server.rstrip("/") + path, params=query, headers=self._headers(), timeout=_WATCH_TIMEOUT
             ) as response:
+                self._on_request("watch", str(response.status))
                 if response.status >= 400:
                     raise _error(response.status, await response.text())
                 rest = b""
@@ -133,6 +150,7 @@ class Kube:
                             raise KubeError(event["object"].get("code", 500), event["object"].get("message", ""))
                         yield event["type"], event["object"]
         except (aiohttp.ClientError, TimeoutError) as error:
+            self._on_request("watch", "none")
             raise KubeUnreachable(f"the watch of {path} broke: {type(error).__name__}: {error}") from error
 
     async def _request(
@@ -143,18 +161,22 @@ class Kube:
         params: Mapping[str, str] | None = None,
         body: Manifest | None = None,
         content_type: str = "application/json",
+        verb: str = "",
     ) -> Manifest:
+        verb = verb or _VERBS[method]
+        content = None if body is None else _Content(json.dumps(body).encode(), self._may_write)
         try:
             for is_last in (False, True):
                 async with self._session.request(
                     method,
                     self._info.server.rstrip("/") + path,
                     params=params,
-                    data=None if body is None else json.dumps(body),
+                    data=content,
                     headers=self._headers() | {"Content-Type": content_type},
                     timeout=_REQUEST_TIMEOUT,
                 ) as response:
                     text = await response.text()
+                    self._on_request(verb, str(response.status))
                     if response.status == 401 and not is_last:
                         self._logged_in_at = float("-inf")
                         continue
@@ -163,6 +185,9 @@ class Kube:
                     answer: Manifest = json.loads(text)
                     return answer
         except (aiohttp.ClientError, TimeoutError) as error:
+            if content is not None and content.is_refused:
+                raise Deposed(f"{method} {path}: not sent, because another operator may lead") from error
+            self._on_request(verb, "none")
             raise KubeUnreachable(f"{method} {path}: {type(error).__name__}: {error}") from error
         raise AssertionError("the last turn returns or raises")
 
@@ -171,6 +196,25 @@ class Kube:
             self._logged_in_at = time.monotonic()
             self._info = login()
         return self._info.as_http_headers()
+
+
+class _Content(AsyncIterable[bytes]):
+    """The body of a request that changes something.
+
+    aiohttp asks for it when it has a connection. A process that was stopped while it waited for one finds here that
+    its time is over; without its body the API server does nothing with a request.
+    """
+
+    def __init__(self, content: bytes, may_write: Callable[[], bool]) -> None:
+        self._content = content
+        self._may_write = may_write
+        self.is_refused = False
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        if not self._may_write():
+            self.is_refused = True
+            raise ConnectionAbortedError("this process may not write")
+        yield self._content
 
 
 def _error(code: int, text: str) -> KubeError:

@@ -79,4 +79,4 @@ def object_path(api_version: str, kind: str, namespace: str = "", name: str = ""
 def path_of(manifest: Manifest) -> str:
     """The URL path of the object that a manifest describes."""
     meta = manifest["metadata"]
-    return object_path(manifest["apiVersion"], manifest["kind"], meta["namespace"], meta["name"])
+    return object_path(manifest["apiVersion"], manifest["kind"], meta.get("namespace", ""), meta["name"])

@@ -1,53 +1,110 @@
-"""A copy of all objects of one kind that belong to LLMServices, kept by one list and a watch."""
+"""A copy of the objects of one kind, kept by a list and a watch for each namespace, or one of each for the cluster."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
-from rayloom_operator.kube import Kube, KubeError, KubeUnreachable
+from rayloom_operator.kube import NOT_FOUND, Kube, KubeError, KubeUnreachable
 from rayloom_operator.names import SERVICE_LABEL, Manifest, ServiceKey, object_path
 
 logger = logging.getLogger(__name__)
 
 _FIRST_DELAY_S = 0.5
 _MAX_DELAY_S = 30.0
+# A kind that the API server does not know is asked for so often; it may come at any time.
+_UNKNOWN_DELAY_S = 2.0
 _LIVED_S = 1.0  # a watch that ends sooner is a failure, whatever it says
+_OF_SERVICES = {"labelSelector": SERVICE_LABEL}
 _GONE = 410  # the version to watch from is too old
 
 
-class Reflector:
-    """`on_change` gets the key of the service whose object came, changed or went. Objects are not to be changed."""
+def service_of(found: Manifest) -> ServiceKey:
+    """The service that an object belongs to by its label."""
+    return found["metadata"]["namespace"], found["metadata"]["labels"][SERVICE_LABEL]
 
-    def __init__(self, kube: Kube, api_version: str, kind: str, on_change: Callable[[ServiceKey], None]) -> None:
+
+def without_managed_fields(found: Manifest) -> Manifest:
+    """A third of an object, and of no use to us."""
+    found["metadata"].pop("managedFields", None)
+    return found
+
+
+class Reflector:
+    """`on_change` gets the key of each object that came, changed or went. Objects are not to be changed.
+
+    `selector` says which objects, `key_of` what each belongs to (its LLMService), `slim` what is kept of it. Without
+    `namespaces` the whole cluster is followed.
+    """
+
+    def __init__(
+        self,
+        kube: Kube,
+        api_version: str,
+        kind: str,
+        on_change: Callable[[ServiceKey], None],
+        *,
+        namespaces: Sequence[str] = (),
+        selector: Mapping[str, str] = _OF_SERVICES,
+        key_of: Callable[[Manifest], ServiceKey] = service_of,
+        slim: Callable[[Manifest], Manifest] = without_managed_fields,
+    ) -> None:
         self._kube = kube
-        self._path = object_path(api_version, kind)
+        self.path = object_path(api_version, kind)
+        self._namespaces = {object_path(api_version, kind, each): each for each in namespaces or ("",)}
         self._on_change = on_change
-        self._of_service: dict[ServiceKey, dict[str, Manifest]] = {}  # service -> name -> object
-        self.is_synced = asyncio.Event()  # set once everything was listed
+        self._selector = selector
+        self._key_of = key_of
+        self._slim = slim
+        self._of_key: dict[ServiceKey, dict[str, Manifest]] = {}  # key -> name -> object
+        self._unlisted = set(self._namespaces)  # paths
+        self._turned_at = dict.fromkeys(self._namespaces, 0.0)  # path -> loop time of the last sign of life
+        self.is_synced = asyncio.Event()  # everything was listed, and the kind is there
+        self.has_answered = asyncio.Event()  # as above, or the API server said that it does not know the kind
 
     def of_service(self, key: ServiceKey) -> list[Manifest]:
-        """The objects of one service, by name."""
-        objects = self._of_service.get(key, {})
+        """The objects of one key, by name. While `is_synced` is not set, those that were known last."""
+        objects = self._of_key.get(key, {})
         return [objects[name] for name in sorted(objects)]
+
+    def silence_seconds(self, now: float) -> float:
+        """For how long one of its watches has done nothing, not even failed; `now` is the loop's time."""
+        return now - min(self._turned_at.values())
 
     async def run(self) -> None:
         """Follows the cluster for ever. A server that is away is asked again, ever more slowly."""
+        async with asyncio.TaskGroup() as tasks:
+            for path in self._namespaces:
+                tasks.create_task(self._follow(path))
+
+    async def _follow(self, path: str) -> None:
         delay = _FIRST_DELAY_S
         version = ""
         loop = asyncio.get_running_loop()
         while True:
-            began = loop.time()
+            began = self._turned_at[path] = loop.time()
             try:
                 if not version:
-                    version = await self._list()
-                async for kind, found in self._kube.watch(self._path, {"labelSelector": SERVICE_LABEL}, version):
+                    version = await self._list(path)
+                async for kind, found in self._kube.watch(path, self._selector, version):
+                    self._turned_at[path] = loop.time()
                     version = found["metadata"]["resourceVersion"]
                     self._take(kind, found)
             except KubeError as error:
                 version = ""
-                logger.log(logging.INFO if error.code == _GONE else logging.WARNING, "%s: %s", self._path, error)
+                # A kind that is gone is asked for often, and that it is gone is said once.
+                if error.code != NOT_FOUND or path not in self._unlisted:
+                    logger.log(
+                        logging.INFO if error.code in (_GONE, NOT_FOUND) else logging.WARNING, "%s: %s", path, error
+                    )
+                if error.code == NOT_FOUND:
+                    # The kind is gone, and whether its objects are is not known before it is back.
+                    self._unlisted.add(path)
+                    self.is_synced.clear()
+                    self.has_answered.set()
+                    await asyncio.sleep(_UNKNOWN_DELAY_S)
+                    continue
             except KubeUnreachable as error:
                 logger.warning("%s", error)
             # The server ends each watch after a while; the next one goes on from there.
@@ -57,32 +114,39 @@ class Reflector:
                 await asyncio.sleep(delay)
                 delay = min(2 * delay, _MAX_DELAY_S)
 
-    async def _list(self) -> str:
-        items, version = await self._kube.list(self._path, {"labelSelector": SERVICE_LABEL})
-        before = {(key, name) for key, objects in self._of_service.items() for name in objects}
+    async def _list(self, path: str) -> str:
+        items, version = await self._kube.list(path, self._selector)
+        namespace = self._namespaces[path]
+        before = {
+            (key, name)
+            for key, objects in self._of_key.items()
+            for name, found in objects.items()
+            if namespace in ("", found["metadata"].get("namespace"))
+        }
         for found in items:
-            before.discard((_key(found), found["metadata"]["name"]))
+            before.discard((self._key_of(found), found["metadata"]["name"]))
             self._take("ADDED", found)
         for key, name in before:
-            self._take("DELETED", self._of_service[key][name])
-        self.is_synced.set()
+            self._drop(key, name)
+        self._unlisted.discard(path)
+        if not self._unlisted:
+            self.is_synced.set()
+            self.has_answered.set()
         return version
 
     def _take(self, kind: str, found: Manifest) -> None:
         if kind == "BOOKMARK":
             return
-        key, name = _key(found), found["metadata"]["name"]
-        # A third of an object, and of no use to us.
-        found["metadata"].pop("managedFields", None)
-        objects = self._of_service.setdefault(key, {})
+        key, name = self._key_of(found), found["metadata"]["name"]
         if kind == "DELETED":
-            objects.pop(name, None)
-            if not objects:
-                del self._of_service[key]
+            self._drop(key, name)
         else:
-            objects[name] = found
+            self._of_key.setdefault(key, {})[name] = self._slim(found)
+            self._on_change(key)
+
+    def _drop(self, key: ServiceKey, name: str) -> None:
+        objects = self._of_key.get(key, {})
+        objects.pop(name, None)
+        if not objects:
+            self._of_key.pop(key, None)
         self._on_change(key)
-
-
-def _key(found: Manifest) -> ServiceKey:
-    return found["metadata"]["namespace"], found["metadata"]["labels"][SERVICE_LABEL]

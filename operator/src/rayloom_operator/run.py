@@ -1,7 +1,7 @@
 """`rayloom-operator run`: kopf brings the LLMServices, the controller does the work, both in one event loop.
 
 kopf is used for raw events alone: its other handlers write annotations and finalizers into every object. It cancels
-the loop's other tasks when it ends, which is when ours are to end as well.
+the loop's other tasks when it ends, which is when ours are to end as well. The lease has a thread of its own.
 """
 
 from __future__ import annotations
@@ -9,104 +9,149 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Mapping
+import platform
+import signal
+import uuid
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import kopf
 
+from rayloom_operator import logs
 from rayloom_operator.controller import Controller
 from rayloom_operator.errors import OperatorError
+from rayloom_operator.health import serving
 from rayloom_operator.kube import Kube, KubeError, KubeUnreachable, login
+from rayloom_operator.lease import Lease
+from rayloom_operator.metrics import Metrics
 from rayloom_operator.names import API_GROUP, API_PLURAL, API_VERSION_NAME
 from rayloom_operator.plan import Settings
 
 logger = logging.getLogger(__name__)
 
 _MIN_KEY_BYTES = 16
-# The definitions may be installed at the same moment as the operator.
-_KINDS_TIMEOUT_S = 60
-_KINDS = {
-    f"/apis/{API_GROUP}/{API_VERSION_NAME}": f"{API_PLURAL}: install the chart's crds folder",
-    "/apis/ray.io/v1": "rayclusters: install KubeRay 1.6 or newer",
-}
+# The definition may be installed at the same moment as the operator.
+_KIND_TIMEOUT_S = 60
+_KIND_PATH = f"/apis/{API_GROUP}/{API_VERSION_NAME}"
+# For passes that run when the operator is asked to stop, and then for the release of the lease.
+_DRAIN_S = 5.0
+_RELEASE_S = 2.0
 
 
-def run_operator(*, engine_image: str, key_file: Path, health_port: int, log_level: str) -> None:
-    """Runs until it is asked to stop. Raises OperatorError when it cannot start."""
-    logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s", force=True)
-    # kopf says of each event that it was handled, aiohttp of each look at /healthz.
-    for name in ("kopf", "aiohttp.access"):
-        logging.getLogger(name).setLevel(max(logging.WARNING, logging.getLogger().level))
+def run_operator(
+    *,
+    engine_image: str,
+    key_file: Path,
+    health_port: int,
+    log_level: str,
+    log_format: str,
+    watch_namespaces: Sequence[str],
+    lease_namespace: str,
+    lease_name: str,
+    lease_seconds: int,
+) -> None:
+    """Runs until it is asked to stop. Raises OperatorError when it cannot start, and when it leads no more."""
+    logs.set_up(log_level, log_format)
     settings = Settings(engine_image=engine_image, operator_key=_operator_key(key_file))
+    metrics = Metrics()
+    lease = Lease(
+        namespace=lease_namespace,
+        name=lease_name,
+        # A restarted container is another candidate than the one before it.
+        identity=f"{platform.node()}_{uuid.uuid4().hex[:8]}",
+        seconds=lease_seconds,
+        connect=lambda: Kube(on_request=metrics.count_request),
+    )
     try:
-        asyncio.run(_run(settings, health_port))
+        asyncio.run(_run(settings, metrics, lease, health_port, watch_namespaces))
     except kopf.LoginError as error:
         raise OperatorError(str(error)) from error
 
 
-async def _run(settings: Settings, health_port: int) -> None:
-    kube = Kube()
+async def _run(settings: Settings, metrics: Metrics, lease: Lease, port: int, namespaces: Sequence[str]) -> None:
+    loop, asked_to_stop = asyncio.get_running_loop(), asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, asked_to_stop.set)
+    kube = Kube(lease.may_write, metrics.count_request)
+    stop, kind = asyncio.create_task(asked_to_stop.wait()), asyncio.create_task(_wait_for_kind(kube))
+    tasks: list[asyncio.Task[Any]] = [stop, kind]
     try:
-        await _wait_for_kinds(kube)
-        controller = Controller(kube, settings)
-        # Neither goes on without the other.
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        if stop.done():
+            return
+        kind.result()
+        leads = asyncio.Event()
+        controller = Controller(kube, settings, namespaces=namespaces, leads=leads, metrics=metrics)
+        metrics.gauge("leader", "1 in the operator that works, 0 in one that waits.", lease.may_write)
         work = asyncio.create_task(controller.run())
-        has_ended = asyncio.Event()
-        work.add_done_callback(lambda _: has_ended.set())
-        await controller.is_synced.wait()
-        try:
-            # From here on /healthz answers; one loop that hangs is enough for it to fall silent.
-            await kopf.operator(
-                registry=_registry(controller, work),
-                settings=_kopf_settings(),
-                standalone=True,
-                clusterwide=True,
-                liveness_endpoint=f"http://0.0.0.0:{health_port}/healthz",
-                stop_flag=has_ended,
-            )
-        finally:
+        tasks.append(work)
+        probes = {"/healthz": controller.watches.problem, "/readyz": lambda: _readiness(controller)}
+        async with serving(port, probes, metrics):
+            leading = lease.run(lambda: loop.call_soon_threadsafe(leads.set))
+            led = asyncio.create_task(asyncio.to_thread(asyncio.run, leading))
+            services = asyncio.create_task(_take_services(controller, namespaces, asked_to_stop))
+            tasks += [led, services]
+            # None goes on without the others.
+            ended, _ = await asyncio.wait({stop, work, led, services}, return_when=asyncio.FIRST_COMPLETED)
+            if stop in ended:
+                logger.info("asked to stop")
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(controller.drain(), _DRAIN_S)
             work.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await work
+            lease.stop()
+            await asyncio.wait([led], timeout=_RELEASE_S)
+            for task in ended:
+                task.result()
     finally:
+        lease.stop()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         await kube.close()
 
 
-def _kopf_settings() -> kopf.OperatorSettings:
+async def _take_services(controller: Controller, namespaces: Sequence[str], asked_to_stop: asyncio.Event) -> None:
+    """Hands every LLMService to the controller when it changes."""
     settings = kopf.OperatorSettings()
     settings.posting.enabled = False
     settings.scanning.disabled = True
-    return settings
-
-
-def _registry(controller: Controller, work: asyncio.Task[None]) -> kopf.OperatorRegistry:
     registry = kopf.OperatorRegistry()
 
     @kopf.on.event(API_GROUP, API_VERSION_NAME, API_PLURAL, registry=registry)
     async def changed(event: Mapping[str, Any], **_: Any) -> None:
         controller.set_service(dict(event["object"]), event["type"] == "DELETED")
 
-    @kopf.on.cleanup(registry=registry)
-    async def stop(**_: Any) -> None:
-        work.cancel()  # kopf would wait 5 s for what it does not know.
-
     kopf.on.login(registry=registry)(login)
-    return registry
+    others = asyncio.all_tasks()
+    tasks = await kopf.spawn_tasks(
+        registry=registry, settings=settings, standalone=True, clusterwide=not namespaces, namespaces=namespaces
+    )
+    # kopf has taken the signals, and would end at once.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, asked_to_stop.set)
+    await kopf.run_tasks(tasks, ignored=others)
+    raise OperatorError("kopf ended, and with it the news of LLMServices")
 
 
-async def _wait_for_kinds(kube: Kube) -> None:
-    """Returns once the API server knows the kinds that the operator needs. Raises OperatorError when it does not."""
-    for path, cure in _KINDS.items():
-        for is_last in [False] * _KINDS_TIMEOUT_S + [True]:
-            try:
-                await kube.get(path)
-                break
-            except (KubeError, KubeUnreachable) as error:
-                if is_last:
-                    raise OperatorError(f"the cluster has no {cure} ({path}: {error})") from error
-                logger.info("waiting for %s: %s", path, error)
-            await asyncio.sleep(1)
+def _readiness(controller: Controller) -> str:
+    return "" if controller.watches.is_synced.is_set() else "the cluster's objects are not known yet"
+
+
+async def _wait_for_kind(kube: Kube) -> None:
+    """Returns once the API server knows LLMServices. Raises OperatorError when it does not."""
+    for is_last in [False] * _KIND_TIMEOUT_S + [True]:
+        try:
+            await kube.get(_KIND_PATH)
+            return
+        except (KubeError, KubeUnreachable) as error:
+            if is_last:
+                if isinstance(error, KubeUnreachable):
+                    raise OperatorError(f"the API server cannot be reached: {error}") from error
+                cure = "install the definition in the folder crds"
+                raise OperatorError(f"the cluster has no {API_PLURAL}: {cure} ({_KIND_PATH}: {error})") from error
+            logger.info("waiting for %s: %s", _KIND_PATH, error)
+        await asyncio.sleep(1)
 
 
 def _operator_key(path: Path) -> bytes:

@@ -36,16 +36,15 @@ _GROUP_STATES: Mapping[Reason, GroupState] = {
     Reason.RECOVERING: "Recovering",
     Reason.DRAINING: "Draining",
 }
+VALID = Verdict(reason=Reason.VALID, message="The spec can be used.")
 _MODEL_FAULTS = (Reason.MODEL_NOT_FOUND, Reason.MODEL_UNUSABLE)
 
 
 def status(
     resolved: Resolved | None,
-    problems: tuple[str, ...],
+    accepted: Verdict,
     groups: tuple[Group, ...],
-    refusal: str = "",
     *,
-    refused_as: Reason = Reason.INVALID_SPEC,
     generation: int,
     revision: str,
     previous: Mapping[str, Any],
@@ -54,24 +53,19 @@ def status(
 ) -> Status:
     """The status to write.
 
-    `resolved` is None, and `problems` says why, while the spec cannot be used; `revision` is that of the spec, empty
-    then, and `refused_as` says of what kind the problems are. `refusal` is what the API server said when it refused an
-    object of ours. `previous` is the status as it was written last, for times of change and for what an unusable or
-    refused spec leaves running. `now` counts like the readings' seconds, `clock` is the time of day for the document.
+    `accepted` is VALID, or says why nothing can be made of the spec; `resolved` is None and `revision`, that of the
+    spec, empty while it cannot be used at all. `previous` is the status as it was written last, for times of change and
+    for what a refused spec leaves running. `now` counts like the readings' seconds, `clock` is the time of day.
     """
     old_revision = previous.get("currentRevision", "")
-    is_made = bool(revision) and (not refusal or any(group.revision == revision for group in groups))
+    is_accepted = accepted.reason is Reason.VALID
+    is_made = bool(revision) and (is_accepted or any(group.revision == revision for group in groups))
     shown_revision = revision if is_made else old_revision
     shown = [group for group in groups if group.revision == shown_revision]
     group = shown[0] if shown else None
-    accepted = Verdict(reason=Reason.VALID, message="The spec can be used.")
-    if problems:
-        accepted = Verdict(reason=refused_as, message="; ".join(problems))
-    elif refusal:
-        accepted = Verdict(reason=Reason.APPLY_REFUSED, message=refusal)
     # What is refused leaves running what there was.
-    is_accepted = accepted.reason is Reason.VALID
-    verdict = accepted if group is None and not is_accepted else judge(group, now)
+    is_bare = group is None or not group.pods
+    verdict = accepted if is_bare and not is_accepted else judge(group, now)
 
     def condition(kind: ConditionType, holds: bool, because: Verdict) -> Condition:
         said: Literal["True", "False"] = "True" if holds else "False"

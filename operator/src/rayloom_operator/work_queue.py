@@ -9,6 +9,7 @@ from rayloom_operator.names import ServiceKey
 
 _FIRST_RETRY_S = 0.5
 _MAX_RETRY_S = 60.0
+_DRAIN_LOOK_S = 0.02
 
 
 class WorkQueue:
@@ -21,6 +22,18 @@ class WorkQueue:
         self._again: set[ServiceKey] = set()  # came while a worker had them
         self._timers: dict[ServiceKey, asyncio.TimerHandle] = {}
         self._num_failures: dict[ServiceKey, int] = {}
+        self._is_closed = False
+
+    @property
+    def depth(self) -> int:
+        """Keys that wait for a worker now."""
+        return self._ready.qsize()
+
+    async def drain(self) -> None:
+        """Hands out no more keys, and returns when no worker has one."""
+        self._is_closed = True
+        while self._working:
+            await asyncio.sleep(_DRAIN_LOOK_S)
 
     def add(self, key: ServiceKey, *, is_new: bool = False) -> None:
         """Has the key looked at soon; once, however often it is added before.
@@ -53,6 +66,8 @@ class WorkQueue:
         """
         while True:
             key = await self._ready.get()
+            if self._is_closed:
+                return
             self._queued.discard(key)
             self._working.add(key)
             try:

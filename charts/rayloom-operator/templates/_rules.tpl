@@ -1,0 +1,92 @@
+{{/*
+What the operator may do with the objects of the namespaces that it serves. Each right is there because a request of the
+operator needs it; tests/operator_unit/test_rights.py compares. Server-side apply is patch, and create where the object
+is new.
+*/}}
+{{- define "rayloom-operator.rules" -}}
+- apiGroups: [rayloom.dev]
+  resources: [llmservices]
+  verbs: [list, watch]
+- apiGroups: [rayloom.dev]
+  resources: [llmservices/status]
+  verbs: [patch]
+- apiGroups: [ray.io]
+  resources: [rayclusters]
+  verbs: [list, watch, create, patch, delete]
+# The route label.
+- apiGroups: [""]
+  resources: [pods]
+  verbs: [list, watch, patch]
+# A Service of that name may be somebody else's, so it is looked at first.
+- apiGroups: [""]
+  resources: [services]
+  verbs: [get, create, patch]
+- apiGroups: [""]
+  resources: [serviceaccounts]
+  verbs: [create, patch]
+# Made and removed, never read: admin tokens are derived from the operator's key. No patch, because its answer is the
+# whole object, so that whoever may patch Secrets may read them.
+- apiGroups: [""]
+  resources: [configmaps, secrets]
+  verbs: [create, delete]
+# Kubelets say why a volume cannot be mounted only there.
+- apiGroups: [""]
+  resources: [events]
+  verbs: [list]
+- apiGroups: [events.k8s.io]
+  resources: [events]
+  verbs: [create]
+{{- end }}
+
+{{/* What it may do with objects that are in no namespace. */}}
+{{- define "rayloom-operator.cluster-rules" -}}
+# Which KubeRay there is.
+- apiGroups: [apiextensions.k8s.io]
+  resources: [customresourcedefinitions]
+  resourceNames: [rayclusters.ray.io]
+  verbs: [list, watch]
+{{- end }}
+
+{{/* What it may do in its own namespace: leader election. Who creates an object cannot be held to a name. */}}
+{{- define "rayloom-operator.own-rules" -}}
+- apiGroups: [coordination.k8s.io]
+  resources: [leases]
+  verbs: [create]
+- apiGroups: [coordination.k8s.io]
+  resources: [leases]
+  resourceNames: [{{ include "rayloom-operator.name" . }}]
+  verbs: [get, patch]
+{{- end }}
+
+{{/* A role and its binding. Takes a dict: root, kind ("Role" or "ClusterRole"), name, namespace, rules. */}}
+{{- define "rayloom-operator.role" -}}
+apiVersion: rbac.authorization.k8s.io/v1
+kind: {{ .kind }}
+metadata:
+  name: {{ .name }}
+  {{- with .namespace }}
+  namespace: {{ . }}
+  {{- end }}
+  labels:
+    {{- include "rayloom-operator.labels" .root | nindent 4 }}
+rules:
+  {{- .rules | nindent 2 }}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: {{ .kind }}Binding
+metadata:
+  name: {{ .name }}
+  {{- with .namespace }}
+  namespace: {{ . }}
+  {{- end }}
+  labels:
+    {{- include "rayloom-operator.labels" .root | nindent 4 }}
+roleRef:
+  apiGroup: rbac.authorization.k8s.io
+  kind: {{ .kind }}
+  name: {{ .name }}
+subjects:
+  - kind: ServiceAccount
+    name: {{ include "rayloom-operator.name" .root }}
+    namespace: {{ .root.Release.Namespace }}
+{{- end }}

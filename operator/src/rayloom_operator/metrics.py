@@ -1,0 +1,96 @@
+"""The operator's metrics, in Prometheus' text format."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter as Count
+from collections.abc import Awaitable, Callable, Iterable
+
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    ProcessCollector,
+    disable_created_metrics,
+    generate_latest,
+)
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from rayloom_operator.errors import OperatorError, Refused
+from rayloom_operator.names import ServiceKey
+
+_PREFIX = "rayloom_operator"
+_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
+
+disable_created_metrics()  # type: ignore[no-untyped-call]
+
+
+class Metrics:
+    """What happens is counted as it happens; what is so, is read when somebody asks."""
+
+    def __init__(self) -> None:
+        self._registry = CollectorRegistry()
+        ProcessCollector(registry=self._registry)
+        self._reconcile_seconds = Histogram(
+            f"{_PREFIX}_reconcile_seconds",
+            "Seconds of one pass over a service.",
+            buckets=_SECONDS,
+            registry=self._registry,
+        )
+        self._reconciles = Counter(
+            f"{_PREFIX}_reconcile", "Passes over a service, by how they ended.", ["result"], registry=self._registry
+        )
+        self._requests = Counter(
+            f"{_PREFIX}_api_requests", "Requests to the API server.", ["verb", "code"], registry=self._registry
+        )
+
+    def text(self) -> bytes:
+        return generate_latest(self._registry)
+
+    def count_request(self, verb: str, code: str) -> None:
+        """Counts a request to the API server; `code` is the HTTP status, or `none` when there was no answer."""
+        self._requests.labels(verb, code).inc()
+
+    def measured(
+        self, handle: Callable[[ServiceKey], Awaitable[float | None]]
+    ) -> Callable[[ServiceKey], Awaitable[float | None]]:
+        """`handle`, with its time and its end counted."""
+
+        async def measured(key: ServiceKey) -> float | None:
+            began, result = time.monotonic(), "bug"
+            try:
+                delay = await handle(key)
+                result = "done"
+                return delay
+            except Refused:
+                result = "refused"
+                raise
+            except OperatorError:
+                result = "failed"
+                raise
+            finally:
+                self._reconcile_seconds.observe(time.monotonic() - began)
+                self._reconciles.labels(result).inc()
+
+        return measured
+
+    def gauge(self, name: str, text: str, read: Callable[[], float]) -> None:
+        Gauge(f"{_PREFIX}_{name}", text, registry=self._registry).set_function(read)
+
+    def follow(self, conditions: Callable[[], Iterable[tuple[str, str]]], poll_failures: Callable[[], int]) -> None:
+        """Reads these at each look: (type, status) of all conditions of all services, and polls without an answer."""
+
+        class Services(Collector):
+            def collect(self) -> Iterable[Metric]:
+                failures = CounterMetricFamily(f"{_PREFIX}_engine_poll_failures", "Engines that gave no answer.")
+                failures.add_metric([], poll_failures())
+                services = GaugeMetricFamily(
+                    f"{_PREFIX}_services", "Services, by condition and its status.", labels=["condition", "status"]
+                )
+                for labels, number in sorted(Count(conditions()).items()):
+                    services.add_metric(list(labels), number)
+                return [failures, services]
+
+        self._registry.register(Services())

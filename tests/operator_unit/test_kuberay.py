@@ -1,0 +1,197 @@
+"""Which KubeRay can be used, and what happens to services while there is none: nothing, and they say so."""
+
+import asyncio
+
+import pytest
+
+from rayloom_operator import reflector
+from rayloom_operator.kube import KubeError
+from rayloom_operator.kuberay import problem, slim
+from rt_fake_kube import KUBERAY, make_definition
+from rt_world import CLIENT_SERVICE, service, with_world
+
+ACCOUNTS = "/api/v1/namespaces/team/serviceaccounts"
+UNKNOWN = KubeError(404, "the server could not find the requested resource")
+
+
+@pytest.mark.parametrize(
+    ("definition", "says"),
+    [
+        (make_definition(), ""),
+        (make_definition(versions=("v1", "v1alpha1")), ""),
+        (None, "The cluster has no KubeRay: there is no CustomResourceDefinition rayclusters.ray.io. "),
+        (
+            make_definition(versions=("v1alpha1",)),
+            "The cluster's KubeRay is too old: rayclusters.ray.io does not serve v1. ",
+        ),
+        (
+            make_definition("authOptions"),
+            "The cluster's KubeRay is too old: rayclusters.ray.io has no spec.authOptions.mode. ",
+        ),
+        (
+            make_definition("secretName"),
+            "The cluster's KubeRay is too old: rayclusters.ray.io has no spec.authOptions.secretName. ",
+        ),
+        (
+            make_definition("rayStartParams"),
+            "The cluster's KubeRay is too old: rayclusters.ray.io has no spec.headGroupSpec.rayStartParams. ",
+        ),
+        (
+            {
+                **make_definition(),
+                "metadata": {"name": "rayclusters.ray.io", "deletionTimestamp": "2026-01-01T00:00:00Z"},
+            },
+            "KubeRay is being removed from the cluster: rayclusters.ray.io is on its way out. ",
+        ),
+    ],
+    ids=["1.6", "two versions", "none", "v1alpha1 only", "1.5.0", "1.5.1", "a field less", "on its way out"],
+)
+def test_the_definition_says_which_kuberay_it_is(definition, says):
+    cure = "Install KubeRay 1.6 or newer, with its definitions (Helm does not update those)."
+    assert problem(definition) == (says + cure if says else "")
+
+
+def test_a_definition_without_schema_is_too_old():
+    definition = make_definition()
+    del definition["spec"]["versions"][0]["schema"]
+    assert "too old" in slim(definition)["problem"]
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    monkeypatch.setattr(reflector, "_UNKNOWN_DELAY_S", 0.01)
+    monkeypatch.setattr(reflector, "_FIRST_DELAY_S", 0.01)
+    monkeypatch.setattr("rayloom_operator.controller._SOON_S", 0.01)
+
+
+def without_kuberay(kube):
+    kube.refusals["list", "/rayclusters"] = UNKNOWN
+    if KUBERAY in kube.objects:
+        kube.remove(KUBERAY)
+    kube.end_watches("/rayclusters", UNKNOWN)
+
+
+def with_kuberay(kube, definition=None):
+    kube.refusals.clear()
+    kube.put(definition or make_definition())
+
+
+def test_services_of_a_cluster_without_kuberay_say_so_and_start_when_it_comes():
+    async def story(world):
+        world.ask_for(service())
+        await world.until(lambda: world.reason("Accepted") == "UnsupportedKubeRay")
+        await world.rest()
+        assert world.reason("Available") == "UnsupportedKubeRay"
+        assert "there is no CustomResourceDefinition rayclusters.ray.io" in world.message()
+        assert {verb for verb, _ in world.kube.calls} == {"apply", "create"}  # the status and its Event
+        assert CLIENT_SERVICE not in world.kube.objects
+        with_kuberay(world.kube)
+        await world.until(lambda: world.kube.named("RayCluster"))
+        await world.until(lambda: world.reason("Accepted") == "Valid")
+
+    with_world(story, prepare=without_kuberay)
+
+
+def test_services_of_an_old_kuberay_say_so_and_start_when_it_is_new_enough():
+    async def story(world):
+        world.ask_for(service())
+        await world.until(lambda: world.reason("Accepted") == "UnsupportedKubeRay")
+        await world.rest()
+        assert (world.kube.named("RayCluster"), "too old" in world.message()) == ([], True)
+        with_kuberay(world.kube)
+        await world.until(lambda: world.kube.named("RayCluster"))
+
+    with_world(story, prepare=lambda kube: kube.put(make_definition("secretName")))
+
+
+def test_what_runs_is_neither_deleted_nor_made_anew_while_kuberay_is_removed():
+    async def story(world):
+        world.ask_for(service())
+        await world.until(lambda: world.kube.named("RayCluster"))
+        await world.rest()
+        cluster = world.kube.path("RayCluster")
+        made = dict(world.kube.objects)
+        world.kube.calls.clear()
+        without_kuberay(world.kube)
+        await world.until(lambda: world.reason("Accepted") == "UnsupportedKubeRay")
+        assert "no KubeRay" in world.message()
+        changed = service(drainSeconds=31)
+        changed["metadata"]["generation"] = 2
+        world.ask_for(changed | {"status": world.kube.statuses[-1]})
+        await world.rest()
+        assert [call for call in world.kube.calls if "llmservices" not in call[1] and "/events/" not in call[1]] == []
+        # Nobody says that the RayCluster is gone, so it counts as there until its kind is known again.
+        assert (
+            world.controller._clusters.of_service(("team", "chat"))[0]["metadata"]["uid"]
+            == (made[cluster]["metadata"]["uid"])
+        )
+
+    with_world(story)
+
+
+def test_services_are_made_anew_once_kuberay_is_back():
+    async def story(world):
+        world.ask_for(service())
+        await world.until(lambda: world.kube.named("RayCluster"))
+        await world.rest()
+        cluster = world.kube.path("RayCluster")
+        uid = world.kube.objects[cluster]["metadata"]["uid"]
+        without_kuberay(world.kube)
+        await world.until(lambda: not world.controller._clusters.is_synced.is_set())
+        await world.until(lambda: world.reason("Accepted") == "UnsupportedKubeRay")
+        # With a definition go its objects.
+        del world.kube.objects[cluster]
+        with_kuberay(world.kube)
+        await world.until(lambda: cluster in world.kube.objects)
+        assert world.kube.objects[cluster]["metadata"]["uid"] != uid
+        await world.until(lambda: world.reason("Accepted") == "Valid")
+
+    with_world(story)
+
+
+def test_a_kind_that_is_known_again_is_listed_before_anything_is_done():
+    async def story(world):
+        world.ask_for(service())
+        await world.until(lambda: world.reason("Accepted") == "UnsupportedKubeRay")
+        await world.rest()
+        # The definition is there, and the API server does not serve its kind yet.
+        world.kube.put(make_definition())
+        world.kube.calls.clear()
+        before = world.kube.lists.count("/apis/ray.io/v1/rayclusters")
+        await world.until(lambda: world.kube.lists.count("/apis/ray.io/v1/rayclusters") > before + 3)
+        assert world.kube.calls == []
+        world.kube.refusals.clear()
+        await world.until(lambda: world.kube.named("RayCluster"))
+
+    with_world(story, prepare=without_kuberay)
+
+
+def test_a_change_of_kuberay_ends_the_delay_after_failures(monkeypatch):
+    monkeypatch.setattr("rayloom_operator.work_queue._FIRST_RETRY_S", 1000.0)
+
+    async def story(world):
+        world.kube.refusals["apply", "chat-rayloom"] = KubeError(500, "later")
+        world.ask_for(service())
+        await world.until(lambda: ("apply", f"{ACCOUNTS}/chat-rayloom") in world.kube.calls)
+        await world.rest()
+        without_kuberay(world.kube)
+        await world.until(lambda: world.reason("Accepted") == "UnsupportedKubeRay")
+
+    with_world(story)
+
+
+def test_nothing_is_changed_before_it_leads_and_the_services_are_listed_again_then():
+    async def story(world):
+        world.ask_for(service())
+        await world.until(lambda: world.controller.watches.is_synced.is_set())
+        assert world.controller._queue.depth == 1
+        # What the last leader knew, and this process was not told yet.
+        newer = service(drainSeconds=31)
+        newer["metadata"]["generation"] = 2
+        world.kube.put(newer)
+        assert world.kube.calls == []
+        world.leads.set()
+        await world.until(lambda: world.reason("Accepted") == "Valid")
+        assert {each["observedGeneration"] for each in world.kube.statuses} == {2}
+
+    with_world(story, leads=asyncio.Event())

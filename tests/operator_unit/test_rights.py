@@ -1,0 +1,181 @@
+"""The chart grants what the operator does, and nothing else: its requests are recorded and compared with the rules.
+
+The story below has to reach every request that the operator can make. What kopf asks for is written down by hand.
+"""
+
+import asyncio
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from rayloom_operator.lease import Lease
+from rt_fake_kube import FakeKube
+from rt_world import head, service, with_world
+
+CHART = Path(__file__).resolve().parents[2] / "charts" / "rayloom-operator"
+HELM = Path(sys.executable).parent / "helm"
+# kopf lists and watches LLMServices. The controller lists them, too.
+KOPF = {("rayloom.dev", "llmservices", "list"), ("rayloom.dev", "llmservices", "watch")}
+LEASES = {("coordination.k8s.io", "leases", verb) for verb in ("get", "create", "patch")}
+DEFINITIONS = {("apiextensions.k8s.io", "customresourcedefinitions", verb) for verb in ("list", "watch")}
+
+
+def right(verb, path):
+    """(API group, resource, verb) of a request to an object's path, or to that of a collection."""
+    parts = path.strip("/").split("/")
+    group, rest = ("", parts[2:]) if parts[0] == "api" else (parts[1], parts[3:])
+    rest = rest[2:] if rest[0] == "namespaces" else rest
+    return group, "/".join([rest[0], *rest[2:]]), verb
+
+
+class RecordingKube(FakeKube):
+    """Keeps the rights that requests need."""
+
+    def __init__(self):
+        self.used = set()
+        super().__init__()
+
+    def _note(self, verb, path):
+        # Server-side apply makes what is not there; a status is of an object that is.
+        verbs = {"apply": ("patch",) if path.endswith("/status") else ("patch", "create")}.get(verb, (verb,))
+        self.used |= {right(each, path) for each in verbs}
+        super()._note(verb, path)
+
+    async def get(self, path):
+        self.used.add(right("get", path))
+        return await super().get(path)
+
+    async def list(self, path, params):
+        self.used.add(right("list", path))
+        return await super().list(path, params)
+
+    async def watch(self, path, params, version):
+        self.used.add(right("watch", path))
+        async for each in super().watch(path, params, version):
+            yield each
+
+
+def used():
+    kube = RecordingKube()
+
+    async def story(world):
+        world.ask_for(service(model={"source": "file:///models/x"}))
+        await world.until(lambda: kube.named("RayCluster"))
+        await world.rest()
+        # A pod that waits for a volume that it cannot get, and is not to be routed to any more.
+        event = {"apiVersion": "v1", "kind": "Event", "metadata": {"name": "e", "namespace": "team"}}
+        kube.put(event | {"involvedObject": {"uid": "uid-head"}, "message": 'no "model"', "lastTimestamp": "then"})
+        waiting = head(kube)
+        waiting["spec"]["volumes"] = [{"name": "model"}]
+        waiting["metadata"]["labels"]["rayloom.dev/route"] = "true"
+        kube.put(waiting)
+        await world.until(lambda: ("", "pods", "patch") in kube.used)
+        await world.until(lambda: ("events.k8s.io", "events", "create") in kube.used)
+        # A group that another one replaces.
+        changed = service(drainSeconds=31)
+        changed["metadata"]["generation"] = 2
+        world.ask_for(changed)
+        await world.until(lambda: ("ray.io", "rayclusters", "delete") in kube.used)
+
+    leads = asyncio.Event()
+    leads.set()
+    with_world(story, leads=leads, kube=kube)
+
+    async def lead():
+        lease = Lease(namespace="system", name="operator", identity="a", seconds=1, connect=lambda: kube)
+        renewed = asyncio.create_task(lease.run(lambda: None))
+        async with asyncio.timeout(10):
+            while not kube.used >= LEASES:
+                await asyncio.sleep(0.01)
+        lease.stop()
+        await renewed
+
+    asyncio.run(lead())
+    return kube.used | KOPF
+
+
+@pytest.fixture(scope="module")
+def rights():
+    return used()
+
+
+def granted(documents, kind, namespace=None):
+    roles = [each for each in documents if (each["kind"], each["metadata"].get("namespace")) == (kind, namespace)]
+    assert roles, f"no {kind} in {namespace}"
+    rules = [rule for each in roles for rule in each["rules"]]
+    return {
+        (group, resource, verb)
+        for rule in rules
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    }
+
+
+def documents(*flags):
+    command = [HELM, "template", "rayloom", CHART, "--namespace", "system", *flags]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    return [each for each in yaml.safe_load_all(done.stdout) if each]
+
+
+def test_it_is_granted_what_it_uses_and_nothing_else(rights):
+    found = documents()
+
+    assert granted(found, "Role", "system") == LEASES
+    assert granted(found, "ClusterRole") == rights - LEASES
+
+
+def test_with_namespaces_it_has_rights_in_these_alone(rights):
+    found = documents("--set", "watchNamespaces={a,b}")
+
+    assert granted(found, "ClusterRole") == DEFINITIONS
+    assert granted(found, "Role", "a") == granted(found, "Role", "b") == rights - LEASES - DEFINITIONS
+
+
+def test_every_role_is_bound_to_the_operator_where_it_is():
+    found = documents("--set", "watchNamespaces={a,b}")
+    subject = {"kind": "ServiceAccount", "name": "rayloom-rayloom-operator", "namespace": "system"}
+    roles = {
+        (each["metadata"].get("namespace"), each["kind"], each["metadata"]["name"])
+        for each in found
+        if each["kind"] in ("Role", "ClusterRole")
+    }
+    bound = {
+        (each["metadata"].get("namespace"), each["roleRef"]["kind"], each["roleRef"]["name"])
+        for each in found
+        if each["kind"] in ("RoleBinding", "ClusterRoleBinding") and each["subjects"] == [subject]
+    }
+
+    assert len(roles) == 4
+    assert bound == roles
+
+
+def test_it_can_read_no_secret_and_there_is_no_wildcard():
+    found = documents()
+    rules = [rule for each in found if each["kind"] in ("Role", "ClusterRole") for rule in each["rules"]]
+
+    assert all("*" not in rule["verbs"] + rule["resources"] + rule["apiGroups"] for rule in rules)
+    # The answer to a patch is the whole object.
+    assert {verb for _, resource, verb in granted(found, "ClusterRole") if resource == "secrets"} == {
+        "create",
+        "delete",
+    }
+
+
+def test_leases_and_definitions_are_held_to_one_name():
+    named = {
+        (rule["resources"][0], *rule["verbs"]): rule.get("resourceNames")
+        for each in documents()
+        if each["kind"] in ("Role", "ClusterRole")
+        for rule in each["rules"]
+        if rule["resources"][0] in ("leases", "customresourcedefinitions")
+    }
+
+    assert named == {
+        ("leases", "create"): None,  # who creates cannot be held to a name
+        ("leases", "get", "patch"): ["rayloom-rayloom-operator"],
+        ("customresourcedefinitions", "list", "watch"): ["rayclusters.ray.io"],
+    }
