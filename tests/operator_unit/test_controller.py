@@ -10,10 +10,12 @@ import pytest
 
 from rayloom_operator.controller import Controller
 from rayloom_operator.kube import KubeError
+from rayloom_operator.model_facts import BUILTIN_FACTS
 from rayloom_operator.names import path_of
 from rt_fake_kube import FakeKube
 from rt_operator import SETTINGS, make_pod_document
 
+SHAPE = BUILTIN_FACTS["smollm2-135m"].shape
 SERVICE = "/apis/rayloom.dev/v1alpha1/namespaces/team/llmservices/chat"
 CLIENT_SERVICE = "/api/v1/namespaces/team/services/chat"
 
@@ -264,7 +266,8 @@ def test_a_pod_that_went_while_it_was_routed_to_is_no_refusal():
 
 def test_why_a_model_cannot_be_mounted_is_asked_once_a_turn_and_the_newest_event_counts():
     async def story(world):
-        world.ask_for(service(model={"source": "file:///models/x"}))
+        known = {"source": "file:///models/x", "numParameters": 1, "shape": SHAPE.model_dump(by_alias=True)}
+        world.ask_for(service(model={"source": "file:///models/x"}) | {"status": {"model": known}})
         await world.until(lambda: world.kube.named("RayCluster"))
         await world.rest()
         pod = head(world.kube)

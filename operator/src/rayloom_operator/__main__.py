@@ -63,6 +63,9 @@ def _parser() -> argparse.ArgumentParser:
     key_help = "file with random bytes that the engines' tokens are derived from"
     run.add_argument("--key-file", type=Path, required=True, help=key_help)
     run.add_argument("--health-port", type=_port, default=8080, help="port of /healthz (default: %(default)s)")
+    run.add_argument("--hub-endpoint", default="", metavar="URL", help="mirror of the models' hub")
+    ca_help = "ConfigMap in the services' namespaces whose ca.crt has all certificates that a hub may have"
+    run.add_argument("--hub-ca-config-map", default="", metavar="NAME", help=ca_help)
     levels = ("debug", "info", "warning", "error")
     run.add_argument("--log-level", default="info", choices=levels, help="default: %(default)s")
     return parser

@@ -11,11 +11,13 @@ import json
 import re
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
-from pydantic.alias_generators import to_camel
-from pydantic.config import JsonDict
+from pydantic import AfterValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from rayloom_operator.api_base import Part as _Part
+from rayloom_operator.api_base import Quantity
+from rayloom_operator.api_base import rules as _rules
 from rayloom_operator.api_errors import explain
+from rayloom_operator.api_pods import Auth, LocalObject, ModelCache, Scheduling, SecretKey
 from rayloom_operator.errors import SpecError
 
 API_VERSION = "rayloom.dev/v1alpha1"
@@ -27,24 +29,16 @@ _MAX_NAME = 40
 
 _SOURCES = (
     r"hf://[\w.-]+/[\w.-]+",
+    r"pvc://[a-z0-9]([-a-z0-9.]*[a-z0-9])?(/[\w.-]+)*/?",
     r"file:///.+",
     "builtin://(" + "|".join(BUILTIN_MODELS) + ")",
 )
-_SOURCES_IN_WORDS = "hf://ORG/NAME, file:///PATH, " + ", ".join(f"builtin://{name}" for name in BUILTIN_MODELS)
+_SOURCES_IN_WORDS = "hf://ORG/NAME, pvc://CLAIM/PATH, file:///PATH, " + ", ".join(
+    f"builtin://{name}" for name in BUILTIN_MODELS
+)
 
 _NAME_PATTERN = "^[a-z]([-a-z0-9]*[a-z0-9])?$"
-# https://kubernetes.io/docs/reference/kubernetes-api/common-definitions/quantity/, without signs and exponents.
-_QUANTITY = r"^[0-9]+(\.[0-9]+)?(m|k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei)?$"
 _REPLICAS_IN_WORDS = "this version runs exactly one engine for a service: set replicas to 1"
-
-
-class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, alias_generator=to_camel)
-
-
-def _rules(*rules: tuple[str, str]) -> JsonDict:
-    """CEL rules (https://kubernetes.io/docs/reference/using-api/cel/) and what the API server says where one fails."""
-    return {"x-kubernetes-validations": [{"rule": rule, "message": message} for rule, message in rules]}
 
 
 def _only_one(words: str) -> AfterValidator:
@@ -54,6 +48,11 @@ def _only_one(words: str) -> AfterValidator:
         return number
 
     return AfterValidator(check)
+
+
+_HUB_ONLY_IN_WORDS = (
+    "tokenSecretRef and cache have an effect for hf:// sources only: remove them, or use an hf:// source"
+)
 
 
 class Metadata(_Part):
@@ -75,13 +74,18 @@ class Model(_Part):
             (
                 "!has(self.revision) || self.source.startsWith('hf://')",
                 "revision has an effect for hf:// sources only: remove it, or use an hf:// source",
-            )
+            ),
+            (
+                "(!has(self.tokenSecretRef) && !has(self.cache)) || self.source.startsWith('hf://')",
+                _HUB_ONLY_IN_WORDS,
+            ),
         )
     )
 
     source: str = Field(
         max_length=1024,
-        description=f"Where the model is: {_SOURCES_IN_WORDS}. file:// is a path on the cluster's nodes.",
+        description=f"Where the model is: {_SOURCES_IN_WORDS}. pvc:// is a folder or .gguf file in a "
+        "PersistentVolumeClaim of the service's namespace; file:// is a path on the cluster's nodes.",
         json_schema_extra=_rules(
             (
                 f"self.matches({json.dumps('^(' + '|'.join(_SOURCES) + ')$')})",
@@ -90,7 +94,18 @@ class Model(_Part):
         ),
     )
     revision: str | None = Field(
-        None, min_length=1, description="Branch, tag or commit on the hub; only for hf://. Default: main."
+        None,
+        min_length=1,
+        description="Branch, tag or commit on the hub; only for hf://. A branch stands for the "
+        "commit that it had when it was first looked up for this service. Default: main.",
+    )
+    token_secret_ref: SecretKey | None = Field(
+        None, description="The hub's access token, for private and gated models; only for hf://."
+    )
+    cache: ModelCache | None = Field(
+        None,
+        description="Where pods keep what they fetch from the hub, so that it is fetched once; only for hf://. "
+        "Default: each pod fetches for itself.",
     )
     served_name: str | None = Field(
         None, min_length=1, description="Name that clients put into `model`. Default: metadata.name."
@@ -117,11 +132,13 @@ class Model(_Part):
             raise ValueError(
                 f"revision {self.revision!r} has no effect for {self.source!r}; remove it, or use an hf:// source"
             )
+        if (self.token_secret_ref or self.cache) and self.source_kind != "hf":
+            raise ValueError(_HUB_ONLY_IN_WORDS)
         return self
 
     @property
     def source_kind(self) -> str:
-        """The part of `source` before `://`: hf, file or builtin."""
+        """The part of `source` before `://`: hf, pvc, file or builtin."""
         return self.source.split("://", 1)[0]
 
 
@@ -168,9 +185,6 @@ class EnvVar(_Part):
     value: str = Field(description="Its value, a string: put numbers and true/false in quotes.")
 
 
-Quantity = Annotated[str, Field(pattern=_QUANTITY)]
-
-
 class Resources(_Part):
     requests: dict[str, Quantity] = Field(
         default_factory=dict,
@@ -188,6 +202,12 @@ class Engine(_Part):
     )
     image_pull_policy: Literal["Always", "IfNotPresent", "Never"] = Field(
         "IfNotPresent", description="When a node pulls the image."
+    )
+    image_pull_secrets: tuple[LocalObject, ...] = Field(
+        (),
+        strict=False,
+        max_length=16,
+        description="Secrets with the registry's credentials, in the service's namespace.",
     )
     resources: Resources = Field(
         default_factory=Resources,
@@ -227,6 +247,8 @@ class Spec(_Part):
         "the spec changes or the LLMService is deleted: the ranks' pods end at once then.",
     )
     engine: Engine = Field(default_factory=Engine, description="The engine's own settings.")
+    auth: Auth | None = Field(None, description="Who may use the API. Default: everybody who reaches it.")
+    scheduling: Scheduling = Field(default_factory=Scheduling, description="Where the pods may run.")
 
 
 class LLMService(_Part):

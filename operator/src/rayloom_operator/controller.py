@@ -18,6 +18,7 @@ from rayloom_operator.api import API_VERSION, KIND, LLMService, parse
 from rayloom_operator.api_status import Status
 from rayloom_operator.engine_poller import EnginePoller, Target
 from rayloom_operator.errors import OperatorError, Refused, SpecError
+from rayloom_operator.inspection import Inspection, inspect, stored_model
 from rayloom_operator.k8s_events import events
 from rayloom_operator.kube import CONFLICT, NOT_FOUND, Kube, KubeError
 from rayloom_operator.names import Manifest, ServiceKey, object_path, path_of
@@ -55,6 +56,7 @@ class Controller:
         self._poller = EnginePoller(self._queue.add)
         self._clusters = Reflector(kube, "ray.io/v1", "RayCluster", self._queue.add)
         self._pods = Reflector(kube, "v1", "Pod", self._pod_changed)
+        self._jobs = Reflector(kube, "batch/v1", "Job", self._queue.add)
         self._applied: dict[ServiceKey, tuple[tuple[Manifest, ...], float]] = {}  # the last plan's, and when it was all
         self._mounting_since: dict[ServiceKey, float] = {}
         self.is_synced = asyncio.Event()  # set once it knows the cluster, and works; also when it ended before
@@ -81,9 +83,11 @@ class Controller:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._clusters.run())
                 tasks.create_task(self._pods.run())
+                tasks.create_task(self._jobs.run())
                 # Before that, what exists would look like something to make.
                 await self._clusters.is_synced.wait()
                 await self._pods.is_synced.wait()
+                await self._jobs.is_synced.wait()
                 for _ in range(_NUM_WORKERS):
                     tasks.create_task(self._queue.work(self._reconcile))
                 self.is_synced.set()
@@ -120,15 +124,21 @@ class Controller:
             service = parse(document)
         except SpecError as error:
             problems = error.problems
+        seen = Inspection(model=stored_model(document.get("status", {})))
+        if service is not None:
+            seen = await self._inspect(key, document, service)
         groups, taken = await self._observe(key, document)
-        is_mounting = any(each.is_mounting for group in groups for each in group.pods)
+        is_mounting = bool(seen.waiting) or any(each.is_mounting for group in groups for each in group.pods)
         mounting_s = now - self._mounting_since.setdefault(key, now) if is_mounting else 0.0
         if not is_mounting:
             self._mounting_since.pop(key, None)
-        resolved = None if service is None else resolve(service, self._settings.image(service))
+        resolved = None
+        if service is not None and seen.facts is not None:
+            resolved = resolve(service, self._settings.image(service), seen.facts, self._settings.hub)
         refused: Refused | None = None
         try:
-            await self._carry_out(key, plan(resolved, groups, self._settings.operator_key, taken), is_mounting)
+            planned = plan(resolved, groups, self._settings.operator_key, taken)
+            await self._carry_out(key, replace(planned, wanted=seen.wanted + planned.wanted), is_mounting)
         except Refused as error:
             refused = error
         if refused is None and any(group.head and group.head.ip and group.reading is None for group in groups):
@@ -140,6 +150,8 @@ class Controller:
             problems,
             groups,
             "" if refused is None else str(refused),
+            missing=seen.verdict,
+            model=seen.model,
             generation=document["metadata"]["generation"],
             revision="" if resolved is None else revision(resolved),
             previous=document.get("status", {}),
@@ -154,7 +166,17 @@ class Controller:
             return SILENCE_LIMIT_S / 2
         if is_mounting:
             return _MOUNT_CHECK_S if mounting_s < _MOUNT_NEWS_S else _LATE_MOUNT_CHECK_S
-        return STALE_S if readings else _REAPPLY_S
+        return min(STALE_S if readings else _REAPPLY_S, seen.look_again_s or _REAPPLY_S)
+
+    async def _inspect(self, key: ServiceKey, document: Manifest, service: LLMService) -> Inspection:
+        image, hub, stored = self._settings.image(service), self._settings.hub, document.get("status", {})
+        jobs = [each for each in self._jobs.of_service(key) if "deletionTimestamp" not in each["metadata"]]
+        pods = self._pods.of_service(key)
+        seen = inspect(service, image, hub, stored, jobs, pods, {}, datetime.now(UTC))
+        if not seen.waiting:
+            return seen
+        failures = await self._mount_failures(key, list(seen.waiting))
+        return inspect(service, image, hub, stored, jobs, pods, failures, datetime.now(UTC))
 
     async def _observe(self, key: ServiceKey, document: Manifest) -> tuple[tuple[Group, ...], frozenset[str]]:
         """The groups of this very service, and the names of RayClusters that are there, but not to stay.
@@ -191,11 +213,11 @@ class Controller:
         return tuple(asked), frozenset(taken)
 
     async def _mount_failures(self, key: ServiceKey, pods: list[Manifest]) -> dict[str, str]:
-        """uid of pods that wait for the model's volume -> what the kubelet says about it."""
+        """uid of pods that wait for a volume of the user's -> what the kubelet says about it."""
         waiting = [
             each
             for each in pods
-            if any(volume["name"] == names.MODEL_VOLUME for volume in each["spec"].get("volumes", ()))
+            if any(volume["name"] in names.USER_VOLUMES for volume in each["spec"].get("volumes", ()))
             and pod(each).is_mounting
         ]
         if not waiting:
@@ -211,7 +233,7 @@ class Controller:
         return {
             event["involvedObject"]["uid"]: event["message"]
             for event in found
-            if f'"{names.MODEL_VOLUME}"' in event.get("message", "")
+            if any(f'"{name}"' in event.get("message", "") for name in names.USER_VOLUMES)
         }
 
     async def _carry_out(self, key: ServiceKey, planned: Plan, is_mounting: bool) -> None:
@@ -241,8 +263,8 @@ class Controller:
         """Applies what was not in the last plan, and everything when `interval_s` have passed since that was done."""
         now = asyncio.get_running_loop().time()
         before, at = self._applied.get(key, ((), 0.0))
-        # A RayCluster is planned only while there is none.
-        new = [each for each in planned.wanted if each not in before or each["kind"] == "RayCluster"]
+        # A RayCluster or a Job is planned only while there is none.
+        new = [each for each in planned.wanted if each not in before or each["kind"] in ("RayCluster", "Job")]
         if new:
             logger.info(
                 "%s/%s: apply %s", *key, ", ".join(f"{each['kind']} {each['metadata']['name']}" for each in new)
@@ -255,6 +277,8 @@ class Controller:
                 # Made, never changed or read: the right to patch a Secret is the right to read every Secret.
                 if planned.is_new:
                     await self._kube.delete(path_of(manifest))
+                await self._kube.create(manifest)
+            elif manifest["kind"] == "Job":
                 await self._kube.create(manifest)
             else:
                 await self._kube.apply(manifest)
@@ -281,7 +305,7 @@ class Controller:
         raise Refused(f"{what} exists and is not ours; delete it, or give this {KIND} another name")
 
     async def _write(self, key: ServiceKey, document: Manifest, computed: Status) -> None:
-        content = computed.model_dump(mode="json", by_alias=True)
+        content = computed.model_dump(mode="json", by_alias=True, exclude_none=True)
         if content == document.get("status"):
             return
         meta = document["metadata"]

@@ -20,6 +20,7 @@ from rayloom_operator.errors import OperatorError
 from rayloom_operator.kube import Kube, KubeError, KubeUnreachable, login
 from rayloom_operator.names import API_GROUP, API_PLURAL, API_VERSION_NAME
 from rayloom_operator.plan import Settings
+from rayloom_operator.resolved import Hub
 
 logger = logging.getLogger(__name__)
 
@@ -32,13 +33,22 @@ _KINDS = {
 }
 
 
-def run_operator(*, engine_image: str, key_file: Path, health_port: int, log_level: str) -> None:
+def run_operator(
+    *,
+    engine_image: str,
+    key_file: Path,
+    health_port: int,
+    log_level: str,
+    hub_endpoint: str,
+    hub_ca_config_map: str,
+) -> None:
     """Runs until it is asked to stop. Raises OperatorError when it cannot start."""
     logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s", force=True)
     # kopf says of each event that it was handled, aiohttp of each look at /healthz.
     for name in ("kopf", "aiohttp.access"):
         logging.getLogger(name).setLevel(max(logging.WARNING, logging.getLogger().level))
-    settings = Settings(engine_image=engine_image, operator_key=_operator_key(key_file))
+    hub = Hub(endpoint=hub_endpoint, ca_config_map=hub_ca_config_map)
+    settings = Settings(engine_image=engine_image, operator_key=_operator_key(key_file), hub=hub)
     try:
         asyncio.run(_run(settings, health_port))
     except kopf.LoginError as error:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, Literal
 
-from rayloom_operator.api_status import Condition, ConditionType, GroupState, Reason, Status
+from rayloom_operator.api_status import Condition, ConditionType, GroupState, Model, Reason, Status
 from rayloom_operator.api_status import Group as GroupStatus
 from rayloom_operator.engine_status import EngineStatus
 from rayloom_operator.objects.companions import endpoint
@@ -45,6 +45,8 @@ def status(
     groups: tuple[Group, ...],
     refusal: str = "",
     *,
+    missing: Verdict | None = None,
+    model: Model | None = None,
     generation: int,
     revision: str,
     previous: Mapping[str, Any],
@@ -54,9 +56,10 @@ def status(
     """The status to write.
 
     `resolved` is None, and `problems` says why, while the spec cannot be used; `revision` is that of the spec, empty
-    then. `refusal` is what the API server said when it refused an object of ours. `previous` is the status as it was
-    written last, for times of change and for what an unusable or refused spec leaves running. `now` counts like the
-    readings' seconds, `clock` is the time of day for the document.
+    then. `refusal` is what the API server said when it refused an object of ours. `missing` is why the model is not
+    known (`resolved` is None then as well), `model` what is known of it. `previous` is the status as it was written
+    last, for times of change and for what an unusable or refused spec leaves running. `now` counts like the readings'
+    seconds, `clock` is the time of day for the document.
     """
     old_revision = previous.get("currentRevision", "")
     is_made = bool(revision) and (not refusal or any(group.revision == revision for group in groups))
@@ -70,7 +73,9 @@ def status(
         accepted = Verdict(reason=Reason.APPLY_REFUSED, message=refusal)
     # What is refused leaves running what there was.
     is_accepted = accepted.reason is Reason.VALID
-    verdict = accepted if group is None and not is_accepted else judge(group, now)
+    verdict = judge(group, now)
+    if group is None and (not is_accepted or missing is not None):
+        verdict = accepted if missing is None or not is_accepted else missing
 
     def condition(kind: ConditionType, holds: bool, because: Verdict) -> Condition:
         said: Literal["True", "False"] = "True" if holds else "False"
@@ -90,10 +95,11 @@ def status(
         observed_generation=generation,
         conditions=(
             condition("Accepted", is_accepted, accepted),
-            condition("ModelReady", verdict.is_loaded, _model(verdict)),
+            condition("ModelReady", verdict.is_loaded and missing is None, missing or _model(verdict)),
             condition("Available", is_serving, verdict),
         ),
         shape=resolved.shape if resolved is not None else previous.get("shape", ""),
+        model=model,
         ready=f"{int(is_serving)}/1",
         endpoint=endpoint(resolved.service) if resolved is not None else previous.get("endpoint", ""),
         replicas=len(shown),

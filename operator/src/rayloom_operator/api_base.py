@@ -1,0 +1,32 @@
+"""What every part of the API's models is made of: the base class, rules of the API server, quantities."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic.alias_generators import to_camel
+from pydantic.config import JsonDict
+
+# https://kubernetes.io/docs/reference/kubernetes-api/common-definitions/quantity/, without signs and exponents.
+_QUANTITY = r"^[0-9]+(\.[0-9]+)?(m|k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei)?$"
+_DECIMAL = {"m": 0.001} | {unit: 1000.0**power for power, unit in enumerate("kMGTPE", 1)}
+_FACTORS = {"": 1.0} | _DECIMAL | {f"{unit}i": 1024.0**power for power, unit in enumerate("KMGTPE", 1)}
+
+Quantity = Annotated[str, Field(pattern=_QUANTITY)]
+
+
+class Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, alias_generator=to_camel)
+
+
+def rules(*pairs: tuple[str, str]) -> JsonDict:
+    """CEL rules (https://kubernetes.io/docs/reference/using-api/cel/) and what the API server says where one fails."""
+    return {"x-kubernetes-validations": [{"rule": rule, "message": message} for rule, message in pairs]}
+
+
+def amount(quantity: Quantity) -> int:
+    """The whole number that a quantity stands for: bytes, for memory. 80Gi is 85899345920."""
+    number, unit = re.fullmatch(r"([0-9.]+)(.*)", quantity).groups()  # type: ignore[union-attr]
+    return int(float(number) * _FACTORS[unit])
