@@ -187,6 +187,14 @@ def test_a_manifest_that_cannot_be_used_is_refused_before_anything_starts(start)
     assert list(local.temporary.iterdir()) == []
 
 
+def test_what_only_a_cluster_has_is_refused_before_anything_starts(start):
+    local = start(spec="  auth: {apiKeySecretRef: {name: keys, key: keys}}")
+
+    assert local.exit_code() == 2
+    assert "  spec.auth: a Secret is in a cluster; set RAYLOOM_API_KEYS to the keys, " in local.output
+    assert list(local.temporary.iterdir()) == []
+
+
 def test_a_missing_engine_is_said_with_the_cure(start, tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     local = start(python=tmp_path / "elsewhere" / "python")

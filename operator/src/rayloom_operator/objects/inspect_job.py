@@ -38,7 +38,8 @@ def inspect_job(service: LLMService, image: str, hub: Hub, attempt: int) -> Mani
     command = ["rayloom-engine", "inspect", "--model", engine_model(model)]
     if model.revision is not None:
         command += ["--revision", model.revision]
-    variables = {"RAYLOOM_TERMINATION_LOG": {"value": "/dev/termination-log"}} | model_variables(service, hub)
+    variables: dict[str, Manifest] = {"RAYLOOM_TERMINATION_LOG": {"value": "/dev/termination-log"}}
+    variables |= model_variables(service, hub, has_cache=False)
     container = container_basics(service, names.INSPECT_CONTAINER, image) | {
         "command": command,
         "env": environment(service, variables),

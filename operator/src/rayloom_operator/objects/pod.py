@@ -62,8 +62,8 @@ def environment(service: LLMService, own: dict[str, Manifest]) -> list[Manifest]
     return [{"name": name, **source} for name, source in found.items()]
 
 
-def model_variables(service: LLMService, hub: Hub) -> dict[str, Manifest]:
-    """Variables, by name, of a container that reads the model."""
+def model_variables(service: LLMService, hub: Hub, *, has_cache: bool = True) -> dict[str, Manifest]:
+    """Variables, by name, of a container that reads the model, `has_cache` with the mounted cache."""
     model = service.spec.model
     if model.source_kind != "hf":
         # A .gguf file is converted in each pod; the image's own cache cannot be written to.
@@ -75,7 +75,7 @@ def model_variables(service: LLMService, hub: Hub) -> dict[str, Manifest]:
         found["SSL_CERT_FILE"] = {"value": f"{names.CA_FOLDER}/{names.CA_KEY}"}
     if model.token_secret_ref is not None:
         found["HF_TOKEN"] = {"valueFrom": {"secretKeyRef": model.token_secret_ref.model_dump()}}
-    if model.cache is not None:
+    if has_cache and model.cache is not None:
         found["HF_HUB_CACHE"] = {"value": f"{names.CACHE_FOLDER}/hub"}
     return found
 
