@@ -102,6 +102,12 @@ def test_each_refusal_has_its_own_reason(refused, name, environ, reason, sentenc
     assert words["error"]["message"] in stderr
 
 
+def test_the_sentence_about_a_broken_hub_is_the_same_each_time(refused):
+    _, words, _ = refused["broken/model", None]
+
+    assert "503" in words["error"]["message"] and "Request ID" not in words["error"]["message"]
+
+
 def test_a_missing_and_a_wrong_token_are_told_apart(refused):
     (_, missing, _), (_, wrong, _) = refused["acme/tiny", ""], refused["acme/tiny", "hf_wrong"]
 

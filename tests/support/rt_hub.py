@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import secrets
 import ssl
 import threading
 from collections.abc import Iterator
@@ -46,7 +47,7 @@ def serve_hub(
             elif "forbidden/model" in path:
                 self._answer(403, {}, b"{}")
             elif "broken/model" in path:
-                self._answer(503, {}, b"{}")
+                self._answer(503, {"X-Request-Id": secrets.token_hex(4)}, b"{}")
             elif "slow/model" in path:
                 is_over.wait()
             elif token and given and given != token:

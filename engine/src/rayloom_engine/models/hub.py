@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -9,13 +10,14 @@ from typing import Any
 from rayloom_engine.errors import ModelError
 from rayloom_engine.models.progress import Progress
 
-WEIGHTS_AND_ALL = ("*.json", "*.safetensors", "*.jinja", "tokenizer*", "*.model", "vocab.txt", "merges.txt")
 CONFIG = ("config.json", "generation_config.json")
+NO_WEIGHTS = ("*.json", "*.jinja", "tokenizer*", "*.model", "vocab.txt", "merges.txt")
+EVERYTHING = ("*.safetensors", *NO_WEIGHTS)
 _UNWANTED = ("*/*",)  # other formats of the same weights, which some models keep in folders
 
 
 def download(
-    repository: str, revision: str | None, progress: Progress, wanted: Sequence[str] = WEIGHTS_AND_ALL
+    repository: str, revision: str | None, progress: Progress, wanted: Sequence[str] = EVERYTHING
 ) -> tuple[Path, str]:
     """The folder and the commit of a hub model, fetched unless they are in the hub library's cache.
 
@@ -76,7 +78,8 @@ def _explained(name: str, error: Exception) -> ModelError:
 
 
 def _first_line(error: Exception) -> str:
-    lines = str(error).splitlines()
+    # Without what is another one each time: whoever asks again is to hear the same.
+    lines = re.sub(r" *\(Request ID: [^)]*\)", "", str(error)).splitlines()
     return lines[0] if lines else type(error).__name__
 
 

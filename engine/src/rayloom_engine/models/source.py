@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rayloom_engine.errors import ModelError
-from rayloom_engine.models.hub import CONFIG, download
+from rayloom_engine.models.hub import CONFIG, EVERYTHING, NO_WEIGHTS, download
 from rayloom_engine.models.progress import Progress, no_progress
 
 logger = logging.getLogger(__name__)
@@ -50,17 +50,21 @@ class ResolvedModel:
     commit: str | None  # of the hub; None for everything local
 
 
-def resolve(model: str, revision: str | None = None, progress: Progress = no_progress) -> ResolvedModel:
+def resolve(
+    model: str, revision: str | None = None, progress: Progress = no_progress, *, has_weights: bool = True
+) -> ResolvedModel:
     """The folder of a model, after a download or a conversion where one is needed.
 
-    Safe to call from several processes at once. Raises ModelError when there is no such model or it cannot be had; the
-    message says what exists or what to do.
+    Without `has_weights` the weights of a hub's model are left where they are. Safe to call from several processes at
+    once. Raises ModelError when there is no such model or it cannot be had; the message says what exists or what to do.
     """
     progress("resolve", 0, 1, "models")
     is_hub = model.startswith("hf://")
     path = None if is_hub or model.startswith("builtin://") else _local_path(model)
     if path is None and not model.startswith("builtin://"):
-        folder, commit = download(model.removeprefix("hf://"), revision, progress)
+        folder, commit = download(
+            model.removeprefix("hf://"), revision, progress, EVERYTHING if has_weights else NO_WEIGHTS
+        )
         progress("resolve", 1, 1, "models")
         return ResolvedModel(path=folder, source=model, commit=commit)
     if revision is not None:
