@@ -71,7 +71,7 @@ REFUSALS = [
     ("gated/model", {}, "Gated", "accept its terms"),
     ("forbidden/model", {}, "NoAccess", "refuses access"),
     ("broken/model", {}, "Unreachable", "the hub cannot be reached"),
-    ("slow/model", {}, "Unreachable", "no answer from the hub within 3 s"),
+    ("slow/model", {}, "Unreachable", "no answer within 3 s"),
 ]
 
 

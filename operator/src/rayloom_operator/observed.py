@@ -20,8 +20,13 @@ _CREATE_REASONS = frozenset({"CreateContainerConfigError", "CreateContainerError
 _MOUNT_REASONS = frozenset({"ContainerCreating", "PodInitializing"})
 _EXIT_CONFIG = 78  # the engine's: its settings or its model cannot be used, and a restart would not help
 _EXIT_GIVEN_UP = 70  # the engine's: a process of it kept dying
-# The engine's last words are for people; these tell a model that is not there from one that cannot be served.
-NOT_FOUND = re.compile(r"no model|no such|there is no|does not exist|is not in the local hub cache", re.IGNORECASE)
+# The engine's last words are for people; these tell what is wrong with a model. The first that is found counts.
+HUB_SENTENCES = {
+    "the hub cannot be reached": Reason.HUB_UNREACHABLE,
+    "accept its terms": Reason.MODEL_GATED,
+    "the hub refuses": Reason.MODEL_NO_ACCESS,
+}
+NOT_FOUND = re.compile(r"no model|no such|there is no|does not exist", re.IGNORECASE)
 _MAX_MESSAGE = 600
 _MORE_ROOM = "Add nodes, or lower spec.engine.resources."
 
@@ -143,7 +148,8 @@ def _container_fault(pod_name: str, container: Manifest) -> Verdict | None:
         return None
     code, words = ended["exitCode"], _tail(ended.get("message", ""))
     if container["name"] == ENGINE_CONTAINER and code == _EXIT_CONFIG:
-        kind = Reason.MODEL_NOT_FOUND if NOT_FOUND.search(words) else Reason.MODEL_UNUSABLE
+        otherwise = Reason.MODEL_NOT_FOUND if NOT_FOUND.search(words) else Reason.MODEL_UNUSABLE
+        kind = next((reason for sentence, reason in HUB_SENTENCES.items() if sentence in words), otherwise)
         return Verdict(reason=kind, message=words or f"{where} cannot serve this model; its log says why.")
     if container["name"] == ENGINE_CONTAINER and code == _EXIT_GIVEN_UP:
         return Verdict(reason=Reason.ENGINE_FAILED, message=f"The engine gave up: {words}")

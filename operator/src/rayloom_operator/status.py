@@ -36,7 +36,13 @@ _GROUP_STATES: Mapping[Reason, GroupState] = {
     Reason.RECOVERING: "Recovering",
     Reason.DRAINING: "Draining",
 }
-_MODEL_FAULTS = (Reason.MODEL_NOT_FOUND, Reason.MODEL_UNUSABLE)
+_MODEL_FAULTS = (
+    Reason.MODEL_NOT_FOUND,
+    Reason.MODEL_UNUSABLE,
+    Reason.MODEL_NO_ACCESS,
+    Reason.MODEL_GATED,
+    Reason.HUB_UNREACHABLE,
+)
 
 
 def status(

@@ -26,7 +26,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser = commands.add_parser("inspect", help="print a model's shape as JSON", description=__doc__)
     parser.add_argument("--model", default="builtin://smollm2-135m", help="as in serve [builtin://smollm2-135m]")
     parser.add_argument("--revision", default=None, help="hub revision")
-    parser.add_argument("--timeout", type=float, default=60.0, help="seconds that the hub may take [60]")
+    parser.add_argument("--timeout", type=float, default=60.0, help="seconds that the hub or the volume may take [60]")
     parser.add_argument(
         "--termination-log",
         type=Path,
@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
         raise
     if found is None:
         late = ModelError(
-            f"{args.model}: no answer from the hub within {args.timeout:g} s; check the network and HF_ENDPOINT",
+            f"{args.model}: no answer within {args.timeout:g} s; check the network and HF_ENDPOINT, or the volume",
             "Unreachable",
         )
         _leave(args.termination_log, failure(late))
