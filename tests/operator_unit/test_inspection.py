@@ -117,6 +117,20 @@ def test_a_failed_attempt_is_followed_by_another_one_ever_more_slowly(word, numb
     assert due.verdict == early.verdict
 
 
+def test_the_thousandth_attempt_comes_like_the_tenth():
+    service = make_service(model=HUB_MODEL)
+    job = make_job(5000, service)
+    pods = [make_job_pod(job, ended(failure("Unreachable")))]
+
+    assert inspect(service, SETTINGS.engine_image, Hub(), {}, [job], pods, {}, NOON).look_again_s == 300.0
+
+
+def test_a_container_that_its_node_lost_has_failed_since_the_job_was_made():
+    state = {"terminated": {"exitCode": 137, "reason": "ContainerStatusUnknown", "finishedAt": None}}
+
+    assert (look(state).verdict.reason, look(state, seconds=10).look_again_s) == (Reason.INSPECTION_FAILED, 20.0)
+
+
 def test_while_an_attempt_runs_the_one_before_it_says_what_is_wrong():
     before = look(ended(failure("NotFound"))).verdict
 

@@ -42,7 +42,7 @@ def at(seconds):
 
 def make_job(attempt=0, service=None, conditions=()):
     job = inspect_job(service or make_service(model=HUB_MODEL), SETTINGS.engine_image, Hub(), attempt)
-    job["metadata"]["uid"] = f"uid-job-{attempt}"
+    job["metadata"] |= {"uid": f"uid-job-{attempt}", "creationTimestamp": at(0)}
     return job | {"status": {"conditions": list(conditions)}}
 
 

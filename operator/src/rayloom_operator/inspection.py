@@ -7,12 +7,13 @@ one before it still says what is wrong.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import ValidationError
 
 from rayloom_operator.api import LLMService
 from rayloom_operator.api_status import Model, Reason
@@ -25,6 +26,7 @@ from rayloom_operator.resolved import Hub
 
 _FIRST_RETRY_S = 30.0
 _MAX_RETRY_S = 300.0
+_MAX_DOUBLINGS = 10
 _REASONS = {
     "NotFound": Reason.MODEL_NOT_FOUND,
     "NoAccess": Reason.MODEL_NO_ACCESS,
@@ -36,22 +38,8 @@ _REASONS = {
 # These may pass by themselves; the others need somebody to do something.
 _PASSING = (Reason.HUB_UNREACHABLE, Reason.INSPECTION_FAILED)
 _TOKEN = (Reason.MODEL_NO_ACCESS, Reason.MODEL_GATED)
+_OVER = ("Failed", "Complete")  # conditions of a Job
 _INSPECTING = Verdict(reason=Reason.INSPECTING, message="A Job looks at the model, before pods are made for it.")
-
-
-class _Error(BaseModel):
-    model_config = ConfigDict(extra="ignore")
-
-    reason: str
-    message: str
-
-
-class _Failure(BaseModel):
-    """What the engine leaves instead of facts (schemas/inspection.v1.json)."""
-
-    model_config = ConfigDict(extra="ignore")
-
-    error: _Error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,10 +75,8 @@ def inspect(
     model = service.spec.model
     if (facts := builtin_facts(model)) is not None:
         return Inspection(facts=facts)
-    if (known := stored_model(stored)) is not None and (known.source, known.revision) == (
-        model.source,
-        model.revision or "",
-    ):
+    known, asked = stored_model(stored), (model.source, model.revision or "")
+    if known is not None and (known.source, known.revision) == asked:
         return Inspection(facts=known, model=known)
     first = inspect_job(service, image, hub, 0)
     stem = first["metadata"]["name"].rsplit("-", 1)[0]
@@ -101,20 +87,16 @@ def inspect(
     found = {number: _outcome(service, job, _pod_of(job, pods)) for number, job in attempts.items()}
     last, before = found[newest], found.get(newest - 1)
     if isinstance(last, ModelFacts):
-        known = Model(
-            **last.model_dump(include={"num_parameters", "commit"}),
-            shape=last.shape,
-            source=model.source,
-            revision=model.revision or "",
-        )
-        return Inspection(facts=last, model=known)
+        source, revision = asked
+        return Inspection(facts=last, model=Model(source=source, revision=revision, **dict(last)))
     if last is None:
         running = _pod_of(attempts[newest], pods)
         seen = None if running is None else pod(running, mount_failures.get(running["metadata"]["uid"], ""))
         fault = (seen.fault if seen is not None else None) or (before.verdict if isinstance(before, _Ended) else None)
         waiting = (running,) if running is not None and seen is not None and seen.is_mounting else ()
         return Inspection(verdict=fault or _INSPECTING, waiting=waiting)
-    delay = min(_FIRST_RETRY_S * 2.0**newest, _MAX_RETRY_S) if last.verdict.reason in _PASSING else _MAX_RETRY_S
+    grown = _FIRST_RETRY_S * 2 ** min(newest, _MAX_DOUBLINGS)
+    delay = min(grown, _MAX_RETRY_S) if last.verdict.reason in _PASSING else _MAX_RETRY_S
     left = delay - (clock - last.at).total_seconds()
     if left > 0:
         return Inspection(verdict=last.verdict, look_again_s=left)
@@ -142,36 +124,31 @@ def _outcome(service: LLMService, job: Manifest, own: Manifest | None) -> ModelF
     containers = own.get("status", {}).get("containerStatuses", ()) if own is not None else ()
     ended = next((each["state"]["terminated"] for each in containers if "terminated" in each["state"]), None)
     if ended is not None:
-        return _words(service, ended)
+        # A container that its node lost has no end.
+        return _words(service, ended, ended.get("finishedAt") or job["metadata"]["creationTimestamp"])
     conditions = job.get("status", {}).get("conditions", ())
-    over = next(
-        (each for each in conditions if each["type"] in ("Failed", "Complete") and each["status"] == "True"), None
-    )
+    over = next((each for each in conditions if each["type"] in _OVER and each["status"] == "True"), None)
     if over is None or (over["type"] == "Complete" and own is not None):  # news of its pod is on its way
         return None
     cause = " ".join(f"{over.get('reason', '')}: {over.get('message', '')}".split()).strip(": ") or "its pod is gone"
-    return _ended(
-        service,
-        Reason.INSPECTION_FAILED,
-        f"The Job that looks at the model failed: {cause}.",
-        over["lastTransitionTime"],
-    )
+    message = f"The Job that looks at the model failed: {cause}."
+    return _ended(service, Reason.INSPECTION_FAILED, message, over["lastTransitionTime"])
 
 
-def _words(service: LLMService, ended: Manifest) -> ModelFacts | _Ended:
-    words, at = ended.get("message", ""), ended["finishedAt"]
-    for kind in (ModelFacts, _Failure):
-        try:
-            said = kind.model_validate_json(words)
-        except ValidationError:
-            continue
-        if isinstance(said, ModelFacts):
-            return said
-        reason = _REASONS.get(said.error.reason, Reason.MODEL_UNUSABLE)
-        return _ended(service, reason, f"{said.error.message}.", at)
-    tail = " ".join(words.split())[-600:] or "it left no word; see its log"
-    cause = f"{ended.get('reason', 'Error')}, exit code {ended['exitCode']}"
-    return _ended(service, Reason.INSPECTION_FAILED, f"The Job that looks at the model ended ({cause}): {tail}.", at)
+def _words(service: LLMService, ended: Manifest, at: str) -> ModelFacts | _Ended:
+    """What the engine left (schemas/inspection.v1.json)."""
+    words = ended.get("message", "")
+    try:
+        said = json.loads(words)
+        if "error" not in said:
+            return ModelFacts.model_validate(said)
+        reason, message = said["error"]["reason"], said["error"]["message"]
+    except (ValueError, KeyError, TypeError):
+        tail = " ".join(words.split())[-600:] or "it left no word; see its log"
+        cause = f"{ended.get('reason', 'Error')}, exit code {ended['exitCode']}"
+        message = f"The Job that looks at the model ended ({cause}): {tail}."
+        return _ended(service, Reason.INSPECTION_FAILED, message, at)
+    return _ended(service, _REASONS.get(reason, Reason.MODEL_UNUSABLE), f"{message}.", at)
 
 
 def _ended(service: LLMService, reason: Reason, message: str, at: str) -> _Ended:
