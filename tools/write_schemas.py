@@ -1,7 +1,7 @@
 """Writes the JSON schemas of the contract between operator and engine: `make schemas`.
 
 `schemas/engine-config.v1.json` is what the operator writes and the engine reads; `schemas/status.v1.json` is what the
-engine's admin port answers.
+engine's admin port answers; `schemas/inspection.v1.json` is what `rayloom-engine inspect` leaves for the operator.
 """
 
 from __future__ import annotations
@@ -12,10 +12,15 @@ from pathlib import Path
 from pydantic import BaseModel
 
 from rayloom_engine.config import EngineConfig
+from rayloom_engine.models.inspection import Inspection
 from rayloom_engine.status import EngineStatus
 
 FOLDER = Path(__file__).resolve().parent.parent / "schemas"
-SCHEMAS: dict[str, type[BaseModel]] = {"engine-config.v1.json": EngineConfig, "status.v1.json": EngineStatus}
+SCHEMAS: dict[str, type[BaseModel]] = {
+    "engine-config.v1.json": EngineConfig,
+    "status.v1.json": EngineStatus,
+    "inspection.v1.json": Inspection,
+}
 
 
 def schema_text(model: type[BaseModel]) -> str:

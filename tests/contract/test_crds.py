@@ -65,7 +65,7 @@ def test_defaults_and_rules_arrive():
     assert spec["replicas"]["x-kubernetes-validations"] == [
         {"rule": "self == 1", "message": "this version runs exactly one engine for a service: set replicas to 1"}
     ]
-    assert len(spec["model"]["x-kubernetes-validations"]) == 1
+    assert len(spec["model"]["x-kubernetes-validations"]) == 2
     assert len(SCHEMA["x-kubernetes-validations"]) == 1
 
 

@@ -103,6 +103,13 @@ def test_a_short_manifest_leaves_the_engines_defaults():
     assert parse_config(document) == EngineConfig(served_model_name="chat")
 
 
+def test_an_engine_in_a_pod_reads_its_keys_and_a_claims_model_from_files():
+    auth = {"apiKeySecretRef": {"name": "s", "key": "k"}}
+    found = parse_config(pod_engine_config(resolve(manifest(model={"source": "pvc://claim/m"}, auth=auth), "")))
+
+    assert (found.model, found.api_key_file) == ("file:///models/m", "/etc/rayloom-keys/keys")
+
+
 def test_an_engine_in_a_pod_uses_ray_and_opens_its_ports_with_a_token():
     service = manifest(model={"source": "builtin://smollm2-135m"}, parallelism={"pipeline": 2})
 

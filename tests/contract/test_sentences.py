@@ -1,12 +1,16 @@
 """The engine's sentences that the operator tells apart: a model that is not there, a rank that stands still."""
 
+import httpx2
 import pytest
+from huggingface_hub import errors
 
 from rayloom_engine.errors import ModelError
 from rayloom_engine.front.lifecycle import stall_of
+from rayloom_engine.models.hub import _explained
 from rayloom_engine.models.source import resolve
 from rayloom_engine.protocol.messages import RankStatus
-from rayloom_operator.observed import NOT_FOUND
+from rayloom_operator.api_status import Reason
+from rayloom_operator.observed import HUB_SENTENCES, NOT_FOUND
 from rayloom_operator.status import STALLED
 
 
@@ -25,6 +29,25 @@ def test_a_file_that_is_no_model_is_not_one_that_is_not_there(tmp_path):
     (tmp_path / "model.bin").write_text("")
 
     assert not NOT_FOUND.search(sentence(f"file://{tmp_path / 'model.bin'}"))
+
+
+class Refusal(errors.HfHubHTTPError):
+    def __init__(self, code):
+        super().__init__("x", response=httpx2.Response(code, request=httpx2.Request("GET", "http://hub")))
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (errors.LocalEntryNotFoundError("no route"), Reason.HUB_UNREACHABLE),
+        (Refusal(403), Reason.MODEL_NO_ACCESS),
+        (type("Gated", (Refusal, errors.GatedRepoError), {})(403), Reason.MODEL_GATED),
+    ],
+)
+def test_what_the_hub_says_is_known(error, reason):
+    (known,) = [name for sentence, name in HUB_SENTENCES.items() if sentence in str(_explained("hf://a/b", error))]
+
+    assert known is reason
 
 
 def test_a_rank_that_stands_still_is_known_as_one():

@@ -164,6 +164,17 @@ def test_a_hub_model_is_downloaded_and_then_found_without_a_network(tmp_path: Pa
     assert answers == [[path, COMMIT]]
 
 
+def test_who_needs_no_weights_fetches_none(tmp_path: Path) -> None:
+    original = tiny_variant(tmp_path / "original", "llama")
+    script = "import sys; from rayloom_engine.models.source import resolve; resolve(sys.argv[1], has_weights=False)"
+    seen: list[str] = []
+    with serve_hub("acme/tiny", original, seen=seen) as url:
+        environ = {**os.environ, "HF_ENDPOINT": url, "HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "0"}
+        subprocess.run([sys.executable, "-c", script, "hf://acme/tiny"], env=environ, check=True, timeout=120)
+    fetched = {request.rsplit("/", 1)[-1] for request in seen if "/resolve/" in request}
+    assert fetched == {"config.json", "generation_config.json"}
+
+
 def test_what_the_hub_refuses_is_explained(tmp_path: Path) -> None:
     with serve_hub("acme/tiny", tmp_path) as url:
         answers, _ = ask_hub(url, tmp_path / "home", ("acme/none", None), ("gated/model", None), ("acme/tiny", "nope"))

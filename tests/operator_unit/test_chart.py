@@ -181,3 +181,12 @@ def test_a_key_of_the_users_own_is_taken_and_none_is_made():
 def key_volume(objects):
     (volume,) = [each for each in objects["Deployment"]["spec"]["template"]["spec"]["volumes"] if each["name"] == "key"]
     return volume["secret"]["secretName"]
+
+
+def test_a_mirror_of_the_hub_is_passed_on():
+    flags = ("--set", "hub.endpoint=https://mirror", "--set", "hub.caConfigMap=ca")
+    command = rendered(*flags)["Deployment"]["spec"]["template"]["spec"]["containers"][0]["command"]
+
+    assert {"--hub-endpoint=https://mirror", "--hub-ca-config-map=ca"} <= set(command)
+    parsed = _parser().parse_args(command[1:])
+    assert (parsed.hub_endpoint, parsed.hub_ca_config_map) == ("https://mirror", "ca")

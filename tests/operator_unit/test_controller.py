@@ -7,7 +7,7 @@ import pytest
 
 from rayloom_operator.kube import KubeError
 from rayloom_operator.names import path_of
-from rt_world import CLIENT_SERVICE, SERVICE, generation, head, service, with_world
+from rt_world import CLIENT_SERVICE, SERVICE, generation, head, known, service, with_world
 
 
 def test_a_service_gets_its_objects_and_the_cluster_last():
@@ -225,7 +225,7 @@ def test_a_pod_that_went_while_it_was_routed_to_is_no_refusal():
 
 def test_why_a_model_cannot_be_mounted_is_asked_once_a_turn_and_the_newest_event_counts():
     async def story(world):
-        world.ask_for(service(model={"source": "file:///models/x"}))
+        world.ask_for(service(model={"source": "file:///models/x"}) | known("file:///models/x"))
         await world.until(lambda: world.kube.named("RayCluster"))
         await world.rest()
         pod = head(world.kube)

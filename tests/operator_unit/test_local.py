@@ -10,7 +10,10 @@ import socket
 
 import pytest
 
+from rayloom_operator.errors import SpecError
+from rayloom_operator.local import _check
 from rt_local import Local, wait_until_gone, write_manifest
+from rt_operator import make_service
 
 
 @pytest.fixture
@@ -185,6 +188,19 @@ def test_a_manifest_that_cannot_be_used_is_refused_before_anything_starts(start)
     assert local.exit_code() == 2
     assert "  spec.replicas: 'two' is not allowed; this must be a whole number\n" in local.output
     assert list(local.temporary.iterdir()) == []
+
+
+def test_what_only_a_cluster_has_is_refused_before_anything_starts(start):
+    local = start(spec="  auth: {apiKeySecretRef: {name: keys, key: keys}}")
+
+    assert local.exit_code() == 2
+    assert "  spec.auth: a Secret is in a cluster; set RAYLOOM_API_KEYS to the keys, " in local.output
+    assert list(local.temporary.iterdir()) == []
+
+
+def test_a_model_in_a_claim_is_refused_with_the_cure():
+    with pytest.raises(SpecError, match="use a file:// path to serve the model here"):
+        _check(make_service(model={"source": "pvc://claim"}), {})
 
 
 def test_a_missing_engine_is_said_with_the_cure(start, tmp_path, monkeypatch):

@@ -13,7 +13,7 @@ import yaml
 
 from rayloom_operator.lease import Lease
 from rt_fake_kube import FakeKube
-from rt_world import head, service, with_world
+from rt_world import head, known, service, with_world
 
 CHART = Path(__file__).resolve().parents[2] / "charts" / "rayloom-operator"
 HELM = Path(sys.executable).parent / "helm"
@@ -63,6 +63,8 @@ def used():
 
     async def story(world):
         world.ask_for(service(model={"source": "file:///models/x"}))
+        await world.until(lambda: kube.named("Job"))
+        world.ask_for(service(model={"source": "file:///models/x"}) | known("file:///models/x"))
         await world.until(lambda: kube.named("RayCluster"))
         await world.rest()
         # A pod that waits for a volume that it cannot get, and is not to be routed to any more.

@@ -64,6 +64,7 @@ def worker(**kwargs):
         (make_group(make_pod(engine=crashed(78, "no model '/x'"))), Reason.MODEL_NOT_FOUND, "no model '/x'"),
         (make_group(make_pod(engine=restarted(78, "no model '/x'"))), Reason.MODEL_NOT_FOUND, "no model '/x'"),
         (make_group(make_pod(engine=crashed(78, "99 stages"))), Reason.MODEL_UNUSABLE, "99 stages"),
+        (make_group(make_pod(engine=crashed(78, "the hub cannot be reached"))), Reason.HUB_UNREACHABLE, "the hub"),
         (make_group(make_pod(engine=crashed(70, "ranks died"))), Reason.ENGINE_FAILED, "ranks died"),
         (make_group(make_pod(engine=crashed(1))), Reason.ENGINE_FAILED, "exit code 1"),
         (make_group(make_pod(engine=restarted(1))), Reason.STARTING, "starts"),

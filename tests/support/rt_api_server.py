@@ -14,6 +14,7 @@ from rt_fake_kube import FakeKube
 _KINDS = {
     "/api/v1": {"namespaces": "Namespace", "pods": "Pod"},
     "/apis/apiextensions.k8s.io/v1": {"customresourcedefinitions": "CustomResourceDefinition"},
+    "/apis/batch/v1": {"jobs": "Job"},
     "/apis/ray.io/v1": {"rayclusters": "RayCluster"},
     "/apis/rayloom.dev/v1alpha1": {"llmservices": "LLMService"},
 }

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import secrets
+import ssl
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,17 +17,43 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
 @contextmanager
-def serve_hub(repository: str, folder: Path) -> Iterator[str]:
-    """The URL of a hub with `folder` as the public `repository`; `gated/model` needs access, nothing else exists."""
+def serve_hub(
+    repository: str,
+    folder: Path,
+    *,
+    token: str = "",
+    tls: tuple[Path, Path] | None = None,
+    seen: list[str] | None = None,
+) -> Iterator[str]:
+    """The URL of a hub with `folder` as `repository`, public or, with `token`, for its bearer alone.
+
+    `gated/model` needs its terms accepted, `forbidden/model` other rights, `broken/model` a hub that works and
+    `slow/model` more patience than anybody has; nothing else exists. `tls` is the server's (certificate, key).
+    `seen` gets "METHOD path" of each request.
+    """
+    is_over = threading.Event()
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
         def do_GET(self) -> None:
             path = urlsplit(self.path).path
+            given = self.headers.get("Authorization", "").removeprefix("Bearer ")
+            if seen is not None:
+                seen.append(f"{self.command} {path}")
             files = {entry.name: entry.read_bytes() for entry in sorted(folder.iterdir())}
             if "gated/model" in path:
                 self._answer(403, {"X-Error-Code": "GatedRepo"}, b"{}")
+            elif "forbidden/model" in path:
+                self._answer(403, {}, b"{}")
+            elif "broken/model" in path:
+                self._answer(503, {"X-Request-Id": secrets.token_hex(4)}, b"{}")
+            elif "slow/model" in path:
+                is_over.wait()
+            elif token and given and given != token:
+                self._answer(401, {"X-Error-Message": "Invalid credentials in Authorization header"}, b"{}")
+            elif token and not given:
+                self._answer(401, {"X-Error-Code": "RepoNotFound"}, b"{}")
             elif repository not in path:
                 self._answer(404, {"X-Error-Code": "RepoNotFound"}, b"{}")
             elif path.startswith(f"/api/models/{repository}/revision/"):
@@ -61,11 +89,16 @@ def serve_hub(repository: str, folder: Path) -> Iterator[str]:
             """Quiet: a test's output is its own."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    if tls is not None:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(*tls)
+        server.socket = context.wrap_socket(server.socket, server_side=True)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     try:
-        yield f"http://127.0.0.1:{server.server_address[1]}"
+        yield f"http{'s' if tls else ''}://127.0.0.1:{server.server_address[1]}"
     finally:
+        is_over.set()
         server.shutdown()
         server.server_close()
         thread.join()

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 
 from rayloom_operator.controller import Controller
+from rayloom_operator.model_facts import BUILTIN_FACTS
 from rt_fake_kube import FakeKube
 from rt_operator import SETTINGS, make_pod_document
 
@@ -23,6 +24,12 @@ def service(uid="uid-1", **spec):
 def generation(number):
     """The same service with its spec changed so often."""
     return {"metadata": service()["metadata"] | {"generation": number}}
+
+
+def known(source):
+    """The status of a service whose model was looked at."""
+    shape = BUILTIN_FACTS["smollm2-135m"].shape.model_dump(by_alias=True)
+    return {"status": {"model": {"source": source, "numParameters": 1, "shape": shape}}}
 
 
 class World:

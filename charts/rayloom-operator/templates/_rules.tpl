@@ -13,6 +13,10 @@ is new.
 - apiGroups: [ray.io]
   resources: [rayclusters]
   verbs: [list, watch, create, patch, delete]
+# One looks at a model before anything is made for it; Kubernetes removes it a while after it ended.
+- apiGroups: [batch]
+  resources: [jobs]
+  verbs: [list, watch, create]
 # The route label.
 - apiGroups: [""]
   resources: [pods]

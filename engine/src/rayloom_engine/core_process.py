@@ -79,7 +79,7 @@ class CoreProcess:
             pool = RankPool(listener, self._token, self._config.world_size, self._config.hang_seconds)
             self._state.pool = pool
         try:
-            resolved, shape = find_model(self._config, self._state.begin_phase)
+            resolved, shape = find_model(self._config, self._state.begin_phase, has_weights=pool is None)
             if pool is None:
                 self._serve_alone(resolved, shape)
             else:

@@ -1,5 +1,11 @@
 """The engine's own exceptions. `ValueError` children are what a user can fix; their text says how."""
 
+from typing import Literal, TypeAlias
+
+# What is wrong with a model, for programs; the message is for people. NoAccess: the hub wants a token, or another one.
+# Gated: the token's account has to accept the model's terms. Unreachable: may pass by itself. Invalid: all the rest.
+ModelFault: TypeAlias = Literal["NotFound", "NoAccess", "Gated", "Unsupported", "Unreachable", "Invalid"]
+
 
 class EngineError(Exception):
     """Base of every error that this package raises on purpose."""
@@ -11,6 +17,10 @@ class ConfigError(EngineError, ValueError):
 
 class ModelError(EngineError, ValueError):
     """A model that cannot be served: not found, not supported, or broken files. Raised before weights are read."""
+
+    def __init__(self, message: str, fault: ModelFault = "Invalid") -> None:
+        super().__init__(message)
+        self.fault: ModelFault = fault
 
 
 class RequestError(EngineError, ValueError):

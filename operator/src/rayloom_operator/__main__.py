@@ -81,6 +81,9 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--key-file", type=Path, required=True, help=key_help)
     port_help = "port of /healthz, /readyz and /metrics (default: %(default)s)"
     run.add_argument("--health-port", type=_port, default=8080, help=port_help)
+    run.add_argument("--hub-endpoint", default="", metavar="URL", help="mirror of the models' hub")
+    ca_help = "ConfigMap in the services' namespaces whose ca.crt has all certificates that a hub may have"
+    run.add_argument("--hub-ca-config-map", default="", metavar="NAME", help=ca_help)
     levels = ("debug", "info", "warning", "error")
     run.add_argument("--log-level", default="info", choices=levels, help="least level (default: %(default)s)")
     form_help = "lines for people, or a JSON object each (default: %(default)s)"

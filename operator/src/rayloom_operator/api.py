@@ -17,6 +17,7 @@ from rayloom_operator.api_base import Part as _Part
 from rayloom_operator.api_base import Quantity
 from rayloom_operator.api_base import rules as _rules
 from rayloom_operator.api_errors import explain
+from rayloom_operator.api_pods import Auth, LocalObject, ModelCache, Scheduling, SecretKey
 from rayloom_operator.api_sizing import Accelerator, Parallelism, Sizing
 from rayloom_operator.errors import SpecError
 
@@ -29,10 +30,13 @@ _MAX_NAME = 40
 
 _SOURCES = (
     r"hf://[\w.-]+/[\w.-]+",
+    r"pvc://[a-z0-9]([-a-z0-9.]*[a-z0-9])?(/[\w.-]+)*/?",
     r"file:///.+",
     "builtin://(" + "|".join(BUILTIN_MODELS) + ")",
 )
-_SOURCES_IN_WORDS = "hf://ORG/NAME, file:///PATH, " + ", ".join(f"builtin://{name}" for name in BUILTIN_MODELS)
+_SOURCES_IN_WORDS = "hf://ORG/NAME, pvc://CLAIM/PATH, file:///PATH, " + ", ".join(
+    f"builtin://{name}" for name in BUILTIN_MODELS
+)
 
 _NAME_PATTERN = "^[a-z]([-a-z0-9]*[a-z0-9])?$"
 _REPLICAS_IN_WORDS = "this version runs exactly one engine for a service: set replicas to 1"
@@ -45,6 +49,11 @@ def _only_one(words: str) -> AfterValidator:
         return number
 
     return AfterValidator(check)
+
+
+_HUB_ONLY_IN_WORDS = (
+    "tokenSecretRef and cache have an effect for hf:// sources only: remove them, or use an hf:// source"
+)
 
 
 class Metadata(_Part):
@@ -66,13 +75,18 @@ class Model(_Part):
             (
                 "!has(self.revision) || self.source.startsWith('hf://')",
                 "revision has an effect for hf:// sources only: remove it, or use an hf:// source",
-            )
+            ),
+            (
+                "(!has(self.tokenSecretRef) && !has(self.cache)) || self.source.startsWith('hf://')",
+                _HUB_ONLY_IN_WORDS,
+            ),
         )
     )
 
     source: str = Field(
         max_length=1024,
-        description=f"Where the model is: {_SOURCES_IN_WORDS}. file:// is a path on the cluster's nodes.",
+        description=f"Where the model is: {_SOURCES_IN_WORDS}. pvc:// is a folder or .gguf file in a "
+        "PersistentVolumeClaim of the service's namespace; file:// is a path on the cluster's nodes.",
         json_schema_extra=_rules(
             (
                 f"self.matches({json.dumps('^(' + '|'.join(_SOURCES) + ')$')})",
@@ -81,7 +95,18 @@ class Model(_Part):
         ),
     )
     revision: str | None = Field(
-        None, min_length=1, description="Branch, tag or commit on the hub; only for hf://. Default: main."
+        None,
+        min_length=1,
+        description="Branch, tag or commit on the hub; only for hf://. A branch stands for the "
+        "commit that it had when it was first looked up for this service. Default: main.",
+    )
+    token_secret_ref: SecretKey | None = Field(
+        None, description="The hub's access token, for private and gated models; only for hf://."
+    )
+    cache: ModelCache | None = Field(
+        None,
+        description="Where pods keep what they fetch from the hub, so that it is fetched once; only for hf://. "
+        "Default: each pod fetches for itself.",
     )
     served_name: str | None = Field(
         None, min_length=1, description="Name that clients put into `model`. Default: metadata.name."
@@ -108,11 +133,13 @@ class Model(_Part):
             raise ValueError(
                 f"revision {self.revision!r} has no effect for {self.source!r}; remove it, or use an hf:// source"
             )
+        if (self.token_secret_ref or self.cache) and self.source_kind != "hf":
+            raise ValueError(_HUB_ONLY_IN_WORDS)
         return self
 
     @property
     def source_kind(self) -> str:
-        """The part of `source` before `://`: hf, file or builtin."""
+        """The part of `source` before `://`: hf, pvc, file or builtin."""
         return self.source.split("://", 1)[0]
 
 
@@ -166,6 +193,12 @@ class Engine(_Part):
     )
     image_pull_policy: Literal["Always", "IfNotPresent", "Never"] = Field(
         "IfNotPresent", description="When a node pulls the image."
+    )
+    image_pull_secrets: tuple[LocalObject, ...] = Field(
+        (),
+        strict=False,
+        max_length=16,
+        description="Secrets with the registry's credentials, in the service's namespace.",
     )
     resources: Resources = Field(
         default_factory=Resources,
@@ -230,6 +263,8 @@ class Spec(_Part):
         "the spec changes or the LLMService is deleted: the ranks' pods end at once then.",
     )
     engine: Engine = Field(default_factory=Engine, description="The engine's own settings.")
+    auth: Auth | None = Field(None, description="Who may use the API. Default: everybody who reaches it.")
+    scheduling: Scheduling = Field(default_factory=Scheduling, description="Where the pods may run.")
 
     @model_validator(mode="after")
     def _accelerator_is_used(self) -> Spec:

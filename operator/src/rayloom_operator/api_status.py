@@ -9,6 +9,8 @@ from typing import Annotated, Any, Literal, TypeAlias
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, WithJsonSchema
 from pydantic.alias_generators import to_camel
 
+from rayloom_operator.model_facts import ModelFacts
+
 
 class Reason(StrEnum):
     """Every reason that a condition may carry. A closed list: alerts and scripts may depend on each."""
@@ -20,7 +22,13 @@ class Reason(StrEnum):
     UNSUPPORTED_KUBERAY = "UnsupportedKubeRay"  # the cluster has no KubeRay, or one that is too old; Accepted
     LOADED = "Loaded"  # ModelReady
     LOADING = "Loading"  # ModelReady
-    MODEL_NOT_FOUND = "ModelNotFound"  # the model's folder or file is not there
+    INSPECTING = "Inspecting"  # a Job looks at the model, before anything is made for it
+    MODEL_NOT_FOUND = "ModelNotFound"  # the model's folder or file is not there, or its name or revision on the hub
+    MODEL_NO_ACCESS = "ModelNoAccess"  # the hub wants a token, or another one
+    MODEL_GATED = "ModelGated"  # the token's account has not accepted the model's terms
+    MODEL_UNSUPPORTED = "ModelUnsupported"  # the engine has no such architecture, or not this kind of weights
+    HUB_UNREACHABLE = "HubUnreachable"  # the hub does not answer; tried again ever more slowly
+    INSPECTION_FAILED = "InspectionFailed"  # the Job ended without a word about the model; tried again
     MODEL_UNUSABLE = "ModelUnusable"  # the engine cannot serve this model with these settings
     SERVING = "Serving"
     STARTING = "Starting"
@@ -35,7 +43,7 @@ class Reason(StrEnum):
     DRAINING = "Draining"
 
 
-_COURSE = (Reason.LOADING, Reason.STARTING, Reason.PODS_PENDING, Reason.RECOVERING, Reason.DRAINING)
+_COURSE = (Reason.LOADING, Reason.INSPECTING, Reason.STARTING, Reason.PODS_PENDING, Reason.RECOVERING, Reason.DRAINING)
 # What an admin must act on: these become Warning events. All but what is well and what passes by itself.
 FAULTS = frozenset(Reason) - {Reason.VALID, Reason.LOADED, Reason.SERVING, *_COURSE}
 
@@ -71,6 +79,11 @@ class Group(_Part):
     state: GroupState = Field(description="What the engine of this group does.")
     reason: ReasonText = Field(description="Why, as one word.")
     nodes: tuple[str, ...] = Field(description="Nodes that hold its ranks, in the order of the ranks.")
+
+
+class Model(ModelFacts):
+    source: str = Field(description="spec.model.source that was looked at.")
+    revision: str = Field("", description="spec.model.revision that was looked at; empty where none is given.")
 
 
 class Figures(_Part):
@@ -124,6 +137,9 @@ class Status(_Part):
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
     )
     shape: str = Field("", description="Tensor and pipeline parallelism, such as TP1xPP2.")
+    model: Model | None = Field(
+        None, description="What was found where the spec says that the model is. Absent for a built-in model."
+    )
     sizing: Sizing | None = Field(None, description="How the shape came about. Absent until the model is known.")
     ready: str = Field("", description="Engines that serve, of those asked for, such as 1/1.")
     endpoint: str = Field("", description="URL of the API inside the cluster.")

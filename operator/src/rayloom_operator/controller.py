@@ -15,15 +15,15 @@ from dataclasses import replace
 from datetime import UTC, datetime
 
 from rayloom_operator import names
-from rayloom_operator.api import API_VERSION, KIND, parse
+from rayloom_operator.api import API_VERSION, KIND, LLMService, parse
 from rayloom_operator.api_status import Reason, Status
 from rayloom_operator.engine_poller import EnginePoller, Target
 from rayloom_operator.errors import DoesNotFit, OperatorError, Refused, SpecError
+from rayloom_operator.inspection import Inspection, inspect, stored_model
 from rayloom_operator.k8s_events import events
 from rayloom_operator.kube import CONFLICT, NOT_FOUND, Kube, KubeError
 from rayloom_operator.logs import SERVICE
 from rayloom_operator.metrics import Metrics
-from rayloom_operator.model_facts import builtin_facts
 from rayloom_operator.names import Manifest, ServiceKey, object_path, path_of
 from rayloom_operator.objects.companions import admin_token
 from rayloom_operator.observed import Group, Verdict, pod
@@ -82,7 +82,7 @@ class Controller:
         self.watches = Watches(
             kube, namespaces, on_change=self._queue.add, on_pod=self._pod_changed, on_kuberay=self._kuberay_changed
         )
-        self._clusters, self._pods = self.watches.clusters, self.watches.pods
+        self._clusters, self._pods, self._jobs = self.watches.clusters, self.watches.pods, self.watches.jobs
         self._applied: dict[ServiceKey, tuple[tuple[Manifest, ...], float]] = {}  # the last plan's, and when it was all
         self._mounting_since: dict[ServiceKey, float] = {}
 
@@ -174,23 +174,27 @@ class Controller:
         if not unsupported and not self._clusters.is_synced.is_set():
             return _SOON_S  # KubeRay came back a moment ago, and which RayClusters are left is not known yet.
         resolved: Resolved | None = None
+        seen = Inspection(model=stored_model(previous))
         accepted = VALID
         try:
             service = parse(document)
-            facts = builtin_facts(service.spec.model)
-            resolved = resolve(service, self._settings.image(service), facts, previous)
+            seen = await self._inspect(key, document, service)
+            if seen.facts is not None:
+                image = self._settings.image(service)
+                resolved = resolve(service, image, seen.facts, previous, self._settings.hub)
         except SpecError as error:
             reason = Reason.DOES_NOT_FIT if isinstance(error, DoesNotFit) else Reason.INVALID_SPEC
             accepted = Verdict(reason=reason, message="; ".join(error.problems))
         groups, taken = await self._observe(key, document)
-        is_mounting = any(each.is_mounting for group in groups for each in group.pods)
+        is_mounting = bool(seen.waiting) or any(each.is_mounting for group in groups for each in group.pods)
         mounting_s = now - self._mounting_since.setdefault(key, now) if is_mounting else 0.0
         if not is_mounting:
             self._mounting_since.pop(key, None)
         refused: Refused | None = None
         wanted = None if unsupported else resolved
         try:
-            await self._carry_out(key, plan(wanted, groups, self._settings.operator_key, taken), is_mounting)
+            planned = plan(wanted, groups, self._settings.operator_key, taken)
+            await self._carry_out(key, replace(planned, wanted=seen.wanted + planned.wanted), is_mounting)
         except Refused as error:
             refused = error
         if accepted is VALID and refused is not None:
@@ -205,6 +209,8 @@ class Controller:
             resolved,
             accepted,
             groups,
+            missing=seen.verdict,
+            model=seen.model,
             generation=document["metadata"]["generation"],
             revision="" if resolved is None else revision(resolved),
             previous=previous,
@@ -219,7 +225,17 @@ class Controller:
             return SILENCE_LIMIT_S / 2
         if is_mounting:
             return _MOUNT_CHECK_S if mounting_s < _MOUNT_NEWS_S else _LATE_MOUNT_CHECK_S
-        return STALE_S if readings else _REAPPLY_S
+        return min(STALE_S if readings else _REAPPLY_S, seen.look_again_s or _REAPPLY_S)
+
+    async def _inspect(self, key: ServiceKey, document: Manifest, service: LLMService) -> Inspection:
+        image, hub, stored = self._settings.image(service), self._settings.hub, document.get("status", {})
+        jobs = [each for each in self._jobs.of_service(key) if "deletionTimestamp" not in each["metadata"]]
+        pods = self._pods.of_service(key)
+        seen = inspect(service, image, hub, stored, jobs, pods, {}, datetime.now(UTC))
+        if not seen.waiting:
+            return seen
+        failures = await self._mount_failures(key, list(seen.waiting))
+        return inspect(service, image, hub, stored, jobs, pods, failures, datetime.now(UTC))
 
     async def _observe(self, key: ServiceKey, document: Manifest) -> tuple[tuple[Group, ...], frozenset[str]]:
         """The groups of this very service, and the names of RayClusters that are there, but not to stay.
@@ -256,11 +272,11 @@ class Controller:
         return tuple(asked), frozenset(taken)
 
     async def _mount_failures(self, key: ServiceKey, pods: list[Manifest]) -> dict[str, str]:
-        """uid of pods that wait for the model's volume -> what the kubelet says about it."""
+        """uid of pods that wait for a volume of the user's -> what the kubelet says about it."""
         waiting = [
             each
             for each in pods
-            if any(volume["name"] == names.MODEL_VOLUME for volume in each["spec"].get("volumes", ()))
+            if any(volume["name"] in names.USER_VOLUMES for volume in each["spec"].get("volumes", ()))
             and pod(each).is_mounting
         ]
         if not waiting:
@@ -276,7 +292,7 @@ class Controller:
         return {
             event["involvedObject"]["uid"]: event["message"]
             for event in found
-            if f'"{names.MODEL_VOLUME}"' in event.get("message", "")
+            if any(f'"{name}"' in event.get("message", "") for name in names.USER_VOLUMES)
         }
 
     async def _carry_out(self, key: ServiceKey, planned: Plan, is_mounting: bool) -> None:
@@ -306,8 +322,8 @@ class Controller:
         """Applies what was not in the last plan, and everything when `interval_s` have passed since that was done."""
         now = asyncio.get_running_loop().time()
         before, at = self._applied.get(key, ((), 0.0))
-        # A RayCluster is planned only while there is none.
-        new = [each for each in planned.wanted if each not in before or each["kind"] == "RayCluster"]
+        # A RayCluster or a Job is planned only while there is none.
+        new = [each for each in planned.wanted if each not in before or each["kind"] in ("RayCluster", "Job")]
         if new:
             logger.info(
                 "%s/%s: apply %s", *key, ", ".join(f"{each['kind']} {each['metadata']['name']}" for each in new)
@@ -320,6 +336,8 @@ class Controller:
                 # Made, never changed or read: the right to patch a Secret is the right to read every Secret.
                 if planned.is_new:
                     await self._kube.delete(path_of(manifest))
+                await self._kube.create(manifest)
+            elif manifest["kind"] == "Job":
                 await self._kube.create(manifest)
             else:
                 await self._kube.apply(manifest)

@@ -8,8 +8,16 @@ from __future__ import annotations
 
 from typing import TypeAlias
 
-from rayloom_operator.api import LLMService
-from rayloom_operator.names import ADMIN_PORT, ADMIN_TOKEN_FILE, API_PORT, RANK_PORT
+from rayloom_operator.api import LLMService, Model
+from rayloom_operator.names import (
+    ADMIN_PORT,
+    ADMIN_TOKEN_FILE,
+    API_PORT,
+    CLAIM_FOLDER,
+    KEYS_FILE,
+    KEYS_FOLDER,
+    RANK_PORT,
+)
 from rayloom_operator.resolved import Resolved
 
 # How long Ray may take to find room for the ranks. Pods may wait for a node or an image for long, and the operator
@@ -19,9 +27,20 @@ _PLACEMENT_SECONDS = 3600
 JsonValue: TypeAlias = str | int | bool | list[str]
 
 
+def engine_model(model: Model) -> str:
+    """The model as the engine in a pod is told it. The claim of a pvc:// model is mounted as a folder."""
+    if model.source_kind != "pvc":
+        return model.source
+    _, _, path = model.source.removeprefix("pvc://").partition("/")
+    return f"file://{CLAIM_FOLDER}/{path}".rstrip("/")
+
+
 def pod_engine_config(resolved: Resolved) -> dict[str, JsonValue]:
     """The EngineConfig v1 document for an engine in a head pod, with its ranks in worker pods."""
+    keys: dict[str, JsonValue] = {"api_key_file": f"{KEYS_FOLDER}/{KEYS_FILE}"}
     document = _document(resolved, host="0.0.0.0", port=API_PORT, admin_port=ADMIN_PORT) | {
+        **(keys if resolved.service.spec.auth is not None else {}),
+        "model": engine_model(resolved.service.spec.model),
         "executor": "ray",
         "admin_host": "0.0.0.0",
         "admin_token_file": ADMIN_TOKEN_FILE,

@@ -23,7 +23,7 @@ from rayloom_operator.engine_client import base_url, read_status, stream_chat
 from rayloom_operator.engine_config import engine_config
 from rayloom_operator.engine_process import EngineProcess, find_engine
 from rayloom_operator.engine_status import EngineStatus
-from rayloom_operator.errors import EngineEnded, EngineUnavailable, OperatorError
+from rayloom_operator.errors import EngineEnded, EngineUnavailable, OperatorError, SpecError
 from rayloom_operator.manifest import load_service
 from rayloom_operator.startup_display import StartupDisplay
 
@@ -47,6 +47,8 @@ def serve_local(*, manifest: Path, host: str, port: int, admin_port: int, has_sa
     signals = _StopSignals()
     signals.install()
     service = load_service(manifest)
+    environment = {**os.environ, **{variable.name: variable.value for variable in service.spec.engine.env}}
+    _check(service, environment)
     command = find_engine()
     port = _claimable_port(host, port, "--port")
     admin_port = _claimable_port(_ADMIN_HOST, admin_port, "--admin-port", other_than=port)
@@ -57,7 +59,6 @@ def serve_local(*, manifest: Path, host: str, port: int, admin_port: int, has_sa
         json.dumps(engine_config(service, host=host, port=port, admin_port=admin_port), indent=2) + "\n",
         encoding="utf-8",
     )
-    environment = {**os.environ, **{variable.name: variable.value for variable in service.spec.engine.env}}
     engine = EngineProcess(command, config_path, folder / "engine.log", environment)
     is_asked_to_stop = False
     try:
@@ -81,6 +82,17 @@ def serve_local(*, manifest: Path, host: str, port: int, admin_port: int, has_sa
             print("The engine did not end by itself and was killed.", file=sys.stderr, flush=True)
         if is_asked_to_stop:  # Otherwise the log is needed to find out why it ended.
             shutil.rmtree(folder)
+
+
+def _check(service: LLMService, environment: dict[str, str]) -> None:
+    """Raises SpecError for what only a cluster has. A hub's token comes from HF_TOKEN here, whatever its Secret."""
+    problems = []
+    if service.spec.model.source_kind == "pvc":
+        problems.append("spec.model.source: a claim is in a cluster; use a file:// path to serve the model here")
+    if service.spec.auth is not None and _api_key(environment) is None:
+        problems.append("spec.auth: a Secret is in a cluster; set RAYLOOM_API_KEYS to the keys, with commas between")
+    if problems:
+        raise SpecError(tuple(problems))
 
 
 def _claimable_port(host: str, port: int, flag: str, other_than: int | None = None) -> int:

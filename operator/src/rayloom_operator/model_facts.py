@@ -2,39 +2,41 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic.alias_generators import to_camel
 
 from rayloom_operator.api import Model
 
 
 class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, strict=True, extra="ignore")
+    # The engine writes Python's names, the status camelCase.
+    model_config = ConfigDict(frozen=True, strict=True, extra="ignore", alias_generator=to_camel, populate_by_name=True)
 
 
 class ModelShape(_Part):
     """Sizes of a decoder, named as the engine names them."""
 
-    architecture: str
-    num_layers: int
-    hidden_size: int
-    intermediate_size: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    vocab_size: int
-    max_position_embeddings: int  # tokens
-    tie_word_embeddings: bool
-    checkpoint_dtype: str  # float32, bfloat16 or float16
-    qkv_bias: bool = False
-    o_bias: bool = False
-    mlp_bias: bool = False
-    qk_norm: bool = False
+    architecture: str = Field(description="Class of the model, such as LlamaForCausalLM.")
+    num_layers: int = Field(description="Decoder layers.")
+    hidden_size: int = Field(description="Width of a layer.")
+    intermediate_size: int = Field(description="Width of the feed-forward part.")
+    num_heads: int = Field(description="Query heads.")
+    num_kv_heads: int = Field(description="Key and value heads.")
+    head_dim: int = Field(description="Width of a head.")
+    vocab_size: int = Field(description="Rows of the embedding.")
+    max_position_embeddings: int = Field(description="Longest context in tokens.")
+    tie_word_embeddings: bool = Field(description="The output uses the embedding's weights.")
+    checkpoint_dtype: str = Field(description="Type of the weights: bfloat16, float16 or float32.")
+    qkv_bias: bool = Field(False, description="Query, key and value have a bias.")
+    o_bias: bool = Field(False, description="The attention's output has a bias.")
+    mlp_bias: bool = Field(False, description="The feed-forward part has biases.")
+    qk_norm: bool = Field(False, description="Queries and keys are normalised head by head.")
 
 
 class ModelFacts(_Part):
-    shape: ModelShape
-    num_parameters: int
-    commit: str | None = None  # of a hub's model; None for other sources
+    shape: ModelShape = Field(description="Sizes, as the model's configuration says.")
+    num_parameters: int = Field(description="Weights of the model.")
+    commit: str | None = Field(None, description="Commit of a hub's model, by which every rank loads it.")
 
 
 # These come with the engine's image, so nothing has to run to know them. A test holds them to what the engine says.

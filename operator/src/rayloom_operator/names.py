@@ -24,6 +24,7 @@ CLUSTER_LABEL = "ray.io/cluster"
 ENGINE_CONTAINER = "engine"
 HEAD_CONTAINER = "ray-head"
 WORKER_CONTAINER = "ray-worker"
+INSPECT_CONTAINER = "inspect"
 
 API_PORT = 8000
 ADMIN_PORT = 8001
@@ -33,6 +34,17 @@ CONFIG_KEY = "config.json"
 TOKEN_KEY = "token"
 ADMIN_TOKEN_FILE = f"{CONFIG_FOLDER}/admin/{TOKEN_KEY}"
 MODEL_VOLUME = "model"
+CLAIM_FOLDER = "/models"  # where the claim of a pvc:// model is
+CACHE_VOLUME = "model-cache"
+CACHE_FOLDER = "/cache"
+KEYS_VOLUME = "api-keys"
+KEYS_FOLDER = "/etc/rayloom-keys"
+KEYS_FILE = "keys"
+CA_VOLUME = "hub-ca"
+CA_FOLDER = "/etc/rayloom-ca"
+CA_KEY = "ca.crt"
+# What these need, the user has to provide.
+USER_VOLUMES = (MODEL_VOLUME, CACHE_VOLUME, KEYS_VOLUME, CA_VOLUME)
 
 
 def account_name(service: str) -> str:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from rayloom_operator.api_status import Reason
 from rayloom_operator.engine_status import EngineStatus
-from rayloom_operator.names import ENGINE_CONTAINER, NODE_TYPE_LABEL, ROUTE_LABEL, Manifest
+from rayloom_operator.names import ENGINE_CONTAINER, MODEL_VOLUME, NODE_TYPE_LABEL, ROUTE_LABEL, USER_VOLUMES, Manifest
 
 _IMAGE_REASONS = frozenset(
     {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError"}
@@ -20,9 +20,15 @@ _CREATE_REASONS = frozenset({"CreateContainerConfigError", "CreateContainerError
 _MOUNT_REASONS = frozenset({"ContainerCreating", "PodInitializing"})
 _EXIT_CONFIG = 78  # the engine's: its settings or its model cannot be used, and a restart would not help
 _EXIT_GIVEN_UP = 70  # the engine's: a process of it kept dying
-# The engine's last words are for people; these tell a model that is not there from one that cannot be served.
-NOT_FOUND = re.compile(r"no model|no such|there is no|does not exist|is not in the local hub cache", re.IGNORECASE)
+# The engine's last words are for people; these tell what is wrong with a model. The first that is found counts.
+HUB_SENTENCES = {
+    "the hub cannot be reached": Reason.HUB_UNREACHABLE,
+    "accept its terms": Reason.MODEL_GATED,
+    "the hub refuses": Reason.MODEL_NO_ACCESS,
+}
+NOT_FOUND = re.compile(r"no model|no such|there is no|does not exist", re.IGNORECASE)
 _MAX_MESSAGE = 600
+_MORE_ROOM = "Add nodes, or lower spec.engine.resources."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,8 +105,13 @@ def pod(document: Manifest, mount_failure: str = "") -> Pod:
     waiting = [container["state"].get("waiting", {}).get("reason") for container in everything]
     scheduled, fault = conditions.get("PodScheduled", {}), None
     if (scheduled.get("status"), scheduled.get("reason")) == ("False", "Unschedulable"):
-        message = f"pod {meta['name']} finds no node: {_head(scheduled.get('message', ''))} "
-        fault = Verdict(reason=Reason.UNSCHEDULABLE, message=message + "Add nodes, or lower spec.engine.resources.")
+        cause = _head(scheduled.get("message", ""))
+        cure = "Make the claim, or change spec.model." if "persistentvolumeclaim" in cause else _MORE_ROOM
+        message = f"pod {meta['name']} finds no node: {cause} {cure}"
+        fault = Verdict(reason=Reason.UNSCHEDULABLE, message=message)
+    elif any(f'"{volume}"' in mount_failure for volume in USER_VOLUMES if volume != MODEL_VOLUME):
+        message = f"pod {meta['name']} cannot mount what the spec names: {_head(mount_failure)}. Make it, or change "
+        fault = Verdict(reason=Reason.CONTAINER_FAILED, message=message + "the spec.")
     elif mount_failure:
         message = f"pod {meta['name']} cannot mount the model: {_head(mount_failure)}. Put the model at this path on "
         fault = Verdict(reason=Reason.MODEL_NOT_FOUND, message=message + "every node, or change spec.model.source.")
@@ -137,7 +148,8 @@ def _container_fault(pod_name: str, container: Manifest) -> Verdict | None:
         return None
     code, words = ended["exitCode"], _tail(ended.get("message", ""))
     if container["name"] == ENGINE_CONTAINER and code == _EXIT_CONFIG:
-        kind = Reason.MODEL_NOT_FOUND if NOT_FOUND.search(words) else Reason.MODEL_UNUSABLE
+        otherwise = Reason.MODEL_NOT_FOUND if NOT_FOUND.search(words) else Reason.MODEL_UNUSABLE
+        kind = next((reason for sentence, reason in HUB_SENTENCES.items() if sentence in words), otherwise)
         return Verdict(reason=kind, message=words or f"{where} cannot serve this model; its log says why.")
     if container["name"] == ENGINE_CONTAINER and code == _EXIT_GIVEN_UP:
         return Verdict(reason=Reason.ENGINE_FAILED, message=f"The engine gave up: {words}")

@@ -7,14 +7,14 @@ but its route label.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from rayloom_operator.api import LLMService
 from rayloom_operator.names import Manifest, admin_secret_name, group_name, object_path
 from rayloom_operator.objects.companions import admin_secret, client_service, config_map, service_account
 from rayloom_operator.objects.ray_cluster import ray_cluster
 from rayloom_operator.observed import Group, Pod
-from rayloom_operator.resolved import Resolved
+from rayloom_operator.resolved import Hub, Resolved
 from rayloom_operator.revision import revision
 
 # States in which an engine takes requests; while it recovers they wait in it.
@@ -27,6 +27,7 @@ class Settings:
 
     engine_image: str  # of engines whose service names none
     operator_key: bytes  # admin tokens are derived from it
+    hub: Hub = field(default_factory=Hub)
 
     def image(self, service: LLMService) -> str:
         """The image of the engine's pods."""

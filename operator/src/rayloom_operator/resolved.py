@@ -16,6 +16,14 @@ from rayloom_operator.sizing import Question, size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Hub:
+    """How pods reach the models' hub. Running engines keep what they were made with."""
+
+    endpoint: str = ""  # URL of a mirror; empty for the hub itself
+    ca_config_map: str = ""  # in each service's namespace, with the certificates to trust; empty for the image's own
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Resolved:
     """The spec, and what it leaves open: the image, the parallelism, the commit. Equal ones make equal engines."""
 
@@ -27,6 +35,7 @@ class Resolved:
     commit: str = ""  # of a hub's model; empty for other sources
     max_model_len: int | None = None  # tokens; None leaves it to the engine
     sizing: Sizing | None = None  # how the parallelism came about; None while the model is not known
+    hub: Hub = Hub()
 
     @property
     def shape(self) -> str:
@@ -48,6 +57,7 @@ def resolve(
     image: str,
     facts: ModelFacts | None = None,
     previous: Mapping[str, Any] = MappingProxyType({}),
+    hub: Hub = Hub(),
 ) -> Resolved:
     """`image` is the resolved image of the engine's pods, `facts` None while the model was not looked at.
 
@@ -61,7 +71,7 @@ def resolve(
         if spec.accelerator is not None:
             raise SpecError(("spec.accelerator: the parallelism is computed once the model was inspected",))
         tensor, pipeline = asked.tensor or 1, asked.pipeline or 1
-        return Resolved(service=service, image=image, tensor=tensor, pipeline=pipeline, max_model_len=length)
+        return Resolved(service=service, image=image, tensor=tensor, pipeline=pipeline, max_model_len=length, hub=hub)
     asking = question(service, facts)
     sizing = stored_sizing(previous)
     if sizing is None or sizing.inputs != asking.inputs:
@@ -77,6 +87,7 @@ def resolve(
         commit=facts.commit or "",
         max_model_len=length,
         sizing=sizing,
+        hub=hub,
     )
 
 

@@ -27,6 +27,7 @@ from rayloom_operator.lease import Lease
 from rayloom_operator.metrics import Metrics
 from rayloom_operator.names import API_GROUP, API_PLURAL, API_VERSION_NAME
 from rayloom_operator.plan import Settings
+from rayloom_operator.resolved import Hub
 
 logger = logging.getLogger(__name__)
 
@@ -50,10 +51,13 @@ def run_operator(
     lease_namespace: str,
     lease_name: str,
     lease_seconds: int,
+    hub_endpoint: str,
+    hub_ca_config_map: str,
 ) -> None:
     """Runs until it is asked to stop. Raises OperatorError when it cannot start, and when it leads no more."""
     logs.set_up(log_level, log_format)
-    settings = Settings(engine_image=engine_image, operator_key=_operator_key(key_file))
+    hub = Hub(endpoint=hub_endpoint, ca_config_map=hub_ca_config_map)
+    settings = Settings(engine_image=engine_image, operator_key=_operator_key(key_file), hub=hub)
     metrics = Metrics()
     lease = Lease(
         namespace=lease_namespace,

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, Literal
 
-from rayloom_operator.api_status import Condition, ConditionType, GroupState, Reason, Status, stored_sizing
+from rayloom_operator.api_status import Condition, ConditionType, GroupState, Model, Reason, Status, stored_sizing
 from rayloom_operator.api_status import Group as GroupStatus
 from rayloom_operator.engine_status import EngineStatus
 from rayloom_operator.objects.companions import endpoint
@@ -37,7 +37,13 @@ _GROUP_STATES: Mapping[Reason, GroupState] = {
     Reason.DRAINING: "Draining",
 }
 VALID = Verdict(reason=Reason.VALID, message="The spec can be used.")
-_MODEL_FAULTS = (Reason.MODEL_NOT_FOUND, Reason.MODEL_UNUSABLE)
+_MODEL_FAULTS = (
+    Reason.MODEL_NOT_FOUND,
+    Reason.MODEL_UNUSABLE,
+    Reason.MODEL_NO_ACCESS,
+    Reason.MODEL_GATED,
+    Reason.HUB_UNREACHABLE,
+)
 
 
 def status(
@@ -45,6 +51,8 @@ def status(
     accepted: Verdict,
     groups: tuple[Group, ...],
     *,
+    missing: Verdict | None = None,
+    model: Model | None = None,
     generation: int,
     revision: str,
     previous: Mapping[str, Any],
@@ -53,9 +61,10 @@ def status(
 ) -> Status:
     """The status to write.
 
-    `accepted` is VALID, or says why nothing can be made of the spec; `resolved` is None and `revision`, that of the
-    spec, empty while it cannot be used at all. `previous` is the status as it was written last, for times of change and
-    for what a refused spec leaves running. `now` counts like the readings' seconds, `clock` is the time of day.
+    `accepted` is VALID, or says why nothing can be made of the spec; `missing` is why the model is not known, `model`
+    what is known of it. `resolved` is None and `revision`, that of the spec, empty while the spec cannot be used, or
+    the model is not known. `previous` is the status as it was written last, for times of change and for what a refused
+    spec leaves running. `now` counts like the readings' seconds, `clock` is the time of day.
     """
     old_revision = previous.get("currentRevision", "")
     is_accepted = accepted.reason is Reason.VALID
@@ -65,7 +74,11 @@ def status(
     group = shown[0] if shown else None
     # What is refused leaves running what there was.
     is_bare = group is None or not group.pods
-    verdict = accepted if is_bare and not is_accepted else judge(group, now)
+    verdict = judge(group, now)
+    if is_bare and not is_accepted:
+        verdict = accepted
+    elif group is None and missing is not None:
+        verdict = missing
 
     def condition(kind: ConditionType, holds: bool, because: Verdict) -> Condition:
         said: Literal["True", "False"] = "True" if holds else "False"
@@ -85,11 +98,12 @@ def status(
         observed_generation=generation,
         conditions=(
             condition("Accepted", is_accepted, accepted),
-            condition("ModelReady", verdict.is_loaded, _model(verdict)),
+            condition("ModelReady", verdict.is_loaded and missing is None, missing or _model(verdict)),
             condition("Available", is_serving, verdict),
         ),
         shape=resolved.shape if resolved is not None else previous.get("shape", ""),
         sizing=resolved.sizing if resolved is not None else stored_sizing(previous),
+        model=model,
         ready=f"{int(is_serving)}/1",
         endpoint=endpoint(resolved.service) if resolved is not None else previous.get("endpoint", ""),
         replicas=len(shown),

@@ -19,7 +19,7 @@ _KUBERAY: ServiceKey = ("", kuberay.DEFINITION)
 
 
 class Watches:
-    """`on_change` gets the service whose RayCluster changed, `on_pod` that of a pod; `on_kuberay` is called when
+    """`on_change` gets the service whose RayCluster or Job changed, `on_pod` that of a pod; `on_kuberay` is called when
     KubeRay can be used no more, or again."""
 
     def __init__(
@@ -33,6 +33,7 @@ class Watches:
     ) -> None:
         self.clusters = Reflector(kube, "ray.io/v1", "RayCluster", on_change, namespaces=namespaces)
         self.pods = Reflector(kube, "v1", "Pod", on_pod, namespaces=namespaces)
+        self.jobs = Reflector(kube, "batch/v1", "Job", on_change, namespaces=namespaces)
         self._definitions = Reflector(
             kube,
             "apiextensions.k8s.io/v1",
@@ -42,7 +43,7 @@ class Watches:
             key_of=lambda _: _KUBERAY,
             slim=kuberay.slim,
         )
-        self._all = (self.clusters, self.pods, self._definitions)
+        self._all = (self.clusters, self.pods, self.jobs, self._definitions)
         self._on_kuberay = on_kuberay
         self.kuberay_problem = kuberay.problem(None)  # why no RayCluster can be made; empty when one can
         self.is_synced = asyncio.Event()  # set once the cluster is known
@@ -53,7 +54,12 @@ class Watches:
             for reflector in self._all:
                 tasks.create_task(reflector.run())
             # Where there is no KubeRay, there is no RayCluster to list.
-            for answered in (self.clusters.has_answered, self.pods.is_synced, self._definitions.is_synced):
+            for answered in (
+                self.clusters.has_answered,
+                self.pods.is_synced,
+                self.jobs.is_synced,
+                self._definitions.is_synced,
+            ):
                 await answered.wait()
             self.is_synced.set()
             if self.kuberay_problem:

@@ -5,6 +5,19 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import os
+import sys
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rayloom_engine.errors import ModelError
+from rayloom_engine.process import EXIT_CONFIG
+
+if TYPE_CHECKING:
+    from rayloom_engine.models.inspection import Inspection
+    from rayloom_engine.models.shape import ModelShape
+    from rayloom_engine.models.source import ResolvedModel
 
 ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
@@ -13,19 +26,38 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser = commands.add_parser("inspect", help="print a model's shape as JSON", description=__doc__)
     parser.add_argument("--model", default="builtin://smollm2-135m", help="as in serve [builtin://smollm2-135m]")
     parser.add_argument("--revision", default=None, help="hub revision")
+    parser.add_argument("--timeout", type=float, default=60.0, help="seconds that the hub or the volume may take [60]")
+    parser.add_argument(
+        "--termination-log",
+        type=Path,
+        default=os.environ.get("RAYLOOM_TERMINATION_LOG"),
+        metavar="FILE",
+        help="file for the facts, or the reason of a failure, in a few bytes [$RAYLOOM_TERMINATION_LOG]",
+    )
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    from rayloom_engine.models.shape import read_shape
-    from rayloom_engine.models.source import resolve
+    from rayloom_engine.models.inspection import facts, failure
 
-    resolved = resolve(args.model, args.revision)
-    shape = read_shape(resolved.path)
+    try:
+        found = _inspect(args.model, args.revision, args.timeout)
+    except ModelError as error:
+        _leave(args.termination_log, failure(error))
+        raise
+    if found is None:
+        late = ModelError(
+            f"{args.model}: no answer within {args.timeout:g} s; check the network and HF_ENDPOINT, or the volume",
+            "Unreachable",
+        )
+        _leave(args.termination_log, failure(late))
+        print(f"rayloom-engine: {late}", file=sys.stderr, flush=True)
+        os._exit(EXIT_CONFIG)  # A download that hangs would hold up a proper end.
+    resolved, shape = found
+    _leave(args.termination_log, facts(resolved, shape))
     document = {
         "source": resolved.source,
         "commit": resolved.commit,
-        "path": str(resolved.path),
         "shape": dataclasses.asdict(shape),
         "num_parameters": shape.num_parameters,
         "weight_bytes": {dtype: shape.weight_bytes(size) for dtype, size in ELEMENT_BYTES.items()},
@@ -33,3 +65,30 @@ def run(args: argparse.Namespace) -> int:
     }
     print(json.dumps(document, indent=2))
     return 0
+
+
+def _inspect(model: str, revision: str | None, seconds: float) -> tuple[ResolvedModel, ModelShape] | None:
+    """None when it took longer; what it waits for goes on in the background."""
+    from rayloom_engine.models.inspection import inspect_model
+
+    found: list[tuple[ResolvedModel, ModelShape] | Exception] = []
+
+    def work() -> None:
+        try:
+            found.append(inspect_model(model, revision))
+        except Exception as error:  # noqa: BLE001 - it is raised again where it is waited for
+            found.append(error)
+
+    worker = threading.Thread(target=work, daemon=True)
+    worker.start()
+    worker.join(seconds)
+    if not found:
+        return None
+    if isinstance(found[0], Exception):
+        raise found[0]
+    return found[0]
+
+
+def _leave(where: Path | str | None, word: Inspection) -> None:
+    if where:
+        Path(where).write_text(word.text(), encoding="utf-8")

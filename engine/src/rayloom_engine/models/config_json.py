@@ -16,7 +16,8 @@ def read_json(path: Path) -> dict[str, Any]:
         document = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise ModelError(
-            f"{path} does not exist; a model folder needs config.json, *.safetensors and tokenizer.json"
+            f"{path} does not exist; a model folder needs config.json, *.safetensors and tokenizer.json",
+            "NotFound",
         ) from error
     except OSError as error:
         raise ModelError(f"cannot read {path}: {error.strerror}") from error

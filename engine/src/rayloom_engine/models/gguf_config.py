@@ -29,19 +29,26 @@ def hugging_face_config(
     """
     arch = fields.get("general.architecture")
     if arch not in ARCHITECTURES:
-        raise ModelError(f"GGUF architecture {arch!r} is not supported; works: {', '.join(ARCHITECTURES)}")
+        raise ModelError(
+            f"GGUF architecture {arch!r} is not supported; works: {', '.join(ARCHITECTURES)}", "Unsupported"
+        )
     if fields.get(f"{arch}.expert_count", 0):
         raise ModelError(
-            f"GGUF architecture {arch} with experts (mixture of experts) is not supported; works: dense models"
+            f"GGUF architecture {arch} with experts (mixture of experts) is not supported; works: dense models",
+            "Unsupported",
         )
     hidden_size = _required(fields, f"{arch}.embedding_length")
     num_heads = _required(fields, f"{arch}.attention.head_count")
     head_dim = fields.get(f"{arch}.attention.key_length", hidden_size // num_heads)
     if fields.get(f"{arch}.rope.dimension_count", head_dim) != head_dim:
-        raise ModelError(f"GGUF {arch}.rope.dimension_count differs from the head size {head_dim}; works: whole heads")
+        raise ModelError(
+            f"GGUF {arch}.rope.dimension_count differs from the head size {head_dim}; works: whole heads", "Unsupported"
+        )
     window = fields.get(f"{arch}.attention.sliding_window")
     if window and arch != "llama":
-        raise ModelError(f"GGUF {arch}.attention.sliding_window is not supported; works: with llama files (Mistral)")
+        raise ModelError(
+            f"GGUF {arch}.attention.sliding_window is not supported; works: with llama files (Mistral)", "Unsupported"
+        )
 
     config: dict[str, Any] = {
         "architectures": [_hugging_face_architecture(arch, window)],
@@ -92,7 +99,7 @@ def _required(fields: Mapping[str, Any], key: str) -> Any:
         raise ModelError(f"GGUF file lacks {key}; it is not complete")
     value = fields[key]
     if isinstance(value, list):
-        raise ModelError(f"GGUF {key} differs from layer to layer, which is not supported")
+        raise ModelError(f"GGUF {key} differs from layer to layer, which is not supported", "Unsupported")
     return value
 
 
@@ -110,7 +117,9 @@ def _rope(fields: Mapping[str, Any], arch: str, head_dim: int, divisors: np.ndar
         factor = _short_float(_required(fields, f"{arch}.rope.scaling.factor"))
         return {"rope_type": "linear", "rope_theta": theta, "factor": factor}
     if scaling != "none":
-        raise ModelError(f"GGUF {arch}.rope.scaling.type {scaling!r} is not supported; works: none, linear, llama3")
+        raise ModelError(
+            f"GGUF {arch}.rope.scaling.type {scaling!r} is not supported; works: none, linear, llama3", "Unsupported"
+        )
     return {"rope_type": "default", "rope_theta": theta}
 
 
@@ -121,7 +130,8 @@ def _llama3_rope(theta: float, head_dim: int, divisors: np.ndarray[Any, Any]) ->
     expected = 1.0 / ((1.0 - blend) / factor + blend)
     if expected.shape != divisors.shape or not np.allclose(expected, divisors, rtol=1e-3):
         raise ModelError(
-            "GGUF rope_freqs.weight is not Llama 3's scaling; works: Llama 3.1's low 1, high 4, trained 8192"
+            "GGUF rope_freqs.weight is not Llama 3's scaling; works: Llama 3.1's low 1, high 4, trained 8192",
+            "Unsupported",
         )
     return {
         "rope_type": "llama3",

@@ -44,6 +44,29 @@ def convert_gguf(source: Path, folder: Path, progress: Progress = no_progress) -
     Quantised weights become bfloat16; a file of float32, float16 or bfloat16 keeps its type. Memory stays at a few
     pieces of 32 MiB. Raises ModelError for a file that is broken or not supported, before it writes any weight.
     """
+    config, fields, tensors = write_config(source, folder)
+    dtype = _stored_dtype(tensors["blk.0.attn_q.weight"].tensor_type)
+    names = {tensor.name: _hugging_face_name(tensor.name, source) for tensor in tensors.values()}
+    write_tokenizer(fields, source, folder)
+
+    # GGUF lists the sizes of a tensor fastest first, the other way round than everybody else.
+    specs = [
+        TensorSpec(name=names[name], shape=tuple(int(size) for size in reversed(tensor.shape)))
+        for name, tensor in tensors.items()
+    ]
+    with (folder / "model.safetensors").open("wb") as file, SafetensorsWriter(file, specs, dtype) as writer:
+        progress("convert", 0, writer.num_bytes, "bytes")
+        for tensor in tensors.values():
+            for piece in _pieces(tensor, source, _interleaved_heads(tensor.name, config), config["head_dim"]):
+                writer.write(piece)
+                progress("convert", writer.num_written, writer.num_bytes, "bytes")
+
+
+def write_config(source: Path, folder: Path) -> tuple[dict[str, Any], dict[str, Any], dict[str, gguf.ReaderTensor]]:
+    """Writes config.json and generation_config.json: config, the GGUF file's own fields, its tensors by name.
+
+    Raises ModelError as `convert_gguf` does.
+    """
     try:
         reader = gguf.GGUFReader(source)
     except (OSError, ValueError, IndexError, KeyError) as error:
@@ -60,23 +83,10 @@ def convert_gguf(source: Path, folder: Path, progress: Progress = no_progress) -
     try:
         config = hugging_face_config(fields, tensors.keys(), vocab_size, dtype, divisors)
     except ModelError as error:
-        raise ModelError(f"{source}: {error}") from error
-    names = {tensor.name: _hugging_face_name(tensor.name, source) for tensor in tensors.values()}
+        raise ModelError(f"{source}: {error}", error.fault) from error
     for file_name, document in (("config.json", config), ("generation_config.json", generation_config(fields))):
         (folder / file_name).write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
-    write_tokenizer(fields, source, folder)
-
-    # GGUF lists the sizes of a tensor fastest first, the other way round than everybody else.
-    specs = [
-        TensorSpec(name=names[name], shape=tuple(int(size) for size in reversed(tensor.shape)))
-        for name, tensor in tensors.items()
-    ]
-    with (folder / "model.safetensors").open("wb") as file, SafetensorsWriter(file, specs, dtype) as writer:
-        progress("convert", 0, writer.num_bytes, "bytes")
-        for tensor in tensors.values():
-            for piece in _pieces(tensor, source, _interleaved_heads(tensor.name, config), config["head_dim"]):
-                writer.write(piece)
-                progress("convert", writer.num_written, writer.num_bytes, "bytes")
+    return config, fields, tensors
 
 
 def _stored_dtype(kind: gguf.GGMLQuantizationType) -> str:

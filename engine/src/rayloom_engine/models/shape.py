@@ -126,10 +126,11 @@ def read_shape(folder: Path) -> ModelShape:
         method = (config.get("quantization_config") or {}).get("quant_method", "unknown")
         raise ModelError(
             f"{config.path}: the checkpoint is quantised ({method}); "
-            f"works: {', '.join(DTYPES)} safetensors, or a GGUF file"
+            f"works: {', '.join(DTYPES)} safetensors, or a GGUF file",
+            "Unsupported",
         )
     if (activation := config.text("hidden_act", default="silu")) != "silu":
-        raise ModelError(f"{config.path}: hidden_act {activation!r} is not supported; works: silu")
+        raise ModelError(f"{config.path}: hidden_act {activation!r} is not supported; works: silu", "Unsupported")
 
     hidden_size = config.count("hidden_size")
     num_layers = config.count("num_hidden_layers")
@@ -178,7 +179,8 @@ def _architecture(config: ConfigJson) -> str:
         architecture = _MODEL_TYPE_TO_ARCHITECTURE.get(model_type, f"model_type {model_type}")
     if architecture not in ARCHITECTURES:
         raise ModelError(
-            f"{config.path}: architecture {architecture} is not supported; works: {', '.join(ARCHITECTURES)}"
+            f"{config.path}: architecture {architecture} is not supported; works: {', '.join(ARCHITECTURES)}",
+            "Unsupported",
         )
     return architecture
 
@@ -191,10 +193,14 @@ def _rope(config: ConfigJson, max_position_embeddings: int) -> RopeParameters:
     known = next((name for name in ROPE_KINDS if name == kind), None)
     if known is None or any(isinstance(value, dict) for value in scaling.values()):
         given = kind if known is None else "one per layer type"
-        raise ModelError(f"{config.path}: rope type {given!r} is not supported; works: {', '.join(ROPE_KINDS)}")
+        raise ModelError(
+            f"{config.path}: rope type {given!r} is not supported; works: {', '.join(ROPE_KINDS)}", "Unsupported"
+        )
     for holder in (config, rope):
         if holder.number("partial_rotary_factor", default=1.0) != 1.0:
-            raise ModelError(f"{config.path}: partial_rotary_factor is not supported; works: rotation of whole heads")
+            raise ModelError(
+                f"{config.path}: partial_rotary_factor is not supported; works: rotation of whole heads", "Unsupported"
+            )
     theta = rope.number("rope_theta", default=10000.0)
     if known == "default":
         return RopeParameters(theta=theta)
@@ -232,7 +238,7 @@ def _layer_windows(config: ConfigJson, architecture: str, num_layers: int) -> tu
 def _checkpoint_dtype(config: ConfigJson) -> str:
     dtype = str(config.get("dtype") or config.get("torch_dtype") or "float32").removeprefix("torch.")
     if dtype not in DTYPES:
-        raise ModelError(f"{config.path}: dtype {dtype!r} is not supported; works: {', '.join(DTYPES)}")
+        raise ModelError(f"{config.path}: dtype {dtype!r} is not supported; works: {', '.join(DTYPES)}", "Unsupported")
     return dtype
 
 

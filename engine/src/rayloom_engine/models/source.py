@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rayloom_engine.errors import ModelError
-from rayloom_engine.models.hub import download
+from rayloom_engine.models.hub import CONFIG, EVERYTHING, NO_WEIGHTS, download
 from rayloom_engine.models.progress import Progress, no_progress
 
 logger = logging.getLogger(__name__)
@@ -50,17 +50,21 @@ class ResolvedModel:
     commit: str | None  # of the hub; None for everything local
 
 
-def resolve(model: str, revision: str | None = None, progress: Progress = no_progress) -> ResolvedModel:
+def resolve(
+    model: str, revision: str | None = None, progress: Progress = no_progress, *, has_weights: bool = True
+) -> ResolvedModel:
     """The folder of a model, after a download or a conversion where one is needed.
 
-    Safe to call from several processes at once. Raises ModelError when there is no such model or it cannot be had; the
-    message says what exists or what to do.
+    Without `has_weights` the weights of a hub's model are left where they are. Safe to call from several processes at
+    once. Raises ModelError when there is no such model or it cannot be had; the message says what exists or what to do.
     """
     progress("resolve", 0, 1, "models")
     is_hub = model.startswith("hf://")
     path = None if is_hub or model.startswith("builtin://") else _local_path(model)
     if path is None and not model.startswith("builtin://"):
-        folder, commit = download(model.removeprefix("hf://"), revision, progress)
+        folder, commit = download(
+            model.removeprefix("hf://"), revision, progress, EVERYTHING if has_weights else NO_WEIGHTS
+        )
         progress("resolve", 1, 1, "models")
         return ResolvedModel(path=folder, source=model, commit=commit)
     if revision is not None:
@@ -74,6 +78,23 @@ def resolve(model: str, revision: str | None = None, progress: Progress = no_pro
         folder = _converted(path, path.stem, (str(path), stat.st_size, stat.st_mtime_ns), progress)
     progress("resolve", 1, 1, "models")
     return ResolvedModel(path=folder, source=model, commit=None)
+
+
+def resolve_config(model: str, revision: str | None, scratch: Path) -> ResolvedModel:
+    """As `resolve`, with nothing but the configuration: no weight is fetched, or converted. Writes into `scratch`."""
+    is_named = model.startswith(("hf://", "builtin://"))
+    path = None if is_named else _local_path(model)
+    if path is not None and path.is_file():
+        from rayloom_engine.models.gguf_convert import write_config
+
+        write_config(path, scratch)
+        return ResolvedModel(path=scratch, source=model, commit=None)
+    if path is not None and not any(path.glob("*.safetensors")):
+        raise ModelError(f"{path}: there is no *.safetensors file in this folder", "NotFound")
+    if path is None and not model.startswith("builtin://"):
+        folder, commit = download(model.removeprefix("hf://"), revision, no_progress, CONFIG)
+        return ResolvedModel(path=folder, source=model, commit=commit)
+    return resolve(model, revision)
 
 
 def cache_folder(environ: Mapping[str, str]) -> Path:
@@ -95,7 +116,8 @@ def _local_path(model: str) -> Path | None:
     if is_url or path.suffix == ".gguf" or not _HUB_ID.fullmatch(model):
         raise ModelError(
             f"no model {model!r}: there is no such folder or .gguf file, and a hub id is ORG/NAME; "
-            f"built in: {_builtin_names()}"
+            f"built in: {_builtin_names()}",
+            "NotFound",
         )
     return None
 
@@ -107,7 +129,7 @@ def _builtin_names() -> str:
 def _builtin_folder(name: str, progress: Progress) -> Path:
     builtin = _BUILTINS.get(name)
     if builtin is None:
-        raise ModelError(f"there is no built-in model {name!r}; there is: {_builtin_names()}")
+        raise ModelError(f"there is no built-in model {name!r}; there is: {_builtin_names()}", "NotFound")
     # Found without importing the package, which would import a whole other engine.
     spec = importlib.util.find_spec(builtin.package)
     path = Path(spec.origin).parent / builtin.file if spec is not None and spec.origin is not None else None

@@ -28,9 +28,14 @@ _CPU_STEP_TOKENS = 512  # keeps a step under a second or so on small machines, s
 _GPU_STEP_TOKENS = 8192
 
 
-def find_model(config: EngineConfig, progress: Progress) -> tuple[ResolvedModel, ModelShape]:
-    """The model's folder and shape. No torch yet: what is wrong is said at once. Raises ModelError or ConfigError."""
-    resolved = resolve(config.model, config.revision, progress)
+def find_model(
+    config: EngineConfig, progress: Progress, *, has_weights: bool = True
+) -> tuple[ResolvedModel, ModelShape]:
+    """The model's folder and shape. No torch yet: what is wrong is said at once. Raises ModelError or ConfigError.
+
+    A process that holds no part of the model does without its weights.
+    """
+    resolved = resolve(config.model, config.revision, progress, has_weights=has_weights)
     shape = read_shape(resolved.path)
     longest = config.max_model_len
     if longest is not None and longest > shape.max_position_embeddings:

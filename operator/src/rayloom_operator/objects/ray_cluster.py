@@ -10,20 +10,24 @@ from __future__ import annotations
 from rayloom_operator import names
 from rayloom_operator.api import LLMService
 from rayloom_operator.names import Manifest
+from rayloom_operator.objects.pod import (
+    container_basics,
+    environment,
+    model_mounts,
+    model_variables,
+    model_volumes,
+    pod_basics,
+)
 from rayloom_operator.resolved import Resolved
 from rayloom_operator.sizing import CPU_RANK_BYTES
 
 RAY_VERSION = "2.60.0"  # of the engine's image; KubeRay decides by it what it may use
-# The user of the engine's image. Both containers of the head pod need the same one: Ray's sockets belong to it.
-_USER = 1000
 _GCS_PORT = 6379
 _RAYLET_PORT = 6380
 # Exists while the engine runs. The ranks live on the head's Ray, so it stays until the engine has drained.
 _ALIVE_FILE = "/tmp/ray/engine.alive"
 # Seconds that an engine needs to end after its drain.
 _END_SECONDS = 15
-# A node that does not answer for so long is given up: its pods are evicted.
-_NODE_LOSS_SECONDS = 15
 # What the head asks for, measured lean: Ray's processes 330 MiB, supervisor, front and core (no weights) 400 MiB.
 _HEAD_REQUESTS = {"cpu": "200m", "memory": "512Mi"}
 _ENGINE_REQUESTS = {"cpu": "200m", "memory": "512Mi"}
@@ -105,23 +109,24 @@ def _head_pod(resolved: Resolved, group: str) -> Manifest:
         "name": names.admin_secret_name(group),
         "items": [{"key": names.TOKEN_KEY, "path": f"admin/{names.TOKEN_KEY}"}],
     }
-    return _pod(service) | {
+    return pod_basics(service) | {
         # Ray finds its local raylet by looking through the command lines of processes.
         "shareProcessNamespace": True,
         "terminationGracePeriodSeconds": service.spec.drain_seconds + _END_SECONDS,
-        "containers": [_ray_head(service, group, image), _engine(service, group, image)],
+        "containers": [_ray_head(service, group, image), _engine(resolved, group)],
         "volumes": [
             *({"name": name, "emptyDir": {}} for name in ("ray", "head-scratch", "engine-scratch")),
             _shared_memory(_SHARED_MIB),
             {"name": "config", "projected": {"sources": [{"configMap": config}, {"secret": token}]}},
-            *_model_volume(service),
+            *_keys(service),
+            *model_volumes(service, resolved.hub),
         ],
     }
 
 
 def _ray_head(service: LLMService, group: str, image: str) -> Manifest:
     wait = f"while [ -e {_ALIVE_FILE} ]; do sleep 0.1; done"
-    return _container(service, names.HEAD_CONTAINER, image) | {
+    return container_basics(service, names.HEAD_CONTAINER, image) | {
         "env": _environment(service, group, _RAY_HEALTH),
         "resources": {"requests": _HEAD_REQUESTS},
         "volumeMounts": _mounts("head-scratch"),
@@ -130,11 +135,12 @@ def _ray_head(service: LLMService, group: str, image: str) -> Manifest:
     }
 
 
-def _engine(service: LLMService, group: str, image: str) -> Manifest:
+def _engine(resolved: Resolved, group: str) -> Manifest:
+    service = resolved.service
     ports = {"http": names.API_PORT, "admin": names.ADMIN_PORT, "ranks": names.RANK_PORT}
-    return _container(service, names.ENGINE_CONTAINER, image) | {
+    return container_basics(service, names.ENGINE_CONTAINER, resolved.image) | {
         "command": ["rayloom-engine", "serve", "--config", f"{names.CONFIG_FOLDER}/{names.CONFIG_KEY}"],
-        "env": _environment(service, group, _ENGINE_VARIABLES),
+        "env": _environment(service, group, _ENGINE_VARIABLES, model_variables(service, resolved.hub)),
         "ports": [{"name": name, "containerPort": port, "protocol": "TCP"} for name, port in ports.items()],
         "resources": {"requests": _ENGINE_REQUESTS},
         # No liveness probe: loading takes as long as it takes, and the supervisor restarts what dies or hangs.
@@ -142,20 +148,30 @@ def _engine(service: LLMService, group: str, image: str) -> Manifest:
         "volumeMounts": [
             *_mounts("engine-scratch"),
             {"name": "config", "mountPath": names.CONFIG_FOLDER, "readOnly": True},
-            *_model_mount(service),
+            *model_mounts(service, resolved.hub),
+            *({"name": each["name"], "mountPath": names.KEYS_FOLDER, "readOnly": True} for each in _keys(service)),
         ],
     }
 
 
+def _keys(service: LLMService) -> list[Manifest]:
+    """The volume with the clients' keys, where the manifest names any."""
+    if service.spec.auth is None:
+        return []
+    secret = service.spec.auth.api_key_secret_ref
+    items = [{"key": secret.key, "path": names.KEYS_FILE}]
+    return [{"name": names.KEYS_VOLUME, "secret": {"secretName": secret.name, "items": items}}]
+
+
 def _worker_pod(resolved: Resolved, group: str) -> Manifest:
     service, num_ranks = resolved.service, resolved.ranks_per_pod
-    worker = _container(service, names.WORKER_CONTAINER, resolved.image) | {
-        "env": _environment(service, group, _RAY_HEALTH),
+    worker = container_basics(service, names.WORKER_CONTAINER, resolved.image) | {
+        "env": _environment(service, group, _RAY_HEALTH, model_variables(service, resolved.hub)),
         "resources": _worker_resources(resolved),
-        "volumeMounts": [*_mounts("scratch"), *_model_mount(service)],
+        "volumeMounts": [*_mounts("scratch"), *model_mounts(service, resolved.hub)],
         **_ray_probes(_RAYLET_PORT),
     }
-    return _pod(service) | {
+    return pod_basics(service) | {
         # Ranks hold nothing that must be saved.
         "terminationGracePeriodSeconds": 3,
         "topologySpreadConstraints": [
@@ -171,7 +187,7 @@ def _worker_pod(resolved: Resolved, group: str) -> Manifest:
         "volumes": [
             *({"name": name, "emptyDir": {}} for name in ("ray", "scratch")),
             _shared_memory(_SHARED_MIB + _NCCL_MIB * num_ranks * (service.spec.accelerator is not None)),
-            *_model_volume(service),
+            *model_volumes(service, resolved.hub),
         ],
     }
 
@@ -204,39 +220,9 @@ def _shared_memory(mebibytes: int) -> Manifest:
     return {"name": "shared-memory", "emptyDir": {"medium": "Memory", "sizeLimit": _mebibytes(mebibytes)}}
 
 
-def _pod(service: LLMService) -> Manifest:
-    """The fields of a pod's spec that do not depend on what it does."""
-    toleration = {"operator": "Exists", "effect": "NoExecute", "tolerationSeconds": _NODE_LOSS_SECONDS}
-    return {
-        "serviceAccountName": names.account_name(service.metadata.name),
-        "automountServiceAccountToken": False,
-        "enableServiceLinks": False,
-        "securityContext": {
-            "runAsNonRoot": True,
-            **dict.fromkeys(("runAsUser", "runAsGroup", "fsGroup"), _USER),
-            "seccompProfile": {"type": "RuntimeDefault"},
-        },
-        "tolerations": [{"key": f"node.kubernetes.io/{taint}", **toleration} for taint in ("not-ready", "unreachable")],
-    }
-
-
-def _container(service: LLMService, name: str, image: str) -> Manifest:
-    """The fields of a container that do not depend on what it runs."""
-    return {
-        "name": name,
-        "image": image,
-        "imagePullPolicy": service.spec.engine.image_pull_policy,
-        "securityContext": {
-            "allowPrivilegeEscalation": False,
-            "readOnlyRootFilesystem": True,
-            "capabilities": {"drop": ["ALL"]},
-        },
-        # The last lines of the log say why a process of Ray's ended; the engine leaves a sentence of its own.
-        "terminationMessagePolicy": "FallbackToLogsOnError",
-    }
-
-
-def _environment(service: LLMService, group: str, own: dict[str, str]) -> list[Manifest]:
+def _environment(
+    service: LLMService, group: str, own: dict[str, str], others: dict[str, Manifest] | None = None
+) -> list[Manifest]:
     """The environment of a container in which Ray or the engine runs. The manifest's own variables replace ours.
 
     Each name is there once, or the API server refuses the object. KubeRay sets the token's two variables itself in the
@@ -246,32 +232,13 @@ def _environment(service: LLMService, group: str, own: dict[str, str]) -> list[M
     variables["RAY_AUTH_MODE"] = {"value": "token"}
     variables["RAY_AUTH_TOKEN"] = {"valueFrom": {"secretKeyRef": {"name": group, "key": "auth_token"}}}
     variables["RAYLOOM_NODE_NAME"] = {"valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}}
-    variables |= {variable.name: {"value": variable.value} for variable in service.spec.engine.env}
-    return [{"name": name, **source} for name, source in variables.items()]
+    return environment(service, variables | (others or {}))
 
 
 def _mounts(scratch: str) -> list[Manifest]:
     """What every container writes to; Ray's folder and shared memory are those of the whole pod."""
     folders = {"ray": "/tmp/ray", scratch: "/tmp", "shared-memory": "/dev/shm"}
     return [{"name": name, "mountPath": path} for name, path in folders.items()]
-
-
-def _model_volume(service: LLMService) -> list[Manifest]:
-    """The node's folder or file of a `file://` model; empty for other sources."""
-    path = _model_path(service)
-    kind = "File" if path.endswith(".gguf") else "Directory"
-    return [{"name": names.MODEL_VOLUME, "hostPath": {"path": path, "type": kind}}] if path else []
-
-
-def _model_mount(service: LLMService) -> list[Manifest]:
-    """Mounts the model at the path that it has on the node, so that the engine's config holds on any machine."""
-    path = _model_path(service)
-    return [{"name": names.MODEL_VOLUME, "mountPath": path, "readOnly": True}] if path else []
-
-
-def _model_path(service: LLMService) -> str:
-    model = service.spec.model
-    return model.source.removeprefix("file://").rstrip("/") if model.source_kind == "file" else ""
 
 
 def _ray_probes(port: int) -> Manifest:

@@ -1,0 +1,79 @@
+"""What `rayloom-engine inspect` leaves for whoever started it: a model's facts, or why there are none.
+
+The document is a container's termination message, which Kubernetes cuts after 4096 bytes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import tempfile
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from rayloom_engine.errors import ModelError, ModelFault
+from rayloom_engine.models.shape import ModelShape, read_shape
+from rayloom_engine.models.source import ResolvedModel, resolve_config
+
+_MAX_TEXT = 700  # characters; four bytes each at worst, and there is one such text in a document
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class Shape(_Part):
+    """Sizes and switches of a decoder-only model, as its config.json says."""
+
+    architecture: str = Field(description="Class of the model, such as LlamaForCausalLM.")
+    num_layers: int = Field(description="Decoder layers.")
+    hidden_size: int = Field(description="Width of a layer.")
+    intermediate_size: int = Field(description="Width of the feed-forward part.")
+    num_heads: int = Field(description="Query heads.")
+    num_kv_heads: int = Field(description="Key and value heads.")
+    head_dim: int = Field(description="Width of a head.")
+    vocab_size: int = Field(description="Rows of the embedding.")
+    max_position_embeddings: int = Field(description="Longest context in tokens.")
+    tie_word_embeddings: bool = Field(description="The output uses the embedding's weights.")
+    checkpoint_dtype: str = Field(description="Type of the weights: bfloat16, float16 or float32.")
+    qkv_bias: bool = Field(description="Query, key and value have a bias.")
+    o_bias: bool = Field(description="The attention's output has a bias.")
+    mlp_bias: bool = Field(description="The feed-forward part has biases.")
+    qk_norm: bool = Field(description="Queries and keys are normalised head by head.")
+
+
+class Fault(_Part):
+    reason: ModelFault = Field(description="What is wrong, as one word of a closed list.")
+    message: str = Field(description="The same as a sentence that says what to do.")
+
+
+class Inspection(_Part):
+    """Either `error`, or everything else."""
+
+    version: Literal["v1"] = Field("v1", description="Version of this document's schema.")
+    commit: str | None = Field(None, description="The commit that the revision stands for; only of the hub's models.")
+    shape: Shape | None = Field(None, description="The model's sizes.")
+    num_parameters: int | None = Field(None, description="Weights of the model, those that are shared counted once.")
+    error: Fault | None = Field(None, description="Why the model cannot be served.")
+
+    def text(self) -> str:
+        """The document in one line, of less than 4096 bytes."""
+        return self.model_dump_json(exclude_none=True)
+
+
+def inspect_model(model: str, revision: str | None) -> tuple[ResolvedModel, ModelShape]:
+    """The model's shape and commit from its configuration alone. Raises ModelError."""
+    with tempfile.TemporaryDirectory(prefix="rayloom-inspect-") as scratch:
+        resolved = resolve_config(model, revision, Path(scratch))
+        return resolved, read_shape(resolved.path)
+
+
+def facts(resolved: ResolvedModel, shape: ModelShape) -> Inspection:
+    known = dataclasses.asdict(shape)
+    sizes = Shape.model_validate({name: known[name] for name in Shape.model_fields})
+    return Inspection(commit=resolved.commit, shape=sizes, num_parameters=shape.num_parameters)
+
+
+def failure(error: ModelError) -> Inspection:
+    return Inspection(error=Fault(reason=error.fault, message=str(error)[:_MAX_TEXT]))

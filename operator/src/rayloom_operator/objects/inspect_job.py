@@ -1,0 +1,74 @@
+"""The Job that looks at a service's model before anything is made for it, from a pod like those of the engine.
+
+It reads the configuration alone, in seconds and without an accelerator, and leaves what it found as its pod's
+termination message. It has no part of the model's cache: a claim that is not bound yet would be bound to the node of
+this small pod, whatever node the engine needs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+
+from rayloom_operator import names
+from rayloom_operator.api import LLMService
+from rayloom_operator.engine_config import engine_model
+from rayloom_operator.names import Manifest
+from rayloom_operator.objects.pod import (
+    container_basics,
+    environment,
+    model_mounts,
+    model_variables,
+    model_volumes,
+    pod_basics,
+)
+from rayloom_operator.resolved import Hub
+
+# A node may have to fetch the engine's image first; the engine itself gives the hub a minute.
+_DEADLINE_SECONDS = 1800
+# So long it can be looked at. More than the time until the next attempt, which takes its number from this one.
+_KEEP_SECONDS = 900
+# Measured: 50 MiB, with the hub's library 90.
+_RESOURCES = {"requests": {"cpu": "100m", "memory": "128Mi"}, "limits": {"memory": "512Mi"}}
+
+
+def inspect_job(service: LLMService, image: str, hub: Hub, attempt: int) -> Manifest:
+    """The Job; attempts count from 0."""
+    model = service.spec.model
+    command = ["rayloom-engine", "inspect", "--model", engine_model(model)]
+    if model.revision is not None:
+        command += ["--revision", model.revision]
+    variables: dict[str, Manifest] = {"RAYLOOM_TERMINATION_LOG": {"value": "/dev/termination-log"}}
+    variables |= model_variables(service, hub, has_cache=False)
+    container = container_basics(service, names.INSPECT_CONTAINER, image) | {
+        "command": command,
+        "env": environment(service, variables),
+        "resources": _RESOURCES,
+        "volumeMounts": [{"name": "scratch", "mountPath": "/tmp"}, *model_mounts(service, hub, has_cache=False)],
+    }
+    pod = pod_basics(service) | {
+        "restartPolicy": "Never",
+        "terminationGracePeriodSeconds": 3,
+        "containers": [container],
+        "volumes": [{"name": "scratch", "emptyDir": {}}, *model_volumes(service, hub, has_cache=False)],
+    }
+    spec: Manifest = {
+        # The operator decides when to try again.
+        "backoffLimit": 0,
+        "activeDeadlineSeconds": _DEADLINE_SECONDS,
+        "ttlSecondsAfterFinished": _KEEP_SECONDS,
+        "template": {"metadata": {"labels": names.labels(service)}, "spec": pod},
+    }
+    inputs = json.dumps([spec, service.metadata.uid], sort_keys=True)
+    name = f"{service.metadata.name}-inspect-{hashlib.sha256(inputs.encode()).hexdigest()[:8]}"
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": names.metadata(service, f"{name}-{attempt}"),
+        "spec": spec,
+    }
+
+
+def attempt_of(name: str) -> int:
+    """The attempt in a Job's name."""
+    return int(name.rsplit("-", 1)[1])

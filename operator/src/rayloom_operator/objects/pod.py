@@ -1,0 +1,122 @@
+"""What every pod of a service has in common, whatever it does: user, security, place, and the way to the model."""
+
+from __future__ import annotations
+
+from rayloom_operator import names
+from rayloom_operator.api import LLMService
+from rayloom_operator.names import Manifest
+from rayloom_operator.resolved import Hub
+
+# The user of the engine's image. Both containers of the head pod need the same one: Ray's sockets belong to it.
+_USER = 1000
+# A node that does not answer for so long is given up: its pods are evicted.
+_NODE_LOSS_SECONDS = 15
+
+
+def pod_basics(service: LLMService) -> Manifest:
+    """The fields of a pod's spec that do not depend on what it does."""
+    spec = service.spec
+    toleration = {"operator": "Exists", "effect": "NoExecute", "tolerationSeconds": _NODE_LOSS_SECONDS}
+    tolerations = [{"key": f"node.kubernetes.io/{taint}", **toleration} for taint in ("not-ready", "unreachable")]
+    given = (each.model_dump(by_alias=True, exclude_none=True) for each in spec.scheduling.tolerations)
+    pod: Manifest = {
+        "serviceAccountName": names.account_name(service.metadata.name),
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "securityContext": {
+            "runAsNonRoot": True,
+            **dict.fromkeys(("runAsUser", "runAsGroup", "fsGroup"), _USER),
+            # A claim may hold many files, and their group is right after the first time.
+            "fsGroupChangePolicy": "OnRootMismatch",
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "tolerations": [*tolerations, *given],
+    }
+    optional = {
+        "imagePullSecrets": [{"name": each.name} for each in spec.engine.image_pull_secrets],
+        "nodeSelector": spec.scheduling.node_selector,
+        "priorityClassName": spec.scheduling.priority_class_name,
+    }
+    return pod | {name: value for name, value in optional.items() if value}
+
+
+def container_basics(service: LLMService, name: str, image: str) -> Manifest:
+    """The fields of a container that do not depend on what it runs."""
+    return {
+        "name": name,
+        "image": image,
+        "imagePullPolicy": service.spec.engine.image_pull_policy,
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        },
+        # The last lines of the log say why a process of Ray's ended; the engine leaves a sentence of its own.
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+    }
+
+
+def environment(service: LLMService, own: dict[str, Manifest]) -> list[Manifest]:
+    """`own` variables by name, and the manifest's, which replace them: a name given twice would be refused."""
+    found = own | {variable.name: {"value": variable.value} for variable in service.spec.engine.env}
+    return [{"name": name, **source} for name, source in found.items()]
+
+
+def model_variables(service: LLMService, hub: Hub, *, has_cache: bool = True) -> dict[str, Manifest]:
+    """Variables, by name, of a container that reads the model, `has_cache` with the mounted cache."""
+    model = service.spec.model
+    if model.source_kind != "hf":
+        # A .gguf file is converted in each pod; the image's own cache cannot be written to.
+        return {"RAYLOOM_CACHE": {"value": "/tmp/rayloom"}} if _is_gguf(service) else {}
+    found: dict[str, Manifest] = {}
+    if hub.endpoint:
+        found["HF_ENDPOINT"] = {"value": hub.endpoint}
+    if hub.ca_config_map:
+        found["SSL_CERT_FILE"] = {"value": f"{names.CA_FOLDER}/{names.CA_KEY}"}
+    if model.token_secret_ref is not None:
+        found["HF_TOKEN"] = {"valueFrom": {"secretKeyRef": model.token_secret_ref.model_dump()}}
+    if has_cache and model.cache is not None:
+        found["HF_HUB_CACHE"] = {"value": f"{names.CACHE_FOLDER}/hub"}
+    return found
+
+
+def model_volumes(service: LLMService, hub: Hub, *, has_cache: bool = True) -> list[Manifest]:
+    """Volumes that a pod needs to reach the model, `has_cache` with that of the hub's models."""
+    return [volume for volume, _ in _model_places(service, hub, has_cache)]
+
+
+def model_mounts(service: LLMService, hub: Hub, *, has_cache: bool = True) -> list[Manifest]:
+    """The mounts of `model_volumes`."""
+    return [{"name": volume["name"], **mount} for volume, mount in _model_places(service, hub, has_cache)]
+
+
+def _model_places(service: LLMService, hub: Hub, has_cache: bool) -> list[tuple[Manifest, Manifest]]:
+    model = service.spec.model
+    places: list[tuple[Manifest, Manifest]] = []
+    if model.source_kind == "pvc":
+        claim = model.source.removeprefix("pvc://").split("/", 1)[0]
+        volume = {"name": names.MODEL_VOLUME, "persistentVolumeClaim": {"claimName": claim}}
+        places.append((volume, {"mountPath": names.CLAIM_FOLDER, "readOnly": True}))
+    if model.source_kind == "file":
+        # At the path that it has on the node, so that the engine's config holds on any machine.
+        path = model.source.removeprefix("file://").rstrip("/")
+        volume = {
+            "name": names.MODEL_VOLUME,
+            "hostPath": {"path": path, "type": "File" if _is_gguf(service) else "Directory"},
+        }
+        places.append((volume, {"mountPath": path, "readOnly": True}))
+    if model.source_kind == "hf" and hub.ca_config_map:
+        volume = {"name": names.CA_VOLUME, "configMap": {"name": hub.ca_config_map}}
+        places.append((volume, {"mountPath": names.CA_FOLDER, "readOnly": True}))
+    if has_cache and model.cache is not None:
+        cache = model.cache
+        kind: Manifest = {"persistentVolumeClaim": {"claimName": cache.persistent_volume_claim}}
+        if cache.host_path is not None:
+            # A folder that the kubelet made would belong to root, and no engine could write to it.
+            kind = {"hostPath": {"path": cache.host_path, "type": "Directory"}}
+        places.append(({"name": names.CACHE_VOLUME, **kind}, {"mountPath": names.CACHE_FOLDER}))
+    return places
+
+
+def _is_gguf(service: LLMService) -> bool:
+    return service.spec.model.source.rstrip("/").endswith(".gguf")

@@ -1,0 +1,215 @@
+"""What is known of a model, and what follows while it is not: facts, faults, attempts."""
+
+from datetime import timedelta
+
+import pytest
+
+from rayloom_operator.api_status import Reason, Status
+from rayloom_operator.inspection import inspect
+from rayloom_operator.model_facts import BUILTIN_FACTS
+from rayloom_operator.resolved import Hub, resolve
+from rayloom_operator.revision import revision
+from rt_inspection import COMMIT, HUB_MODEL, NOON, at, ended, facts, failure, look, make_job, make_job_pod
+from rt_operator import SETTINGS, make_service
+
+PENDING = {"waiting": {"reason": "ContainerCreating"}}
+RUNNING = {"running": {}}
+
+
+def kinds(seen):
+    return [each["kind"] for each in seen.wanted]
+
+
+def stored(seen):
+    """The status document that remembers what was seen."""
+    return Status(model=seen.model).model_dump(mode="json", by_alias=True, exclude_none=True)
+
+
+def test_a_built_in_model_is_known_without_a_job():
+    seen = look(model={"source": "builtin://smollm2-135m"})
+
+    assert (seen.facts, seen.model, seen.wanted) == (BUILTIN_FACTS["smollm2-135m"], None, ())
+
+
+@pytest.mark.parametrize("source", ["hf://acme/tiny", "pvc://claim/model", "file:///models/m"])
+def test_any_other_model_is_looked_at_by_a_job_first(source):
+    seen = look(model={"source": source})
+
+    assert (seen.facts, seen.verdict.reason, kinds(seen)) == (None, Reason.INSPECTING, ["ServiceAccount", "Job"])
+
+
+@pytest.mark.parametrize("state", [None, PENDING, RUNNING])
+def test_a_job_that_runs_is_waited_for(state):
+    seen = look(state)
+
+    assert (seen.verdict.reason, seen.wanted, seen.look_again_s) == (Reason.INSPECTING, (), None)
+
+
+def test_what_the_job_leaves_is_known_and_remembered():
+    seen = look(ended(facts()))
+
+    assert (seen.facts.commit, seen.facts.shape.num_layers, seen.facts.num_parameters) == (COMMIT, 2, 1688)
+    assert stored(seen)["model"]["source"] == "hf://acme/tiny"
+    again = look(stored=stored(seen))
+    assert (again.facts.commit, again.facts.shape, again.wanted) == (COMMIT, seen.facts.shape, ())
+
+
+@pytest.mark.parametrize("model", [{"source": "hf://acme/other"}, HUB_MODEL | {"revision": "v2"}])
+def test_another_source_or_revision_is_looked_at_anew(model):
+    seen = look(stored=stored(look(ended(facts()))), model=model)
+
+    assert (seen.facts, kinds(seen)) == (None, ["ServiceAccount", "Job"])
+
+
+def test_another_token_changes_nothing_that_is_known():
+    seen = look(stored=stored(look(ended(facts()))), model=HUB_MODEL | {"tokenSecretRef": {"name": "t", "key": "k"}})
+
+    assert seen.facts is not None
+
+
+@pytest.mark.parametrize("status", [{}, {"model": {"source": "hf://acme/tiny", "numParameters": 1}}])
+def test_what_another_version_stored_and_is_too_little_is_looked_up(status):
+    assert kinds(look(stored=status)) == ["ServiceAccount", "Job"]
+
+
+@pytest.mark.parametrize(
+    ("word", "reason"),
+    [
+        ("NotFound", Reason.MODEL_NOT_FOUND),
+        ("NoAccess", Reason.MODEL_NO_ACCESS),
+        ("Gated", Reason.MODEL_GATED),
+        ("Unsupported", Reason.MODEL_UNSUPPORTED),
+        ("Unreachable", Reason.HUB_UNREACHABLE),
+        ("Invalid", Reason.MODEL_UNUSABLE),
+        ("OfALaterVersion", Reason.MODEL_UNUSABLE),
+    ],
+)
+def test_each_fault_has_its_reason_and_says_how_to_try_again(word, reason):
+    seen = look(ended(failure(word, "the words"), code=78))
+
+    assert seen.verdict.reason is reason
+    assert seen.verdict.message.startswith("the words.")
+    assert "kubectl delete jobs -l rayloom.dev/service=chat" in seen.verdict.message
+    assert ("tokenSecretRef" in seen.verdict.message) == (word in ("NoAccess", "Gated"))
+
+
+@pytest.mark.parametrize(
+    ("words", "said"), [("Killed\nby the node", "Killed by the node"), ("", "its log"), ("{}", "{}")]
+)
+def test_a_job_that_ends_without_a_word_about_the_model_has_failed(words, said):
+    seen = look(ended(words, code=137))
+
+    assert seen.verdict.reason is Reason.INSPECTION_FAILED
+    assert said in seen.verdict.message and "exit code 137" in seen.verdict.message
+
+
+@pytest.mark.parametrize(
+    ("word", "number", "seconds"),
+    [("Unreachable", 0, 30), ("Unreachable", 1, 60), ("Unreachable", 4, 300), ("NotFound", 0, 300), ("Gated", 3, 300)],
+)
+def test_a_failed_attempt_is_followed_by_another_one_ever_more_slowly(word, number, seconds):
+    attempts = [ended(failure(word), -400)] * number + [ended(failure(word), 0)]
+    early, due = look(*attempts, seconds=seconds - 1), look(*attempts, seconds=seconds)
+
+    assert (early.wanted, early.look_again_s) == ((), 1.0)
+    assert kinds(due) == ["ServiceAccount", "Job"]
+    assert due.wanted[1]["metadata"]["name"].endswith(f"-{number + 1}")
+    assert due.verdict == early.verdict
+
+
+def test_the_thousandth_attempt_comes_like_the_tenth():
+    service = make_service(model=HUB_MODEL)
+    job = make_job(5000, service)
+    pods = [make_job_pod(job, ended(failure("Unreachable")))]
+
+    assert inspect(service, SETTINGS.engine_image, Hub(), {}, [job], pods, {}, NOON).look_again_s == 300.0
+
+
+def test_a_container_that_its_node_lost_has_failed_since_the_job_was_made():
+    state = {"terminated": {"exitCode": 137, "reason": "ContainerStatusUnknown", "finishedAt": None}}
+
+    assert (look(state).verdict.reason, look(state, seconds=10).look_again_s) == (Reason.INSPECTION_FAILED, 20.0)
+
+
+def test_while_an_attempt_runs_the_one_before_it_says_what_is_wrong():
+    before = look(ended(failure("NotFound"))).verdict
+
+    assert look(ended(failure("NotFound")), PENDING).verdict == before
+    assert look(ended(failure("NotFound")), ended(facts())).facts is not None
+
+
+def test_jobs_that_were_deleted_start_again_with_the_first():
+    assert look().wanted[1]["metadata"]["name"] == make_job(0)["metadata"]["name"]
+
+
+def with_conditions(*conditions, pods=()):
+    service = make_service(model=HUB_MODEL)
+    job = make_job(0, service, conditions)
+    return inspect(
+        service, SETTINGS.engine_image, Hub(), {}, [job], [make_job_pod(job, each) for each in pods], {}, NOON
+    )
+
+
+def condition(kind, **other):
+    return {"type": kind, "status": "True", "lastTransitionTime": at(0), **other}
+
+
+def test_a_job_that_lost_its_pod_has_failed_for_the_reason_that_it_gives():
+    seen = with_conditions(condition("Failed", reason="DeadlineExceeded", message="Job was active too long"))
+
+    assert seen.verdict.reason is Reason.INSPECTION_FAILED
+    assert "DeadlineExceeded: Job was active too long." in seen.verdict.message
+    assert seen.look_again_s == 30.0
+    assert "its pod is gone" in with_conditions(condition("Complete")).verdict.message
+
+
+def test_the_words_of_a_job_that_is_complete_are_waited_for():
+    assert with_conditions(condition("Complete"), pods=[RUNNING]).verdict.reason is Reason.INSPECTING
+
+
+def test_what_keeps_the_pod_from_running_is_said():
+    missing = {"waiting": {"reason": "CreateContainerConfigError", "message": 'secret "hf-token" not found'}}
+    pull = {"waiting": {"reason": "ErrImagePull", "message": "no such image"}}
+
+    assert 'secret "hf-token" not found' in look(missing).verdict.message
+    assert look(pull).verdict.reason is Reason.IMAGE_PULL_FAILED
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        ('MountVolume.SetUp failed for volume "model": no such path', Reason.MODEL_NOT_FOUND),
+        ('MountVolume.SetUp failed for volume "hub-ca": configmap "ca" not found', Reason.CONTAINER_FAILED),
+    ],
+)
+def test_what_cannot_be_mounted_is_said(words, reason):
+    pod = look(PENDING).waiting[0]
+    seen = look(PENDING, mount_failures={pod["metadata"]["uid"]: words})
+
+    assert (seen.verdict.reason, words in seen.verdict.message) == (reason, True)
+
+
+def test_ranks_load_by_the_commit_and_another_commit_is_another_revision():
+    service = make_service(model=HUB_MODEL)
+    revisions = {
+        revision(resolve(service, "image", look(ended(facts(commit))).facts)) for commit in (COMMIT, "f" * 40, COMMIT)
+    }
+
+    assert len(revisions) == 2
+
+
+def test_another_image_token_or_service_has_a_job_of_its_own_and_the_time_of_day_none():
+    services = [
+        make_service(model=HUB_MODEL),
+        make_service(model=HUB_MODEL | {"tokenSecretRef": {"name": "t", "key": "k"}}),
+        make_service(model=HUB_MODEL, engine={"imagePullSecrets": [{"name": "s"}]}),
+    ]
+    names = {
+        inspect(each, image, Hub(), {}, [], [], {}, NOON + timedelta(days=days)).wanted[1]["metadata"]["name"]
+        for each in services
+        for image in ("a", "b")
+        for days in (0, 1)
+    }
+
+    assert len(names) == 6
+    assert all(len(name) <= 63 for name in names)
