@@ -33,6 +33,12 @@ _COLUMNS = (
     ("URL", "string", ".status.endpoint", "URL of the API inside the cluster."),
     ("Age", "date", ".metadata.creationTimestamp", "Time since it was created."),
 )
+# What `kubectl scale` and autoscalers read and write.
+_SCALE = {
+    "specReplicasPath": ".spec.replicas",
+    "statusReplicasPath": ".status.replicas",
+    "labelSelectorPath": ".status.selector",
+}
 # Words of JSON schema that say nothing to the API server, or that it refuses.
 _DROPPED = frozenset({"$defs", "title", "additionalProperties", "const", "anyOf", "$ref", "default"})
 
@@ -59,7 +65,7 @@ def custom_resource_definition() -> Schema:
                     "name": VERSION,
                     "served": True,
                     "storage": True,
-                    "subresources": {"status": {}},
+                    "subresources": {"status": {}, "scale": _SCALE},
                     "additionalPrinterColumns": [
                         {"name": name, "type": kind, "jsonPath": path, "description": description}
                         for name, kind, path, description in _COLUMNS

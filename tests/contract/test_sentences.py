@@ -6,8 +6,8 @@ from rayloom_engine.errors import ModelError
 from rayloom_engine.front.lifecycle import stall_of
 from rayloom_engine.models.source import resolve
 from rayloom_engine.protocol.messages import RankStatus
+from rayloom_operator.health import STALLED
 from rayloom_operator.observed import NOT_FOUND
-from rayloom_operator.status import STALLED
 
 
 def sentence(source):

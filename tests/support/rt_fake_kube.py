@@ -75,7 +75,7 @@ class FakeKube:
         self.put(manifest)
         return True
 
-    async def delete(self, path, uid=""):
+    async def delete(self, path, uid="", *, grace_s=None, is_foreground=False):
         self._note("delete", path)
         if path in self.objects and uid in ("", self.objects[path]["metadata"]["uid"]):
             self.remove(path)

@@ -35,7 +35,11 @@ _SOURCES_IN_WORDS = "hf://ORG/NAME, file:///PATH, " + ", ".join(f"builtin://{nam
 _NAME_PATTERN = "^[a-z]([-a-z0-9]*[a-z0-9])?$"
 # https://kubernetes.io/docs/reference/kubernetes-api/common-definitions/quantity/, without signs and exponents.
 _QUANTITY = r"^[0-9]+(\.[0-9]+)?(m|k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei)?$"
-_REPLICAS_IN_WORDS = "this version runs exactly one engine for a service: set replicas to 1"
+_MAX_REPLICAS = 64
+_REPLICAS_IN_WORDS = (
+    f"use 1 to {_MAX_REPLICAS} replicas; scaling to none is not possible in this version, delete the LLMService instead"
+)
+_BACKOFF_IN_WORDS = "backoffMaxSeconds is less than backoffBaseSeconds: raise it, or lower backoffBaseSeconds"
 
 
 class _Part(BaseModel):
@@ -47,13 +51,10 @@ def _rules(*rules: tuple[str, str]) -> JsonDict:
     return {"x-kubernetes-validations": [{"rule": rule, "message": message} for rule, message in rules]}
 
 
-def _only_one(words: str) -> AfterValidator:
-    def check(number: int) -> int:
-        if number != 1:
-            raise ValueError(f"{number} is not possible: {words}")
-        return number
-
-    return AfterValidator(check)
+def _is_a_number_of_replicas(number: int) -> int:
+    if not 1 <= number <= _MAX_REPLICAS:
+        raise ValueError(f"{number} is not possible: {_REPLICAS_IN_WORDS}")
+    return number
 
 
 class Metadata(_Part):
@@ -155,9 +156,6 @@ class EngineArgs(_Part):
     )
     max_body_bytes: int | None = Field(None, ge=1024, description="Largest request body; more gets 413.")
     max_output_tokens: int | None = Field(None, ge=1, description="Upper bound of a request's max_tokens.")
-    restart_budget: int | None = Field(
-        None, ge=0, description="Restarts of a child process within 10 minutes before the engine gives up."
-    )
     log_level: Literal["debug", "info", "warning", "error"] | None = Field(
         None, description="Least level that is logged."
     )
@@ -211,13 +209,66 @@ class Engine(_Part):
         return env
 
 
+class Recovery(_Part):
+    """When what is broken is replaced. The engine replaces its ranks, the operator whole engines."""
+
+    model_config = ConfigDict(
+        json_schema_extra=_rules(("self.backoffMaxSeconds >= self.backoffBaseSeconds", _BACKOFF_IN_WORDS))
+    )
+
+    hang_seconds: int = Field(
+        10,
+        ge=1,
+        le=3600,
+        description="Seconds without a sign of life after which the engine replaces a rank or process of its own. An "
+        "engine that is silent for twice as long, and not ready, is replaced whole. A change makes the engines anew.",
+    )
+    rebuild_seconds: int = Field(
+        600,
+        ge=10,
+        le=86400,
+        description="Seconds that an engine may take to replace lost ranks, or may stand still in its start, before it "
+        "is replaced whole. A change makes the engines anew.",
+    )
+    node_loss_seconds: int = Field(
+        15,
+        ge=1,
+        le=3600,
+        description="Seconds after which a node that is not ready is given up, and the pods on it are made elsewhere. "
+        "A change has its effect at once; in the pods' tolerations once they are made anew.",
+    )
+    restart_budget: int = Field(
+        5,
+        ge=0,
+        le=1000,
+        description="Restarts of a process within 10 minutes before the engine gives up, and replacements of an engine "
+        "before there is only one each backoffMaxSeconds. A change makes the engines anew.",
+    )
+    backoff_base_seconds: int = Field(
+        10,
+        ge=1,
+        le=86400,
+        description="Seconds before an engine is replaced for the second time; each further time takes twice as long. "
+        "The first time is at once, and so is that after 10 minutes of service.",
+    )
+    backoff_max_seconds: int = Field(
+        300, ge=1, le=86400, description="Most seconds that an engine that keeps failing waits for its replacement."
+    )
+
+    @model_validator(mode="after")
+    def _backoff_grows(self) -> Recovery:
+        if self.backoff_max_seconds < self.backoff_base_seconds:
+            raise ValueError(_BACKOFF_IN_WORDS)
+        return self
+
+
 class Spec(_Part):
     model: Model = Field(description="What to serve.")
     parallelism: Parallelism = Field(default_factory=Parallelism, description="How many ranks share one replica.")
-    replicas: Annotated[int, _only_one(_REPLICAS_IN_WORDS)] = Field(
+    replicas: Annotated[int, AfterValidator(_is_a_number_of_replicas)] = Field(
         1,
-        description="Engines that serve this model. Only 1 works today.",
-        json_schema_extra=_rules(("self == 1", _REPLICAS_IN_WORDS)),
+        description=f"Engines, each with all ranks of the model; 1 to {_MAX_REPLICAS}. A change restarts none.",
+        json_schema_extra=_rules((f"self >= 1 && self <= {_MAX_REPLICAS}", _REPLICAS_IN_WORDS)),
     )
     drain_seconds: int = Field(
         30,
@@ -226,6 +277,7 @@ class Spec(_Part):
         description="Seconds that running requests may take to finish when its pod is asked to stop. No effect when "
         "the spec changes or the LLMService is deleted: the ranks' pods end at once then.",
     )
+    recovery: Recovery = Field(default_factory=Recovery, description="When what is broken is replaced.")
     engine: Engine = Field(default_factory=Engine, description="The engine's own settings.")
 
 

@@ -10,24 +10,26 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 from rayloom_operator import names
-from rayloom_operator.api import API_VERSION, KIND, LLMService, parse
+from rayloom_operator.api import API_VERSION, KIND, LLMService, Recovery, parse
 from rayloom_operator.api_status import Status
-from rayloom_operator.engine_poller import EnginePoller, Target
+from rayloom_operator.engine_poller import EnginePoller
 from rayloom_operator.errors import OperatorError, Refused, SpecError
+from rayloom_operator.health import SILENCE_LIMIT_S, STALE_S
 from rayloom_operator.k8s_events import events
 from rayloom_operator.kube import CONFLICT, NOT_FOUND, Kube, KubeError
 from rayloom_operator.names import Manifest, ServiceKey, object_path, path_of
-from rayloom_operator.objects.companions import admin_token
-from rayloom_operator.observed import Group, pod
+from rayloom_operator.nodes import Nodes
+from rayloom_operator.observed import Group
+from rayloom_operator.observer import Observer, is_owned
 from rayloom_operator.plan import Plan, Route, Settings, plan
+from rayloom_operator.recovery import remembered, slots
 from rayloom_operator.reflector import Reflector
 from rayloom_operator.resolved import resolve
 from rayloom_operator.revision import revision
-from rayloom_operator.status import SILENCE_LIMIT_S, STALE_S, status
+from rayloom_operator.status import status
 from rayloom_operator.work_queue import WorkQueue
 
 logger = logging.getLogger(__name__)
@@ -40,6 +42,8 @@ _REAPPLY_S = 300.0
 _MOUNT_CHECK_S = 2.0
 _LATE_MOUNT_CHECK_S = 10.0
 _MOUNT_NEWS_S = 60.0
+# A failure that was written down is acted on in a turn of its own, that soon.
+_NEXT_TURN_S = 0.2
 # HTTP codes of answers that stay the same until someone changes the spec or the cluster.
 _REFUSALS = (400, 403, NOT_FOUND, 422)
 
@@ -55,6 +59,8 @@ class Controller:
         self._poller = EnginePoller(self._queue.add)
         self._clusters = Reflector(kube, "ray.io/v1", "RayCluster", self._queue.add)
         self._pods = Reflector(kube, "v1", "Pod", self._pod_changed)
+        self._nodes = Nodes(kube, self._node_changed)
+        self._observer = Observer(kube, self._clusters, self._pods, self._nodes, self._poller, settings.operator_key)
         self._applied: dict[ServiceKey, tuple[tuple[Manifest, ...], float]] = {}  # the last plan's, and when it was all
         self._mounting_since: dict[ServiceKey, float] = {}
         self.is_synced = asyncio.Event()  # set once it knows the cluster, and works; also when it ended before
@@ -81,6 +87,7 @@ class Controller:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._clusters.run())
                 tasks.create_task(self._pods.run())
+                tasks.create_task(self._nodes.run())
                 # Before that, what exists would look like something to make.
                 await self._clusters.is_synced.wait()
                 await self._pods.is_synced.wait()
@@ -95,11 +102,16 @@ class Controller:
         self._poller.nudge(key)
         self._queue.add(key)
 
+    def _node_changed(self, name: str) -> None:
+        for key in self._services:
+            if any(each["spec"].get("nodeName") == name for each in self._pods.of_service(key)):
+                self._queue.add(key)
+
     async def _reconcile(self, key: ServiceKey) -> float | None:
         document = self._services.get(key)
         if document is None:
             # Its objects go by their owner references.
-            self._poller.follow(key, {})
+            self._observer.forget(key)
             self._applied.pop(key, None)
             self._mounting_since.pop(key, None)
             return None
@@ -113,22 +125,28 @@ class Controller:
             raise
 
     async def _bring(self, key: ServiceKey, document: Manifest) -> float:
-        now = asyncio.get_running_loop().time()
+        now, clock = asyncio.get_running_loop().time(), datetime.now(UTC)
         service: LLMService | None = None
         problems: tuple[str, ...] = ()
         try:
             service = parse(document)
         except SpecError as error:
             problems = error.problems
-        groups, taken = await self._observe(key, document)
+        patience = timedelta(seconds=(service.spec.recovery if service else Recovery()).node_loss_seconds)
+        seen = await self._observer.observe(key, document["metadata"]["uid"], patience, clock)
+        groups = seen.groups
         is_mounting = any(each.is_mounting for group in groups for each in group.pods)
         mounting_s = now - self._mounting_since.setdefault(key, now) if is_mounting else 0.0
         if not is_mounting:
             self._mounting_since.pop(key, None)
         resolved = None if service is None else resolve(service, self._settings.image(service))
+        current = "" if resolved is None else revision(resolved)
+        memory = remembered(document.get("status", {}))
+        places = () if resolved is None else slots(resolved, current, seen, memory, now=now, clock=clock)
+        planned = plan(resolved, seen, places, current, self._settings.operator_key, now=now, clock=clock)
         refused: Refused | None = None
         try:
-            await self._carry_out(key, plan(resolved, groups, self._settings.operator_key, taken), is_mounting)
+            await self._carry_out(key, planned, is_mounting)
         except Refused as error:
             refused = error
         if refused is None and any(group.head and group.head.ip and group.reading is None for group in groups):
@@ -138,81 +156,31 @@ class Controller:
         computed = status(
             resolved,
             problems,
-            groups,
+            seen,
+            places,
             "" if refused is None else str(refused),
             generation=document["metadata"]["generation"],
-            revision="" if resolved is None else revision(resolved),
+            revision=current,
             previous=document.get("status", {}),
+            memory=memory,
             now=now,
-            clock=datetime.now(UTC),
+            clock=clock,
         )
         await self._write(key, document, computed)
         if refused is not None:
             raise refused
+        waits = [(each - clock).total_seconds() for each in (*planned.waits, *seen.waits)]
+        if any(slot.group and slot.failure and slot.failure.uid == slot.group.uid for slot in places):
+            waits.append(_NEXT_TURN_S)
+        return min([self._next_look_s(groups, is_mounting, mounting_s), *waits])
+
+    def _next_look_s(self, groups: tuple[Group, ...], is_mounting: bool, mounting_s: float) -> float:
         readings = [group.reading for group in groups if group.reading is not None]
         if any(reading.failing_since is not None for reading in readings):
             return SILENCE_LIMIT_S / 2
         if is_mounting:
             return _MOUNT_CHECK_S if mounting_s < _MOUNT_NEWS_S else _LATE_MOUNT_CHECK_S
         return STALE_S if readings else _REAPPLY_S
-
-    async def _observe(self, key: ServiceKey, document: Manifest) -> tuple[tuple[Group, ...], frozenset[str]]:
-        """The groups of this very service, and the names of RayClusters that are there, but not to stay.
-
-        A service of the same name that was deleted before may have left some.
-        """
-        uid = document["metadata"]["uid"]
-        pods = [each for each in self._pods.of_service(key) if "deletionTimestamp" not in each["metadata"]]
-        failures = await self._mount_failures(key, pods)
-        groups, taken, targets = [], set(), {}
-        for cluster in self._clusters.of_service(key):
-            meta = cluster["metadata"]
-            name = meta["name"]
-            if not _is_owned(meta, uid) or "deletionTimestamp" in meta:
-                taken.add(name)
-                continue
-            # By uid: pods of a RayCluster that had this name before may be left.
-            own = [each for each in pods if _is_owned(each["metadata"], meta["uid"])]
-            group = Group(
-                name=name,
-                revision=meta["labels"][names.REVISION_LABEL],
-                uid=meta["uid"],
-                pods=tuple(pod(each, failures.get(each["metadata"]["uid"], "")) for each in own),
-                refusal=_refusal(cluster),
-                reading=None,
-            )
-            groups.append(group)
-            if group.head is not None and group.head.ip:
-                token = admin_token(self._settings.operator_key, key[0], uid, name)
-                targets[name] = Target(ip=group.head.ip, token=token, pod_uid=group.head.uid)
-        # Forgets what a head said that is another pod by now, so the readings come after it.
-        self._poller.follow(key, targets)
-        asked = (replace(group, reading=self._poller.reading(key[0], group.name)) for group in groups)
-        return tuple(asked), frozenset(taken)
-
-    async def _mount_failures(self, key: ServiceKey, pods: list[Manifest]) -> dict[str, str]:
-        """uid of pods that wait for the model's volume -> what the kubelet says about it."""
-        waiting = [
-            each
-            for each in pods
-            if any(volume["name"] == names.MODEL_VOLUME for volume in each["spec"].get("volumes", ()))
-            and pod(each).is_mounting
-        ]
-        if not waiting:
-            return {}
-        selector = {"fieldSelector": "involvedObject.kind=Pod,reason=FailedMount"}
-        try:
-            found, _ = await self._kube.list(object_path("v1", "Event", key[0]), selector)
-        except OperatorError as error:
-            logger.warning("%s/%s: why pods wait for a volume is not known: %s", *key, error)
-            return {}
-        # The newest comes last, and counts.
-        found.sort(key=lambda event: event.get("lastTimestamp") or event.get("eventTime") or "")
-        return {
-            event["involvedObject"]["uid"]: event["message"]
-            for event in found
-            if f'"{names.MODEL_VOLUME}"' in event.get("message", "")
-        }
 
     async def _carry_out(self, key: ServiceKey, planned: Plan, is_mounting: bool) -> None:
         try:
@@ -221,7 +189,9 @@ class Controller:
             await self._apply(key, planned, _LATE_MOUNT_CHECK_S if is_mounting else _REAPPLY_S)
             for deletion in planned.deletions:
                 logger.info("%s/%s: delete %s", *key, deletion.path)
-                await self._kube.delete(deletion.path, deletion.uid)
+                await self._kube.delete(
+                    deletion.path, deletion.uid, grace_s=deletion.grace_s, is_foreground=deletion.is_foreground
+                )
         except KubeError as error:
             if error.code not in _REFUSALS:
                 raise
@@ -253,7 +223,7 @@ class Controller:
                 await self._claim(manifest)
             elif manifest["kind"] in ("ConfigMap", "Secret"):
                 # Made, never changed or read: the right to patch a Secret is the right to read every Secret.
-                if planned.is_new:
+                if manifest["metadata"]["labels"].get(names.GROUP_LABEL) in planned.new:
                     await self._kube.delete(path_of(manifest))
                 await self._kube.create(manifest)
             else:
@@ -271,7 +241,7 @@ class Controller:
             await self._kube.apply(manifest, force=False)
             return
         (owner,) = manifest["metadata"]["ownerReferences"]
-        if _is_owned(found["metadata"], owner["uid"]):
+        if is_owned(found["metadata"], owner["uid"]):
             await self._kube.apply(manifest)
             return
         owners = found["metadata"].get("ownerReferences", ())
@@ -281,7 +251,7 @@ class Controller:
         raise Refused(f"{what} exists and is not ours; delete it, or give this {KIND} another name")
 
     async def _write(self, key: ServiceKey, document: Manifest, computed: Status) -> None:
-        content = computed.model_dump(mode="json", by_alias=True)
+        content = computed.model_dump(mode="json", by_alias=True, exclude_none=True)
         if content == document.get("status"):
             return
         meta = document["metadata"]
@@ -306,22 +276,12 @@ class Controller:
                 del self._services[key]
                 self._queue.add(key)
             return
-        if self._services.get(key) is document:
+        known, version = self._services.get(key, {}).get("metadata", {}), written["metadata"]["resourceVersion"]
+        # Also where the spec has changed meanwhile: what is remembered of failures is in it.
+        if known.get("uid") == meta["uid"] and int(known["resourceVersion"]) < int(version):
             self._services[key] = written
         for event in events(document, computed, datetime.now(UTC)):
             try:
                 await self._kube.create(event)
             except KubeError as error:
                 logger.warning("%s/%s: the event %s was refused: %s", *key, event["reason"], error)
-
-
-def _is_owned(meta: Manifest, uid: str) -> bool:
-    """Whether an object with this metadata goes when the one with `uid` goes."""
-    return any(owner["uid"] == uid for owner in meta.get("ownerReferences", ()))
-
-
-def _refusal(cluster: Manifest) -> str:
-    """Why KubeRay could not make a pod, such as a quota; empty when it could."""
-    conditions = cluster.get("status", {}).get("conditions", ())
-    failing = (each for each in conditions if (each["type"], each["status"]) == ("ReplicaFailure", "True"))
-    return next((each.get("message", "") for each in failing), "")

@@ -21,8 +21,6 @@ _RAYLET_PORT = 6380
 _ALIVE_FILE = "/tmp/ray/engine.alive"
 # Seconds that an engine needs to end after its drain.
 _END_SECONDS = 15
-# A node that does not answer for so long is given up: its pods are evicted.
-_NODE_LOSS_SECONDS = 15
 # What the head asks for, measured lean: Ray's processes 330 MiB, supervisor, front and core (no weights) 400 MiB.
 _HEAD_REQUESTS = {"cpu": "200m", "memory": "512Mi"}
 _ENGINE_REQUESTS = {"cpu": "200m", "memory": "512Mi"}
@@ -63,15 +61,20 @@ _RAY_START = {
 }
 
 
-def ray_cluster(resolved: Resolved, revision: str) -> Manifest:
+# The operator replaces an engine whose head pod is gone. A new head would kill the old one's workers anyway.
+_NO_OTHER_HEAD = {"ray.io/disable-provisioned-head-restart": "true"}
+
+
+def ray_cluster(resolved: Resolved, revision: str, number: int = 0) -> Manifest:
+    """The RayCluster of the service's engine with this number."""
     service = resolved.service
-    group = names.group_name(service.metadata.name, revision)
-    labels = names.labels(service, revision)
+    group = names.group_name(service.metadata.name, revision, number)
+    labels = names.labels(service, revision, number)
     head, worker = _head_pod(resolved, group), _worker_pod(resolved, group)
     return {
         "apiVersion": "ray.io/v1",
         "kind": "RayCluster",
-        "metadata": names.metadata(service, group, revision),
+        "metadata": names.metadata(service, group, revision, number) | {"annotations": _NO_OTHER_HEAD},
         "spec": {
             "rayVersion": RAY_VERSION,
             "authOptions": {"mode": "token"},
@@ -182,7 +185,8 @@ def _worker_pod(resolved: Resolved, group: str) -> Manifest:
 
 def _pod(service: LLMService) -> Manifest:
     """The fields of a pod's spec that do not depend on what it does."""
-    toleration = {"operator": "Exists", "effect": "NoExecute", "tolerationSeconds": _NODE_LOSS_SECONDS}
+    seconds = service.spec.recovery.node_loss_seconds
+    toleration = {"operator": "Exists", "effect": "NoExecute", "tolerationSeconds": seconds}
     return {
         "serviceAccountName": names.account_name(service.metadata.name),
         "automountServiceAccountToken": False,
