@@ -131,12 +131,14 @@ def test_every_kind_of_source_is_accepted(source):
         (
             "spec.replicas",
             0,
-            "spec.replicas: 0 is not possible: this version runs exactly one engine for a service: set replicas to 1",
+            "spec.replicas: 0 is not possible: use 1 to 64 replicas; scaling to none is not possible in this version, "
+            "delete the LLMService instead",
         ),
         (
             "spec.replicas",
-            3,
-            "spec.replicas: 3 is not possible: this version runs exactly one engine for a service: set replicas to 1",
+            65,
+            "spec.replicas: 65 is not possible: use 1 to 64 replicas; scaling to none is not possible in this version, "
+            "delete the LLMService instead",
         ),
         (
             "spec.engine.resources",
@@ -148,12 +150,18 @@ def test_every_kind_of_source_is_accepted(source):
             {"limits": {"memory": "much"}},
             "spec.engine.resources.limits.memory: 'much' is not allowed",
         ),
+        ("spec.recovery.hangSeconds", 0, "spec.recovery.hangSeconds: 0 is too small; use 1 or more"),
+        (
+            "spec.recovery",
+            {"backoffBaseSeconds": 400},
+            "spec.recovery: backoffMaxSeconds is less than backoffBaseSeconds: raise it, or lower backoffBaseSeconds",
+        ),
         ("spec.drainSeconds", -1, "spec.drainSeconds: -1 is too small; use 0 or more"),
         (
             "spec.autoscaling",
             {},
             "spec.autoscaling: is not a field; remove it. "
-            "Fields here: model, parallelism, replicas, drainSeconds, engine",
+            "Fields here: model, parallelism, replicas, drainSeconds, recovery, engine",
         ),
         ("spec.engine.args.maxNumSeqs", 5000, "spec.engine.args.maxNumSeqs: 5000 is too large; use 4096 or less"),
         ("spec.engine.args.port", 1, "spec.engine.args.port: is not a field; remove it. Fields here: device, "),
