@@ -3,74 +3,11 @@
 Left out: engines, which need an address; the real API server's answers are those of the tests on a cluster.
 """
 
-import asyncio
-import contextlib
-
 import pytest
 
-from rayloom_operator.controller import Controller
 from rayloom_operator.kube import KubeError
 from rayloom_operator.names import path_of
-from rt_fake_kube import FakeKube
-from rt_operator import SETTINGS, make_pod_document
-
-SERVICE = "/apis/rayloom.dev/v1alpha1/namespaces/team/llmservices/chat"
-CLIENT_SERVICE = "/api/v1/namespaces/team/services/chat"
-
-
-def service(uid="uid-1", **spec):
-    return {
-        "apiVersion": "rayloom.dev/v1alpha1",
-        "kind": "LLMService",
-        "metadata": {"name": "chat", "namespace": "team", "uid": uid, "generation": 1},
-        "spec": {"model": {"source": "builtin://smollm2-135m"}, **spec},
-    }
-
-
-class World:
-    """A controller at work, and its cluster."""
-
-    def __init__(self):
-        self.kube = FakeKube()
-        self.controller = Controller(self.kube, SETTINGS)
-
-    def ask_for(self, document):
-        self.controller.set_service(self.kube.put(document), False)
-
-    def reason(self, kind="Available"):
-        if not self.kube.statuses:
-            return None
-        return next(each["reason"] for each in self.kube.statuses[-1]["conditions"] if each["type"] == kind)
-
-    def message(self, kind="Accepted"):
-        return next(each["message"] for each in self.kube.statuses[-1]["conditions"] if each["type"] == kind)
-
-    async def until(self, condition):
-        async with asyncio.timeout(10):
-            while not condition():
-                await asyncio.sleep(0.005)
-
-    async def rest(self):
-        """Returns when nothing is left to do but what a timer or a new event starts."""
-        queue = self.controller._queue
-        for _ in range(5):
-            await self.until(lambda: queue._ready.empty() and not queue._working)
-            await asyncio.sleep(0.002)
-
-
-def with_world(story):
-    async def run():
-        world = World()
-        work = asyncio.create_task(world.controller.run())
-        await world.controller.is_synced.wait()
-        try:
-            await story(world)
-        finally:
-            work.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await work
-
-    asyncio.run(run())
+from rt_world import CLIENT_SERVICE, SERVICE, head, service, with_world
 
 
 def test_a_service_gets_its_objects_and_the_cluster_last():
@@ -121,15 +58,6 @@ def test_what_a_head_cannot_mount_is_made_again(kind, monkeypatch):
         await world.until(lambda: path in world.kube.objects)
 
     with_world(story)
-
-
-def head(kube, state="ContainerCreating"):
-    cluster = kube.objects[kube.path("RayCluster")]["metadata"]
-    document = make_pod_document(engine={"ready": False, "state": {"waiting": {"reason": state}}})
-    document["metadata"] |= {"namespace": "team", "ownerReferences": [{"uid": cluster["uid"]}]}
-    document["metadata"]["labels"] |= {"rayloom.dev/service": "chat", "rayloom.dev/group": cluster["name"]}
-    document["status"]["podIP"] = ""
-    return {"apiVersion": "v1", "kind": "Pod", **document}
 
 
 def test_a_service_made_anew_takes_nothing_over_but_waits_until_the_old_is_gone():

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from rt_operator import conditions
-from rt_world import NODES, World
+from rt_simulation import NODES, Simulation
 
 # From ARCHITECTURE's table of delays, 0, 10, 20, 40, 80 and then 300 s: made at most 8 times within 10 minutes.
 _MAX_MADE = 8
@@ -20,7 +20,7 @@ _WINDOW_S = 600.0
 class Recovery(RuleBasedStateMachine):
     def __init__(self):
         super().__init__()
-        self.world = World()
+        self.world = Simulation()
 
     @initialize(replicas=st.integers(1, 3))
     def begin(self, replicas):

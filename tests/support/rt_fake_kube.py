@@ -17,6 +17,7 @@ class FakeKube:
         self.refusals = {}  # (verb, end of a path) -> KubeError
         self.statuses = []  # what was written as status
         self.lists = []  # paths
+        self.graces = {}  # path -> the grace that a deletion asked for
         self.version = 100
         self._watches = []  # (path of the collection, queue)
 
@@ -77,6 +78,7 @@ class FakeKube:
 
     async def delete(self, path, uid="", *, grace_s=None, is_foreground=False):
         self._note("delete", path)
+        self.graces[path] = grace_s
         if path in self.objects and uid in ("", self.objects[path]["metadata"]["uid"]):
             self.remove(path)
 
