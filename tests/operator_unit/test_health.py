@@ -7,7 +7,7 @@ import pytest
 
 from rayloom_operator.api_status import Reason
 from rayloom_operator.engine_status import Phase
-from rayloom_operator.health import judge
+from rayloom_operator.health import is_well, judge
 from rt_operator import crashed, make_group, make_pod, make_reading, make_said, restarted, waiting
 
 NOW = 110.0
@@ -151,3 +151,41 @@ def test_of_a_log_the_end_is_kept():
     message = judge(make_group(make_pod(engine=crashed(1, long))), NOW).message
     assert message.endswith("CUDA out of memory")
     assert "..." + "x" * (600 - 3 - 19) + " CUDA" in message
+
+
+def test_an_engine_that_answered_and_fell_silent_does_not_start():
+    head = make_pod(engine={"ready": False, "state": {"running": {"startedAt": "2026-01-01T00:00:00Z"}}})
+    silent = make_reading(make_said(), failing_since=NOW - 6, error="no answer")
+    unheard = make_reading(None, failing_since=NOW - 6, error="refused")
+
+    assert judge(make_group(head, reading=silent), NOW).reason is Reason.ENGINE_UNREACHABLE
+    assert judge(make_group(head, reading=unheard), NOW).reason is Reason.STARTING
+
+
+def test_a_head_that_is_gone_for_good_is_told_from_one_that_comes():
+    assert judge(make_group(worker(), is_headless=True), NOW).reason is Reason.HEAD_LOST
+    assert judge(make_group(worker(), is_headless=False), NOW).reason is Reason.PODS_PENDING
+
+
+def test_a_pod_that_has_failed_says_why():
+    failed = make_pod(phase="Failed", engine=waiting("ContainerCreating"))
+
+    assert judge(make_group(failed), NOW).message == "pod head has failed (Failed: )"
+
+
+@pytest.mark.parametrize(
+    ("head", "reading", "expected"),
+    [
+        (make_pod(), make_reading(make_said()), True),  # also before it is routed to
+        (make_pod(ready=False), make_reading(make_said()), False),
+        (make_pod(), make_reading(make_said(token_age=15.0)), False),
+        (make_pod(), make_reading(make_said(token_age=None)), False),
+        (make_pod(), make_reading(make_said("recovering")), False),
+        (make_pod(), make_reading(make_said(), failing_since=NOW - 5), False),
+        (make_pod(), make_reading(make_said(), failing_since=NOW - 4.9), True),
+        (make_pod(), None, False),
+        (worker(), make_reading(make_said()), False),
+    ],
+)
+def test_well_is_who_could_take_all_requests(head, reading, expected):
+    assert is_well(make_group(head, reading=reading), NOW) is expected

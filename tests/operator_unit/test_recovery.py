@@ -29,6 +29,8 @@ from rt_operator import (
 ONE = make_resolved()
 TWO = make_resolved(replicas=2)
 UNREADY = {"ready": False, "state": {"running": {"startedAt": "2026-01-01T00:00:00Z"}}}
+# Over the years; its kubelet starts it again at once.
+ENDED = {"ready": False, "state": {"terminated": {"exitCode": 1, "reason": "Error"}}}
 YOUNG = "2026-01-02T03:00:00Z"  # 245 s before the test's clock
 UNSCHEDULABLE = [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/2 nodes"}]
 
@@ -90,6 +92,7 @@ def test_what_nobody_else_brings_back_is_made_anew(pods, facts, reason):
         # Kubelets start containers again.
         ((make_pod(engine=crashed(1) | {"restartCount": 2}),), {}),
         ((make_pod(engine=restarted(70)),), {}),
+        ((make_pod(engine=ENDED | {"restartCount": 9}),), {}),
         ((make_pod(), worker(engine=crashed(1) | {"restartCount": 9})), {}),
         # What is not there is not there for a new engine either.
         ((make_pod(engine=crashed(78, "no model") | {"restartCount": 9}),), {}),
@@ -102,6 +105,7 @@ def test_what_nobody_else_brings_back_is_made_anew(pods, facts, reason):
         ((make_pod(), worker(started=YOUNG)), {"reading": stuck()}),
         ((make_pod(engine=UNREADY),), {"reading": silent(19.9, make_said())}),
         ((make_pod(engine=UNREADY),), {"reading": silent(100.0)}),
+        ((make_pod(engine=UNREADY),), {"reading": silent(100.0, make_said("starting", None))}),
         # Its kubelet reaches it, and only the operator does not: a firewall, another key.
         ((make_pod(),), {"reading": silent(9999, make_said(), advanced_at=-9999)}),
         # It was asked to end.

@@ -188,7 +188,9 @@ def _is_spent(container: Manifest) -> bool:
         return False
     if container["name"] == ENGINE_CONTAINER and ended["exitCode"] in (_EXIT_CONFIG, _EXIT_GIVEN_UP):
         return bool(ended["exitCode"] == _EXIT_GIVEN_UP)
-    return bool(container.get("restartCount", 0) >= _MAX_ENDS)
+    # Kubelets say so only of one that has ended more than once within minutes.
+    is_backing_off = container["state"].get("waiting", {}).get("reason") == "CrashLoopBackOff"
+    return is_backing_off and bool(container.get("restartCount", 0) >= _MAX_ENDS)
 
 
 def _container_fault(pod_name: str, container: Manifest) -> Verdict | None:

@@ -158,8 +158,10 @@ def cause_to_replace(
     if silent_s is not None and head.is_engine_ready:
         # Its kubelet reaches it. What keeps it from us (a firewall, another key) would keep its successor from us.
         return None
-    # The engine's supervisor replaces what hangs within hangSeconds. The operator comes later, lest both act.
-    if silent_s is not None and reading.status is not None and silent_s >= 2 * recovery.hang_seconds:
+    # The engine's supervisor replaces what hangs within hangSeconds. The operator comes later, lest both act. While it
+    # starts an engine is never ready, so nobody bears witness, and there is nothing to lose by waiting.
+    has_served = reading.status is not None and reading.status.state != "starting"
+    if silent_s is not None and has_served and silent_s >= 2 * recovery.hang_seconds:
         words = f"The engine in pod {head.name} did not answer for {2 * recovery.hang_seconds} s, and was not ready."
         return Verdict(reason=Reason.ENGINE_UNREACHABLE, message=words)
     running = [pod.running_since for pod in group.pods if pod.running_since is not None]
