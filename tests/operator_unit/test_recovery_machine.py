@@ -131,5 +131,5 @@ class Recovery(RuleBasedStateMachine):
         assert len(world.clusters) == world.spec["replicas"]
 
 
-Recovery.TestCase.settings = settings(max_examples=20, stateful_step_count=25, deadline=None, print_blob=True)
+Recovery.TestCase.settings = settings(max_examples=12, stateful_step_count=25, deadline=None, print_blob=True)
 TestRecovery = Recovery.TestCase
