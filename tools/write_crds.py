@@ -35,6 +35,12 @@ _COLUMNS = (
 )
 # With the definition would go every LLMService, so Helm leaves it when the release is uninstalled.
 _ANNOTATIONS = {"helm.sh/resource-policy": "keep"}
+# What `kubectl scale` and autoscalers read and write.
+_SCALE = {
+    "specReplicasPath": ".spec.replicas",
+    "statusReplicasPath": ".status.replicas",
+    "labelSelectorPath": ".status.selector",
+}
 # Words of JSON schema that say nothing to the API server, or that it refuses.
 _DROPPED = frozenset({"$defs", "title", "additionalProperties", "const", "anyOf", "$ref", "default"})
 
@@ -61,7 +67,7 @@ def custom_resource_definition() -> Schema:
                     "name": VERSION,
                     "served": True,
                     "storage": True,
-                    "subresources": {"status": {}},
+                    "subresources": {"status": {}, "scale": _SCALE},
                     "additionalPrinterColumns": [
                         {"name": name, "type": kind, "jsonPath": path, "description": description}
                         for name, kind, path, description in _COLUMNS

@@ -62,9 +62,11 @@ def test_defaults_and_rules_arrive():
     assert spec["accelerator"]["required"] == ["memory"]
     assert spec["model"]["properties"]["dtype"]["default"] == "auto"
     assert "default" not in spec["model"]["properties"]["maxModelLen"]
-    assert spec["replicas"]["x-kubernetes-validations"] == [
-        {"rule": "self == 1", "message": "this version runs exactly one engine for a service: set replicas to 1"}
-    ]
+    (rule,) = spec["replicas"]["x-kubernetes-validations"]
+    assert (rule["rule"], rule["message"][:22]) == ("self >= 1 && self <= 64", "use 1 to 64 replicas; ")
+    assert spec["recovery"]["x-kubernetes-validations"][0]["rule"] == (
+        "self.backoffMaxSeconds >= self.backoffBaseSeconds"
+    )
     assert len(spec["model"]["x-kubernetes-validations"]) == 2
     assert len(SCHEMA["x-kubernetes-validations"]) == 1
 
@@ -73,5 +75,14 @@ def test_kubectl_shows_the_columns_of_the_design():
     columns = [column["name"].upper() for column in VERSION["additionalPrinterColumns"]]
 
     assert columns == ["MODEL", "SHAPE", "READY", "REASON", "URL", "AGE"]
-    assert VERSION["subresources"] == {"status": {}}
+    assert VERSION["subresources"]["status"] == {}
     assert DEFINITION["spec"]["names"]["shortNames"] == ["llm", "llms"]
+
+
+def test_kubectl_scale_and_autoscalers_find_their_numbers():
+    paths = VERSION["subresources"]["scale"]
+
+    assert paths["specReplicasPath"] == ".spec.replicas" and "replicas" in SCHEMA["properties"]["spec"]["properties"]
+    status = SCHEMA["properties"]["status"]["properties"]
+    assert paths["statusReplicasPath"] == ".status.replicas" and status["replicas"]["type"] == "integer"
+    assert paths["labelSelectorPath"] == ".status.selector" and status["selector"]["type"] == "string"

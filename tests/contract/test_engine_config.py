@@ -16,8 +16,6 @@ NOT_IN_MANIFESTS = {
     "placement_seconds",
     "rank_port",
     "heartbeat_seconds",
-    "hang_seconds",
-    "rebuild_seconds",
     "api_key_file",
     "admin_token_file",
 }
@@ -34,7 +32,6 @@ ARGS = {
     "corsAllowedOrigins": ["https://example.org"],
     "maxBodyBytes": 4096,
     "maxOutputTokens": 128,
-    "restartBudget": 3,
     "logLevel": "debug",
 }
 
@@ -55,6 +52,7 @@ FULL = {
     },
     "parallelism": {"tensor": 1, "pipeline": 2},
     "drainSeconds": 7,
+    "recovery": {"hangSeconds": 20, "rebuildSeconds": 300, "restartBudget": 3},
     "engine": {"args": ARGS},
 }
 
@@ -81,6 +79,8 @@ def test_every_field_of_a_full_manifest_arrives():
         cors_allowed_origins=("https://example.org",),
         max_body_bytes=4096,
         max_output_tokens=128,
+        hang_seconds=20,
+        rebuild_seconds=300,
         restart_budget=3,
         log_level="debug",
         host="0.0.0.0",

@@ -10,8 +10,8 @@ from rayloom_engine.models.hub import _explained
 from rayloom_engine.models.source import resolve
 from rayloom_engine.protocol.messages import RankStatus
 from rayloom_operator.api_status import Reason
+from rayloom_operator.judgement import STALLED
 from rayloom_operator.observed import HUB_SENTENCES, NOT_FOUND
-from rayloom_operator.status import STALLED
 
 
 def sentence(source):

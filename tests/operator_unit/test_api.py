@@ -134,12 +134,14 @@ def test_every_kind_of_source_is_accepted(source):
         (
             "spec.replicas",
             0,
-            "spec.replicas: 0 is not possible: this version runs exactly one engine for a service: set replicas to 1",
+            "spec.replicas: 0 is not possible: use 1 to 64 replicas; scaling to none is not possible in this version, "
+            "delete the LLMService instead",
         ),
         (
             "spec.replicas",
-            3,
-            "spec.replicas: 3 is not possible: this version runs exactly one engine for a service: set replicas to 1",
+            65,
+            "spec.replicas: 65 is not possible: use 1 to 64 replicas; scaling to none is not possible in this version, "
+            "delete the LLMService instead",
         ),
         (
             "spec.engine.resources",
@@ -150,6 +152,12 @@ def test_every_kind_of_source_is_accepted(source):
             "spec.engine.resources",
             {"limits": {"memory": "much"}},
             "spec.engine.resources.limits.memory: 'much' is not allowed",
+        ),
+        ("spec.recovery.hangSeconds", 0, "spec.recovery.hangSeconds: 0 is too small; use 1 or more"),
+        (
+            "spec.recovery",
+            {"backoffBaseSeconds": 400},
+            "spec.recovery: backoffMaxSeconds is less than backoffBaseSeconds: raise it, or lower backoffBaseSeconds",
         ),
         ("spec.drainSeconds", -1, "spec.drainSeconds: -1 is too small; use 0 or more"),
         (

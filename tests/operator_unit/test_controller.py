@@ -18,6 +18,8 @@ def test_a_service_gets_its_objects_and_the_cluster_last():
         assert [each for each in made if each not in ("chat", "events")] == [
             "serviceaccounts",
             "services",
+            "poddisruptionbudgets",
+            "networkpolicies",
             "configmaps",
             "secrets",
             "rayclusters",

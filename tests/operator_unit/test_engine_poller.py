@@ -128,3 +128,69 @@ def test_seconds_that_pass_are_no_news(monkeypatch):
             assert news == [KEY]
 
     asyncio.run(run())
+
+
+PHASE = {"name": "load", "seconds": 1.0, "done": 5, "total": 9, "unit": "B", "finished": False}
+STARTING = GOOD | {"state": "starting", "last_token_age_seconds": None, "startup": [PHASE]}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "is_progress"),
+    [
+        (STARTING, STARTING, False),
+        (STARTING, STARTING | {"startup": [PHASE | {"seconds": 2.0}]}, False),
+        (STARTING, STARTING | {"startup": [PHASE | {"done": 6}]}, True),
+        (STARTING, STARTING | {"state": "recovering"}, True),
+        (GOOD, GOOD, True),
+        (GOOD | {"last_token_age_seconds": 20.0}, GOOD | {"last_token_age_seconds": 21.0}, False),
+    ],
+)
+def test_progress_is_service_or_a_step_of_the_start(monkeypatch, before, after, is_progress):
+    async def run():
+        answers, asked = [before], []
+
+        async def answer(request):
+            asked.append(answers[0])
+            return web.json_response(answers[0])
+
+        async with polled(monkeypatch, answer) as (poller, _):
+            await until(lambda: poller.reading("team", "chat-0"))
+            advanced_at = poller.reading("team", "chat-0").advanced_at
+            answers[0] = after
+            # The one that is under way may still be the one before.
+            asked.clear()
+            await until(lambda: len(asked) > 3)
+            assert (poller.reading("team", "chat-0").advanced_at > advanced_at) is is_progress
+
+    asyncio.run(run())
+
+
+def test_silence_is_no_progress_and_the_last_word_is_kept(monkeypatch):
+    async def run():
+        answers = [web.json_response]
+
+        async def answer(request):
+            return answers[0](GOOD) if answers else web.Response(status=500)
+
+        async with polled(monkeypatch, answer) as (poller, _):
+            await until(lambda: poller.reading("team", "chat-0"))
+            answers.clear()
+            await until(lambda: poller.reading("team", "chat-0").failing_since)
+            reading = poller.reading("team", "chat-0")
+            assert reading.advanced_at <= reading.failing_since
+            assert reading.status.state == "serving"
+
+    asyncio.run(run())
+
+
+def test_a_container_that_was_started_again_is_another_engine(monkeypatch):
+    async def run():
+        async def answer(request):
+            return web.json_response(GOOD)
+
+        async with polled(monkeypatch, answer) as (poller, _):
+            await until(lambda: poller.reading("team", "chat-0"))
+            poller.follow(KEY, {"chat-0": Target("127.0.0.1", "secret", "uid-1", 1)})
+            assert poller.reading("team", "chat-0") is None
+
+    asyncio.run(run())

@@ -47,6 +47,8 @@ def test_a_built_in_model_needs_no_facts_and_objects_are_named(capsys):
     assert [line.split()[0] for line in objects.splitlines()] == [
         "ServiceAccount",
         "Service",
+        "PodDisruptionBudget",
+        "NetworkPolicy",
         "ConfigMap",
         "Secret",
         "RayCluster",

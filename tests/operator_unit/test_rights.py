@@ -4,6 +4,7 @@ The story below has to reach every request that the operator can make. What kopf
 """
 
 import asyncio
+import copy
 import subprocess
 import sys
 from pathlib import Path
@@ -20,6 +21,7 @@ HELM = Path(sys.executable).parent / "helm"
 # kopf lists and watches LLMServices. The controller lists them, too.
 KOPF = {("rayloom.dev", "llmservices", "list"), ("rayloom.dev", "llmservices", "watch")}
 LEASES = {("coordination.k8s.io", "leases", verb) for verb in ("get", "create", "patch")}
+NODES = {("", "nodes", verb) for verb in ("list", "watch")}
 DEFINITIONS = {("apiextensions.k8s.io", "customresourcedefinitions", verb) for verb in ("list", "watch")}
 
 
@@ -76,6 +78,16 @@ def used():
         kube.put(waiting)
         await world.until(lambda: ("", "pods", "patch") in kube.used)
         await world.until(lambda: ("events.k8s.io", "events", "create") in kube.used)
+        # A worker whose node is lost.
+        worker = copy.deepcopy(head(kube))
+        worker["metadata"] |= {"name": "worker", "uid": "uid-worker"}
+        worker["metadata"]["labels"]["ray.io/node-type"] = "worker"
+        worker["spec"]["nodeName"] = "n2"
+        kube.put(worker)
+        ready = {"type": "Ready", "status": "Unknown", "lastTransitionTime": "2026-01-01T00:00:00Z"}
+        lost = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n2", "namespace": ""}}
+        kube.put(lost | {"status": {"conditions": [ready]}})
+        await world.until(lambda: ("", "pods", "delete") in kube.used)
         # A group that another one replaces.
         changed = service(drainSeconds=31)
         changed["metadata"]["generation"] = 2
@@ -133,8 +145,8 @@ def test_it_is_granted_what_it_uses_and_nothing_else(rights):
 def test_with_namespaces_it_has_rights_in_these_alone(rights):
     found = documents("--set", "watchNamespaces={a,b}")
 
-    assert granted(found, "ClusterRole") == DEFINITIONS
-    assert granted(found, "Role", "a") == granted(found, "Role", "b") == rights - LEASES - DEFINITIONS
+    assert granted(found, "ClusterRole") == DEFINITIONS | NODES
+    assert granted(found, "Role", "a") == granted(found, "Role", "b") == rights - LEASES - DEFINITIONS - NODES
 
 
 def test_every_role_is_bound_to_the_operator_where_it_is():

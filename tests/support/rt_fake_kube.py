@@ -43,6 +43,7 @@ class FakeKube:
         self.refusals = {}  # (verb, end of a path) -> KubeError
         self.statuses = []  # what was written as status
         self.lists = []  # paths
+        self.graces = {}  # path -> the grace that a deletion asked for
         self.version = 100
         self._watches = []  # (path of the collection, queue)
         self.put(make_definition())
@@ -111,8 +112,9 @@ class FakeKube:
         self.put(manifest)
         return True
 
-    async def delete(self, path, uid=""):
+    async def delete(self, path, uid="", *, grace_s=None, is_foreground=False):
         self._note("delete", path)
+        self.graces[path] = grace_s
         if path in self.objects and uid in ("", self.objects[path]["metadata"]["uid"]):
             self.remove(path)
 

@@ -1,12 +1,22 @@
 """Services, pods and engine answers as the operator sees them, with everything well unless a test says otherwise."""
 
+from datetime import UTC, datetime
+from types import SimpleNamespace
+
 from rayloom_operator.api import parse
+from rayloom_operator.api_status import Reason
 from rayloom_operator.engine_status import EngineStatus, Rank
 from rayloom_operator.model_facts import builtin_facts
-from rayloom_operator.observed import Group, Reading, pod
-from rayloom_operator.plan import Settings
+from rayloom_operator.names import group_name
+from rayloom_operator.observed import Group, Observed, Reading, Verdict, pod
+from rayloom_operator.plan import Settings, plan
+from rayloom_operator.recovery import remembered, slots
 from rayloom_operator.resolved import resolve
+from rayloom_operator.revision import revision
+from rayloom_operator.status import VALID, status
 
+NOW = 110.0  # as readings count
+CLOCK = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 SETTINGS = Settings(engine_image="rayloom/engine:test", operator_key=b"0123456789abcdef")
 
 
@@ -27,18 +37,38 @@ def make_resolved(name="chat", *, image=SETTINGS.engine_image, **spec):
 
 
 def make_pod_document(
-    name="head", *, is_head=True, engine=None, node="n1", conditions=None, route=False, ready=True, volumes=()
+    name="head",
+    *,
+    is_head=True,
+    engine=None,
+    node="n1",
+    conditions=None,
+    route=False,
+    ready=True,
+    volumes=(),
+    deletion_grace=None,
+    owner="uid-cluster",
+    started="2026-01-01T00:00:00Z",
+    phase="Running",
 ):
-    """A Pod document; `engine` is the state of the engine's container (or a worker's), None for a running one."""
-    own = engine or {"ready": True, "state": {"running": {}}}
+    """A Pod document; `engine` is the state of the engine's container (or a worker's), None for a running one.
+
+    It has run since `started`, and is being deleted where it has a `deletion_grace`, in seconds.
+    """
+    own = engine or {"ready": True, "state": {"running": {"startedAt": started}}}
     container = {"name": "engine" if is_head else "ray-worker", "image": "i", "containerID": "c", **own}
     labels = {"ray.io/node-type": "head" if is_head else "worker", "rayloom.dev/group": "chat-00000000-0"}
     if route:
         labels["rayloom.dev/route"] = "true"
+    meta = {"name": name, "namespace": "team", "uid": f"uid-{name}", "labels": labels}
+    meta["ownerReferences"] = [{"uid": owner}]
+    if deletion_grace is not None:
+        meta |= {"deletionTimestamp": "2026-01-01T00:00:00Z", "deletionGracePeriodSeconds": deletion_grace}
     return {
-        "metadata": {"name": name, "uid": f"uid-{name}", "labels": labels},
+        "metadata": meta,
         "spec": {"nodeName": node, "volumes": list(volumes)},
         "status": {
+            "phase": phase,
             "podIP": "10.0.0.1",
             "conditions": conditions or [{"type": "Ready", "status": str(ready)}],
             "containerStatuses": [container],
@@ -48,6 +78,19 @@ def make_pod_document(
 
 def make_pod(*args, mount_failure="", **kwargs):
     return pod(make_pod_document(*args, **kwargs), mount_failure)
+
+
+def waiting(reason, message=""):
+    return {"ready": False, "containerID": "", "state": {"waiting": {"reason": reason, "message": message}}}
+
+
+def crashed(code, message=""):
+    last = {"terminated": {"exitCode": code, "message": message, "reason": "Error"}}
+    return {"ready": False, "state": {"waiting": {"reason": "CrashLoopBackOff"}}, "lastState": last}
+
+
+def restarted(code, message=""):
+    return crashed(code, message) | {"state": {"running": {}}}
 
 
 def make_said(state="serving", token_age=1.0, reason="", nodes=("n1", "n2"), startup=()):
@@ -61,9 +104,53 @@ def make_said(state="serving", token_age=1.0, reason="", nodes=("n1", "n2"), sta
     )
 
 
-def make_reading(said=None, *, at=100.0, failing_since=None, error=""):
-    return Reading(status=said, at=at, failing_since=failing_since, error=error)
+def make_reading(said=None, *, at=100.0, failing_since=None, error="", advanced_at=100.0):
+    return Reading(status=said, at=at, failing_since=failing_since, error=error, advanced_at=advanced_at)
 
 
-def make_group(*pods, reading=None, name="chat-00000000-0", revision="00000000", refusal=""):
-    return Group(name=name, revision=revision, uid="uid-cluster", pods=pods, refusal=refusal, reading=reading)
+def make_group(*pods, reading=None, name="chat-00000000-0", uid="uid-cluster", refusal="", **facts):
+    revision = name.split("-")[1]
+    facts = {"is_headless": False, "num_new_pods": 0, **facts}
+    return Group(name=name, revision=revision, uid=uid, pods=pods, refusal=refusal, reading=reading, **facts)
+
+
+def make_serving(resolved, number=0, **facts):
+    """A group of the spec's revision that serves, with its pods on nodes n1 (head) and n2."""
+    name = group_name(resolved.service.metadata.name, revision(resolved), number)
+    pods = (make_pod(f"head{number}", route=True), make_pod(f"worker{number}", is_head=False, node="n2"))
+    facts = {"reading": make_reading(make_said()), "uid": f"uid-{number}", **facts}
+    return make_group(*facts.pop("pods", pods), name=name, **facts)
+
+
+def turn(resolved, groups=(), *, previous=None, problems=(), refusal="", now=NOW, clock=CLOCK, **facts):
+    """What one pass over a service decides and says: `slots`, `plan`, `status`, and `document`, the status as written.
+
+    `previous` is the document of the turn before.
+    """
+    previous, seen = previous or {}, Observed(groups=tuple(groups), **facts)
+    current, memory = revision(resolved) if resolved else "", remembered(previous)
+    places = slots(resolved, current, seen, memory, now=now, clock=clock) if resolved else ()
+    accepted = VALID
+    if problems or refusal:
+        reason = Reason.INVALID_SPEC if problems else Reason.APPLY_REFUSED
+        accepted = Verdict(reason=reason, message="; ".join(problems) or refusal)
+    planned = plan(resolved, seen, places, current, SETTINGS.operator_key, now=now, clock=clock)
+    said = status(
+        resolved,
+        accepted,
+        seen,
+        places,
+        generation=3,
+        revision=current,
+        previous=previous,
+        memory=memory,
+        now=now,
+        clock=clock,
+    )
+    document = said.model_dump(mode="json", by_alias=True, exclude_none=True)
+    return SimpleNamespace(slots=places, plan=planned, status=said, document=document)
+
+
+def conditions(document):
+    """type -> (status, reason)."""
+    return {each["type"]: (each["status"], each["reason"]) for each in document["conditions"]}

@@ -17,10 +17,17 @@ is new.
 - apiGroups: [batch]
   resources: [jobs]
   verbs: [list, watch, create]
-# The route label.
+# The route label; and pods on lost nodes, which nobody else takes away.
 - apiGroups: [""]
   resources: [pods]
-  verbs: [list, watch, patch]
+  verbs: [list, watch, patch, delete]
+# What guards the engines' pods from drains and from strangers.
+- apiGroups: [policy]
+  resources: [poddisruptionbudgets]
+  verbs: [create, patch]
+- apiGroups: [networking.k8s.io]
+  resources: [networkpolicies]
+  verbs: [create, patch]
 # A Service of that name may be somebody else's, so it is looked at first.
 - apiGroups: [""]
   resources: [services]
@@ -48,6 +55,10 @@ is new.
 - apiGroups: [apiextensions.k8s.io]
   resources: [customresourcedefinitions]
   resourceNames: [rayclusters.ray.io]
+  verbs: [list, watch]
+# Which nodes are not ready.
+- apiGroups: [""]
+  resources: [nodes]
   verbs: [list, watch]
 {{- end }}
 

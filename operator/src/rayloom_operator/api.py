@@ -18,6 +18,7 @@ from rayloom_operator.api_base import Quantity
 from rayloom_operator.api_base import rules as _rules
 from rayloom_operator.api_errors import explain
 from rayloom_operator.api_pods import Auth, LocalObject, ModelCache, Scheduling, SecretKey
+from rayloom_operator.api_recovery import Recovery
 from rayloom_operator.api_sizing import Accelerator, Parallelism, Sizing
 from rayloom_operator.errors import SpecError
 
@@ -39,16 +40,16 @@ _SOURCES_IN_WORDS = "hf://ORG/NAME, pvc://CLAIM/PATH, file:///PATH, " + ", ".joi
 )
 
 _NAME_PATTERN = "^[a-z]([-a-z0-9]*[a-z0-9])?$"
-_REPLICAS_IN_WORDS = "this version runs exactly one engine for a service: set replicas to 1"
+_MAX_REPLICAS = 64
+_REPLICAS_IN_WORDS = (
+    f"use 1 to {_MAX_REPLICAS} replicas; scaling to none is not possible in this version, delete the LLMService instead"
+)
 
 
-def _only_one(words: str) -> AfterValidator:
-    def check(number: int) -> int:
-        if number != 1:
-            raise ValueError(f"{number} is not possible: {words}")
-        return number
-
-    return AfterValidator(check)
+def _is_a_number_of_replicas(number: int) -> int:
+    if not 1 <= number <= _MAX_REPLICAS:
+        raise ValueError(f"{number} is not possible: {_REPLICAS_IN_WORDS}")
+    return number
 
 
 _HUB_ONLY_IN_WORDS = (
@@ -163,9 +164,6 @@ class EngineArgs(_Part):
     )
     max_body_bytes: int | None = Field(None, ge=1024, description="Largest request body; more gets 413.")
     max_output_tokens: int | None = Field(None, ge=1, description="Upper bound of a request's max_tokens.")
-    restart_budget: int | None = Field(
-        None, ge=0, description="Restarts of a child process within 10 minutes before the engine gives up."
-    )
     log_level: Literal["debug", "info", "warning", "error"] | None = Field(
         None, description="Least level that is logged."
     )
@@ -250,10 +248,10 @@ class Spec(_Part):
     )
     sizing: Sizing = Field(default_factory=Sizing, description="What must fit.")
     accelerator: Accelerator | None = Field(None, description="What each rank computes on. Left out: a CPU.")
-    replicas: Annotated[int, _only_one(_REPLICAS_IN_WORDS)] = Field(
+    replicas: Annotated[int, AfterValidator(_is_a_number_of_replicas)] = Field(
         1,
-        description="Engines that serve this model. Only 1 works today.",
-        json_schema_extra=_rules(("self == 1", _REPLICAS_IN_WORDS)),
+        description=f"Engines, each with all ranks of the model; 1 to {_MAX_REPLICAS}. A change restarts none.",
+        json_schema_extra=_rules((f"self >= 1 && self <= {_MAX_REPLICAS}", _REPLICAS_IN_WORDS)),
     )
     drain_seconds: int = Field(
         30,
@@ -262,6 +260,7 @@ class Spec(_Part):
         description="Seconds that running requests may take to finish when its pod is asked to stop. No effect when "
         "the spec changes or the LLMService is deleted: the ranks' pods end at once then.",
     )
+    recovery: Recovery = Field(default_factory=Recovery, description="When what is broken is replaced.")
     engine: Engine = Field(default_factory=Engine, description="The engine's own settings.")
     auth: Auth | None = Field(None, description="Who may use the API. Default: everybody who reaches it.")
     scheduling: Scheduling = Field(default_factory=Scheduling, description="Where the pods may run.")

@@ -41,14 +41,23 @@ class Reason(StrEnum):
     TOKENS_STOPPED = "TokensStopped"  # the engine says that it serves, yet no token passes through every rank
     RECOVERING = "Recovering"
     DRAINING = "Draining"
+    HEAD_LOST = "HeadLost"  # the head pod is gone; a new RayCluster takes the place of the old one
+    ENGINE_STUCK = "EngineStuck"  # neither serves nor gets on, for longer than recovery.rebuildSeconds
+    NODE_LOST = "NodeLost"  # a node with pods of the service is not ready; Degraded
+    GROUP_BACK_OFF = "GroupBackOff"  # an engine keeps failing, and waits before it is made anew
+    SCHEDULED = "Scheduled"  # Scheduled
+    HEALTHY = "Healthy"  # Degraded is False
 
 
 _COURSE = (Reason.LOADING, Reason.INSPECTING, Reason.STARTING, Reason.PODS_PENDING, Reason.RECOVERING, Reason.DRAINING)
 # What an admin must act on: these become Warning events. All but what is well and what passes by itself.
-FAULTS = frozenset(Reason) - {Reason.VALID, Reason.LOADED, Reason.SERVING, *_COURSE}
+FAULTS = frozenset(Reason) - {
+    *(Reason.VALID, Reason.LOADED, Reason.SERVING, Reason.SCHEDULED, Reason.HEALTHY),
+    *_COURSE,
+}
 
-ConditionType: TypeAlias = Literal["Accepted", "ModelReady", "Available"]
-GroupState: TypeAlias = Literal["Pending", "Starting", "Serving", "Recovering", "Draining", "Failed"]
+ConditionType: TypeAlias = Literal["Accepted", "ModelReady", "Scheduled", "Available", "Degraded"]
+GroupState: TypeAlias = Literal["Pending", "Starting", "Serving", "Recovering", "Draining", "BackOff", "Failed"]
 
 
 # The definition in a cluster may be older than the operator (Helm never updates it); a new reason must pass it.
@@ -61,8 +70,9 @@ class _Part(BaseModel):
 
 class Condition(_Part):
     type: ConditionType = Field(
-        description="Accepted: the spec can be used. ModelReady: every rank has loaded it. Available: a token passed "
-        "through every rank a moment ago, and requests reach the engine."
+        description="Accepted: the spec can be used. ModelReady: every rank of an engine has loaded it. Scheduled: "
+        "every pod has a node. Available: a token passed through every rank of an engine a moment ago, and requests "
+        "reach it. Degraded: something is broken, though others may serve meanwhile."
     )
     status: Literal["True", "False"] = Field(description="Whether it holds.")
     reason: ReasonText = Field(description="Why, as one word of a closed list.")
@@ -73,12 +83,29 @@ class Condition(_Part):
     )
 
 
+class Failure(_Part):
+    uid: str = Field(description="uid of the RayCluster that failed last; empty once it served after all.")
+    reason: ReasonText = Field(description="Why the first one failed since the engine last served well.")
+    message: str = Field(description="That as a sentence, with the last lines of a container that ended.")
+    time: str = Field(description="When the last one failed.", json_schema_extra={"format": "date-time"})
+
+
 class Group(_Part):
     name: str = Field(description="Name of the RayCluster.")
     revision: str = Field(description="Hash of what rolls: spec and resolved inputs.")
     state: GroupState = Field(description="What the engine of this group does.")
     reason: ReasonText = Field(description="Why, as one word.")
-    nodes: tuple[str, ...] = Field(description="Nodes that hold its ranks, in the order of the ranks.")
+    last_transition_time: str = Field(
+        description="When `state` last changed.", json_schema_extra={"format": "date-time"}
+    )
+    restarts: int = Field(0, description="How often it failed and was made anew since it last served for 10 minutes.")
+    next_retry_time: str | None = Field(
+        None,
+        description="When it is made anew; only while it waits for that.",
+        json_schema_extra={"format": "date-time"},
+    )
+    failure: Failure | None = Field(None, description="What it failed of; absent while `restarts` is 0.")
+    nodes: tuple[str, ...] = Field((), description="Nodes that hold its ranks, in the order of the ranks.")
 
 
 class Model(ModelFacts):
@@ -133,7 +160,7 @@ class Status(_Part):
     observed_generation: int = Field(0, description="metadata.generation of the spec that this status is about.")
     conditions: tuple[Condition, ...] = Field(
         (),
-        description="What holds: Accepted, ModelReady, Available.",
+        description="What holds: Accepted, ModelReady, Scheduled, Available, Degraded.",
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
     )
     shape: str = Field("", description="Tensor and pipeline parallelism, such as TP1xPP2.")
@@ -146,6 +173,8 @@ class Status(_Part):
     replicas: int = Field(0, description="Engines that exist.")
     ready_replicas: int = Field(0, description="Engines that take requests.")
     available_replicas: int = Field(0, description="Engines that make tokens.")
+    updated_replicas: int = Field(0, description="Engines of the spec's own revision.")
+    selector: str = Field("", description="Label selector of the engines' head pods, one for each engine.")
     current_revision: str = Field("", description="Revision of the spec that is applied.")
     groups: tuple[Group, ...] = Field(
         (),

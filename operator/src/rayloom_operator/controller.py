@@ -12,26 +12,29 @@ import asyncio
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 from rayloom_operator import names
 from rayloom_operator.api import API_VERSION, KIND, LLMService, parse
+from rayloom_operator.api_recovery import Recovery
 from rayloom_operator.api_status import Reason, Status
-from rayloom_operator.engine_poller import EnginePoller, Target
+from rayloom_operator.engine_poller import EnginePoller
 from rayloom_operator.errors import DoesNotFit, OperatorError, Refused, SpecError
 from rayloom_operator.inspection import Inspection, inspect, stored_model
+from rayloom_operator.judgement import SILENCE_LIMIT_S, STALE_S
 from rayloom_operator.k8s_events import events
 from rayloom_operator.kube import CONFLICT, NOT_FOUND, Kube, KubeError
 from rayloom_operator.logs import SERVICE
 from rayloom_operator.metrics import Metrics
 from rayloom_operator.names import Manifest, ServiceKey, object_path, path_of
-from rayloom_operator.objects.companions import admin_token
-from rayloom_operator.observed import Group, Verdict, pod
+from rayloom_operator.observed import Group, Verdict
+from rayloom_operator.observer import Observer, is_owned
 from rayloom_operator.plan import Plan, Route, Settings, plan
+from rayloom_operator.recovery import remembered, slots
 from rayloom_operator.reflector import without_managed_fields
 from rayloom_operator.resolved import Resolved, resolve
 from rayloom_operator.revision import revision
-from rayloom_operator.status import SILENCE_LIMIT_S, STALE_S, VALID, status
+from rayloom_operator.status import VALID, status
 from rayloom_operator.watches import Watches
 from rayloom_operator.work_queue import WorkQueue
 
@@ -47,6 +50,8 @@ _LATE_MOUNT_CHECK_S = 10.0
 _MOUNT_NEWS_S = 60.0
 # A look at what is not known yet.
 _SOON_S = 1.0
+# A failure that was written down is acted on in a turn of its own, that soon.
+_NEXT_TURN_S = 0.2
 # HTTP codes of answers that stay the same until someone changes the spec or the cluster.
 _REFUSALS = (400, 403, NOT_FOUND, 422)
 
@@ -80,9 +85,15 @@ class Controller:
         self._queue = WorkQueue()
         self._poller = EnginePoller(self._queue.add)
         self.watches = Watches(
-            kube, namespaces, on_change=self._queue.add, on_pod=self._pod_changed, on_kuberay=self._kuberay_changed
+            kube,
+            namespaces,
+            on_change=self._queue.add,
+            on_pod=self._pod_changed,
+            on_node=self._node_changed,
+            on_kuberay=self._kuberay_changed,
         )
         self._clusters, self._pods, self._jobs = self.watches.clusters, self.watches.pods, self.watches.jobs
+        self._observer = Observer(kube, self.watches, self._poller, settings.operator_key)
         self._applied: dict[ServiceKey, tuple[tuple[Manifest, ...], float]] = {}  # the last plan's, and when it was all
         self._mounting_since: dict[ServiceKey, float] = {}
 
@@ -149,12 +160,17 @@ class Controller:
         self._poller.nudge(key)
         self._queue.add(key)
 
+    def _node_changed(self, name: str) -> None:
+        for key in self._services:
+            if any(each["spec"].get("nodeName") == name for each in self._pods.of_service(key)):
+                self._queue.add(key)
+
     async def _reconcile(self, key: ServiceKey) -> float | None:
         SERVICE.set("/".join(key))
         document = self._services.get(key)
         if document is None:
             # Its objects go by their owner references.
-            self._poller.follow(key, {})
+            self._observer.forget(key)
             self._applied.pop(key, None)
             self._mounting_since.pop(key, None)
             return None
@@ -168,132 +184,93 @@ class Controller:
             raise
 
     async def _bring(self, key: ServiceKey, document: Manifest) -> float:
-        now = asyncio.get_running_loop().time()
+        now, clock = asyncio.get_running_loop().time(), datetime.now(UTC)
         previous = document.get("status", {})
         unsupported = self.watches.kuberay_problem
         if not unsupported and not self._clusters.is_synced.is_set():
             return _SOON_S  # KubeRay came back a moment ago, and which RayClusters are left is not known yet.
         resolved: Resolved | None = None
-        seen = Inspection(model=stored_model(previous))
-        accepted = VALID
+        inspection = Inspection(model=stored_model(previous))
+        accepted, recovery = VALID, Recovery()
         try:
             service = parse(document)
-            seen = await self._inspect(key, document, service)
-            if seen.facts is not None:
+            recovery = service.spec.recovery
+            inspection = await self._inspect(key, previous, service, clock)
+            if inspection.facts is not None:
                 image = self._settings.image(service)
-                resolved = resolve(service, image, seen.facts, previous, self._settings.hub)
+                resolved = resolve(service, image, inspection.facts, previous, self._settings.hub)
         except SpecError as error:
             reason = Reason.DOES_NOT_FIT if isinstance(error, DoesNotFit) else Reason.INVALID_SPEC
             accepted = Verdict(reason=reason, message="; ".join(error.problems))
-        groups, taken = await self._observe(key, document)
-        is_mounting = bool(seen.waiting) or any(each.is_mounting for group in groups for each in group.pods)
-        mounting_s = now - self._mounting_since.setdefault(key, now) if is_mounting else 0.0
-        if not is_mounting:
-            self._mounting_since.pop(key, None)
-        refused: Refused | None = None
+        patience = timedelta(seconds=recovery.node_loss_seconds)
+        seen = await self._observer.observe(key, document["metadata"]["uid"], patience, clock)
+        current = "" if resolved is None else revision(resolved)
+        memory = remembered(previous)
+        places = () if resolved is None else slots(resolved, current, seen, memory, now=now, clock=clock)
         wanted = None if unsupported else resolved
+        planned = plan(wanted, seen, places, current, self._settings.operator_key, now=now, clock=clock)
+        mounting_s = self._mounting_s(key, seen.groups, inspection, now)
+        refused: Refused | None = None
         try:
-            planned = plan(wanted, groups, self._settings.operator_key, taken)
-            await self._carry_out(key, replace(planned, wanted=seen.wanted + planned.wanted), is_mounting)
+            applied = replace(planned, wanted=inspection.wanted + planned.wanted)
+            await self._carry_out(key, applied, is_mounting=mounting_s is not None)
         except Refused as error:
             refused = error
         if accepted is VALID and refused is not None:
             accepted = Verdict(reason=Reason.APPLY_REFUSED, message=str(refused))
         elif accepted is VALID and unsupported:
             accepted = Verdict(reason=Reason.UNSUPPORTED_KUBERAY, message=unsupported)
-        if refused is None and any(group.head and group.head.ip and group.reading is None for group in groups):
+        if refused is None and any(each.head and each.head.ip and each.reading is None for each in seen.groups):
             # The first answer, or its absence, is a moment away, and it starts the next turn. Without it a restarted
             # operator would call an engine that serves unavailable.
             return STALE_S
         computed = status(
             resolved,
             accepted,
-            groups,
-            missing=seen.verdict,
-            model=seen.model,
+            seen,
+            places,
+            missing=inspection.verdict,
+            model=inspection.model,
             generation=document["metadata"]["generation"],
-            revision="" if resolved is None else revision(resolved),
+            revision=current,
             previous=previous,
+            memory=memory,
             now=now,
-            clock=datetime.now(UTC),
+            clock=clock,
         )
         await self._write(key, document, computed)
         if refused is not None:
             raise refused
+        waits = [(each - clock).total_seconds() for each in (*planned.waits, *seen.waits)]
+        if any(slot.group and slot.failure and slot.failure.uid == slot.group.uid for slot in places):
+            waits.append(_NEXT_TURN_S)
+        if inspection.look_again_s is not None:
+            waits.append(inspection.look_again_s)
+        return min([self._next_look_s(seen.groups, mounting_s), *waits])
+
+    def _mounting_s(self, key: ServiceKey, groups: Sequence[Group], inspection: Inspection, now: float) -> float | None:
+        """For how many seconds a pod has waited, for a volume perhaps; None when none does."""
+        if not inspection.waiting and not any(each.is_mounting for group in groups for each in group.pods):
+            self._mounting_since.pop(key, None)
+            return None
+        return now - self._mounting_since.setdefault(key, now)
+
+    def _next_look_s(self, groups: Sequence[Group], mounting_s: float | None) -> float:
         readings = [group.reading for group in groups if group.reading is not None]
         if any(reading.failing_since is not None for reading in readings):
             return SILENCE_LIMIT_S / 2
-        if is_mounting:
+        if mounting_s is not None:
             return _MOUNT_CHECK_S if mounting_s < _MOUNT_NEWS_S else _LATE_MOUNT_CHECK_S
-        return min(STALE_S if readings else _REAPPLY_S, seen.look_again_s or _REAPPLY_S)
+        return STALE_S if readings else _REAPPLY_S
 
-    async def _inspect(self, key: ServiceKey, document: Manifest, service: LLMService) -> Inspection:
-        image, hub, stored = self._settings.image(service), self._settings.hub, document.get("status", {})
+    async def _inspect(self, key: ServiceKey, previous: Manifest, service: LLMService, clock: datetime) -> Inspection:
+        image, hub, pods = self._settings.image(service), self._settings.hub, self._pods.of_service(key)
         jobs = [each for each in self._jobs.of_service(key) if "deletionTimestamp" not in each["metadata"]]
-        pods = self._pods.of_service(key)
-        seen = inspect(service, image, hub, stored, jobs, pods, {}, datetime.now(UTC))
-        if not seen.waiting:
-            return seen
-        failures = await self._mount_failures(key, list(seen.waiting))
-        return inspect(service, image, hub, stored, jobs, pods, failures, datetime.now(UTC))
-
-    async def _observe(self, key: ServiceKey, document: Manifest) -> tuple[tuple[Group, ...], frozenset[str]]:
-        """The groups of this very service, and the names of RayClusters that are there, but not to stay.
-
-        A service of the same name that was deleted before may have left some.
-        """
-        uid = document["metadata"]["uid"]
-        pods = [each for each in self._pods.of_service(key) if "deletionTimestamp" not in each["metadata"]]
-        failures = await self._mount_failures(key, pods)
-        groups, taken, targets = [], set(), {}
-        for cluster in self._clusters.of_service(key):
-            meta = cluster["metadata"]
-            name = meta["name"]
-            if not _is_owned(meta, uid) or "deletionTimestamp" in meta:
-                taken.add(name)
-                continue
-            # By uid: pods of a RayCluster that had this name before may be left.
-            own = [each for each in pods if _is_owned(each["metadata"], meta["uid"])]
-            group = Group(
-                name=name,
-                revision=meta["labels"][names.REVISION_LABEL],
-                uid=meta["uid"],
-                pods=tuple(pod(each, failures.get(each["metadata"]["uid"], "")) for each in own),
-                refusal=_refusal(cluster),
-                reading=None,
-            )
-            groups.append(group)
-            if group.head is not None and group.head.ip:
-                token = admin_token(self._settings.operator_key, key[0], uid, name)
-                targets[name] = Target(ip=group.head.ip, token=token, pod_uid=group.head.uid)
-        # Forgets what a head said that is another pod by now, so the readings come after it.
-        self._poller.follow(key, targets)
-        asked = (replace(group, reading=self._poller.reading(key[0], group.name)) for group in groups)
-        return tuple(asked), frozenset(taken)
-
-    async def _mount_failures(self, key: ServiceKey, pods: list[Manifest]) -> dict[str, str]:
-        """uid of pods that wait for a volume of the user's -> what the kubelet says about it."""
-        waiting = [
-            each
-            for each in pods
-            if any(volume["name"] in names.USER_VOLUMES for volume in each["spec"].get("volumes", ()))
-            and pod(each).is_mounting
-        ]
-        if not waiting:
-            return {}
-        selector = {"fieldSelector": "involvedObject.kind=Pod,reason=FailedMount"}
-        try:
-            found, _ = await self._kube.list(object_path("v1", "Event", key[0]), selector)
-        except OperatorError as error:
-            logger.warning("%s/%s: why pods wait for a volume is not known: %s", *key, error)
-            return {}
-        # The newest comes last, and counts.
-        found.sort(key=lambda event: event.get("lastTimestamp") or event.get("eventTime") or "")
-        return {
-            event["involvedObject"]["uid"]: event["message"]
-            for event in found
-            if any(f'"{name}"' in event.get("message", "") for name in names.USER_VOLUMES)
-        }
+        found = inspect(service, image, hub, previous, jobs, pods, {}, clock)
+        if not found.waiting:
+            return found
+        failures = await self._observer.mount_failures(key, found.waiting)
+        return inspect(service, image, hub, previous, jobs, pods, failures, clock)
 
     async def _carry_out(self, key: ServiceKey, planned: Plan, is_mounting: bool) -> None:
         try:
@@ -302,7 +279,9 @@ class Controller:
             await self._apply(key, planned, _LATE_MOUNT_CHECK_S if is_mounting else _REAPPLY_S)
             for deletion in planned.deletions:
                 logger.info("%s/%s: delete %s", *key, deletion.path)
-                await self._kube.delete(deletion.path, deletion.uid)
+                await self._kube.delete(
+                    deletion.path, deletion.uid, grace_s=deletion.grace_s, is_foreground=deletion.is_foreground
+                )
         except KubeError as error:
             if error.code not in _REFUSALS:
                 raise
@@ -334,7 +313,7 @@ class Controller:
                 await self._claim(manifest)
             elif manifest["kind"] in ("ConfigMap", "Secret"):
                 # Made, never changed or read: the right to patch a Secret is the right to read every Secret.
-                if planned.is_new:
+                if manifest["metadata"]["labels"].get(names.GROUP_LABEL) in planned.new:
                     await self._kube.delete(path_of(manifest))
                 await self._kube.create(manifest)
             elif manifest["kind"] == "Job":
@@ -354,7 +333,7 @@ class Controller:
             await self._kube.apply(manifest, force=False)
             return
         (owner,) = manifest["metadata"]["ownerReferences"]
-        if _is_owned(found["metadata"], owner["uid"]):
+        if is_owned(found["metadata"], owner["uid"]):
             await self._kube.apply(manifest)
             return
         owners = found["metadata"].get("ownerReferences", ())
@@ -389,22 +368,12 @@ class Controller:
                 del self._services[key]
                 self._queue.add(key)
             return
-        if self._services.get(key) is document:
+        known, version = self._services.get(key, {}).get("metadata", {}), written["metadata"]["resourceVersion"]
+        # Also where the spec has changed meanwhile: what is remembered of failures is in it.
+        if known.get("uid") == meta["uid"] and int(known["resourceVersion"]) < int(version):
             self._services[key] = written
         for event in events(document, computed, datetime.now(UTC)):
             try:
                 await self._kube.create(event)
             except KubeError as error:
                 logger.warning("%s/%s: the event %s was refused: %s", *key, event["reason"], error)
-
-
-def _is_owned(meta: Manifest, uid: str) -> bool:
-    """Whether an object with this metadata goes when the one with `uid` goes."""
-    return any(owner["uid"] == uid for owner in meta.get("ownerReferences", ()))
-
-
-def _refusal(cluster: Manifest) -> str:
-    """Why KubeRay could not make a pod, such as a quota; empty when it could."""
-    conditions = cluster.get("status", {}).get("conditions", ())
-    failing = (each for each in conditions if (each["type"], each["status"]) == ("ReplicaFailure", "True"))
-    return next((each.get("message", "") for each in failing), "")

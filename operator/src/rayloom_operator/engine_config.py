@@ -70,7 +70,7 @@ def engine_config(service: LLMService, *, host: str, port: int, admin_port: int)
 
 def _document(resolved: Resolved, *, host: str, port: int, admin_port: int) -> dict[str, JsonValue]:
     service = resolved.service
-    model = service.spec.model
+    model, recovery = service.spec.model, service.spec.recovery
     document: dict[str, JsonValue | None] = {
         "version": "v1",
         "model": model.source,
@@ -81,6 +81,9 @@ def _document(resolved: Resolved, *, host: str, port: int, admin_port: int) -> d
         "tensor_parallel_size": resolved.tensor,
         "pipeline_parallel_size": resolved.pipeline,
         "drain_seconds": service.spec.drain_seconds,
+        "hang_seconds": recovery.hang_seconds,
+        "rebuild_seconds": recovery.rebuild_seconds,
+        "restart_budget": recovery.restart_budget,
         "host": host,
         "port": port,
         "admin_host": "127.0.0.1",

@@ -7,16 +7,16 @@ import contextlib
 import logging
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import aiohttp
 
 from rayloom_operator.engine_status import EngineStatus, engine_status
 from rayloom_operator.errors import EngineUnavailable
+from rayloom_operator.judgement import TOKEN_AGE_LIMIT_S
 from rayloom_operator.names import ADMIN_PORT, ServiceKey
 from rayloom_operator.observed import Reading
-from rayloom_operator.status import TOKEN_AGE_LIMIT_S
 
 logger = logging.getLogger(__name__)
 
@@ -26,7 +26,7 @@ _OTHER_INTERVAL_S = 1.0
 _MIN_INTERVAL_S = 0.3
 _TIMEOUT = aiohttp.ClientTimeout(total=3)
 _MAX_BODY = 1 << 20  # bytes; a status has some thousand
-_NEVER = Reading(status=None, at=0.0, failing_since=None, error="")
+_NEVER = Reading(status=None, at=0.0, failing_since=None, error="", advanced_at=0.0)
 
 
 class Target(NamedTuple):
@@ -35,6 +35,7 @@ class Target(NamedTuple):
     ip: str
     token: str
     pod_uid: str
+    num_starts: int = 0  # of its container: what an ended engine said is no word of the next one
 
 
 @dataclass(slots=True, kw_only=True)
@@ -100,19 +101,21 @@ class EnginePoller:
             before = engine.reading
             engine.is_nudged.clear()
             try:
-                engine.reading = Reading(status=await self._ask(engine), at=loop.time(), failing_since=None, error="")
+                said, at = await self._ask(engine), loop.time()
+                advanced = at if _has_advanced(before.status, said) else before.advanced_at
+                engine.reading = Reading(status=said, at=at, failing_since=None, error="", advanced_at=advanced)
             except Exception as error:
                 # Whatever an engine answers, it is asked again.
                 self.num_failures += 1
                 if not isinstance(error, EngineUnavailable):
                     logger.exception("%s/%s: this is a mistake in the operator; asking again", *engine.service)
                 since = loop.time() if before.failing_since is None else before.failing_since
-                engine.reading = Reading(status=before.status, at=before.at, failing_since=since, error=str(error))
+                advanced = since if before is _NEVER else before.advanced_at
+                engine.reading = replace(before, failing_since=since, error=str(error), advanced_at=advanced)
             if engine.reading.failing_since is not None or _essence(before.status) != _essence(engine.reading.status):
                 self._on_news(engine.service)
-            said = engine.reading.status if engine.reading.failing_since is None else None
-            is_well = said is not None and said.state == "serving" and said.has_token_within(TOKEN_AGE_LIMIT_S)
-            interval = _SERVING_INTERVAL_S if is_well else _OTHER_INTERVAL_S
+            is_heard = engine.reading.failing_since is None
+            interval = _SERVING_INTERVAL_S if is_heard and _is_serving(engine.reading.status) else _OTHER_INTERVAL_S
             await asyncio.sleep(_MIN_INTERVAL_S)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(engine.is_nudged.wait(), interval - _MIN_INTERVAL_S)
@@ -134,6 +137,19 @@ class EnginePoller:
         except aiohttp.ClientError as error:
             raise EngineUnavailable(f"{type(error).__name__}: {error}") from error
         return engine_status(response.status, body)
+
+
+def _is_serving(said: EngineStatus | None) -> bool:
+    return said is not None and said.state == "serving" and said.has_token_within(TOKEN_AGE_LIMIT_S)
+
+
+def _has_advanced(before: EngineStatus | None, said: EngineStatus) -> bool:
+    """Whether the engine serves, or gets on with its start; phases count their own seconds, which are no progress."""
+    done, done_before = (
+        each and (each.state, [(phase.name, phase.done, phase.finished) for phase in each.startup])
+        for each in (said, before)
+    )
+    return _is_serving(said) or done != done_before
 
 
 def _essence(status: EngineStatus | None) -> object:

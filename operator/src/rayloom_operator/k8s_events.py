@@ -20,10 +20,11 @@ def events(service: Manifest, status: Status, clock: datetime) -> tuple[Manifest
     before = {old["type"]: old for old in service.get("status", {}).get("conditions", ())}
     found = {}
     for condition in status.conditions:
-        if condition.reason in FAULTS or condition.reason is Reason.SERVING:
-            old = before.get(condition.type, {})
-            if (old.get("reason"), old.get("message")) != (condition.reason, condition.message):
-                found[condition.reason] = _event(service, condition, clock)
+        old = before.get(condition.type, {})
+        is_healed = condition.reason is Reason.HEALTHY and old.get("status") == "True"
+        is_news = condition.reason in FAULTS or condition.reason is Reason.SERVING or is_healed
+        if is_news and (old.get("reason"), old.get("message")) != (condition.reason, condition.message):
+            found[condition.reason] = _event(service, condition, clock)
     return tuple(found.values())
 
 

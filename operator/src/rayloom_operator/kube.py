@@ -113,9 +113,17 @@ class Kube:
             return False
         return True
 
-    async def delete(self, path: str, uid: str = "") -> None:
-        """Deletes the object, only that with `uid` where one is given. An object that is gone is no error."""
-        options: Manifest = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": "Background"}
+    async def delete(
+        self, path: str, uid: str = "", *, grace_s: int | None = None, is_foreground: bool = False
+    ) -> None:
+        """Deletes the object, only that with `uid` where one is given. An object that is gone is no error.
+
+        In the foreground it stays until what it owns is gone. A grace of 0 waits for no kubelet.
+        """
+        policy = "Foreground" if is_foreground else "Background"
+        options: Manifest = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": policy}
+        if grace_s is not None:
+            options["gracePeriodSeconds"] = grace_s
         if uid:
             options["preconditions"] = {"uid": uid}
         try:

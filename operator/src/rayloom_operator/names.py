@@ -52,31 +52,31 @@ def account_name(service: str) -> str:
     return f"{service}-rayloom"
 
 
-def group_name(service: str, revision: str) -> str:
-    """The RayCluster's name: 40 + 1 + 8 + 2 characters at most, and KubeRay takes 53."""
-    return f"{service}-{revision}-0"
+def group_name(service: str, revision: str, number: int = 0) -> str:
+    """The RayCluster's name: 40 + 1 + 8 + 3 characters at most, and KubeRay takes 53."""
+    return f"{service}-{revision}-{number}"
 
 
 def admin_secret_name(group: str) -> str:
     return f"{group}-admin"
 
 
-def metadata(service: LLMService, name: str, revision: str = "") -> Manifest:
-    """The metadata of an object that goes when its LLMService goes. With a revision it belongs to that group."""
+def metadata(service: LLMService, name: str, revision: str = "", number: int = 0) -> Manifest:
+    """The metadata of an object that goes when its LLMService goes. With a revision it belongs to a group of that."""
     owner = {"apiVersion": API_VERSION, "kind": KIND, "name": service.metadata.name, "uid": service.metadata.uid}
     return {
         "name": name,
         "namespace": service.metadata.namespace,
-        "labels": labels(service, revision),
+        "labels": labels(service, revision, number),
         "ownerReferences": [owner | {"controller": True}],
     }
 
 
-def labels(service: LLMService, revision: str = "") -> dict[str, str]:
+def labels(service: LLMService, revision: str = "", number: int = 0) -> dict[str, str]:
     found = {"app.kubernetes.io/managed-by": "rayloom-operator", SERVICE_LABEL: service.metadata.name}
     if revision:
         found |= {"app.kubernetes.io/name": "rayloom-engine", REVISION_LABEL: revision}
-        found[GROUP_LABEL] = group_name(service.metadata.name, revision)
+        found[GROUP_LABEL] = group_name(service.metadata.name, revision, number)
     return found
 
 
@@ -85,7 +85,8 @@ def object_path(api_version: str, kind: str, namespace: str = "", name: str = ""
     path = f"/api/{api_version}" if "/" not in api_version else f"/apis/{api_version}"
     path += f"/namespaces/{namespace}" if namespace else ""
     # Of all kinds that are used here, the plural is this.
-    return f"{path}/{kind.lower()}s" + (f"/{name}" if name else "")
+    plural = f"{kind.lower()}s".replace("ys", "ies")
+    return f"{path}/{plural}" + (f"/{name}" if name else "")
 
 
 def path_of(manifest: Manifest) -> str:

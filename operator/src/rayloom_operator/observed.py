@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from datetime import datetime
 
 from rayloom_operator.api_status import Reason
 from rayloom_operator.engine_status import EngineStatus
@@ -20,6 +21,8 @@ _CREATE_REASONS = frozenset({"CreateContainerConfigError", "CreateContainerError
 _MOUNT_REASONS = frozenset({"ContainerCreating", "PodInitializing"})
 _EXIT_CONFIG = 78  # the engine's: its settings or its model cannot be used, and a restart would not help
 _EXIT_GIVEN_UP = 70  # the engine's: a process of it kept dying
+# Kubelets start a container again at once and then ever more slowly. After so many ends the pod itself is in doubt.
+_MAX_ENDS = 3
 # The engine's last words are for people; these tell what is wrong with a model. The first that is found counts.
 HUB_SENTENCES = {
     "the hub cannot be reached": Reason.HUB_UNREACHABLE,
@@ -42,6 +45,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pod:
+    namespace: str
     name: str
     uid: str
     ip: str  # empty until it has one
@@ -51,8 +55,17 @@ class Pod:
     is_engine_ready: bool  # the engine takes requests; False for workers
     is_routed: bool  # carries the route label
     is_mounting: bool  # on a node, and its containers wait, for volumes perhaps
-    is_running: bool  # every container runs
+    running_since: datetime | None  # when the last of its containers was started; None while one does not run
+    is_spent: bool  # its engine gave up, or a container keeps ending for another reason than its settings
+    num_engine_starts: int  # 0 for the engine's first start
+    owner_uid: str  # of its RayCluster
+    grace_s: float | None  # how long it may take to end; None while it is to stay
     fault: Verdict | None
+
+    @property
+    def is_running(self) -> bool:
+        """Every container runs."""
+        return self.running_since is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +76,7 @@ class Reading:
     at: float  # when the last answer came
     failing_since: float | None  # since when there was no answer; None after an answer
     error: str  # why there was none; empty after an answer
+    advanced_at: float  # when the engine last served, or got on with its start
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +88,8 @@ class Group:
     uid: str
     pods: tuple[Pod, ...]
     refusal: str  # why KubeRay could not make a pod; empty when it could
+    is_headless: bool  # its head pod was there and is gone; KubeRay makes no other
+    num_new_pods: int  # pods that were made for it in the last minutes, also those that are gone
     reading: Reading | None  # None until its engine was asked
 
     @property
@@ -93,6 +109,35 @@ class Group:
             message = f"the API server refused a pod: {_head(self.refusal)} Change the spec, or what forbids it."
             return Verdict(reason=Reason.CONTAINER_FAILED, message=message)
         return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observed:
+    """All that is seen of a service."""
+
+    groups: tuple[Group, ...] = ()
+    # Names of RayClusters that are on their way out, or of a deleted service of the same name.
+    taken: frozenset[str] = frozenset()
+    leaving: tuple[Pod, ...] = ()  # pods that are being deleted, of any group
+    lost_nodes: frozenset[str] = frozenset()  # not ready for so long that they are given up
+    waits: tuple[datetime, ...] = ()  # when others will be
+
+
+def cluster_refusal(cluster: Manifest) -> str:
+    """Why KubeRay could not make a pod of a RayCluster, such as a quota; empty when it could."""
+    failing = _condition(cluster, "ReplicaFailure")
+    return failing.get("message", "") if failing.get("status") == "True" else ""
+
+
+def is_headless(cluster: Manifest) -> bool:
+    """Whether the RayCluster had its head pod, and has lost it. KubeRay's word, because pods are watched apart."""
+    was_whole = _condition(cluster, "RayClusterProvisioned").get("status") == "True"  # it never goes back
+    return was_whole and _condition(cluster, "HeadPodReady").get("reason") == "HeadPodNotFound"
+
+
+def _condition(document: Manifest, kind: str) -> Manifest:
+    found = document.get("status", {}).get("conditions", ())
+    return next((each for each in found if each["type"] == kind), {})
 
 
 def pod(document: Manifest, mount_failure: str = "") -> Pod:
@@ -115,7 +160,14 @@ def pod(document: Manifest, mount_failure: str = "") -> Pod:
     elif mount_failure:
         message = f"pod {meta['name']} cannot mount the model: {_head(mount_failure)}. Put the model at this path on "
         fault = Verdict(reason=Reason.MODEL_NOT_FOUND, message=message + "every node, or change spec.model.source.")
+    elif status.get("phase") == "Failed":
+        cause = f"{status.get('reason', 'Failed')}: {_head(status.get('message', ''))}"
+        fault = Verdict(reason=Reason.CONTAINER_FAILED, message=f"pod {meta['name']} has failed ({cause})")
+    starts = [container["state"].get("running", {}).get("startedAt", "") for container in containers.values()]
+    is_running = bool(containers) and all("running" in container["state"] for container in containers.values())
+    owner = next((owner["uid"] for owner in meta.get("ownerReferences", ())), "")
     return Pod(
+        namespace=meta["namespace"],
         name=meta["name"],
         uid=meta["uid"],
         ip=status.get("podIP", ""),
@@ -125,10 +177,31 @@ def pod(document: Manifest, mount_failure: str = "") -> Pod:
         is_engine_ready=containers.get(ENGINE_CONTAINER, {}).get("ready", False),
         is_routed=labels.get(ROUTE_LABEL) == "true",
         is_mounting=bool(waiting) and all(reason in _MOUNT_REASONS for reason in waiting),
-        is_running=bool(containers) and all("running" in container["state"] for container in containers.values()),
+        running_since=moment(max(starts)) if is_running else None,
+        is_spent=any(_is_spent(container) for container in containers.values()),
+        num_engine_starts=containers.get(ENGINE_CONTAINER, {}).get("restartCount", 0),
+        owner_uid=owner,
+        grace_s=meta.get("deletionGracePeriodSeconds", 0) if "deletionTimestamp" in meta else None,
         fault=fault
         or next((found for container in everything if (found := _container_fault(meta["name"], container))), None),
     )
+
+
+def moment(text: str) -> datetime:
+    """The time in a document; long ago where there is none."""
+    return datetime.fromisoformat(text or "1970-01-01T00:00:00Z")
+
+
+def _is_spent(container: Manifest) -> bool:
+    """Whether the container has ended and another start in its place promises nothing."""
+    ended = container["state"].get("terminated") or container.get("lastState", {}).get("terminated")
+    if "running" in container["state"] or ended is None:
+        return False
+    if container["name"] == ENGINE_CONTAINER and ended["exitCode"] in (_EXIT_CONFIG, _EXIT_GIVEN_UP):
+        return bool(ended["exitCode"] == _EXIT_GIVEN_UP)
+    # Kubelets say so only of one that has ended more than once within minutes.
+    is_backing_off = container["state"].get("waiting", {}).get("reason") == "CrashLoopBackOff"
+    return is_backing_off and bool(container.get("restartCount", 0) >= _MAX_ENDS)
 
 
 def _container_fault(pod_name: str, container: Manifest) -> Verdict | None:

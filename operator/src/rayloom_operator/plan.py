@@ -1,21 +1,24 @@
 """What to change in the cluster so that it becomes what a service asks for. Pure.
 
-A service has one group today. When its spec changes, a group of the new revision is made and that of the old one is
-deleted in the same pass: the service is away while the new engine starts. Nothing of a running group is ever changed
-but its route label.
+When the spec changes, groups of the new revision are made and those of the old one are deleted in the same pass: the
+service is away while the new engines start. Nothing of a running group is ever changed but its route label.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from datetime import datetime
 
 from rayloom_operator.api import LLMService
-from rayloom_operator.names import Manifest, admin_secret_name, group_name, object_path
+from rayloom_operator.judgement import is_well
+from rayloom_operator.names import Manifest, admin_secret_name, object_path
 from rayloom_operator.objects.companions import admin_secret, client_service, config_map, service_account
+from rayloom_operator.objects.guards import disruption_budget, network_policy
 from rayloom_operator.objects.ray_cluster import ray_cluster
-from rayloom_operator.observed import Group, Pod
+from rayloom_operator.observed import Group, Observed, Pod
+from rayloom_operator.recovery import Slot
 from rayloom_operator.resolved import Hub, Resolved
-from rayloom_operator.revision import revision
 
 # States in which an engine takes requests; while it recovers they wait in it.
 _TAKES_REQUESTS = ("serving", "recovering")
@@ -40,6 +43,8 @@ class Deletion:
 
     path: str
     uid: str = ""
+    grace_s: int | None = None  # None: as the object itself says
+    is_foreground: bool = False  # it stays, marked as deleted, until what it owns is gone
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,53 +60,105 @@ class Plan:
     """In this order: `routes`, `wanted`, `deletions`. So an old engine goes only when its successor was accepted."""
 
     wanted: tuple[Manifest, ...] = ()
-    is_new: bool = False  # the group's ConfigMap and Secret, where there are any, are remains of another
+    new: frozenset[str] = frozenset()  # groups whose ConfigMap and Secret, where there are any, are another's remains
     deletions: tuple[Deletion, ...] = ()
     routes: tuple[Route, ...] = ()
+    waits: tuple[datetime, ...] = ()  # when a group that failed may be made anew
 
 
 def plan(
-    resolved: Resolved | None, groups: tuple[Group, ...], operator_key: bytes, taken: frozenset[str] = frozenset()
+    resolved: Resolved | None,
+    seen: Observed,
+    slots: tuple[Slot, ...],
+    current: str,
+    operator_key: bytes,
+    *,
+    now: float,
+    clock: datetime,
 ) -> Plan:
     """What to do now. `resolved` is None while the spec cannot be used: then what runs goes on as it is.
 
-    `taken` names RayClusters that are on their way out, or of a deleted service of the same name. One that is needed
-    is made when the old one is gone, and until then nothing else goes.
+    `slots` are the places for engines of the revision `current`. A RayCluster whose name is taken, or that has failed,
+    is made when the old one is gone and its time has come, and until then no group of another revision goes.
     """
-    routes = tuple(route for group in groups if (route := _route(group)))
+    wells = {group.name for group in seen.groups if is_well(group, now)}
     if resolved is None:
-        return Plan(routes=routes)
-    service, current = resolved.service, revision(resolved)
-    name = group_name(service.metadata.name, current)
-    lasting = (service_account(service), client_service(service))
-    if name in taken:
-        return Plan(wanted=lasting, routes=routes)
-    # What a group is made of is never changed, also by an operator of another version that would build it otherwise.
-    parts = (config_map(resolved, current), admin_secret(service, current, operator_key))
-    is_new = all(group.name != name for group in groups)
-    others = [(group, group.name, service.metadata.namespace) for group in groups if group.name != name]
-    return Plan(
-        wanted=lasting + parts + ((ray_cluster(resolved, current),) if is_new else ()),
-        is_new=is_new,
+        kept = tuple(route for group in seen.groups if (route := _route(group, wells)))
+        return Plan(routes=kept, deletions=tuple(_stranded(seen, slots)))
+    service = resolved.service
+    wanted = [service_account(service), client_service(service), disruption_budget(service), network_policy(service)]
+    new, waits = set(), []
+    for slot in slots:
+        retry_at = slot.retry_at(service.spec.recovery)
+        if slot.group is None and retry_at is not None and retry_at > clock:
+            waits.append(retry_at)
+        is_due = slot.name not in seen.taken and retry_at not in waits
+        if slot.is_condemned or (slot.group is None and not is_due):
+            continue
+        number = int(slot.name.rpartition("-")[2])
+        # What a group is made of is never changed, also by an operator of another version that would build it
+        # otherwise.
+        wanted += [config_map(resolved, current, number), admin_secret(service, current, operator_key, number)]
+        if slot.group is None:
+            new.add(slot.name)
+            wanted.append(ray_cluster(resolved, current, number))
+    is_whole = all(slot.group is not None or slot.name in new for slot in slots)
+    places = {slot.name for slot in slots}
+    surplus = {group.name for group in seen.groups if group.revision == current and group.name not in places}
+    others = [group for group in seen.groups if group.name in surplus or (group.revision != current and is_whole)]
+    namespace = service.metadata.namespace
+    deletions = [
+        deletion
+        for group in others
         # The RayCluster goes last: while it is listed, whoever was interrupted here knows what is left to do.
-        deletions=tuple(
-            deletion
-            for group, old, namespace in others
-            for deletion in (
-                Deletion(object_path("v1", "ConfigMap", namespace, old)),
-                Deletion(object_path("v1", "Secret", namespace, admin_secret_name(old))),
-                Deletion(object_path("ray.io/v1", "RayCluster", namespace, old), group.uid),
-            )
-        ),
-        routes=routes,
+        for deletion in (
+            Deletion(object_path("v1", "ConfigMap", namespace, group.name)),
+            Deletion(object_path("v1", "Secret", namespace, admin_secret_name(group.name))),
+            _end(group, namespace),
+        )
+    ]
+    deletions += [_end(slot.group, namespace) for slot in slots if slot.is_condemned and slot.group is not None]
+    routes = [route for group in seen.groups if (route := _route(group, wells - surplus, group.name in surplus))]
+    return Plan(
+        wanted=tuple(wanted),
+        new=frozenset(new),
+        deletions=(*deletions, *_stranded(seen, slots)),
+        # First on, then off, so that the service is never without an engine for it.
+        routes=tuple(sorted(routes, key=lambda route: not route.wanted)),
+        waits=tuple(waits),
     )
 
 
-def _route(group: Group) -> Route | None:
-    """The change that the head's route label needs; None when it is right, or while nobody knows."""
+def _end(group: Group, namespace: str) -> Deletion:
+    # In the foreground, so that the next group of this name finds its nodes, and the Secret of its name, free.
+    return Deletion(object_path("ray.io/v1", "RayCluster", namespace, group.name), group.uid, is_foreground=True)
+
+
+def _stranded(seen: Observed, slots: tuple[Slot, ...]) -> Iterator[Deletion]:
+    """Pods that would stay for long: their node is lost, or they drain although their engine is beyond help."""
+    failed = {slot.failure.uid for slot in slots if slot.failure is not None}
+    staying = [pod for group in seen.groups if group.uid not in failed for pod in group.pods]
+    for pod in (*staying, *seen.leaving):
+        grace_s = None
+        if pod.node in seen.lost_nodes:
+            grace_s = 0
+        elif pod.owner_uid in failed and (pod.grace_s or 0) > 1:
+            grace_s = 1
+        if grace_s is not None:
+            yield Deletion(object_path("v1", "Pod", pod.namespace, pod.name), pod.uid, grace_s)
+
+
+def _route(group: Group, wells: set[str], is_surplus: bool = False) -> Route | None:
+    """The change that the head's route label needs; None when it is right, or while nobody knows.
+
+    `wells` names the groups that could take all requests. While there are others of them, a group that recovers, does
+    not answer or is to go gets none; the last one keeps its own, for they wait in it.
+    """
     head = group.head
     said = group.reading.status if group.reading is not None else None
     if head is None or (head.is_engine_ready and said is None):
         return None
     wanted = head.is_engine_ready and said is not None and said.state in _TAKES_REQUESTS
+    if wells - {group.name} and (is_surplus or group.name not in wells):
+        wanted = False
     return None if wanted == head.is_routed else Route(pod=head, wanted=wanted)

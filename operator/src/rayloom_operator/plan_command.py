@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from pathlib import Path
 
 import yaml
@@ -11,9 +12,12 @@ from rayloom_operator.api_status import Candidate, Figures, Sizing
 from rayloom_operator.errors import SpecError
 from rayloom_operator.manifest import load_service
 from rayloom_operator.model_facts import ModelFacts, builtin_facts
+from rayloom_operator.observed import Observed
 from rayloom_operator.plan import plan
 from rayloom_operator.rank_memory import ELEMENT_BYTES, in_words
+from rayloom_operator.recovery import slots
 from rayloom_operator.resolved import Resolved, question, resolve
+from rayloom_operator.revision import revision
 from rayloom_operator.sizing import cost
 
 _COLUMNS = ("SHAPE", "RANKS", "NODES", "WEIGHTS/RANK", "KV TOKENS", "LENGTH", "REQUESTS", "")
@@ -30,7 +34,9 @@ def print_plan(*, manifest: Path, facts: Path | None, engine_image: str, output:
         command = f"rayloom-engine inspect --model {service.spec.model.source} > facts.json"
         raise SpecError((f"spec.model.source: run `{command}` where it can be read, and add --facts facts.json",))
     resolved = resolve(service, service.spec.engine.image or engine_image, known)
-    objects = plan(resolved, (), b"").wanted
+    nothing, current, clock = Observed(), revision(resolved), datetime.now(UTC)
+    places = slots(resolved, current, nothing, {}, now=0.0, clock=clock)
+    objects = plan(resolved, nothing, places, current, b"", now=0.0, clock=clock).wanted
     if output == "yaml":
         for each in objects:
             # What is in a Secret follows from the operator's own key.

@@ -17,7 +17,8 @@ def revision(resolved: Resolved) -> str:
 
     Settings that are left out do not count, so a field that a later version adds changes no revision.
     """
-    # The number of engines changes none of them; the image counts as it was resolved; how it is pulled does not.
+    # The number of engines changes none of them, and how the operator replaces them neither; the image counts as it
+    # was resolved; how it is pulled does not.
     service = resolved.service
     spec = service.spec.model_dump(
         mode="json",
@@ -26,6 +27,7 @@ def revision(resolved: Resolved) -> str:
             "parallelism": True,
             "sizing": True,
             "accelerator": True,
+            "recovery": {"node_loss_seconds", "backoff_base_seconds", "backoff_max_seconds"},
             "engine": {"image": True, "image_pull_policy": True},
         },
         exclude_defaults=True,

@@ -7,26 +7,28 @@ the same, byte for byte.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
-from datetime import UTC, datetime
+from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, Literal
 
-from rayloom_operator.api_status import Condition, ConditionType, GroupState, Model, Reason, Status, stored_sizing
+from rayloom_operator.api_status import (
+    FAULTS,
+    Condition,
+    ConditionType,
+    GroupState,
+    Model,
+    Reason,
+    Status,
+    stored_sizing,
+)
 from rayloom_operator.api_status import Group as GroupStatus
-from rayloom_operator.engine_status import EngineStatus
+from rayloom_operator.judgement import judge
+from rayloom_operator.names import NODE_TYPE_LABEL, SERVICE_LABEL
 from rayloom_operator.objects.companions import endpoint
-from rayloom_operator.observed import Group, Pod, Reading, Verdict
+from rayloom_operator.observed import Group, Observed, Verdict
+from rayloom_operator.recovery import Memory, Slot, stamp, verdict_of
 from rayloom_operator.resolved import Resolved
-
-# An idle engine sends a token through every rank each 10 s.
-TOKEN_AGE_LIMIT_S = 15.0
-# An engine that answered is believed for so long after the first answer that failed to come.
-SILENCE_LIMIT_S = 5.0
-# Healthy engines are asked each 5 s. An older answer is no news of anything, whatever became of its successors.
-STALE_S = 20.0
-# What an engine that recovers says when it has lost no rank, but one stands still.
-STALLED = re.compile(r"has not advanced for|no step has ended for")
 
 _GROUP_STATES: Mapping[Reason, GroupState] = {
     Reason.SERVING: "Serving",
@@ -35,6 +37,7 @@ _GROUP_STATES: Mapping[Reason, GroupState] = {
     Reason.UNSCHEDULABLE: "Pending",
     Reason.RECOVERING: "Recovering",
     Reason.DRAINING: "Draining",
+    Reason.GROUP_BACK_OFF: "BackOff",
 }
 VALID = Verdict(reason=Reason.VALID, message="The spec can be used.")
 _MODEL_FAULTS = (
@@ -46,162 +49,185 @@ _MODEL_FAULTS = (
 )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Row:
+    """An engine that is there, or is to be."""
+
+    slot: Slot
+    revision: str
+    verdict: Verdict
+
+    @property
+    def group(self) -> Group | None:
+        return self.slot.group
+
+
 def status(
     resolved: Resolved | None,
     accepted: Verdict,
-    groups: tuple[Group, ...],
+    seen: Observed,
+    slots: tuple[Slot, ...],
     *,
     missing: Verdict | None = None,
     model: Model | None = None,
     generation: int,
     revision: str,
     previous: Mapping[str, Any],
+    memory: Memory,
     now: float,
     clock: datetime,
 ) -> Status:
     """The status to write.
 
     `accepted` is VALID, or says why nothing can be made of the spec; `missing` is why the model is not known, `model`
-    what is known of it. `resolved` is None and `revision`, that of the spec, empty while the spec cannot be used, or
-    the model is not known. `previous` is the status as it was written last, for times of change and for what a refused
-    spec leaves running. `now` counts like the readings' seconds, `clock` is the time of day.
+    what is known of it. While the spec cannot be used, or the model is not known, `resolved` is None, and `revision`,
+    that of the spec, and `slots`, its places for engines, are empty. `previous` is the status as it was written last,
+    for times of change and for what a refused spec leaves running, `memory` the groups in it. `now` counts like the
+    readings' seconds, `clock` is the time of day.
     """
-    old_revision = previous.get("currentRevision", "")
+    places, old_revision = {slot.name for slot in slots}, previous.get("currentRevision", "")
+    # A refused spec has made nothing, unless it was accepted before; what there was goes on then.
+    made = {old_revision, *(group.revision for group in seen.groups)}
     is_accepted = accepted.reason is Reason.VALID
-    is_made = bool(revision) and (is_accepted or any(group.revision == revision for group in groups))
+    is_made = bool(revision) and (is_accepted or revision in made)
+    rows = [
+        _Row(
+            slot=slot, revision=revision, verdict=verdict_of(slot, resolved.service.spec.recovery, now=now, clock=clock)
+        )
+        for slot in slots
+        if resolved is not None and is_made
+    ]
+    rows += [
+        _Row(slot=Slot(name=group.name, group=group), revision=group.revision, verdict=judge(group, now))
+        for group in seen.groups
+        if group.name not in places
+    ]
     shown_revision = revision if is_made else old_revision
-    shown = [group for group in groups if group.revision == shown_revision]
-    group = shown[0] if shown else None
-    # What is refused leaves running what there was.
-    is_bare = group is None or not group.pods
-    verdict = judge(group, now)
-    if is_bare and not is_accepted:
-        verdict = accepted
-    elif group is None and missing is not None:
-        verdict = missing
+    # Those above the number of replicas are on their way out.
+    shown = [row for row in rows if row.revision == shown_revision and (row.slot.name in places or not is_made)]
+    available = _available(shown)
+    if not is_accepted and not any((row.group is not None and row.group.pods) or row.slot.failure for row in shown):
+        available = accepted
+    elif missing is not None and not any(row.group is not None for row in shown):
+        available = missing
 
     def condition(kind: ConditionType, holds: bool, because: Verdict) -> Condition:
         said: Literal["True", "False"] = "True" if holds else "False"
         before = next((old for old in previous.get("conditions", ()) if old["type"] == kind), None)
-        changed = clock.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         return Condition(
             type=kind,
             status=said,
             reason=because.reason,
             message=because.message,
             observed_generation=generation,
-            last_transition_time=before["lastTransitionTime"] if before and before["status"] == said else changed,
+            last_transition_time=before["lastTransitionTime"] if before and before["status"] == said else stamp(clock),
         )
 
-    is_serving = verdict.reason is Reason.SERVING
+    is_degraded, degraded = _degraded(shown, seen, available)
+    loaded = missing or _model(shown)
+    scheduled = _scheduled(shown, available, 1 + resolved.num_pods if resolved is not None else 0)
+    num_available = sum(row.verdict.reason is Reason.SERVING for row in shown)
+    asked = str(resolved.service.spec.replicas) if resolved is not None else previous.get("ready", "0/1").split("/")[1]
+    heads = [row.group.head for row in shown if row.group is not None and row.group.head is not None]
     return Status(
         observed_generation=generation,
         conditions=(
             condition("Accepted", is_accepted, accepted),
-            condition("ModelReady", verdict.is_loaded and missing is None, missing or _model(verdict)),
-            condition("Available", is_serving, verdict),
+            condition("ModelReady", loaded.reason is Reason.LOADED, loaded),
+            condition("Scheduled", scheduled.reason is Reason.SCHEDULED, scheduled),
+            condition("Available", available.reason is Reason.SERVING, available),
+            condition("Degraded", is_degraded, degraded),
         ),
         shape=resolved.shape if resolved is not None else previous.get("shape", ""),
         sizing=resolved.sizing if resolved is not None else stored_sizing(previous),
         model=model,
-        ready=f"{int(is_serving)}/1",
+        ready=f"{num_available}/{asked}",
         endpoint=endpoint(resolved.service) if resolved is not None else previous.get("endpoint", ""),
-        replicas=len(shown),
-        ready_replicas=int(group is not None and group.head is not None and group.head.is_engine_ready),
-        available_replicas=int(is_serving),
+        replicas=sum(row.group is not None for row in shown),
+        ready_replicas=sum(head.is_engine_ready for head in heads),
+        available_replicas=num_available,
+        updated_replicas=sum(row.group is not None and row.revision == revision for row in shown),
+        selector=(
+            f"{SERVICE_LABEL}={resolved.service.metadata.name},{NODE_TYPE_LABEL}=head"
+            if resolved is not None
+            else previous.get("selector", "")
+        ),
         current_revision=shown_revision,
-        groups=tuple(_group_status(each, verdict if each is group else judge(each, now)) for each in groups),
+        groups=tuple(_group_status(row, resolved, memory.get(row.slot.name), clock) for row in rows),
     )
 
 
-def judge(group: Group | None, now: float) -> Verdict:
-    """What the group does now, from the surest sign to the weakest: the engine's word, pods, the absence of both."""
-    head, reading = (group.head, group.reading) if group is not None else (None, None)
-    if group is None or head is None:
-        if group is not None and group.fault is not None:
-            return group.fault
-        if group is not None and group.pods:
-            return _pending("The head pod is gone, and KubeRay makes another.")
-        return _pending("KubeRay makes the pods of the engine. If this stays, see whether KubeRay's operator runs.")
-    silence = _silence(reading, now)
-    # The failed answer of an engine that has ended is explained by its pod better than by its last word.
-    is_believed = silence is None or (silence < SILENCE_LIMIT_S and group.fault is None)
-    if reading is not None and reading.status is not None and is_believed:
-        return _engine_verdict(group, head, reading.status)
-    if group.fault is not None:
-        return group.fault
-    if reading is not None and head.is_engine_ready and silence is not None and silence >= SILENCE_LIMIT_S:
-        error = reading.error or f"its last answer is older than {STALE_S:.0f} s"
-        message = f"The engine in pod {head.name} does not answer on its admin port: {error}"
-        return Verdict(reason=Reason.ENGINE_UNREACHABLE, message=message)
-    waiting = [pod.name for pod in group.pods if not pod.is_running]
-    if waiting:
-        return _pending(f"Waiting for pods to start: {', '.join(sorted(waiting))}.")
-    return Verdict(reason=Reason.STARTING, message="The engine starts.")
+def _available(shown: list[_Row]) -> Verdict:
+    """Of an engine that serves, else of one that may soon, else of the first."""
+    verdicts = [row.verdict for row in shown] or [judge(None, 0.0)]
+    serving = (verdict for verdict in verdicts if verdict.reason is Reason.SERVING)
+    on_its_way = (verdict for verdict in verdicts if verdict.reason not in FAULTS)
+    return next(serving, next(on_its_way, verdicts[0]))
 
 
-def _silence(reading: Reading | None, now: float) -> float | None:
-    """For how many seconds the engine has not answered; None while it answers, or was not asked."""
-    if reading is None:
-        return None
-    if reading.failing_since is not None:
-        return now - reading.failing_since
-    return now - reading.at if now - reading.at > STALE_S else None
+def _degraded(shown: list[_Row], seen: Observed, available: Verdict) -> tuple[bool, Verdict]:
+    """What is broken, the gravest first. An engine that starts for the first time is not."""
+    pods = [*(pod for row in shown if row.group for pod in row.group.pods), *seen.leaving]
+    lost = sorted({pod.node for pod in pods if pod.node in seen.lost_nodes})
+    if lost:
+        words = f"{', '.join(lost)} not ready: the pods there are deleted, and made on other nodes."
+        return True, Verdict(reason=Reason.NODE_LOST, message=("Node " if len(lost) == 1 else "Nodes ") + words)
+    ill = [row for row in shown if row.verdict.reason in FAULTS]
+    ill += [row for row in shown if row.verdict.reason is Reason.RECOVERING]
+    for row in ill:
+        name = f"{row.slot.name}: " if len(shown) > 1 and row.slot.name not in row.verdict.message else ""
+        return True, Verdict(reason=row.verdict.reason, message=name + row.verdict.message)
+    young = [row for row in shown if row.verdict.reason is not Reason.SERVING]
+    for slot in (row.slot for row in young):
+        if slot.failure is not None:
+            message = f"The engine {slot.name} was made anew, and does not serve yet. {slot.failure.message}"
+            return True, Verdict(reason=Reason.RECOVERING, message=message)
+    if young or not shown:
+        return False, young[0].verdict if young else available
+    return False, Verdict(reason=Reason.HEALTHY, message="Nothing is known to be broken.")
 
 
-def _engine_verdict(group: Group, head: Pod, said: EngineStatus) -> Verdict:
-    age = said.last_token_age_seconds
-    is_stopped = age is not None and age >= TOKEN_AGE_LIMIT_S
-
-    def verdict(reason: Reason, message: str) -> Verdict:
-        is_loaded = age is not None and reason is not Reason.RECOVERING
-        return Verdict(reason=reason, message=message, is_loaded=is_loaded)
-
-    if said.state == "failed":
-        return verdict(Reason.ENGINE_FAILED, f"The engine failed: {said.reason}")
-    if said.state == "draining":
-        return verdict(Reason.DRAINING, "The engine finishes its requests and takes no more.")
-    if is_stopped and (said.state == "serving" or STALLED.search(said.reason)):
-        return verdict(
-            Reason.TOKENS_STOPPED,
-            f"No token has passed through every rank for {TOKEN_AGE_LIMIT_S:.0f} s; /status of pod {head.name} says "
-            "which rank stands still.",
-        )
-    if said.state in ("starting", "recovering") and group.workers_fault is not None:
-        # What keeps the ranks' pods from running is what the engine waits for. What ended its own container before
-        # is over: it answers.
-        return group.workers_fault
-    if said.state == "recovering":
-        return verdict(Reason.RECOVERING, f"The engine replaces lost ranks; requests wait. {said.reason}".strip())
-    if said.state == "starting":
-        phase = next((phase.name.replace("_", " ") for phase in said.startup if not phase.finished), "")
-        return verdict(Reason.STARTING, f"The engine starts: {phase}." if phase else "The engine starts.")
-    if age is None:
-        return verdict(Reason.STARTING, "The engine makes its first token.")
-    if not head.is_ready or not head.is_routed:
-        return verdict(Reason.STARTING, f"The engine serves; requests reach it once pod {head.name} is ready.")
-    return verdict(Reason.SERVING, "A token passes through every rank, and requests reach the engine.")
+def _scheduled(shown: list[_Row], available: Verdict, num_pods: int) -> Verdict:
+    for row in shown:
+        if row.group is None:
+            return row.verdict
+        faults = [pod.fault for pod in row.group.pods if pod.fault is not None]
+        unplaced = [fault for fault in faults if fault.reason is Reason.UNSCHEDULABLE]
+        if unplaced:
+            return unplaced[0]
+        num_placed = sum(bool(pod.node) for pod in row.group.pods)
+        if num_placed < num_pods:
+            message = f"{num_placed} of {num_pods} pods of {row.slot.name} have a node."
+            return Verdict(reason=Reason.PODS_PENDING, message=message)
+    return Verdict(reason=Reason.SCHEDULED, message="Every pod has a node.") if shown else available
 
 
-def _pending(message: str) -> Verdict:
-    return Verdict(reason=Reason.PODS_PENDING, message=message)
-
-
-def _model(verdict: Verdict) -> Verdict:
-    if verdict.is_loaded:
+def _model(shown: list[_Row]) -> Verdict:
+    if any(row.verdict.is_loaded for row in shown):
         return Verdict(reason=Reason.LOADED, message="Every rank has loaded the model.")
-    if verdict.reason in _MODEL_FAULTS:
-        return verdict
     message = "The engine does not say, or not yet, that every rank has loaded the model."
-    return Verdict(reason=Reason.LOADING, message=message)
+    loading = Verdict(reason=Reason.LOADING, message=message)
+    return next((row.verdict for row in shown if row.verdict.reason in _MODEL_FAULTS), loading)
 
 
-def _group_status(group: Group, verdict: Verdict) -> GroupStatus:
-    nodes = group.reading.status.nodes if group.reading is not None and group.reading.status is not None else ()
+def _group_status(row: _Row, resolved: Resolved | None, before: GroupStatus | None, clock: datetime) -> GroupStatus:
+    group, slot, state = row.group, row.slot, _GROUP_STATES.get(row.verdict.reason, "Failed")
+    nodes: tuple[str, ...] = ()
+    if group is not None:
+        said = group.reading.status if group.reading is not None else None
+        nodes = said.nodes if said is not None else ()
+        nodes = nodes or tuple(sorted(pod.node for pod in group.pods if pod.node and not pod.is_head))
+    retry_at = slot.retry_at(resolved.service.spec.recovery) if resolved is not None and group is None else None
+    # While the spec cannot be used nobody looks at what failed, and nothing of that is to be forgotten.
+    kept = before if resolved is None and before is not None else slot
     return GroupStatus(
-        name=group.name,
-        revision=group.revision,
-        state=_GROUP_STATES.get(verdict.reason, "Failed"),
-        reason=verdict.reason,
-        nodes=nodes or tuple(sorted(pod.node for pod in group.pods if pod.node and not pod.is_head)),
+        name=slot.name,
+        revision=row.revision,
+        state=state,
+        reason=row.verdict.reason,
+        last_transition_time=before.last_transition_time if before and before.state == state else stamp(clock),
+        restarts=kept.restarts,
+        next_retry_time=stamp(retry_at) if retry_at is not None and retry_at > clock else None,
+        failure=kept.failure,
+        nodes=nodes,
     )

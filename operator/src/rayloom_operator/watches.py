@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from rayloom_operator import kuberay
 from rayloom_operator.kube import Kube
 from rayloom_operator.names import ServiceKey
+from rayloom_operator.nodes import Nodes
 from rayloom_operator.reflector import Reflector
 
 logger = logging.getLogger(__name__)
@@ -19,8 +20,8 @@ _KUBERAY: ServiceKey = ("", kuberay.DEFINITION)
 
 
 class Watches:
-    """`on_change` gets the service whose RayCluster or Job changed, `on_pod` that of a pod; `on_kuberay` is called when
-    KubeRay can be used no more, or again."""
+    """`on_change` gets the service whose RayCluster or Job changed, `on_pod` that of a pod. `on_node` gets the name of
+    a node that is ready no more, or again; `on_kuberay` is called when KubeRay can be used no more, or again."""
 
     def __init__(
         self,
@@ -29,11 +30,13 @@ class Watches:
         *,
         on_change: Callable[[ServiceKey], None],
         on_pod: Callable[[ServiceKey], None],
+        on_node: Callable[[str], None],
         on_kuberay: Callable[[], None],
     ) -> None:
         self.clusters = Reflector(kube, "ray.io/v1", "RayCluster", on_change, namespaces=namespaces)
         self.pods = Reflector(kube, "v1", "Pod", on_pod, namespaces=namespaces)
         self.jobs = Reflector(kube, "batch/v1", "Job", on_change, namespaces=namespaces)
+        self.nodes = Nodes(kube, on_node)
         self._definitions = Reflector(
             kube,
             "apiextensions.k8s.io/v1",
@@ -53,6 +56,7 @@ class Watches:
         async with asyncio.TaskGroup() as tasks:
             for reflector in self._all:
                 tasks.create_task(reflector.run())
+            tasks.create_task(self.nodes.run())
             # Where there is no KubeRay, there is no RayCluster to list.
             for answered in (
                 self.clusters.has_answered,

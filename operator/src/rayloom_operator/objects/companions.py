@@ -48,25 +48,26 @@ def endpoint(service: LLMService) -> str:
     return f"http://{service.metadata.name}.{service.metadata.namespace}.svc:{names.API_PORT}"
 
 
-def config_map(resolved: Resolved, revision: str) -> Manifest:
+def config_map(resolved: Resolved, revision: str, number: int = 0) -> Manifest:
     """The group's EngineConfig document."""
     service = resolved.service
+    group = group_name(service.metadata.name, revision, number)
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
-        "metadata": metadata(service, group_name(service.metadata.name, revision), revision),
+        "metadata": metadata(service, group, revision, number),
         "data": {names.CONFIG_KEY: json.dumps(pod_engine_config(resolved), indent=2, sort_keys=True) + "\n"},
     }
 
 
-def admin_secret(service: LLMService, revision: str, operator_key: bytes) -> Manifest:
+def admin_secret(service: LLMService, revision: str, operator_key: bytes, number: int = 0) -> Manifest:
     """The bearer token of the group's admin port."""
-    group = group_name(service.metadata.name, revision)
+    group = group_name(service.metadata.name, revision, number)
     token = admin_token(operator_key, service.metadata.namespace, service.metadata.uid, group)
     return {
         "apiVersion": "v1",
         "kind": "Secret",
-        "metadata": metadata(service, names.admin_secret_name(group), revision),
+        "metadata": metadata(service, names.admin_secret_name(group), revision, number),
         "type": "Opaque",
         "data": {names.TOKEN_KEY: base64.b64encode(token.encode()).decode()},
     }

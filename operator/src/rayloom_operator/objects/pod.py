@@ -9,14 +9,13 @@ from rayloom_operator.resolved import Hub
 
 # The user of the engine's image. Both containers of the head pod need the same one: Ray's sockets belong to it.
 _USER = 1000
-# A node that does not answer for so long is given up: its pods are evicted.
-_NODE_LOSS_SECONDS = 15
 
 
 def pod_basics(service: LLMService) -> Manifest:
     """The fields of a pod's spec that do not depend on what it does."""
     spec = service.spec
-    toleration = {"operator": "Exists", "effect": "NoExecute", "tolerationSeconds": _NODE_LOSS_SECONDS}
+    seconds = spec.recovery.node_loss_seconds
+    toleration = {"operator": "Exists", "effect": "NoExecute", "tolerationSeconds": seconds}
     tolerations = [{"key": f"node.kubernetes.io/{taint}", **toleration} for taint in ("not-ready", "unreachable")]
     given = (each.model_dump(by_alias=True, exclude_none=True) for each in spec.scheduling.tolerations)
     pod: Manifest = {

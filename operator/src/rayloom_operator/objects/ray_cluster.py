@@ -70,15 +70,20 @@ _RAY_START = {
 }
 
 
-def ray_cluster(resolved: Resolved, revision: str) -> Manifest:
+# The operator replaces an engine whose head pod is gone. A new head would kill the old one's workers anyway.
+_NO_OTHER_HEAD = {"ray.io/disable-provisioned-head-restart": "true"}
+
+
+def ray_cluster(resolved: Resolved, revision: str, number: int = 0) -> Manifest:
+    """The RayCluster of the service's engine with this number."""
     service = resolved.service
-    group = names.group_name(service.metadata.name, revision)
-    labels = names.labels(service, revision)
+    group = names.group_name(service.metadata.name, revision, number)
+    labels = names.labels(service, revision, number)
     head, worker = _head_pod(resolved, group), _worker_pod(resolved, group)
     return {
         "apiVersion": "ray.io/v1",
         "kind": "RayCluster",
-        "metadata": names.metadata(service, group, revision),
+        "metadata": names.metadata(service, group, revision, number) | {"annotations": _NO_OTHER_HEAD},
         "spec": {
             "rayVersion": RAY_VERSION,
             "authOptions": {"mode": "token"},

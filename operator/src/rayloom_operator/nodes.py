@@ -1,0 +1,60 @@
+"""Which nodes of the cluster are not ready, and since when. Nothing else of a node is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime
+
+from rayloom_operator.kube import Kube
+from rayloom_operator.names import Manifest, ServiceKey
+from rayloom_operator.observed import moment
+from rayloom_operator.reflector import Reflector
+
+
+def unready_since(node: Manifest) -> datetime | None:
+    """Since when a Node document says that the node is not ready; None while it is, or has never been.
+
+    Its control plane says so itself when a node has been silent for a while (`--node-monitor-grace-period`).
+    """
+    conditions = node.get("status", {}).get("conditions", ())
+    ready = next((each for each in conditions if each["type"] == "Ready"), None)
+    if ready is None or ready["status"] == "True":
+        return None
+    return moment(ready.get("lastTransitionTime", ""))
+
+
+class Nodes:
+    """`on_change` gets the name of a node that became ready, or ceased to be. Lives in one event loop."""
+
+    def __init__(self, kube: Kube, on_change: Callable[[str], None]) -> None:
+        self._on_change = on_change
+        self._unready: dict[str, datetime] = {}
+        self._nodes = Reflector(kube, "v1", "Node", self._changed, selector={}, key_of=_key, slim=_without_all_else)
+
+    async def run(self) -> None:
+        """Follows the nodes for ever. Where that is not allowed every node counts as ready."""
+        await self._nodes.run()
+
+    @property
+    def unready(self) -> dict[str, datetime]:
+        """Names of nodes that are not ready -> since when."""
+        return self._unready
+
+    def _changed(self, key: ServiceKey) -> None:
+        _, name = key
+        since = next((unready_since(node) for node in self._nodes.of_service(key)), None)
+        was_ready = self._unready.pop(name, None) is None
+        if since is not None:
+            self._unready[name] = since
+        if was_ready != (since is None):
+            self._on_change(name)
+
+
+def _key(node: Manifest) -> ServiceKey:
+    """Each node is a key of its own."""
+    return "", node["metadata"]["name"]
+
+
+def _without_all_else(node: Manifest) -> Manifest:
+    ready = [each for each in node.get("status", {}).get("conditions", ()) if each["type"] == "Ready"]
+    return {"metadata": {"name": node["metadata"]["name"]}, "status": {"conditions": ready}}

@@ -1,0 +1,122 @@
+"""Looks at a service: its RayClusters, pods and nodes as they are cached, and what its engines said last."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import datetime, timedelta
+
+from rayloom_operator import names
+from rayloom_operator.engine_poller import EnginePoller, Target
+from rayloom_operator.errors import OperatorError
+from rayloom_operator.kube import Kube
+from rayloom_operator.names import Manifest, ServiceKey, object_path
+from rayloom_operator.objects.companions import admin_token
+from rayloom_operator.observed import Group, Observed, cluster_refusal, is_headless, moment, pod
+from rayloom_operator.recovery import NEW_POD_S
+from rayloom_operator.watches import Watches
+
+logger = logging.getLogger(__name__)
+
+
+class Observer:
+    """Lives in one event loop."""
+
+    def __init__(self, kube: Kube, watches: Watches, poller: EnginePoller, operator_key: bytes) -> None:
+        self._kube = kube
+        self._clusters, self._pods, self._nodes = watches.clusters, watches.pods, watches.nodes
+        self._poller = poller
+        self._operator_key = operator_key
+        self._new_pods: dict[ServiceKey, dict[str, tuple[str, datetime]]] = {}  # uid -> of which RayCluster, since when
+
+    def forget(self, key: ServiceKey) -> None:
+        """The service is gone."""
+        self._poller.follow(key, {})
+        self._new_pods.pop(key, None)
+
+    async def observe(self, key: ServiceKey, uid: str, patience: timedelta, clock: datetime) -> Observed:
+        """What is there of the service with this uid; one of the same name that was deleted may have left RayClusters.
+
+        A node that is not ready is given up after `patience`.
+        """
+        everything = self._pods.of_service(key)
+        pods = [each for each in everything if "deletionTimestamp" not in each["metadata"]]
+        leaving = tuple(pod(each) for each in everything if "deletionTimestamp" in each["metadata"])
+        num_new = self._count_new_pods(key, everything, clock)
+        nodes = {each["spec"].get("nodeName", "") for each in everything} & self._nodes.unready.keys()
+        given_up_at = {node: self._nodes.unready[node] + patience for node in nodes}
+        failures = await self.mount_failures(key, pods)
+        groups, taken, targets = [], set(), {}
+        for cluster in self._clusters.of_service(key):
+            meta = cluster["metadata"]
+            name = meta["name"]
+            if not is_owned(meta, uid) or "deletionTimestamp" in meta:
+                taken.add(name)
+                continue
+            # By uid: pods of a RayCluster that had this name before may be left.
+            own = [each for each in pods if is_owned(each["metadata"], meta["uid"])]
+            group = Group(
+                name=name,
+                revision=meta["labels"][names.REVISION_LABEL],
+                uid=meta["uid"],
+                pods=tuple(pod(each, failures.get(each["metadata"]["uid"], "")) for each in own),
+                refusal=cluster_refusal(cluster),
+                is_headless=is_headless(cluster),
+                num_new_pods=num_new.get(meta["uid"], 0),
+                reading=None,
+            )
+            groups.append(group)
+            if group.head is not None and group.head.ip:
+                token = admin_token(self._operator_key, key[0], uid, name)
+                targets[name] = Target(group.head.ip, token, group.head.uid, group.head.num_engine_starts)
+        # Forgets what a head said that is another pod by now, so the readings come after it.
+        self._poller.follow(key, targets)
+        asked = (replace(group, reading=self._poller.reading(key[0], group.name)) for group in groups)
+        return Observed(
+            groups=tuple(asked),
+            taken=frozenset(taken),
+            leaving=leaving,
+            lost_nodes=frozenset(node for node, at in given_up_at.items() if at <= clock),
+            waits=tuple(at for at in given_up_at.values() if at > clock),
+        )
+
+    def _count_new_pods(self, key: ServiceKey, pods: list[Manifest], clock: datetime) -> dict[str, int]:
+        """uid of a RayCluster -> pods made for it lately, also those that are gone. Forgotten by a restart."""
+        known = self._new_pods.setdefault(key, {})
+        for meta in (each["metadata"] for each in pods):
+            owner = next((each["uid"] for each in meta.get("ownerReferences", ())), "")
+            known.setdefault(meta["uid"], (owner, moment(meta.get("creationTimestamp", ""))))
+        for uid in [uid for uid, (_, at) in known.items() if clock - at > timedelta(seconds=NEW_POD_S)]:
+            del known[uid]
+        return Counter(owner for owner, _ in known.values())
+
+    async def mount_failures(self, key: ServiceKey, pods: Sequence[Manifest]) -> dict[str, str]:
+        """uid of pods that wait for a volume of the user's -> what the kubelet says about it."""
+        waiting = [
+            each
+            for each in pods
+            if any(volume["name"] in names.USER_VOLUMES for volume in each["spec"].get("volumes", ()))
+            and pod(each).is_mounting
+        ]
+        if not waiting:
+            return {}
+        selector = {"fieldSelector": "involvedObject.kind=Pod,reason=FailedMount"}
+        try:
+            found, _ = await self._kube.list(object_path("v1", "Event", key[0]), selector)
+        except OperatorError as error:
+            logger.warning("%s/%s: why pods wait for a volume is not known: %s", *key, error)
+            return {}
+        # The newest comes last, and counts.
+        found.sort(key=lambda event: event.get("lastTimestamp") or event.get("eventTime") or "")
+        return {
+            event["involvedObject"]["uid"]: event["message"]
+            for event in found
+            if any(f'"{name}"' in event.get("message", "") for name in names.USER_VOLUMES)
+        }
+
+
+def is_owned(meta: Manifest, uid: str) -> bool:
+    """Whether an object with this metadata goes when the one with `uid` goes."""
+    return any(owner["uid"] == uid for owner in meta.get("ownerReferences", ()))

@@ -1,0 +1,194 @@
+"""Which engines a service is to have, and which of them are beyond help and are made anew. Pure.
+
+One healer for each fault: the engine replaces its ranks, the kubelet starts containers that end, KubeRay makes worker
+pods. What is left is an engine that none of them brings back; its RayCluster is deleted, and another made in its place,
+each time later than the last. A model, image or place that is not there is no such case: that is asked for again
+by itself, and a new engine would find the same.
+
+All memory is `status.groups`. A failure is written there first and acted on in the next turn, so that an operator that
+ends in between counts it once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from pydantic import ValidationError
+
+from rayloom_operator.api_recovery import Recovery
+from rayloom_operator.api_status import Failure, Reason
+from rayloom_operator.api_status import Group as GroupStatus
+from rayloom_operator.judgement import is_well, judge, silence
+from rayloom_operator.names import group_name
+from rayloom_operator.observed import Group, Observed, Verdict, moment
+from rayloom_operator.resolved import Resolved
+
+# An engine that served for so long begins with a clean record. The engine's own budget counts over the same time.
+_STABLE_S = 600.0
+# Pods that are made within this time count as one series.
+NEW_POD_S = 600.0
+# The engine gives up by itself after rebuildSeconds. The operator comes later, lest both act.
+_LATER_S = 30.0
+
+Memory = Mapping[str, GroupStatus]  # by name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slot:
+    """A place for one engine: the group that has it, if any, and what became of those before."""
+
+    name: str
+    group: Group | None
+    restarts: int = 0
+    failure: Failure | None = None
+    is_condemned: bool = False  # its group is to be deleted, and that is written down
+
+    def retry_at(self, recovery: Recovery) -> datetime | None:
+        """When the next group may be made; None when none has failed."""
+        if self.failure is None:
+            return None
+        return moment(self.failure.time) + timedelta(seconds=back_off_seconds(self.restarts, recovery))
+
+
+def back_off_seconds(restarts: int, recovery: Recovery) -> int:
+    """How long after its last failure an engine is made anew: 0, base, 2 base, 4 base, ... and never above the maximum,
+    which it is at once after `restart_budget` times."""
+    if restarts > recovery.restart_budget:
+        return recovery.backoff_max_seconds
+    # 2 ** 17 s are more than a day.
+    growth = 0 if restarts < 2 else 2 ** min(restarts - 2, 17)
+    return min(recovery.backoff_base_seconds * growth, recovery.backoff_max_seconds)
+
+
+def remembered(previous: Mapping[str, Any]) -> Memory:
+    """The groups in a status document. What another version wrote and this one cannot read is as good as not there."""
+    found = {}
+    for each in previous.get("groups", ()):
+        try:
+            found[each["name"]] = GroupStatus.model_validate(each, strict=False)
+        except (ValidationError, KeyError):
+            continue
+    return found
+
+
+def slots(
+    resolved: Resolved, current: str, seen: Observed, memory: Memory, *, now: float, clock: datetime
+) -> tuple[Slot, ...]:
+    """The service's places by number, as many as it has replicas: those that serve, others that are there, new ones.
+
+    `current` is the spec's revision. While it is not known who serves none is given up. `now` counts like the readings'
+    seconds, `clock` is the time of day.
+    """
+    service = resolved.service.metadata.name
+    mine = {group.name: group for group in seen.groups if group.revision == current}
+    known = mine.keys() | {name for name in (*seen.taken, *memory) if _number(service, current, name) is not None}
+
+    def rank(name: str) -> tuple[int, int]:
+        group, number = mine.get(name), _number(service, current, name) or 0
+        return (2 if group is None else 0 if is_well(group, now) else 1), number
+
+    is_known = all(group.reading is not None or not group.head or not group.head.ip for group in mine.values())
+    wanted = max(resolved.service.spec.replicas, 0 if is_known else len(mine))
+    kept = sorted(known, key=rank)[:wanted]
+    free = (name for number in range(2 * wanted) if (name := group_name(service, current, number)) not in kept)
+    kept += [next(free) for _ in range(wanted - len(kept))]
+    return tuple(
+        _review(name, mine.get(name), memory.get(name), resolved, seen, now, clock)
+        for name in sorted(kept, key=lambda name: _number(service, current, name) or 0)
+    )
+
+
+def _number(service: str, revision: str, name: str) -> int | None:
+    """The number in the name of a group of this revision; None in any other name."""
+    start, _, number = name.rpartition("-")
+    return int(number) if start == f"{service}-{revision}" and number.isdecimal() else None
+
+
+def _review(
+    name: str,
+    group: Group | None,
+    before: GroupStatus | None,
+    resolved: Resolved,
+    seen: Observed,
+    now: float,
+    clock: datetime,
+) -> Slot:
+    failure, restarts = (before.failure, before.restarts) if before is not None else (None, 0)
+    if group is None:
+        return Slot(name=name, group=None, restarts=restarts, failure=failure)
+    is_counted = failure is not None and failure.uid == group.uid
+    if before is not None and failure is not None and is_well(group, now):
+        if is_counted:  # It came back before anything was done.
+            restarts, failure = restarts - 1, failure.model_copy(update={"uid": ""})
+        elif before.state == "Serving" and clock - moment(before.last_transition_time) > timedelta(seconds=_STABLE_S):
+            restarts = 0
+        return Slot(name=name, group=group, restarts=restarts, failure=failure if restarts else None)
+    cause = None if is_counted else cause_to_replace(group, resolved, seen.lost_nodes, now=now, clock=clock)
+    if cause is not None:
+        restarts += 1
+        first = failure or Failure(uid="", reason=cause.reason, message=cause.message, time="")
+        failure = first.model_copy(update={"uid": group.uid, "time": stamp(clock)})
+    return Slot(name=name, group=group, restarts=restarts, failure=failure, is_condemned=is_counted)
+
+
+def cause_to_replace(
+    group: Group, resolved: Resolved, lost_nodes: frozenset[str], *, now: float, clock: datetime
+) -> Verdict | None:
+    """Why the group is beyond help; None while somebody else may bring it back."""
+    head, reading, recovery = group.head, group.reading, resolved.service.spec.recovery
+    if group.is_headless and head is None:
+        return judge(group, now)
+    if group.num_new_pods > 2 * (1 + resolved.num_pods) + recovery.restart_budget:
+        # KubeRay makes a pod in place of one that failed at once, however often.
+        fault = group.fault
+        words = f"KubeRay made {group.num_new_pods} pods within {NEW_POD_S:.0f} s, for others kept failing. "
+        return Verdict(reason=Reason.CONTAINER_FAILED, message=words + (fault.message if fault else ""))
+    if head is None:
+        return None
+    if head.node in lost_nodes:
+        return Verdict(reason=Reason.NODE_LOST, message=f"Node {head.node} with head pod {head.name} is not ready.")
+    if head.is_spent and head.fault is not None:
+        return head.fault
+    if reading is None or not head.is_running or is_well(group, now):
+        return None
+    silent_s = silence(reading, now)
+    if silent_s is not None and head.is_engine_ready:
+        # Its kubelet reaches it. What keeps it from us (a firewall, another key) would keep its successor from us.
+        return None
+    # The engine's supervisor replaces what hangs within hangSeconds. The operator comes later, lest both act. While it
+    # starts an engine is never ready, so nobody bears witness, and there is nothing to lose by waiting.
+    has_served = reading.status is not None and reading.status.state != "starting"
+    if silent_s is not None and has_served and silent_s >= 2 * recovery.hang_seconds:
+        words = f"The engine in pod {head.name} did not answer for {2 * recovery.hang_seconds} s, and was not ready."
+        return Verdict(reason=Reason.ENGINE_UNREACHABLE, message=words)
+    running = [pod.running_since for pod in group.pods if pod.running_since is not None]
+    if len(running) < len(group.pods) or (reading.status is not None and reading.status.state == "draining"):
+        return None
+    stuck_s = min(now - reading.advanced_at, (clock - max(running)).total_seconds())
+    if stuck_s >= recovery.rebuild_seconds + _LATER_S:
+        words = f"The engine in pod {head.name} neither served nor got on for {recovery.rebuild_seconds} s. "
+        return Verdict(reason=Reason.ENGINE_STUCK, message=words + judge(group, now).message)
+    return None
+
+
+def verdict_of(slot: Slot, recovery: Recovery, *, now: float, clock: datetime) -> Verdict:
+    """What the slot's engine does, or why there is none."""
+    if slot.failure is None or (slot.group is not None and slot.failure.uid != slot.group.uid):
+        return judge(slot.group, now)
+    cause = Verdict(reason=slot.failure.reason, message=slot.failure.message)
+    if slot.group is not None:
+        return cause
+    retry_at = slot.retry_at(recovery)
+    if retry_at is not None and retry_at > clock:
+        times = f"{slot.restarts} times" if slot.restarts > 1 else "once"
+        words = f"The engine {slot.name} failed {times}, and is made anew at {stamp(retry_at)}. At first: "
+        return Verdict(reason=Reason.GROUP_BACK_OFF, message=words + cause.message)
+    return Verdict(reason=Reason.RECOVERING, message=f"The engine {slot.name} is made anew. {cause.message}")
+
+
+def stamp(clock: datetime) -> str:
+    """The time as documents hold it, to the second."""
+    return clock.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -1,0 +1,165 @@
+"""The controller makes anew what nobody else brings back, and asks for no more than a cluster's answers.
+
+Left out: engines, which need an address; what is decided when is in test_recovery.
+"""
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from rayloom_operator.kube import KubeError
+from rt_operator import crashed, make_pod_document
+from rt_world import SERVICE, service, with_world
+
+GAVE_UP = crashed(70, "ranks died")
+
+
+def pod_of(world, number=0, *, name="head", node="n1", **kwargs):
+    """A pod of the group with this number; without an address, so that nobody is asked."""
+    (cluster,) = [
+        each["metadata"]
+        for each in world.kube.objects.values()
+        if each["kind"] == "RayCluster" and each["metadata"]["name"].endswith(f"-{number}")
+    ]
+    document = make_pod_document(name, node=node, owner=cluster["uid"], **kwargs)
+    document["metadata"]["labels"] |= {"rayloom.dev/service": "chat", "rayloom.dev/group": cluster["name"]}
+    document["status"]["podIP"] = ""
+    return {"apiVersion": "v1", "kind": "Pod", **document}
+
+
+def node(name="n1", ready="True", since=None):
+    at = (since or datetime.now(UTC)).strftime("%Y-%m-%dT%H:%M:%SZ")
+    ready = {"type": "Ready", "status": ready, "lastTransitionTime": at}
+    status = {"conditions": [{"type": "DiskPressure", "status": "False"}, ready], "images": [{"names": ["x"]}]}
+    return {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "namespace": ""}, "status": status}
+
+
+def uids(world):
+    return {
+        each["metadata"]["name"][-1]: each["metadata"]["uid"]
+        for each in world.kube.objects.values()
+        if each["kind"] == "RayCluster"
+    }
+
+
+def group(world, number=0):
+    return next(each for each in world.kube.statuses[-1]["groups"] if each["name"].endswith(f"-{number}"))
+
+
+def test_an_engine_that_gave_up_is_made_anew_and_the_status_is_written_first():
+    async def story(world):
+        world.ask_for(service(replicas=2))
+        await world.until(lambda: len(uids(world)) == 2)
+        await world.rest()
+        before = uids(world)
+        world.kube.calls.clear()
+        world.kube.put(pod_of(world, 0, engine=GAVE_UP))
+        await world.until(lambda: uids(world).get("0") not in (None, before["0"]))
+        assert uids(world)["1"] == before["1"]
+        paths = [path for verb, path in world.kube.calls if verb == "apply" or "rayclusters" in path]
+        deleted = next(index for index, path in enumerate(paths) if "rayclusters" in path)
+        assert f"{SERVICE}/status" in paths[:deleted]
+        await world.until(lambda: group(world)["restarts"] == 1)
+        assert group(world)["failure"]["message"] == "The engine gave up: ranks died"
+        reasons = {each["reason"] for each in world.kube.objects.values() if each["kind"] == "Event"}
+        assert "EngineFailed" in reasons
+
+    with_world(story)
+
+
+def test_an_engine_that_fails_again_waits_and_says_until_when():
+    async def story(world):
+        world.ask_for(service())
+        for number in range(2):
+            await world.until(lambda: uids(world))
+            await world.rest()
+            before = uids(world)
+            world.kube.put(pod_of(world, name=f"head{number}", engine=GAVE_UP))
+            await world.until(lambda before=before: uids(world) != before)
+        await world.until(lambda: world.reason() == "GroupBackOff")
+        await world.rest()
+        assert uids(world) == {}
+        found = group(world)
+        assert (found["state"], found["restarts"]) == ("BackOff", 2)
+        wait = datetime.fromisoformat(found["nextRetryTime"]) - datetime.fromisoformat(found["failure"]["time"])
+        assert wait == timedelta(seconds=10)
+        assert world.reason("Degraded") == "GroupBackOff"
+
+    with_world(story)
+
+
+def test_an_operator_that_ends_between_writing_and_deleting_is_gone_on_from():
+    first = []
+
+    async def story(world):
+        world.ask_for(service())
+        await world.until(lambda: uids(world))
+        await world.rest()
+        before = uids(world)
+        first.extend([world.kube, before])
+        world.kube.refusals["delete", "-0"] = KubeError(500, "the operator does not get that far")
+        world.kube.put(pod_of(world, engine=GAVE_UP))
+        await world.until(lambda: world.kube.statuses and group(world)["restarts"] == 1)
+        await world.rest()
+        assert uids(world) == before
+
+    async def goes_on(world):
+        world.kube.refusals.clear()
+        world.controller.set_service(world.kube.objects[SERVICE], False)
+        await world.until(lambda: uids(world) not in (first[1], {}))
+        assert group(world)["restarts"] == 1
+
+    with_world(story)
+    with_world(goes_on, kube=first[0])
+
+
+@pytest.mark.parametrize("seconds_ago", [15, 14])
+def test_pods_on_a_node_that_stays_away_are_taken_by_force(seconds_ago):
+    async def story(world):
+        world.kube.put(node())
+        world.ask_for(service())
+        await world.until(lambda: uids(world))
+        await world.rest()
+        worker = pod_of(world, name="worker", is_head=False)
+        world.kube.put(worker)
+        await world.rest()
+        assert ("delete", "/api/v1/namespaces/team/pods/worker") not in world.kube.calls
+        world.kube.put(node(ready="Unknown", since=datetime.now(UTC) - timedelta(seconds=seconds_ago)))
+        # At once, or when its time is over.
+        await world.until(lambda: ("delete", "/api/v1/namespaces/team/pods/worker") in world.kube.calls)
+        assert world.kube.graces["/api/v1/namespaces/team/pods/worker"] == 0
+
+    with_world(story)
+
+
+def test_a_node_that_is_ready_again_is_left_alone():
+    async def story(world):
+        world.kube.put(node(ready="Unknown"))
+        world.ask_for(service())
+        await world.until(lambda: uids(world))
+        world.kube.put(pod_of(world, name="worker", is_head=False))
+        await world.rest()
+        world.kube.put(node())
+        await world.rest()
+        assert world.controller.watches.nodes.unready == {}
+        assert "NodeLost" not in {each["reason"] for each in world.kube.objects.values() if each["kind"] == "Event"}
+
+    with_world(story)
+
+
+def test_more_and_fewer_replicas_make_and_take_engines_and_restart_none():
+    async def story(world):
+        world.ask_for(service())
+        await world.until(lambda: uids(world))
+        await world.rest()
+        first = uids(world)["0"]
+        for replicas in (3, 1):
+            changed = service(replicas=replicas)
+            changed["metadata"]["generation"] = 1 + replicas
+            world.ask_for(changed | {"status": world.kube.objects[SERVICE]["status"]})
+            await world.until(lambda replicas=replicas: len(uids(world)) == replicas)
+            await world.rest()
+            assert uids(world)["0"] == first
+            assert world.kube.statuses[-1]["ready"] == f"0/{replicas}"
+
+    with_world(story)

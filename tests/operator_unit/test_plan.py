@@ -1,0 +1,203 @@
+"""What is made, what is deleted, and which engines take requests."""
+
+import pytest
+
+from rayloom_operator.revision import revision
+from rt_operator import (
+    crashed,
+    make_group,
+    make_pod,
+    make_reading,
+    make_resolved,
+    make_said,
+    make_serving,
+    restarted,
+    turn,
+)
+
+ONE = make_resolved()
+LASTING = ["ServiceAccount", "Service", "PodDisruptionBudget", "NetworkPolicy"]
+
+
+def kinds(found):
+    return [each["kind"] for each in found.plan.wanted]
+
+
+def made(found):
+    return [each["metadata"]["name"][-2:] for each in found.plan.wanted if each["kind"] == "RayCluster"]
+
+
+def deleted(found):
+    return [each.path.split("/")[-1] for each in found.plan.deletions]
+
+
+def routes(found):
+    return [(route.pod.name, route.wanted) for route in found.plan.routes]
+
+
+def test_a_new_service_gets_its_objects_and_the_cluster_last():
+    found = turn(ONE)
+
+    assert kinds(found) == [*LASTING, "ConfigMap", "Secret", "RayCluster"]
+    assert (found.plan.deletions, found.plan.routes) == ((), ())
+
+
+def test_every_replica_gets_objects_of_its_own():
+    found = turn(make_resolved(replicas=3))
+    own = [each for each in found.plan.wanted if each["kind"] not in LASTING]
+
+    assert made(found) == ["-0", "-1", "-2"]
+    assert len({(each["kind"], each["metadata"]["name"]) for each in own}) == 9
+    assert {each["metadata"]["labels"]["rayloom.dev/group"] for each in own} == found.plan.new
+    tokens = [each["data"]["token"] for each in own if each["kind"] == "Secret"]
+    assert len(set(tokens)) == 3
+
+
+def test_a_running_group_is_left_as_it_is():
+    found = turn(ONE, [make_serving(ONE)])
+
+    assert kinds(found) == [*LASTING, "ConfigMap", "Secret"]
+    assert found.plan.new == frozenset()
+    assert (found.plan.deletions, found.plan.routes) == ((), ())
+
+
+def test_a_group_of_another_revision_goes_with_its_cluster_last():
+    found = turn(ONE, [make_group(make_pod())])
+
+    assert [(each.path, each.uid, each.is_foreground) for each in found.plan.deletions] == [
+        ("/api/v1/namespaces/team/configmaps/chat-00000000-0", "", False),
+        ("/api/v1/namespaces/team/secrets/chat-00000000-0-admin", "", False),
+        ("/apis/ray.io/v1/namespaces/team/rayclusters/chat-00000000-0", "uid-cluster", True),
+    ]
+    assert kinds(found)[-1] == "RayCluster"
+
+
+def test_a_cluster_whose_name_is_taken_is_made_later_and_until_then_nothing_goes():
+    name = f"chat-{revision(ONE)}-0"
+    found = turn(ONE, [make_group(make_pod())], taken=frozenset({name}))
+
+    assert kinds(found) == LASTING
+    assert found.plan.deletions == ()
+
+
+def test_fewer_replicas_take_the_last_away_and_its_requests_first():
+    two = make_resolved(replicas=2)
+    groups = [make_serving(two, number) for number in range(3)]
+    found = turn(two, groups)
+
+    assert routes(found) == [("head2", False)]
+    assert deleted(found) == [groups[2].name, f"{groups[2].name}-admin", groups[2].name]
+
+
+def test_fewer_replicas_take_away_one_that_does_not_serve():
+    two = make_resolved(replicas=2)
+    broken = make_serving(two, 0, reading=make_reading(make_said("recovering")))
+    found = turn(two, [broken, make_serving(two, 1), make_serving(two, 2)])
+
+    assert set(deleted(found)) == {broken.name, f"{broken.name}-admin"}
+    assert made(found) == []
+
+
+def test_while_it_is_not_known_who_serves_nobody_is_taken_away():
+    two = make_resolved(replicas=2)
+    unknown = make_serving(two, 1, reading=None)
+    found = turn(two, [make_serving(two, 0), unknown, make_serving(two, 2)])
+
+    assert found.plan.deletions == ()
+
+
+def test_a_free_number_is_taken_before_a_new_one():
+    three = make_resolved(replicas=3)
+    found = turn(three, [make_serving(three, 2), make_serving(three, 0)])
+
+    assert made(found) == ["-1"]
+
+
+def test_a_place_whose_name_is_taken_is_not_made_up_for_by_another():
+    two = make_resolved(replicas=2)
+    found = turn(two, [make_serving(two, 0)], taken=frozenset({f"chat-{revision(two)}-1"}))
+
+    assert made(found) == []
+
+
+@pytest.mark.parametrize(
+    ("head", "said", "wanted"),
+    [
+        (make_pod(), make_said(), True),
+        (make_pod(), make_said("recovering"), True),
+        (make_pod(), None, None),
+        (make_pod(), make_said("draining"), None),
+        (make_pod(route=True), make_said(), None),
+        (make_pod(route=True), make_said("recovering"), None),
+        (make_pod(route=True), None, None),
+        (make_pod(route=True), make_said("draining"), False),
+        (make_pod(route=True, engine=restarted(1)), make_said(), False),
+        (make_pod(route=True, engine=restarted(1)), None, False),
+    ],
+)
+def test_requests_are_routed_to_engines_that_take_them(head, said, wanted):
+    reading = None if said is None else make_reading(said)
+    found = turn(None, (make_group(head, reading=reading),))
+
+    assert [route.wanted for route in found.plan.routes] == ([] if wanted is None else [wanted])
+
+
+@pytest.mark.parametrize(
+    "reading",
+    [
+        make_reading(make_said("recovering")),
+        make_reading(make_said(token_age=20.0)),
+        make_reading(make_said(), failing_since=104.0),
+    ],
+)
+def test_an_engine_that_is_not_well_gets_no_requests_while_another_is(reading):
+    two = make_resolved(replicas=2)
+    ill = make_serving(two, 1, reading=reading)
+
+    assert routes(turn(two, [make_serving(two, 0), ill])) == [("head1", False)]
+    assert routes(turn(two, [ill])) == []
+
+
+def test_requests_go_to_the_well_before_they_leave_the_ill():
+    two = make_resolved(replicas=2)
+    ill = make_serving(two, 0, reading=make_reading(make_said("recovering")))
+    well = make_serving(two, 1, pods=(make_pod("head1"), make_pod("worker1", is_head=False)))
+
+    assert routes(turn(two, [ill, well])) == [("head1", True), ("head0", False)]
+
+
+def test_pods_on_a_lost_node_are_taken_away_at_once():
+    leaving = make_pod("old", is_head=False, node="n2", deletion_grace=30)
+    found = turn(ONE, [make_serving(ONE)], leaving=(leaving,), lost_nodes=frozenset({"n2"}))
+
+    assert [(each.path.split("/")[-1], each.uid, each.grace_s) for each in found.plan.deletions] == [
+        ("worker0", "uid-worker0", 0),
+        ("old", "uid-old", 0),
+    ]
+
+
+def test_the_pods_of_an_engine_whose_head_is_lost_are_kept_until_their_cluster_goes():
+    # Else KubeRay would make others in their place.
+    found = turn(ONE, [make_serving(ONE)], lost_nodes=frozenset({"n1", "n2"}))
+
+    assert found.plan.deletions == ()
+    assert found.document["groups"][0]["reason"] == "NodeLost"
+
+
+def test_a_service_whose_spec_cannot_be_used_still_loses_pods_on_lost_nodes():
+    found = turn(None, [make_serving(ONE)], lost_nodes=frozenset({"n2"}))
+
+    assert deleted(found) == ["worker0"]
+
+
+def test_what_runs_is_not_restarted_by_a_number_of_replicas():
+    found = turn(make_resolved(replicas=2), [make_serving(ONE)])
+
+    assert (made(found), found.plan.deletions) == (["-1"], ())
+
+
+def test_an_engine_that_cannot_use_its_settings_is_left_to_its_kubelet():
+    group = make_serving(ONE, pods=(make_pod(engine=crashed(78, "no model") | {"restartCount": 9}),), reading=None)
+    first = turn(ONE, [group])
+
+    assert turn(ONE, [group], previous=first.document).plan.deletions == ()

@@ -1,0 +1,266 @@
+"""Which engines are made anew, when, and what is remembered of it.
+
+The default limits: hang 10 s, rebuild 600 s, node loss 15 s, 5 restarts, back-off 10 s to 300 s.
+"""
+
+from datetime import timedelta
+
+import pytest
+
+from rayloom_operator.api import Recovery
+from rayloom_operator.api_status import Reason
+from rayloom_operator.recovery import back_off_seconds, cause_to_replace, remembered
+from rt_operator import (
+    CLOCK,
+    NOW,
+    conditions,
+    crashed,
+    make_group,
+    make_pod,
+    make_reading,
+    make_resolved,
+    make_said,
+    make_serving,
+    restarted,
+    turn,
+    waiting,
+)
+
+ONE = make_resolved()
+TWO = make_resolved(replicas=2)
+UNREADY = {"ready": False, "state": {"running": {"startedAt": "2026-01-01T00:00:00Z"}}}
+# Over the years; its kubelet starts it again at once.
+ENDED = {"ready": False, "state": {"terminated": {"exitCode": 1, "reason": "Error"}}}
+YOUNG = "2026-01-02T03:00:00Z"  # 245 s before the test's clock
+UNSCHEDULABLE = [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/2 nodes"}]
+
+
+def gave_up(times=0):
+    return crashed(70, "ranks died") | {"restartCount": times}
+
+
+def worker(**kwargs):
+    return make_pod("worker", is_head=False, **kwargs)
+
+
+def silent(seconds, said=None, **kwargs):
+    return make_reading(said, failing_since=NOW - seconds, error="no answer", **kwargs)
+
+
+def stuck(state="starting", seconds=631.0):
+    return make_reading(make_said(state, None), at=NOW, advanced_at=NOW - seconds)
+
+
+def cause(*pods, reading=None, lost=(), **facts):
+    found = cause_to_replace(make_group(*pods, reading=reading, **facts), ONE, frozenset(lost), now=NOW, clock=CLOCK)
+    return found and found.reason
+
+
+@pytest.mark.parametrize(
+    ("pods", "facts", "reason"),
+    [
+        # The head pod is gone for good, or on a node that is.
+        ((worker(),), {"is_headless": True}, Reason.HEAD_LOST),
+        ((), {"is_headless": True}, Reason.HEAD_LOST),
+        ((make_pod(), worker()), {"lost": ["n1"], "reading": make_reading(make_said())}, Reason.NODE_LOST),
+        # The engine gave up, or a container of the head keeps ending.
+        ((make_pod(engine=gave_up()),), {}, Reason.ENGINE_FAILED),
+        ((make_pod(engine=crashed(1, "boom") | {"restartCount": 3}),), {}, Reason.ENGINE_FAILED),
+        # It answered, and then neither it nor its kubelet's probe does.
+        ((make_pod(engine=UNREADY),), {"reading": silent(20, make_said())}, Reason.ENGINE_UNREACHABLE),
+        # It says that it starts or recovers, and nothing gets on.
+        ((make_pod(), worker()), {"reading": stuck()}, Reason.ENGINE_STUCK),
+        ((make_pod(), worker()), {"reading": stuck("recovering")}, Reason.ENGINE_STUCK),
+        ((make_pod(engine=UNREADY), worker()), {"reading": silent(631, advanced_at=-521)}, Reason.ENGINE_STUCK),
+        # KubeRay makes pod after pod: 2 x 2 and the budget of 5 are allowed.
+        ((make_pod(), worker()), {"num_new_pods": 10}, Reason.CONTAINER_FAILED),
+    ],
+)
+def test_what_nobody_else_brings_back_is_made_anew(pods, facts, reason):
+    assert cause(*pods, **facts) is reason
+
+
+@pytest.mark.parametrize(
+    ("pods", "facts"),
+    [
+        # KubeRay makes pods: the first ones, and those of workers.
+        ((), {}),
+        ((worker(),), {}),
+        ((make_pod(), worker()), {"reading": make_reading(make_said()), "lost": ["n9"]}),
+        ((make_pod(), worker(node="n2")), {"reading": make_reading(make_said("recovering")), "lost": ["n2"]}),
+        ((make_pod(), worker(phase="Failed")), {"num_new_pods": 9, "reading": make_reading(make_said("recovering"))}),
+        # Kubelets start containers again.
+        ((make_pod(engine=crashed(1) | {"restartCount": 2}),), {}),
+        ((make_pod(engine=restarted(70)),), {}),
+        ((make_pod(engine=ENDED | {"restartCount": 9}),), {}),
+        ((make_pod(), worker(engine=crashed(1) | {"restartCount": 9})), {}),
+        # What is not there is not there for a new engine either.
+        ((make_pod(engine=crashed(78, "no model") | {"restartCount": 9}),), {}),
+        ((make_pod(engine=waiting("ImagePullBackOff")),), {"reading": stuck()}),
+        ((make_pod(), worker(node="", conditions=UNSCHEDULABLE, engine=waiting(""))), {"reading": stuck()}),
+        ((make_pod(mount_failure="/x is not a directory"),), {}),
+        # The engine replaces its ranks and processes, and has its time for it.
+        ((make_pod(), worker()), {"reading": make_reading(make_said("recovering"))}),
+        ((make_pod(), worker()), {"reading": stuck(seconds=629.0)}),
+        ((make_pod(), worker(started=YOUNG)), {"reading": stuck()}),
+        ((make_pod(engine=UNREADY),), {"reading": silent(19.9, make_said())}),
+        ((make_pod(engine=UNREADY),), {"reading": silent(100.0)}),
+        ((make_pod(engine=UNREADY),), {"reading": silent(100.0, make_said("starting", None))}),
+        # Its kubelet reaches it, and only the operator does not: a firewall, another key.
+        ((make_pod(),), {"reading": silent(9999, make_said(), advanced_at=-9999)}),
+        # It was asked to end.
+        ((make_pod(), worker()), {"reading": stuck("draining")}),
+        # All is well, however long it has been.
+        ((make_pod(), worker()), {"reading": make_reading(make_said(), at=NOW, advanced_at=-9999)}),
+    ],
+)
+def test_one_healer_for_each_fault(pods, facts):
+    assert cause(*pods, **facts) is None
+
+
+def test_the_last_lines_of_what_ended_are_kept():
+    group = make_serving(ONE, pods=(make_pod(engine=gave_up()),), reading=None)
+    (found,) = turn(ONE, [group]).status.groups
+
+    assert (found.state, found.reason, found.restarts) == ("Failed", "EngineFailed", 1)
+    assert found.failure.message == "The engine gave up: ranks died"
+    assert found.failure.time == "2026-01-02T03:04:05Z"
+
+
+@pytest.mark.parametrize(("restarts", "seconds"), [(1, 0), (2, 10), (3, 20), (4, 40), (5, 80), (6, 300), (2000, 300)])
+def test_the_first_time_is_at_once_and_each_further_one_later(restarts, seconds):
+    assert back_off_seconds(restarts, Recovery()) == seconds
+
+
+def test_a_back_off_is_never_longer_than_its_maximum():
+    patient = Recovery(restartBudget=1000, backoffBaseSeconds=7, backoffMaxSeconds=60)
+
+    assert [back_off_seconds(restarts, patient) for restarts in (2, 5, 6, 900)] == [7, 56, 60, 60]
+    assert back_off_seconds(1, Recovery(restartBudget=0)) == 300
+
+
+def failing(uid, resolved=ONE):
+    return make_serving(resolved, uid=uid, pods=(make_pod(engine=gave_up()),), reading=None)
+
+
+def test_a_failure_is_written_down_before_it_is_acted_on_and_counted_once():
+    first = turn(ONE, [failing("a")])
+    second = turn(ONE, [failing("a")], previous=first.document, clock=CLOCK + timedelta(minutes=5))
+
+    assert first.plan.deletions == ()
+    (cluster,) = second.plan.deletions
+    assert (cluster.uid, cluster.is_foreground) == ("a", True)
+    assert second.document["groups"][0]["failure"] == first.document["groups"][0]["failure"]
+    assert second.document["groups"][0]["restarts"] == 1
+
+
+def test_an_engine_is_made_anew_when_the_old_one_is_gone_and_its_time_has_come():
+    second = turn(ONE, [failing("b")], previous=turn(ONE, [failing("a")]).document)
+    name = second.status.groups[0].name
+    ending = turn(ONE, previous=second.document, taken=frozenset({name}))
+    early = turn(ONE, previous=ending.document, clock=CLOCK + timedelta(seconds=9))
+    due = turn(ONE, previous=early.document, clock=CLOCK + timedelta(seconds=10))
+
+    assert second.document["groups"][0]["restarts"] == 2
+    for found in (ending, early):
+        assert "RayCluster" not in [each["kind"] for each in found.plan.wanted]
+        assert found.plan.waits == (CLOCK + timedelta(seconds=10),)
+        (group,) = found.document["groups"]
+        assert (group["state"], group["nextRetryTime"]) == ("BackOff", "2026-01-02T03:04:15Z")
+        assert conditions(found.document)["Degraded"] == ("True", "GroupBackOff")
+        assert conditions(found.document)["Available"] == ("False", "GroupBackOff")
+    assert "ranks died" in early.status.conditions[-1].message
+    assert "RayCluster" in [each["kind"] for each in due.plan.wanted]
+    assert (due.plan.waits, due.plan.new) == ((), frozenset({name}))
+    assert "nextRetryTime" not in due.document["groups"][0]
+    assert conditions(due.document)["Degraded"] == ("True", "Recovering")
+
+
+def test_the_cause_that_was_first_stays():
+    first = turn(ONE, [failing("a")])
+    second = turn(ONE, [make_serving(ONE, uid="b", is_headless=True, pods=())], previous=first.document)
+
+    assert second.document["groups"][0]["failure"]["reason"] == "EngineFailed"
+    assert second.document["groups"][0]["failure"]["uid"] == "b"
+
+
+def test_an_engine_made_anew_is_degraded_until_it_serves():
+    first = turn(ONE, [failing("a")])
+    starting = make_serving(ONE, uid="b", reading=make_reading(make_said("starting", None)))
+    second = turn(ONE, [starting], previous=first.document)
+    third = turn(ONE, [make_serving(ONE, uid="b")], previous=second.document)
+
+    assert conditions(second.document)["Degraded"] == ("True", "Recovering")
+    assert conditions(second.document)["Available"] == ("False", "Starting")
+    assert conditions(third.document)["Degraded"] == ("False", "Healthy")
+    assert third.document["groups"][0]["restarts"] == 1
+
+
+def test_ten_minutes_of_service_are_a_clean_record_and_less_are_not():
+    failed = turn(ONE, [failing("a")])
+    serving = turn(ONE, [make_serving(ONE, uid="b")], previous=failed.document)
+    for seconds, restarts in ((600, 1), (601, 0)):
+        later = CLOCK + timedelta(seconds=seconds)
+        found = turn(ONE, [make_serving(ONE, uid="b")], previous=serving.document, clock=later)
+        assert found.document["groups"][0]["restarts"] == restarts
+        assert ("failure" in found.document["groups"][0]) == bool(restarts)
+
+
+def test_an_engine_that_came_back_before_anything_was_done_lives_on():
+    failed = turn(ONE, [failing("a")])
+    back = turn(ONE, [make_serving(ONE, uid="a")], previous=failed.document)
+
+    assert back.plan.deletions == ()
+    assert back.document["groups"][0]["restarts"] == 0
+
+
+def test_a_failure_of_one_engine_is_not_made_up_for_by_another():
+    broken = make_serving(TWO, 0, uid="a", is_headless=True, pods=())
+    failed = turn(TWO, [broken, make_serving(TWO, 1)], previous=turn(TWO, [failing("z", TWO)]).document)
+    held = turn(TWO, [make_serving(TWO, 1)], previous=failed.document)
+
+    assert [slot.name[-2:] for slot in held.slots] == ["-0", "-1"]
+    assert "RayCluster" not in [each["kind"] for each in held.plan.wanted]
+    assert (held.status.ready, held.status.groups[0].state) == ("1/2", "BackOff")
+
+
+def test_a_smaller_service_gives_up_the_place_that_waits():
+    failed = turn(TWO, [make_serving(TWO, 0, uid="a", is_headless=True, pods=()), make_serving(TWO, 1)])
+    one = turn(ONE, [make_serving(TWO, 1)], previous=failed.document)
+
+    assert [slot.name[-2:] for slot in one.slots] == ["-1"]
+    assert one.plan.deletions == ()
+
+
+def test_the_pods_of_an_engine_beyond_help_do_not_drain():
+    failed = turn(ONE, [failing("a")])
+    pods = [make_pod("head", owner="a", deletion_grace=45), make_pod("other", owner="b", deletion_grace=45)]
+    name = failed.status.groups[0].name
+    found = turn(ONE, previous=failed.document, taken=frozenset({name}), leaving=tuple(pods))
+
+    assert [(each.uid, each.grace_s) for each in found.plan.deletions] == [("uid-head", 1)]
+    hurried = (make_pod("head", owner="a", deletion_grace=1),)
+    assert turn(ONE, previous=failed.document, leaving=hurried).plan.deletions == ()
+
+
+def test_another_revision_begins_with_a_clean_record():
+    failed = turn(ONE, [failing("a")])
+    changed = turn(make_resolved(drainSeconds=31), [failing("a")], previous=failed.document)
+
+    assert changed.slots[0].restarts == 0
+    assert "RayCluster" in [each["kind"] for each in changed.plan.wanted]
+
+
+def test_what_cannot_be_read_is_not_remembered():
+    good = turn(ONE, [make_serving(ONE)]).document
+    odd = {"groups": [*good["groups"], {"name": "x", "state": "OfALaterVersion"}, {}]}
+
+    assert list(remembered(odd)) == [good["groups"][0]["name"]]
+
+
+def test_an_unusable_spec_forgets_nothing_of_what_runs():
+    failed = turn(ONE, [failing("a")])
+    found = turn(None, [failing("a")], problems=("spec.model: no",), previous=failed.document)
+
+    assert found.document["groups"][0]["restarts"] == 1
+    assert found.plan.deletions == ()
