@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from dataclasses import replace
 from datetime import UTC, datetime
 
@@ -324,4 +325,6 @@ def _refusal(cluster: Manifest) -> str:
     """Why KubeRay could not make a pod, such as a quota; empty when it could."""
     conditions = cluster.get("status", {}).get("conditions", ())
     failing = (each for each in conditions if (each["type"], each["status"]) == ("ReplicaFailure", "True"))
-    return next((each.get("message", "") for each in failing), "")
+    message = next((each.get("message", "") for each in failing), "")
+    # Each attempt has a name of its own; what says the same is to be the same, or each would be written and told.
+    return re.sub(rf'"({re.escape(cluster["metadata"]["name"])}-[^"]*)-[a-z0-9]{{5}}"', r'"\1"', message)
