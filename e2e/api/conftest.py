@@ -10,7 +10,6 @@ Nodes and engines are played (standins/): what only they can show is tested in r
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest

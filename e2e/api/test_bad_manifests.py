@@ -46,7 +46,7 @@ def test_kubectl_prints_the_same_sentence(kubectl: Kubectl, manifest: Make) -> N
     with pytest.raises(ClusterError, match="use one of hf://ORG/NAME"):
         kubectl("apply", "--filename", "-", stdin=json.dumps(document).encode())
     misspelt = manifest(paralelism={"tensor": 2})
-    with pytest.raises(ClusterError, match='unknown field "spec.paralelism"'):
+    with pytest.raises(ClusterError, match=r'unknown field "spec\.paralelism"'):
         kubectl("apply", "--filename", "-", stdin=json.dumps(misspelt).encode())
 
 

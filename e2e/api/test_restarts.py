@@ -58,9 +58,7 @@ def alone(world: World) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("story", STORIES)
-def test_killed_after_any_write_the_end_is_the_same(
-    story: str, world: World, alone: None, namespace: str
-) -> None:
+def test_killed_after_any_write_the_end_is_the_same(story: str, world: World, alone: None, namespace: str) -> None:
     *before, last = STORIES[story]
     current, successor = world.start_operator(), world.start_operator(is_held=True)
     undisturbed = _play(world, namespace, "chat-0", before, last, current, 0)
@@ -178,4 +176,3 @@ def _plain(found: Any) -> Any:
     if isinstance(found, dict):
         return {key: _plain(value) for key, value in sorted(found.items()) if key not in _OF_THIS_RUN}
     return [_plain(each) for each in found] if isinstance(found, list) else found
-

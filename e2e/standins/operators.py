@@ -9,10 +9,13 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 
 from standins.proxy import Proxy
+
+OPERATOR = (sys.executable, "-m", "rayloom_operator")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,8 +27,8 @@ class Credentials:
 
 
 class OperatorProcess:
-    def __init__(self, proxy: Proxy, credentials: Credentials, folder: Path, *flags: str) -> None:
-        """Starts it. `folder` is its own; the log is in it."""
+    def __init__(self, proxy: Proxy, credentials: Credentials, folder: Path, *command: str) -> None:
+        """Starts it. `folder` is its own; the log is in it. What all operators are told is added to `command`."""
         folder.mkdir(parents=True)
         self.proxy = proxy
         self.log = folder / "log"
@@ -40,12 +43,10 @@ class OperatorProcess:
             "current-context": "x",
         }
         (folder / "kubeconfig").write_text(json.dumps(config))
-        command = [sys.executable, "-m", "rayloom_operator", "run", f"--key-file={folder / 'key'}"]
-        command += [f"--health-port={self.health_port}", *flags]
         environment = {name: value for name, value in os.environ.items() if not name.startswith("KUBERNETES_")}
         with self.log.open("wb") as output:
             self.process = subprocess.Popen(
-                command,
+                [*command, f"--key-file={folder / 'key'}", f"--health-port={self.health_port}"],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -74,6 +75,14 @@ class OperatorProcess:
 
     def resume(self) -> None:
         self.process.send_signal(signal.SIGCONT)
+
+    def scrape(self) -> str:
+        """Its /metrics; empty while it does not answer."""
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.health_port}/metrics", timeout=2) as answer:
+                return str(answer.read().decode())
+        except OSError:
+            return ""
 
     def rss_mib(self) -> float:
         """Resident memory."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib.util
 import itertools
 import json
 import threading
@@ -18,16 +19,20 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any, TypeVar
 
+from cluster.install import NAMESPACE
 from standins.chart import credentials
 from standins.client import Api, ApiError, Document
 from standins.engines import Engines
 from standins.kubelets import Kubelets
-from standins.operators import OperatorProcess, wait_until
+from standins.operators import OPERATOR, Credentials, OperatorProcess, wait_until
 from standins.pod_status import Play
 from standins.proxy import Proxy
 
 LLM = "/apis/rayloom.dev/v1alpha1"
 ENGINE_IMAGE = "rayloom/engine:test"
+# An operator without leader election has no such flag.
+HAS_LEASE = importlib.util.find_spec("rayloom_operator.lease") is not None
+LEASE = (f"--lease-namespace={NAMESPACE}",) if HAS_LEASE else ()
 
 _T = TypeVar("_T")
 
@@ -40,6 +45,7 @@ class World:
         self._folder = folder
         self._numbers = itertools.count()
         self._operators: list[OperatorProcess] = []
+        self._credentials: Credentials | None = None
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._loop.run_forever, name="stand-ins", daemon=True).start()
         self.do(self._start())
@@ -72,6 +78,11 @@ class World:
         await self.kubelets.close()
         await self.engines.close()
         await self.api.close()
+        # What waits in a proxy waits for an operator that is gone.
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
 
     def do(self, work: Coroutine[Any, Any, _T], timeout_s: float = 60.0) -> _T:
         """Runs it in the stand-ins' event loop."""
@@ -107,17 +118,13 @@ class World:
             fieldValidation="Strict",
         )
 
-    def objects(self, namespace: str, service: str) -> dict[str, Document]:
-        """Everything that is made of a service, by kind/name, but for pods."""
+    def objects(self, namespace: str, service: str, *plurals: str) -> dict[str, Document]:
+        """Everything that is made of a service, or what is of these kinds, by kind/name, but for pods."""
         found = {}
-        for path in (
-            "/api/v1/namespaces/{}/services",
-            "/api/v1/namespaces/{}/serviceaccounts",
-            "/api/v1/namespaces/{}/configmaps",
-            "/api/v1/namespaces/{}/secrets",
-            "/apis/ray.io/v1/namespaces/{}/rayclusters",
-        ):
-            answer = self.request("GET", path.format(namespace), labelSelector=f"rayloom.dev/service={service}")
+        for plural in plurals or ("services", "serviceaccounts", "configmaps", "secrets", "rayclusters"):
+            group = "/apis/ray.io/v1" if plural == "rayclusters" else "/api/v1"
+            path = f"{group}/namespaces/{namespace}/{plural}"
+            answer = self.request("GET", path, labelSelector=f"rayloom.dev/service={service}")
             kind = answer["kind"].removesuffix("List")
             found |= {f"{kind}/{each['metadata']['name']}": each for each in answer["items"]}
         return found
@@ -181,14 +188,18 @@ class World:
             lambda: json.dumps(self.services.get((namespace, service), {}).get("status"), indent=1) + self.story(),
         )
 
-    def start_operator(self, *flags: str, is_held: bool = False) -> OperatorProcess:
+    def start_operator(
+        self, *flags: str, is_held: bool = False, command: tuple[str, ...] = OPERATOR
+    ) -> OperatorProcess:
         """A new operator beside what there is. `is_held`: its first request waits until `release`."""
         proxy = self.do(Proxy.start(self.kubeconfig, self.api.server))
         if not is_held:
             self.release(proxy)
         folder = self._folder / f"operator-{next(self._numbers)}"
         flags = flags or (f"--engine-image={ENGINE_IMAGE}",)
-        process = OperatorProcess(proxy, credentials(self.kubeconfig), folder, *flags)
+        if self._credentials is None:
+            self._credentials = credentials(self.kubeconfig)
+        process = OperatorProcess(proxy, self._credentials, folder, *command, "run", *flags, *LEASE)
         self._operators.append(process)
         return process
 
@@ -209,7 +220,8 @@ class World:
         return self.start_operator()
 
     def stop_operators(self) -> None:
-        """None runs afterwards."""
+        """None runs afterwards, and the next one has what the chart gives it then."""
+        self._credentials = None
         for process in self._operators:
             process.kill()
             self.do(process.proxy.close())

@@ -69,7 +69,7 @@ def test_it_can_read_no_secret_and_has_no_wildcard(objects):
 
     # The answer to a patch is the whole object.
     assert verbs["secrets"] == {"create", "delete"}
-    assert verbs["services"] == {"get", "create", "patch"}
+    assert verbs["services"] == {"get", "list", "watch", "create", "patch"}
     assert verbs["llmservices"] == {"list", "watch"}
 
 

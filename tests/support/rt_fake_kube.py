@@ -18,7 +18,7 @@ class FakeKube:
         self.statuses = []  # what was written as status
         self.lists = []  # paths
         self.version = 100
-        self._watches = []  # (path of the collection, queue)
+        self._watches = []  # (path of the collection, params, queue)
 
     def put(self, manifest):
         """The object is there, with a uid and a version, and those who watch hear of it."""
@@ -82,11 +82,12 @@ class FakeKube:
 
     async def list(self, path, params):
         self.lists.append(path)
-        return [copy.deepcopy(each) for at, each in self.objects.items() if _is_of(at, path)], str(self.version)
+        found = [each for at, each in self.objects.items() if _is_of(at, path) and _is_chosen(each, params)]
+        return copy.deepcopy(found), str(self.version)
 
     async def watch(self, path, params, version):
         queue = asyncio.Queue()
-        self._watches.append((path, queue))
+        self._watches.append((path, params, queue))
         while True:
             yield await queue.get()
 
@@ -97,8 +98,8 @@ class FakeKube:
                 raise error
 
     def _tell(self, kind, path, found):
-        for collection, queue in self._watches:
-            if _is_of(path, collection):
+        for collection, params, queue in self._watches:
+            if _is_of(path, collection) and _is_chosen(found, params):
                 queue.put_nowait((kind, copy.deepcopy(found)))
 
 
@@ -107,3 +108,7 @@ def _is_of(path, collection):
     plural = path.split("/")[-2]
     start = collection.removesuffix(f"/{plural}")
     return collection.endswith(f"/{plural}") and path.startswith(start + "/")
+
+
+def _is_chosen(found, params):
+    return params.get("labelSelector", "") in ("", *found["metadata"].get("labels", ()))

@@ -84,6 +84,10 @@ class Status(_Part):
     ready_replicas: int = Field(0, description="Engines that take requests.")
     available_replicas: int = Field(0, description="Engines that make tokens.")
     current_revision: str = Field("", description="Revision of the spec that is applied.")
+    image: str = Field(
+        "",
+        description="Image of the current revision where the spec names none: the operator's default of that time.",
+    )
     groups: tuple[Group, ...] = Field(
         (),
         description="The engines, each a RayCluster.",

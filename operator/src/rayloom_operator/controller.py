@@ -17,6 +17,7 @@ from datetime import UTC, datetime
 from rayloom_operator import names
 from rayloom_operator.api import API_VERSION, KIND, LLMService, parse
 from rayloom_operator.api_status import Status
+from rayloom_operator.drift import Drift
 from rayloom_operator.engine_poller import EnginePoller, Target
 from rayloom_operator.errors import OperatorError, Refused, SpecError
 from rayloom_operator.k8s_events import events
@@ -27,14 +28,14 @@ from rayloom_operator.observed import Group, pod
 from rayloom_operator.plan import Plan, Route, Settings, plan
 from rayloom_operator.reflector import Reflector
 from rayloom_operator.resolved import resolve
-from rayloom_operator.revision import revision
+from rayloom_operator.revision import revision, with_kept_image
 from rayloom_operator.status import SILENCE_LIMIT_S, STALE_S, status
 from rayloom_operator.work_queue import WorkQueue
 
 logger = logging.getLogger(__name__)
 
 _NUM_WORKERS = 8
-# Objects that nobody watches, such as Services, are applied again so often in case somebody changed them.
+# Objects that nobody watches, such as ConfigMaps, are made again so often in case somebody deleted them.
 _REAPPLY_S = 300.0
 # Kubelets say why a volume cannot be mounted only in events, so those are read while a pod waits: often while it is
 # likely to be news. What a head mounts may also have been deleted, so it is made again as often as the second.
@@ -56,6 +57,7 @@ class Controller:
         self._poller = EnginePoller(self._queue.add)
         self._clusters = Reflector(kube, "ray.io/v1", "RayCluster", self._queue.add)
         self._pods = Reflector(kube, "v1", "Pod", self._pod_changed)
+        self._drift = Drift(kube, self._queue.add)
         self._applied: dict[ServiceKey, tuple[tuple[Manifest, ...], float]] = {}  # the last plan's, and when it was all
         self._mounting_since: dict[ServiceKey, float] = {}
         self.is_synced = asyncio.Event()  # set once it knows the cluster, and works; also when it ended before
@@ -82,6 +84,8 @@ class Controller:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._clusters.run())
                 tasks.create_task(self._pods.run())
+                for reflector in self._drift.reflectors:
+                    tasks.create_task(reflector.run())
                 # Before that, what exists would look like something to make.
                 await self._clusters.is_synced.wait()
                 await self._pods.is_synced.wait()
@@ -102,6 +106,7 @@ class Controller:
             # Its objects go by their owner references.
             self._poller.follow(key, {})
             self._applied.pop(key, None)
+            self._drift.forget(key)
             self._mounting_since.pop(key, None)
             return None
         try:
@@ -126,7 +131,10 @@ class Controller:
         mounting_s = now - self._mounting_since.setdefault(key, now) if is_mounting else 0.0
         if not is_mounting:
             self._mounting_since.pop(key, None)
+        previous = document.get("status", {})
         resolved = None if service is None else resolve(service, self._settings.image(service))
+        if resolved is not None:
+            resolved = with_kept_image(resolved, previous.get("image", ""), previous.get("currentRevision", ""))
         refused: Refused | None = None
         try:
             await self._carry_out(key, plan(resolved, groups, self._settings.operator_key, taken), is_mounting)
@@ -143,7 +151,7 @@ class Controller:
             "" if refused is None else str(refused),
             generation=document["metadata"]["generation"],
             revision="" if resolved is None else revision(resolved),
-            previous=document.get("status", {}),
+            previous=previous,
             now=now,
             clock=datetime.now(UTC),
         )
@@ -224,7 +232,8 @@ class Controller:
                 logger.info("%s/%s: delete %s", *key, deletion.path)
                 await self._kube.delete(deletion.path, deletion.uid)
         except KubeError as error:
-            if error.code not in _REFUSALS:
+            # A namespace that is being deleted refuses everything, until its services are gone as well.
+            if error.code not in _REFUSALS or "being terminated" in str(error):
                 raise
             raise Refused(f"the API server refused: {error}") from error
 
@@ -248,20 +257,20 @@ class Controller:
             logger.info(
                 "%s/%s: apply %s", *key, ", ".join(f"{each['kind']} {each['metadata']['name']}" for each in new)
             )
-        is_all = not before or now - at >= interval_s
+        is_all = self._drift.take(key) or not before or now - at >= interval_s
         for manifest in planned.wanted if is_all else new:
             if manifest["kind"] == "Service":
-                await self._claim(manifest)
+                self._drift.wrote(key, await self._claim(manifest))
             elif manifest["kind"] in ("ConfigMap", "Secret"):
                 # Made, never changed or read: the right to patch a Secret is the right to read every Secret.
                 if planned.is_new:
                     await self._kube.delete(path_of(manifest))
                 await self._kube.create(manifest)
             else:
-                await self._kube.apply(manifest)
+                self._drift.wrote(key, await self._kube.apply(manifest))
         self._applied[key] = (planned.wanted, now if is_all else at)
 
-    async def _claim(self, manifest: Manifest) -> None:
+    async def _claim(self, manifest: Manifest) -> Manifest:
         """Applies an object whose name the user chose, unless one of that name is somebody else's."""
         try:
             found = await self._kube.get(path_of(manifest))
@@ -269,12 +278,10 @@ class Controller:
             if error.code != NOT_FOUND:
                 raise
             # Not by POST: the first apply after that would change who manages it, and so the object.
-            await self._kube.apply(manifest, force=False)
-            return
+            return await self._kube.apply(manifest, force=False)
         (owner,) = manifest["metadata"]["ownerReferences"]
         if _is_owned(found["metadata"], owner["uid"]):
-            await self._kube.apply(manifest)
-            return
+            return await self._kube.apply(manifest)
         owners = found["metadata"].get("ownerReferences", ())
         what = f"the {manifest['kind']} {owner['name']}"
         if any((each["kind"], each["name"]) == (owner["kind"], owner["name"]) for each in owners):

@@ -63,6 +63,7 @@ def status(
     shown_revision = revision if is_made else old_revision
     shown = [group for group in groups if group.revision == shown_revision]
     group = shown[0] if shown else None
+    default_image = resolved.image if resolved is not None and resolved.service.spec.engine.image is None else ""
     accepted = Verdict(reason=Reason.VALID, message="The spec can be used.")
     if problems:
         accepted = Verdict(reason=Reason.INVALID_SPEC, message="; ".join(problems))
@@ -100,6 +101,7 @@ def status(
         ready_replicas=int(group is not None and group.head is not None and group.head.is_engine_ready),
         available_replicas=int(is_serving),
         current_revision=shown_revision,
+        image=default_image if is_made else previous.get("image", ""),
         groups=tuple(_group_status(each, verdict if each is group else judge(each, now)) for each in groups),
     )
 
