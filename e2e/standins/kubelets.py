@@ -113,8 +113,7 @@ class Kubelets:
         if uid in self._tasks:
             self._again.add(uid)
             return
-        task = self._tasks[uid] = asyncio.create_task(self._sync(uid))
-        task.add_done_callback(lambda _: self._tasks.pop(uid, None))
+        self._tasks[uid] = asyncio.create_task(self._sync(uid))
 
     async def _sync(self, uid: str) -> None:
         while True:
@@ -129,6 +128,8 @@ class Kubelets:
             if delay:
                 await asyncio.sleep(delay)
             elif uid not in self._again:
+                # In the same step, or what is asked for after it would be lost.
+                del self._tasks[uid]
                 return
 
     async def _bring(self, uid: str, pod: Document) -> float:

@@ -13,6 +13,9 @@ import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 
+import yaml
+
+from standins.client import Document
 from standins.proxy import Proxy
 
 OPERATOR = (sys.executable, "-m", "rayloom_operator")
@@ -27,17 +30,22 @@ class Credentials:
 
 
 class OperatorProcess:
-    def __init__(self, proxy: Proxy, credentials: Credentials, folder: Path, *command: str) -> None:
-        """Starts it. `folder` is its own; the log is in it. What all operators are told is added to `command`."""
+    def __init__(self, server: Proxy | Document, credentials: Credentials, folder: Path, *command: str) -> None:
+        """Starts it. `folder` is its own; the log is in it. What all operators are told is added to `command`.
+
+        `server` is its proxy, or the cluster of a kubeconfig.
+        """
         folder.mkdir(parents=True)
-        self.proxy = proxy
+        if isinstance(server, Proxy):
+            self.proxy = server
+            server = {"server": f"http://127.0.0.1:{server.port}"}
         self.log = folder / "log"
         self.health_port = free_port()
         (folder / "key").write_text(credentials.key)
         config = {
             "apiVersion": "v1",
             "kind": "Config",
-            "clusters": [{"name": "c", "cluster": {"server": f"http://127.0.0.1:{proxy.port}"}}],
+            "clusters": [{"name": "c", "cluster": server}],
             "users": [{"name": "u", "user": {"token": credentials.token}}],
             "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
             "current-context": "x",
@@ -96,6 +104,12 @@ class OperatorProcess:
     def story(self) -> str:
         """The end of its log."""
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-40:])
+
+
+def direct(kubeconfig: Path) -> Document:
+    """Where the API server is, without a proxy."""
+    found: Document = yaml.safe_load(kubeconfig.read_text())["clusters"][0]["cluster"]
+    return found
 
 
 def free_port() -> int:

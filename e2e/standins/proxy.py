@@ -30,8 +30,9 @@ class Request(NamedTuple):
         return self.method in _WRITES and "/leases" not in self.path
 
     @property
-    def is_watch(self) -> bool:
-        return self.method == "GET" and self.code == 0
+    def is_waiting(self) -> bool:
+        """Whether the API server has not answered; watches have no answer."""
+        return self.code == 0 and "watch=true" not in self.path
 
 
 class Proxy:
@@ -63,6 +64,7 @@ class Proxy:
         return proxy
 
     async def close(self) -> None:
+        self.is_open.set()
         await self._session.close()
         await self._runner.cleanup()
 
@@ -75,6 +77,8 @@ class Proxy:
 
     async def _pass(self, request: web.BaseRequest) -> web.StreamResponse:
         await self.is_open.wait()
+        if self._session.closed:
+            return web.Response(status=503)
         body = await request.read()
         at = time.monotonic()
         index = len(self.log)

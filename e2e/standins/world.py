@@ -228,4 +228,6 @@ class World:
         self._operators.clear()
 
     def story(self) -> str:
-        return "\n".join(process.story() for process in self._operators[-2:])
+        last = self._operators[-2:]
+        waiting = [(each.method, each.path) for one in last for each in one.proxy.log if each.is_waiting]
+        return "\n".join(process.story() for process in last) + f"\nunanswered: {waiting}"
