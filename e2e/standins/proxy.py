@@ -84,6 +84,7 @@ class Proxy:
         index = len(self.log)
         self.log.append(Request(at, request.method, request.path_qs, 0))
         headers = {name: value for name, value in request.headers.items() if name.lower() not in _HOP_HEADERS}
+        headers["Accept-Encoding"] = "identity"  # a long answer comes packed otherwise
         async with self._session.request(
             request.method, self._server + request.path_qs, data=body or None, headers=headers
         ) as upstream:
