@@ -78,6 +78,10 @@ test-api: $(STAMP) ## Test the operator on a real API server with KubeRay and pl
 	  code=$$?; \
 	  echo "test-api: $$(($$(date +%s) - start)) s"; exit $$code
 
+bench-operator: $(STAMP) ## Measure the operator with thousands of services on a cluster of its own (long); ARGS="--kuberay 0 --sizes 100,1000"
+	@$(CLUSTER) parts
+	@PYTHONPATH=e2e $(BIN)/python e2e/bench_operator.py $(ARGS)
+
 e2e: $(STAMP) ## Test on real pods: cluster, images, operator by Helm, then pytest; ARGS="-k name" adds pytest flags
 	@$(CLUSTER) parts
 	@$(CLUSTER) prepare || { $(CLUSTER) dump e2e/artifacts/prepare; exit 1; }

@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from api.conftest import llm_service, new_namespace
-from cluster.kubectl import Kubectl
+from cluster.local import LocalCluster
+from cluster.place import Place
+from cluster.processes import Processes
 from rayloom_operator import api_status
 from standins.client import MERGE, Document
 from standins.operators import OperatorProcess, wait_until
@@ -182,15 +184,28 @@ _RAY_CRD = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/rayclusters.
 
 
 @pytest.fixture
-def kuberay_definition(world: World, kubectl: Kubectl) -> Iterator[Document]:
+def kuberay_definition(world: World) -> Iterator[Document]:
     """The definition of RayClusters, put back after the test."""
     definition = world.request("GET", _RAY_CRD)
     yield definition
+    _reinstall(world, definition)
+
+
+def _reinstall(world: World, definition: Document) -> None:
+    """KubeRay and its definition are there again, as after a new installation."""
     wait_until(
         lambda: "deletionTimestamp" not in (world.get(_RAY_CRD) or definition)["metadata"], "the end of a deletion", 30
     )
     _put(world, _bare(definition))
-    kubectl("wait", "--for=condition=Established", "crd/rayclusters.ray.io", "--timeout=30s")
+
+    def is_established() -> bool:
+        status = (world.get(_RAY_CRD) or {}).get("status") or {}
+        return any((each["type"], each["status"]) == ("Established", "True") for each in status.get("conditions") or ())
+
+    wait_until(is_established, "the definition to be established", 20)
+    # A KubeRay that ran meanwhile looks for its kind ever less often.
+    Processes(Place.of(0).state).stop("kuberay")
+    LocalCluster(Place.of(0)).up("api")
 
 
 def _put(world: World, definition: Document) -> None:
@@ -213,7 +228,7 @@ def test_kuberay_removed_while_services_run_and_back_again(
     assert [each for each in operator.proxy.writes(namespace, began) if each.method == "DELETE"] == []
     present = set(world.objects(namespace, "chat", *_OTHERS))
     assert kept - {name for name in kept if name.endswith("-head-svc")} <= present
-    _put(world, _bare(kuberay_definition))
+    _reinstall(world, kuberay_definition)
     world.wait_serving(namespace, "chat", 60)
 
 
