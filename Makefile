@@ -19,15 +19,16 @@ MODE ?= full
 # Plain Python does: removing it must not depend on an installation.
 CLUSTER := PYTHONPATH=e2e $(PYTHON) -m cluster
 # Everything that works on the cluster carries it, so that cluster-down finds what a killed run left.
-e2e e2e-tool images cluster-up cluster-down: export RAYLOOM_E2E_RUN := $(CURDIR)
+e2e e2e-tool test-api bench-operator images cluster-up cluster-down: export RAYLOOM_E2E_RUN := $(CURDIR)
 
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help venv run test faults chaos lint types schemas crds bench cluster-up cluster-down images e2e e2e-tool clean
+.PHONY: help venv run test faults chaos lint types schemas crds bench cluster-up cluster-down images e2e e2e-tool \
+  test-api bench-operator clean
 
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' Makefile
 
 venv: $(STAMP) ## Make or update the virtual environment .venv
 
@@ -71,10 +72,20 @@ cluster-down: ## End every run on it and remove everything that they left behind
 images: $(STAMP) ## Build the images of the engine and the operator
 	@$(CLUSTER) images
 
+test-api: $(STAMP) ## Test the operator on a real API server with KubeRay and played nodes (no root); ARGS="-k name" adds pytest flags
+	@$(CLUSTER) parts
+	@start=$$(date +%s); $(BIN)/python -m pytest e2e/api -o timeout=400 $(ARGS); \
+	  code=$$?; \
+	  echo "test-api: $$(($$(date +%s) - start)) s"; exit $$code
+
+bench-operator: $(STAMP) ## Measure the operator with thousands of services on a cluster of its own (long); ARGS="--kuberay 0 --sizes 100,1000"
+	@$(CLUSTER) parts
+	@PYTHONPATH=e2e $(BIN)/python e2e/bench_operator.py $(ARGS)
+
 e2e: $(STAMP) ## Test on real pods: cluster, images, operator by Helm, then pytest; ARGS="-k name" adds pytest flags
 	@$(CLUSTER) parts
 	@$(CLUSTER) prepare || { $(CLUSTER) dump e2e/artifacts/prepare; exit 1; }
-	@start=$$(date +%s); E2E_PREPARED=1 $(BIN)/python -m pytest e2e --ignore e2e/test_cluster_tool.py -o timeout=900 $(ARGS); \
+	@start=$$(date +%s); E2E_PREPARED=1 $(BIN)/python -m pytest e2e --ignore e2e/test_cluster_tool.py --ignore e2e/api -o timeout=900 $(ARGS); \
 	  code=$$?; \
 	  echo "stage tests: $$(($$(date +%s) - start)) s"; exit $$code
 

@@ -14,6 +14,7 @@ from cluster.processes import Processes
 from cluster.shell import wait_until
 
 _USUAL_API_PORT = 6443
+_OF_ENDPOINTS = ("-endpoints-controller", "-endpointslice-controller", "-endpointslice-mirroring-controller")
 
 
 class ControlPlane:
@@ -24,6 +25,7 @@ class ControlPlane:
         self._parts = parts
         self._processes = processes
         self._address = address
+        self._has_nodes = address != "127.0.0.1"
         self.server = f"https://{address}:{place.port(_USUAL_API_PORT)}"
         self.authority = Authority(place.state / "certificates")
         admin = self.authority.issue("admin", "/O=system:masters/CN=admin")
@@ -55,11 +57,7 @@ class ControlPlane:
             etcd_servers=client,
             bind_address=self._address,
             # A loopback address is no endpoint that the `kubernetes` Service could have.
-            **(
-                {"endpoint_reconciler_type": "none"}
-                if self._address == "127.0.0.1"
-                else {"advertise_address": self._address}
-            ),
+            **({"advertise_address": self._address} if self._has_nodes else {"endpoint_reconciler_type": "none"}),
             secure_port=place.port(_USUAL_API_PORT),
             authorization_mode="Node,RBAC",
             allow_privileged="true",
@@ -82,6 +80,8 @@ class ControlPlane:
             use_service_account_credentials="true",
             root_ca_file=self.authority.ca.certificate,
             service_account_private_key_file=accounts.key,
+            # Without nodes of its own, pods have addresses that no endpoint may have, and nobody reads endpoints.
+            controllers=",".join(("*", *(() if self._has_nodes else _OF_ENDPOINTS))),
             node_monitor_grace_period="20s",  # the default of 50 s would only make tests of a lost node longer
             leader_elect="false",
             secure_port=0,

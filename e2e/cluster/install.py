@@ -25,7 +25,7 @@ def install_operator(kubeconfig: Path, *values: str) -> None:
         settings = [word for value in values for word in ("--set", value)]
         # A definition that was applied by hand, or by a release of another name, becomes this release's.
         options = ("--namespace", NAMESPACE, "--create-namespace", "--take-ownership", *settings)
-        run(_helm(), "--kubeconfig", kubeconfig, "upgrade", "--install", RELEASE, _CHART, *options, timeout_s=150)
+        run(helm(), "--kubeconfig", kubeconfig, "upgrade", "--install", RELEASE, _CHART, *options, timeout_s=150)
         # The image's name says nothing about its content here, where every build has the same version.
         annotations = {"rayloom.dev/test-image": OPERATOR.inputs("")}
         patch = {"spec": {"template": {"metadata": {"annotations": annotations}}}}
@@ -34,7 +34,7 @@ def install_operator(kubeconfig: Path, *values: str) -> None:
         kubectl("rollout", "status", "--timeout=120s", *deployment, timeout_s=130)
 
 
-def _helm() -> str:
+def helm() -> str:
     """Helm beside this Python, else on PATH."""
     beside = Path(sys.executable).parent / "helm"
     return str(beside) if os.access(beside, os.X_OK) else shutil.which("helm") or "helm"

@@ -63,10 +63,10 @@ class LocalCluster:
             )
             with stage("control plane"):
                 control.ensure_api()
+                control.ensure_scheduler()
                 control.ensure_kuberay()
             if wanted == "full":
                 with stage("nodes"):
-                    control.ensure_scheduler()
                     control.ensure_dns()
                     self._ensure_nodes(control)
             self._expect_all_alive()

@@ -137,6 +137,38 @@ def test_a_service_object_of_somebody_else_is_left_alone_and_named():
     with_world(story)
 
 
+def test_a_pod_that_is_refused_again_under_another_name_is_told_once():
+    async def story(world):
+        world.ask_for(service())
+        await world.until(lambda: world.kube.named("RayCluster"))
+        await world.rest()
+        path = world.kube.path("RayCluster")
+        (name,) = world.kube.named("RayCluster")
+        for suffix in ("abcde", "fghij"):
+            message = f'pods "{name}-head-{suffix}" is forbidden: exceeded quota'
+            failing = {"type": "ReplicaFailure", "status": "True", "message": message}
+            world.kube.put(world.kube.objects[path] | {"status": {"conditions": [failing]}})
+            await world.until(lambda: "exceeded quota" in world.message("Available"))
+            await world.rest()
+        told = {each["conditions"][-1]["message"] for each in world.kube.statuses if "quota" in str(each)}
+        assert len(told) == 1
+        assert f'"{name}-head"' in told.pop()
+
+    with_world(story)
+
+
+def test_a_namespace_that_is_being_deleted_is_no_refusal():
+    async def story(world):
+        gone = KubeError(403, "unable to create new content in namespace team because it is being terminated")
+        world.kube.refusals = {("apply", "chat-rayloom"): gone}
+        world.ask_for(service())
+        await world.until(lambda: ("apply", "/api/v1/namespaces/team/serviceaccounts/chat-rayloom") in world.kube.calls)
+        await world.rest()
+        assert world.kube.statuses == []
+
+    with_world(story)
+
+
 def test_an_old_engine_stays_until_its_successor_was_accepted():
     async def story(world):
         world.ask_for(service())

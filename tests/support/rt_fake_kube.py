@@ -45,7 +45,7 @@ class FakeKube:
         self.lists = []  # paths
         self.graces = {}  # path -> the grace that a deletion asked for
         self.version = 100
-        self._watches = []  # (path of the collection, queue)
+        self._watches = []  # (path of the collection, params, queue)
         self.put(make_definition())
 
     def put(self, manifest):
@@ -121,11 +121,12 @@ class FakeKube:
     async def list(self, path, params):
         self.lists.append(path)
         self._refuse("list", path)
-        return [copy.deepcopy(each) for at, each in self.objects.items() if _is_of(at, path)], str(self.version)
+        found = [each for at, each in self.objects.items() if _is_of(at, path) and _is_chosen(each, params)]
+        return copy.deepcopy(found), str(self.version)
 
     async def watch(self, path, params, version):
         queue = asyncio.Queue()
-        self._watches.append((path, queue))
+        self._watches.append((path, params, queue))
         while True:
             found = await queue.get()
             if isinstance(found, Exception):
@@ -134,7 +135,7 @@ class FakeKube:
 
     def end_watches(self, end, error):
         """Watches of the collections whose path ends so break with `error`."""
-        for path, queue in self._watches:
+        for path, _, queue in self._watches:
             if path.endswith(end):
                 queue.put_nowait(error)
 
@@ -148,8 +149,8 @@ class FakeKube:
                 raise error
 
     def _tell(self, kind, path, found):
-        for collection, queue in self._watches:
-            if _is_of(path, collection):
+        for collection, params, queue in self._watches:
+            if _is_of(path, collection) and _is_chosen(found, params):
                 queue.put_nowait((kind, copy.deepcopy(found)))
 
 
@@ -158,3 +159,7 @@ def _is_of(path, collection):
     plural = path.split("/")[-2]
     start = collection.removesuffix(f"/{plural}")
     return collection.endswith(f"/{plural}") and path.startswith(start + "/")
+
+
+def _is_chosen(found, params):
+    return params.get("labelSelector", "") in ("", *found["metadata"].get("labels", ()))

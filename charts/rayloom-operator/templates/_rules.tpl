@@ -27,14 +27,15 @@ is new.
   verbs: [create, patch]
 - apiGroups: [networking.k8s.io]
   resources: [networkpolicies]
-  verbs: [create, patch]
-# A Service of that name may be somebody else's, so it is looked at first.
+  verbs: [list, watch, create, patch]
+# A Service of that name may be somebody else's, so it is looked at first. Both are watched: who changes or deletes one
+# takes a service away.
 - apiGroups: [""]
   resources: [services]
-  verbs: [get, create, patch]
+  verbs: [get, list, watch, create, patch]
 - apiGroups: [""]
   resources: [serviceaccounts]
-  verbs: [create, patch]
+  verbs: [list, watch, create, patch]
 # Made and removed, never read: admin tokens are derived from the operator's key. No patch, because its answer is the
 # whole object, so that whoever may patch Secrets may read them.
 - apiGroups: [""]

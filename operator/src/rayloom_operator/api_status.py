@@ -176,6 +176,10 @@ class Status(_Part):
     updated_replicas: int = Field(0, description="Engines of the spec's own revision.")
     selector: str = Field("", description="Label selector of the engines' head pods, one for each engine.")
     current_revision: str = Field("", description="Revision of the spec that is applied.")
+    image: str = Field(
+        "",
+        description="Image of the current revision where the spec names none: the operator's default of that time.",
+    )
     groups: tuple[Group, ...] = Field(
         (),
         description="The engines, each a RayCluster.",

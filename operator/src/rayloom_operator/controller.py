@@ -14,10 +14,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
-from rayloom_operator import names
 from rayloom_operator.api import API_VERSION, KIND, LLMService, parse
 from rayloom_operator.api_recovery import Recovery
 from rayloom_operator.api_status import Reason, Status
+from rayloom_operator.applier import Applier
+from rayloom_operator.drift import Drift
 from rayloom_operator.engine_poller import EnginePoller
 from rayloom_operator.errors import DoesNotFit, OperatorError, Refused, SpecError
 from rayloom_operator.inspection import Inspection, inspect, stored_model
@@ -26,14 +27,14 @@ from rayloom_operator.k8s_events import events
 from rayloom_operator.kube import CONFLICT, NOT_FOUND, Kube, KubeError
 from rayloom_operator.logs import SERVICE
 from rayloom_operator.metrics import Metrics
-from rayloom_operator.names import Manifest, ServiceKey, object_path, path_of
+from rayloom_operator.names import Manifest, ServiceKey, object_path
 from rayloom_operator.observed import Group, Verdict
-from rayloom_operator.observer import Observer, is_owned
-from rayloom_operator.plan import Plan, Route, Settings, plan
+from rayloom_operator.observer import Observer
+from rayloom_operator.plan import Settings, plan
 from rayloom_operator.recovery import remembered, slots
 from rayloom_operator.reflector import without_managed_fields
 from rayloom_operator.resolved import Resolved, resolve
-from rayloom_operator.revision import revision
+from rayloom_operator.revision import revision, with_kept_image
 from rayloom_operator.status import VALID, status
 from rayloom_operator.watches import Watches
 from rayloom_operator.work_queue import WorkQueue
@@ -41,7 +42,7 @@ from rayloom_operator.work_queue import WorkQueue
 logger = logging.getLogger(__name__)
 
 _NUM_WORKERS = 8
-# Objects that nobody watches, such as Services, are applied again so often in case somebody changed them.
+# Objects that nobody watches, such as ConfigMaps, are made again so often in case somebody deleted them.
 _REAPPLY_S = 300.0
 # Kubelets say why a volume cannot be mounted only in events, so those are read while a pod waits: often while it is
 # likely to be news. What a head mounts may also have been deleted, so it is made again as often as the second.
@@ -52,8 +53,6 @@ _MOUNT_NEWS_S = 60.0
 _SOON_S = 1.0
 # A failure that was written down is acted on in a turn of its own, that soon.
 _NEXT_TURN_S = 0.2
-# HTTP codes of answers that stay the same until someone changes the spec or the cluster.
-_REFUSALS = (400, 403, NOT_FOUND, 422)
 
 
 class Controller:
@@ -93,8 +92,9 @@ class Controller:
             on_kuberay=self._kuberay_changed,
         )
         self._clusters, self._pods, self._jobs = self.watches.clusters, self.watches.pods, self.watches.jobs
+        self._drift = Drift(kube, self._queue.add, namespaces=namespaces)
+        self._applier = Applier(kube, self._drift)
         self._observer = Observer(kube, self.watches, self._poller, settings.operator_key)
-        self._applied: dict[ServiceKey, tuple[tuple[Manifest, ...], float]] = {}  # the last plan's, and when it was all
         self._mounting_since: dict[ServiceKey, float] = {}
 
     def set_service(self, document: Manifest, is_deleted: bool) -> None:
@@ -118,6 +118,8 @@ class Controller:
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self.watches.run())
+                for reflector in self._drift.reflectors:
+                    tasks.create_task(reflector.run())
                 # Before that, what exists would look like something to make.
                 await self.watches.is_synced.wait()
                 if self._leads is not None:
@@ -171,7 +173,7 @@ class Controller:
         if document is None:
             # Its objects go by their owner references.
             self._observer.forget(key)
-            self._applied.pop(key, None)
+            self._applier.forget(key)
             self._mounting_since.pop(key, None)
             return None
         try:
@@ -199,6 +201,7 @@ class Controller:
             if inspection.facts is not None:
                 image = self._settings.image(service)
                 resolved = resolve(service, image, inspection.facts, previous, self._settings.hub)
+                resolved = with_kept_image(resolved, previous.get("image", ""), previous.get("currentRevision", ""))
         except SpecError as error:
             reason = Reason.DOES_NOT_FIT if isinstance(error, DoesNotFit) else Reason.INVALID_SPEC
             accepted = Verdict(reason=reason, message="; ".join(error.problems))
@@ -213,7 +216,7 @@ class Controller:
         refused: Refused | None = None
         try:
             applied = replace(planned, wanted=inspection.wanted + planned.wanted)
-            await self._carry_out(key, applied, is_mounting=mounting_s is not None)
+            await self._applier.carry_out(key, applied, _LATE_MOUNT_CHECK_S if mounting_s is not None else _REAPPLY_S)
         except Refused as error:
             refused = error
         if accepted is VALID and refused is not None:
@@ -271,76 +274,6 @@ class Controller:
             return found
         failures = await self._observer.mount_failures(key, found.waiting)
         return inspect(service, image, hub, previous, jobs, pods, failures, clock)
-
-    async def _carry_out(self, key: ServiceKey, planned: Plan, is_mounting: bool) -> None:
-        try:
-            for route in planned.routes:
-                await self._route(key, route)
-            await self._apply(key, planned, _LATE_MOUNT_CHECK_S if is_mounting else _REAPPLY_S)
-            for deletion in planned.deletions:
-                logger.info("%s/%s: delete %s", *key, deletion.path)
-                await self._kube.delete(
-                    deletion.path, deletion.uid, grace_s=deletion.grace_s, is_foreground=deletion.is_foreground
-                )
-        except KubeError as error:
-            if error.code not in _REFUSALS:
-                raise
-            raise Refused(f"the API server refused: {error}") from error
-
-    async def _route(self, key: ServiceKey, route: Route) -> None:
-        logger.info("%s/%s: route to pod %s: %s", *key, route.pod.name, "on" if route.wanted else "off")
-        # Of this very pod: its name may be another's by now.
-        labels = {"uid": route.pod.uid, "labels": {names.ROUTE_LABEL: "true" if route.wanted else None}}
-        try:
-            await self._kube.patch(object_path("v1", "Pod", key[0], route.pod.name), {"metadata": labels})
-        except KubeError as error:
-            if error.code not in (NOT_FOUND, CONFLICT):
-                raise
-
-    async def _apply(self, key: ServiceKey, planned: Plan, interval_s: float) -> None:
-        """Applies what was not in the last plan, and everything when `interval_s` have passed since that was done."""
-        now = asyncio.get_running_loop().time()
-        before, at = self._applied.get(key, ((), 0.0))
-        # A RayCluster or a Job is planned only while there is none.
-        new = [each for each in planned.wanted if each not in before or each["kind"] in ("RayCluster", "Job")]
-        if new:
-            logger.info(
-                "%s/%s: apply %s", *key, ", ".join(f"{each['kind']} {each['metadata']['name']}" for each in new)
-            )
-        is_all = not before or now - at >= interval_s
-        for manifest in planned.wanted if is_all else new:
-            if manifest["kind"] == "Service":
-                await self._claim(manifest)
-            elif manifest["kind"] in ("ConfigMap", "Secret"):
-                # Made, never changed or read: the right to patch a Secret is the right to read every Secret.
-                if manifest["metadata"]["labels"].get(names.GROUP_LABEL) in planned.new:
-                    await self._kube.delete(path_of(manifest))
-                await self._kube.create(manifest)
-            elif manifest["kind"] == "Job":
-                await self._kube.create(manifest)
-            else:
-                await self._kube.apply(manifest)
-        self._applied[key] = (planned.wanted, now if is_all else at)
-
-    async def _claim(self, manifest: Manifest) -> None:
-        """Applies an object whose name the user chose, unless one of that name is somebody else's."""
-        try:
-            found = await self._kube.get(path_of(manifest))
-        except KubeError as error:
-            if error.code != NOT_FOUND:
-                raise
-            # Not by POST: the first apply after that would change who manages it, and so the object.
-            await self._kube.apply(manifest, force=False)
-            return
-        (owner,) = manifest["metadata"]["ownerReferences"]
-        if is_owned(found["metadata"], owner["uid"]):
-            await self._kube.apply(manifest)
-            return
-        owners = found["metadata"].get("ownerReferences", ())
-        what = f"the {manifest['kind']} {owner['name']}"
-        if any((each["kind"], each["name"]) == (owner["kind"], owner["name"]) for each in owners):
-            raise OperatorError(f"{what} of a {KIND} that was deleted is still there")
-        raise Refused(f"{what} exists and is not ours; delete it, or give this {KIND} another name")
 
     async def _write(self, key: ServiceKey, document: Manifest, computed: Status) -> None:
         content = computed.model_dump(mode="json", by_alias=True, exclude_none=True)

@@ -126,7 +126,9 @@ class Observed:
 def cluster_refusal(cluster: Manifest) -> str:
     """Why KubeRay could not make a pod of a RayCluster, such as a quota; empty when it could."""
     failing = _condition(cluster, "ReplicaFailure")
-    return failing.get("message", "") if failing.get("status") == "True" else ""
+    message = failing.get("message", "") if failing.get("status") == "True" else ""
+    # Each attempt has a name of its own; what says the same is to be the same, or each would be written and told.
+    return re.sub(rf'"({re.escape(cluster["metadata"]["name"])}-[^"]*)-[a-z0-9]{{5}}"', r'"\1"', message)
 
 
 def is_headless(cluster: Manifest) -> bool:

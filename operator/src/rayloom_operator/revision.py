@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from dataclasses import replace
 from typing import Any
 
 from rayloom_operator.resolved import Resolved
@@ -43,6 +44,17 @@ def revision(resolved: Resolved) -> str:
     if resolved.commit:
         inputs["commit"] = resolved.commit
     return hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()[:8]
+
+
+def with_kept_image(resolved: Resolved, kept: str, current: str) -> Resolved:
+    """`resolved` with the image `kept`, where that is all that keeps it from being the revision `current`.
+
+    So another default of the operator's changes no service that runs; it counts once the spec changes otherwise.
+    """
+    if not kept or resolved.service.spec.engine.image is not None:
+        return resolved
+    same = replace(resolved, image=kept)
+    return same if revision(same) == current else resolved
 
 
 def _without_empty(part: dict[str, Any]) -> dict[str, Any]:

@@ -89,6 +89,7 @@ def status(
     # A refused spec has made nothing, unless it was accepted before; what there was goes on then.
     made = {old_revision, *(group.revision for group in seen.groups)}
     is_accepted = accepted.reason is Reason.VALID
+    default_image = resolved.image if resolved is not None and resolved.service.spec.engine.image is None else ""
     is_made = bool(revision) and (is_accepted or revision in made)
     rows = [
         _Row(
@@ -153,6 +154,7 @@ def status(
             else previous.get("selector", "")
         ),
         current_revision=shown_revision,
+        image=default_image if is_made else previous.get("image", ""),
         groups=tuple(_group_status(row, resolved, memory.get(row.slot.name), clock) for row in rows),
     )
 

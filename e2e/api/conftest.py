@@ -1,0 +1,88 @@
+"""Tests on a real API server, with real controllers, scheduler and KubeRay, and operators as real processes.
+
+    world        see standins/world.py; one for the session
+    namespace    the name of a new namespace, removed after the test
+    operator     an operator runs; the same one for all tests that ask for nothing else
+
+Nodes and engines are played (standins/): what only they can show is tested in real pods by `make e2e`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from cluster.kubectl import Kubectl
+from cluster.local import LocalCluster
+from cluster.place import Place
+from standins.chart import install_chart
+from standins.kubelets import NODES
+from standins.operators import OperatorProcess
+from standins.world import World
+
+_LEFT = "rayloom.dev/e2e=true"
+
+
+@pytest.fixture(scope="session")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    cluster = LocalCluster(Place.of(0))
+    cluster.up("api")
+    kubectl = Kubectl(cluster.kubeconfig)
+    others = {each["metadata"]["name"] for each in kubectl.json("get", "nodes")["items"]} - set(NODES)
+    assert not others, f"these tests play the nodes, and this cluster has its own ({others}): make cluster-down"
+    install_chart(cluster.kubeconfig)
+    found = World(cluster.kubeconfig, tmp_path_factory.mktemp("operators"))
+    # What a run that was killed left; its pods end only now that their nodes are back.
+    kubectl("delete", "namespace", "--selector", _LEFT, "--timeout=60s", timeout_s=70)
+    yield found
+    kubectl("delete", "namespace", "--selector", _LEFT, "--wait=false")
+    found.close()
+
+
+@pytest.fixture(scope="session")
+def kubectl(world: World) -> Kubectl:
+    return Kubectl(world.kubeconfig)
+
+
+@pytest.fixture
+def namespace(world: World, request: pytest.FixtureRequest) -> Iterator[str]:
+    name = new_namespace(world, request.node.name)
+    yield name
+    world.delete(f"/api/v1/namespaces/{name}")
+
+
+@pytest.fixture
+def operator(world: World) -> OperatorProcess:
+    return world.operator()
+
+
+@pytest.fixture
+def manifest(namespace: str) -> Callable[..., dict[str, Any]]:
+    """manifest("chat", replicas=2) is an LLMService in the test's namespace."""
+
+    def make(name: str = "chat", **spec: Any) -> dict[str, Any]:
+        return llm_service(namespace, name, **spec)
+
+    return make
+
+
+def llm_service(namespace: str, name: str, **spec: Any) -> dict[str, Any]:
+    return {
+        "apiVersion": "rayloom.dev/v1alpha1",
+        "kind": "LLMService",
+        "metadata": {"name": name, "namespace": namespace},
+        "spec": {"model": {"source": "builtin://smollm2-135m"}, **spec},
+    }
+
+
+_numbers = iter(range(1_000_000))
+
+
+def new_namespace(world: World, purpose: str) -> str:
+    """Its name. Namespaces of a session go together at its end, whatever becomes of the test."""
+    slug = "".join(letter if letter.isalnum() else "-" for letter in purpose.lower())[:40].strip("-")
+    name = f"api-{slug}-{next(_numbers)}"
+    world.request("POST", "/api/v1/namespaces", {"metadata": {"name": name, "labels": {"rayloom.dev/e2e": "true"}}})
+    return name

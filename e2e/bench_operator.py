@@ -1,0 +1,225 @@
+"""`make bench-operator`: what many LLMServices cost the operator, as a real process on a real API server.
+
+First some hundred or thousand services with real KubeRay, then more of them with a stand-in for it; kubelets and
+engines are played, because here only the operator is measured. Engines are polled at the interval that is shipped.
+All of it shares this machine's cores, so seconds are an upper bound. Traffic stays on loopback.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import itertools
+import re
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from cluster.local import LocalCluster
+from cluster.place import Place
+from cluster.processes import Processes
+from cluster.shell import say
+from standins.chart import credentials, install_chart
+from standins.operators import OPERATOR, OperatorProcess, direct
+from standins.ray_clusters import RayClusters
+from standins.world import ENGINE_IMAGE, LEASE, LLM, World
+
+# Beside the clusters of tests.
+_INDEX = 5
+_NUM_AT_ONCE = 32
+_PER_NAMESPACE = 100
+_IDLE_S = 30.0
+_MODEL = {"source": "builtin://smollm2-135m"}
+# design: restart resync, resident memory, 99th percentile of a reconcile
+_GOALS = {"resync s": 60.0, "RSS MiB": 400.0, "p99 ms": 250.0}
+
+
+@dataclass(frozen=True, slots=True)
+class Scrape:
+    """What an operator's /metrics say, and what the kernel says of its process."""
+
+    text: str
+    cpu_s: float
+
+    @classmethod
+    def of(cls, operator: OperatorProcess) -> Scrape:
+        return cls(operator.scrape(), operator.cpu_seconds())
+
+    def total(self, name: str, part: str = "") -> float:
+        pattern = rf"(?m)^rayloom_operator_{name}(\{{[^}}]*\}})? (\S+)$"
+        return sum(float(value) for labels, value in re.findall(pattern, self.text) if part in labels)
+
+    def quantile(self, share: float, before: Scrape) -> float:
+        """Milliseconds within which this share of reconciles since `before` ended: a bound of a bucket."""
+        pattern = r'(?m)^rayloom_operator_reconcile_seconds_bucket\{.*?le="([^"]+)"\} (\S+)$'
+        old = dict(re.findall(pattern, before.text))
+        buckets = [(bound, float(value) - float(old.get(bound, 0))) for bound, value in re.findall(pattern, self.text)]
+        whole = max((count for _, count in buckets), default=0.0)
+        return next((float(bound) * 1000 for bound, count in buckets if whole and count >= share * whole), float("nan"))
+
+
+class Bench:
+    def __init__(self, world: World, folder: Path) -> None:
+        self._world = world
+        self._folder = folder
+        self._numbers = itertools.count()
+        self._credentials = credentials(world.kubeconfig)
+        self._num_services = 0
+        self.rows: list[dict[str, float | str]] = []
+        self.operator = self._start()
+
+    def _start(self) -> OperatorProcess:
+        command = (*OPERATOR, "run", f"--engine-image={ENGINE_IMAGE}", "--log-level=warning", *LEASE)
+        where = direct(self._world.kubeconfig)
+        return OperatorProcess(where, self._credentials, self._folder / str(next(self._numbers)), *command)
+
+    def grow(self, size: int, what: str, timeout_s: float) -> None:
+        """Makes services until there are `size`, and adds a row with what that cost."""
+        self._wait("the operator", lambda: bool(self.operator.scrape()) or not LEASE, 60)
+        before, began = Scrape.of(self.operator), time.monotonic()
+        number = size - self._num_services
+        self._world.do(self._make(range(self._num_services, size)), timeout_s)
+        self._num_services = size
+        self._wait("all services to be available", lambda: self._num_available() == size, timeout_s)
+        seconds, after = time.monotonic() - began, Scrape.of(self.operator)
+        polls, asked_at = self._world.engines.num_answers, time.monotonic()
+        idle_from = Scrape.of(self.operator)
+        time.sleep(_IDLE_S)
+        idle = Scrape.of(self.operator)
+        elapsed = time.monotonic() - asked_at
+        self.rows.append(
+            {
+                "services": size,
+                "with": what,
+                "converge s": seconds,
+                "per s": number / seconds,
+                "API calls each": (after.total("api_requests_total") - before.total("api_requests_total")) / number,
+                "CPU ms each": (after.cpu_s - before.cpu_s) * 1000 / number,
+                "p50 ms": after.quantile(0.5, before),
+                "p99 ms": after.quantile(0.99, before),
+                "RSS MiB": self.operator.rss_mib(),
+                "polls/s": (self._world.engines.num_answers - polls) / elapsed,
+                "idle calls/s": (idle.total("api_requests_total") - idle_from.total("api_requests_total")) / elapsed,
+                "idle CPU %": (idle.cpu_s - idle_from.cpu_s) * 100 / elapsed,
+                **self._resync(),
+            }
+        )
+        say(_table(self.rows[-1:]))
+
+    def _resync(self) -> dict[str, float | str]:
+        """The operator is killed and another one looks at every service and asks every engine."""
+        self.operator.kill()
+        self._world.take_lease()
+        engines = list(self._world.engines.by_ip.values())
+        before = {id(engine): engine.num_asked for engine in engines}
+        began = time.monotonic()
+        self.operator = self._start()
+
+        def is_done() -> bool:
+            if any(engine.num_asked == before[id(engine)] for engine in engines):
+                return False
+            return not LEASE or Scrape.of(self.operator).total("queue_depth") == 0
+
+        self._wait("every engine to be asked", is_done, 600)
+        found = Scrape.of(self.operator)
+        writes = sum(found.total("api_requests_total", f'verb="{verb}"') for verb in ("PATCH", "POST", "DELETE"))
+        return {"resync s": time.monotonic() - began, "resync writes": writes}
+
+    def _num_available(self) -> int:
+        def is_available(document: dict[str, object]) -> bool:
+            status = document.get("status") or {}
+            assert isinstance(status, dict)
+            return any(
+                each["type"] == "Available" and each["status"] == "True" for each in status.get("conditions", ())
+            )
+
+        return sum(is_available(each) for each in list(self._world.services.values()))
+
+    async def _make(self, numbers: range) -> None:
+        api, slots = self._world.api, asyncio.Semaphore(_NUM_AT_ONCE)
+        for number in range(numbers.start // _PER_NAMESPACE, (numbers.stop - 1) // _PER_NAMESPACE + 1):
+            if number * _PER_NAMESPACE >= numbers.start:
+                await api.request("POST", "/api/v1/namespaces", {"metadata": {"name": f"bench-{number}"}})
+
+        async def make(number: int) -> None:
+            manifest = {
+                "apiVersion": "rayloom.dev/v1alpha1",
+                "kind": "LLMService",
+                "metadata": {"name": f"chat-{number}"},
+                "spec": {"model": _MODEL},
+            }
+            async with slots:
+                path = f"{LLM}/namespaces/bench-{number // _PER_NAMESPACE}/llmservices"
+                await api.request("POST", path, manifest)
+
+        await asyncio.gather(*(make(number) for number in numbers))
+
+    def _wait(self, what: str, is_so: Callable[[], bool], timeout_s: float) -> None:
+        deadline = time.monotonic() + timeout_s
+        while not is_so():
+            assert self.operator.is_alive, self.operator.story()
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"waited {timeout_s:.0f} s for {what}: {self._num_available()} are available")
+            time.sleep(0.5)
+
+
+def _table(rows: list[dict[str, float | str]]) -> str:
+    names = list(rows[0])
+    lines = [f"| {' | '.join(names)} |", f"|{'---|' * len(names)}"]
+    for row in rows:
+        cells = (
+            each if isinstance(each, str) else f"{each:.0f}" if each >= 10 else f"{each:.1f}" for each in row.values()
+        )
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--kuberay", type=int, default=1000, help="services with real KubeRay; 0 for none")
+    parser.add_argument("--sizes", default="100,1000,10000", help="services with a stand-in for KubeRay, growing")
+    parser.add_argument("--timeout", type=float, default=1800, help="seconds that one size may take")
+    arguments = parser.parse_args()
+    sizes = [int(size) for size in arguments.sizes.split(",") if size]
+    rows: list[dict[str, float | str]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        runs = [([arguments.kuberay], "KubeRay")] if arguments.kuberay else []
+        runs += [(sizes, "a stand-in")] if sizes else []
+        for index, (wanted, what) in enumerate(runs):
+            rows += _measure(wanted, what, arguments.timeout, Path(folder) / str(index))
+    say("\n" + _table(rows))
+    for name, goal in _GOALS.items():
+        say(f"goal: {name} < {goal:.0f} at 10,000 services")
+
+
+def _measure(sizes: list[int], what: str, timeout_s: float, folder: Path) -> list[dict[str, float | str]]:
+    """On an empty cluster of its own, gone afterwards."""
+    cluster = LocalCluster(Place.of(_INDEX))
+    cluster.down()
+    try:
+        cluster.up("api")
+        install_chart(cluster.kubeconfig)
+        world = World(cluster.kubeconfig, folder)
+        if what != "KubeRay":
+            Processes(Place.of(_INDEX).state).stop("kuberay")
+            pods = RayClusters(world.api)
+            world.do(_call(pods.start))
+        bench = Bench(world, folder)
+        try:
+            for size in sizes:
+                bench.grow(size, what, timeout_s)
+            return bench.rows
+        finally:
+            bench.operator.kill()
+    finally:
+        cluster.down()
+
+
+async def _call(function: Callable[[], None]) -> None:
+    function()
+
+
+if __name__ == "__main__":
+    main()

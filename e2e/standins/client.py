@@ -1,0 +1,108 @@
+"""The Kubernetes API for the stand-ins: an administrator's plain JSON requests, and watches that do not end."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import ssl
+import tempfile
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import yaml
+
+Document = dict[str, Any]
+
+MERGE = "application/merge-patch+json"
+_GONE = 410
+
+
+class ApiError(Exception):
+    """The API server refused a request. `code` is the HTTP status; the message is the server's."""
+
+    def __init__(self, code: int, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class Api:
+    """Made and used in one event loop."""
+
+    def __init__(self, kubeconfig: Path) -> None:
+        config = yaml.safe_load(kubeconfig.read_text())
+        self.server = config["clusters"][0]["cluster"]["server"]
+        self.session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=tls(kubeconfig), limit=0))
+
+    async def close(self) -> None:
+        await self.session.close()
+
+    async def request(
+        self, method: str, path: str, body: object = None, *, content_type: str = "application/json", **params: str
+    ) -> Document:
+        """The answer. Raises ApiError."""
+        async with self.session.request(
+            method,
+            self.server + path,
+            params=params,
+            data=None if body is None else json.dumps(body),
+            headers={"Content-Type": content_type},
+            timeout=aiohttp.ClientTimeout(total=60),
+        ) as response:
+            answer: Document = json.loads(await response.text())
+            if response.status >= 400:
+                raise ApiError(response.status, answer.get("message", ""))
+            return answer
+
+    async def follow(self, path: str, **params: str) -> AsyncIterator[tuple[str, Document]]:
+        """(type, object) for what there is, as ADDED, and then for each change, for ever."""
+        while True:
+            try:
+                version = ""
+                found = await self.request("GET", path, **params)
+                for item in found["items"]:
+                    yield "ADDED", item
+                version = found["metadata"]["resourceVersion"]
+                while True:
+                    async for kind, item in self._watch(path, version, params):
+                        version = item["metadata"]["resourceVersion"]
+                        if kind != "BOOKMARK":
+                            yield kind, item
+            except (ApiError, aiohttp.ClientError, TimeoutError):
+                await asyncio.sleep(0.2)
+
+    async def _watch(self, path: str, version: str, params: dict[str, str]) -> AsyncIterator[tuple[str, Document]]:
+        query = {"watch": "true", "allowWatchBookmarks": "true", "resourceVersion": version, **params}
+        timeout = aiohttp.ClientTimeout(total=None)
+        async with self.session.get(self.server + path, params=query, timeout=timeout) as response:
+            if response.status >= 400:
+                raise ApiError(response.status, await response.text())
+            rest = b""
+            async for chunk in response.content.iter_any():
+                *lines, rest = (rest + chunk).split(b"\n")
+                for line in lines:
+                    event = json.loads(line)
+                    if event["type"] == "ERROR":
+                        raise ApiError(event["object"].get("code", _GONE), event["object"].get("message", ""))
+                    yield event["type"], event["object"]
+
+
+def tls(kubeconfig: Path, *, with_client: bool = True) -> ssl.SSLContext:
+    """What speaks to the API server of this kubeconfig, in the name of its user or of nobody yet."""
+    config = yaml.safe_load(kubeconfig.read_text())
+    cluster, user = config["clusters"][0]["cluster"], config["users"][0]["user"]
+    context = ssl.create_default_context(cadata=_decoded(cluster["certificate-authority-data"]).decode())
+    if not with_client:
+        return context
+    with tempfile.TemporaryDirectory() as folder:
+        pair = [Path(folder) / name for name in ("certificate", "key")]
+        for path, field in zip(pair, ("client-certificate-data", "client-key-data"), strict=True):
+            path.write_bytes(_decoded(user[field]))
+        context.load_cert_chain(*pair)
+    return context
+
+
+def _decoded(text: str) -> bytes:
+    return base64.b64decode(text)

@@ -1,0 +1,107 @@
+"""Carries out what was planned for a service: routes, objects to apply, objects to delete."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from rayloom_operator import names
+from rayloom_operator.api import KIND
+from rayloom_operator.drift import Drift
+from rayloom_operator.errors import OperatorError, Refused
+from rayloom_operator.kube import CONFLICT, NOT_FOUND, Kube, KubeError
+from rayloom_operator.names import Manifest, ServiceKey, object_path, path_of
+from rayloom_operator.observer import is_owned
+from rayloom_operator.plan import Plan, Route
+
+logger = logging.getLogger(__name__)
+
+# HTTP codes of answers that stay the same until someone changes the spec or the cluster.
+_REFUSALS = (400, 403, NOT_FOUND, 422)
+
+
+class Applier:
+    """Lives in one event loop."""
+
+    def __init__(self, kube: Kube, drift: Drift) -> None:
+        self._kube = kube
+        self._drift = drift
+        self._applied: dict[ServiceKey, tuple[tuple[Manifest, ...], float]] = {}  # the last plan's, and when it was all
+
+    def forget(self, key: ServiceKey) -> None:
+        """The service is gone."""
+        self._applied.pop(key, None)
+        self._drift.forget(key)
+
+    async def carry_out(self, key: ServiceKey, planned: Plan, interval_s: float) -> None:
+        """Does what is planned. What was applied before is applied again after `interval_s`.
+
+        Raises Refused for what the API server will not take before somebody changes something, KubeError otherwise.
+        """
+        try:
+            for route in planned.routes:
+                await self._route(key, route)
+            await self._apply(key, planned, interval_s)
+            for deletion in planned.deletions:
+                logger.info("%s/%s: delete %s", *key, deletion.path)
+                await self._kube.delete(
+                    deletion.path, deletion.uid, grace_s=deletion.grace_s, is_foreground=deletion.is_foreground
+                )
+        except KubeError as error:
+            # A namespace that is being deleted refuses everything, until its services are gone as well.
+            if error.code not in _REFUSALS or "being terminated" in str(error):
+                raise
+            raise Refused(f"the API server refused: {error}") from error
+
+    async def _route(self, key: ServiceKey, route: Route) -> None:
+        logger.info("%s/%s: route to pod %s: %s", *key, route.pod.name, "on" if route.wanted else "off")
+        # Of this very pod: its name may be another's by now.
+        labels = {"uid": route.pod.uid, "labels": {names.ROUTE_LABEL: "true" if route.wanted else None}}
+        try:
+            await self._kube.patch(object_path("v1", "Pod", key[0], route.pod.name), {"metadata": labels})
+        except KubeError as error:
+            if error.code not in (NOT_FOUND, CONFLICT):
+                raise
+
+    async def _apply(self, key: ServiceKey, planned: Plan, interval_s: float) -> None:
+        """Applies what was not in the last plan, and everything when `interval_s` have passed since that was done."""
+        now = asyncio.get_running_loop().time()
+        before, at = self._applied.get(key, ((), 0.0))
+        # A RayCluster or a Job is planned only while there is none.
+        new = [each for each in planned.wanted if each not in before or each["kind"] in ("RayCluster", "Job")]
+        if new:
+            logger.info(
+                "%s/%s: apply %s", *key, ", ".join(f"{each['kind']} {each['metadata']['name']}" for each in new)
+            )
+        is_all = self._drift.take(key) or not before or now - at >= interval_s
+        for manifest in planned.wanted if is_all else new:
+            if manifest["kind"] == "Service":
+                self._drift.wrote(key, await self._claim(manifest))
+            elif manifest["kind"] in ("ConfigMap", "Secret"):
+                # Made, never changed or read: the right to patch a Secret is the right to read every Secret.
+                if manifest["metadata"]["labels"].get(names.GROUP_LABEL) in planned.new:
+                    await self._kube.delete(path_of(manifest))
+                await self._kube.create(manifest)
+            elif manifest["kind"] == "Job":
+                await self._kube.create(manifest)
+            else:
+                self._drift.wrote(key, await self._kube.apply(manifest))
+        self._applied[key] = (planned.wanted, now if is_all else at)
+
+    async def _claim(self, manifest: Manifest) -> Manifest:
+        """Applies an object whose name the user chose, unless one of that name is somebody else's."""
+        try:
+            found = await self._kube.get(path_of(manifest))
+        except KubeError as error:
+            if error.code != NOT_FOUND:
+                raise
+            # Not by POST: the first apply after that would change who manages it, and so the object.
+            return await self._kube.apply(manifest, force=False)
+        (owner,) = manifest["metadata"]["ownerReferences"]
+        if is_owned(found["metadata"], owner["uid"]):
+            return await self._kube.apply(manifest)
+        owners = found["metadata"].get("ownerReferences", ())
+        what = f"the {manifest['kind']} {owner['name']}"
+        if any((each["kind"], each["name"]) == (owner["kind"], owner["name"]) for each in owners):
+            raise OperatorError(f"{what} of a {KIND} that was deleted is still there")
+        raise Refused(f"{what} exists and is not ours; delete it, or give this {KIND} another name")
