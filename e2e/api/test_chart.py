@@ -76,7 +76,7 @@ def test_an_upgrade_with_another_default_image_and_another_builder_rolls_nothing
     # What changes it anyway takes the new default.
     world.create(manifest(drainSeconds=7))
     world.wait_serving(namespace, "chat")
-    assert not _uids(world, namespace, "chat") & before
+    wait_until(lambda: not _uids(world, namespace, "chat") & before, "the old engine to go", 20)
     assert {each["spec"]["containers"][0]["image"] for each in world.pods(namespace, "chat")} == {"rayloom/engine:2"}
 
 

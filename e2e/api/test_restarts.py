@@ -106,7 +106,7 @@ def _play(
     last(world, namespace, name)
     if successor is not None:
         wait_until(
-            lambda: not operator.is_alive or _has_served(world, namespace, name),
+            lambda: not operator.is_alive or (_knows(world, namespace, name) and _has_served(world, namespace, name)),
             f"write {kill_at} or the end",
             30,
             operator.story,
@@ -119,6 +119,13 @@ def _play(
     end = _end_state(world, namespace, name)
     world.delete(f"{LLM}/namespaces/{namespace}/llmservices/{name}")
     return end
+
+
+def _knows(world: World, namespace: str, name: str) -> bool:
+    """Whether the news of the last act has come."""
+    meta = world.request("GET", f"{LLM}/namespaces/{namespace}/llmservices/{name}")["metadata"]
+    known = world.services.get((namespace, name), {}).get("metadata", {})
+    return (known.get("uid"), known.get("generation")) == (meta["uid"], meta["generation"])
 
 
 def _has_served(world: World, namespace: str, name: str) -> bool:

@@ -85,4 +85,6 @@ def _plain(output: str) -> str:
         (r"(?m)^(  (?:Normal|Warning) +\S+ +)\d+s( +)", r"\g<1>1m\2"),
     ):
         output = re.sub(pattern, instead, output)
-    return "\n".join(line.rstrip() for line in output.rstrip().splitlines())
+    head, line, events = output.rstrip().partition("  -------\n")
+    # Events of one second come in any order.
+    return "\n".join(each.rstrip() for each in [*(head + line).splitlines(), *sorted(events.splitlines())])
