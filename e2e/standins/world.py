@@ -42,6 +42,7 @@ class World:
         self.kubeconfig = kubeconfig
         self.services: dict[tuple[str, str], Document] = {}  # as the API server has them
         self.seen: set[tuple[str, str, str]] = set()  # (type, status, reason) of all conditions so far
+        self._told: dict[tuple[str, str], dict[tuple[str, str], Document]] = {}  # service -> (type, reason) -> last one
         self._folder = folder
         self._numbers = itertools.count()
         self._operators: list[OperatorProcess] = []
@@ -67,6 +68,7 @@ class World:
             self.services[key] = found
             for each in found.get("status", {}).get("conditions", ()):
                 self.seen.add((each["type"], each["status"], each["reason"]))
+                self._told.setdefault(key, {})[(each["type"], each["reason"])] = each
 
     def close(self) -> None:
         self.stop_operators()
@@ -170,6 +172,17 @@ class World:
 
         wait_until(is_so, f"{namespace}/{service}: {kind} with reason {reason}", timeout_s, story)
         return self.condition(namespace, service, kind)
+
+    def wait_told(self, namespace: str, service: str, kind: str, reason: str, timeout_s: float = 30.0) -> Document:
+        """The condition as it was when it last had the reason; it may have another one by now."""
+        told = self._told.setdefault((namespace, service), {})
+        wait_until(
+            lambda: (kind, reason) in told,
+            f"{namespace}/{service}: {kind} with reason {reason}, and not only {sorted(told)}",
+            timeout_s,
+            self.story,
+        )
+        return told[(kind, reason)]
 
     def wait_serving(self, namespace: str, service: str, timeout_s: float = 30.0) -> None:
         """Returns once the spec as it is now serves."""
