@@ -297,8 +297,9 @@ def test_a_model_path_that_is_not_there_ends_in_a_condition_that_says_so(
     assert "/models/not-there" in service.condition("ModelReady")["message"]
     available = service.condition("Available")
     assert (available["status"], available["reason"]) == ("False", "ModelNotFound")
+    # No shape before the model is known.
     row = operator("get", "llm", "--namespace", namespace).splitlines()[1].split()
-    assert row[3:5] == ["0/1", "ModelNotFound"]
+    assert row[2:4] == ["0/1", "ModelNotFound"]
 
 
 def test_one_rank_serves_a_folder_of_the_node(operator: Kubectl, client: Client, namespace: str) -> None:

@@ -97,6 +97,7 @@ def test_a_group_lost_after_an_upgrade_comes_back_with_the_image_that_it_had(
         15,
         world.story,
     )
+    wait_until(lambda: len(world.pods(namespace, "chat")) == 2, "its pods", 30, world.story)
     world.wait_serving(namespace, "chat")
     assert {each["spec"]["containers"][0]["image"] for each in world.pods(namespace, "chat")} == {"rayloom/engine:1"}
 
