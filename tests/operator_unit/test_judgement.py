@@ -87,9 +87,18 @@ def test_a_starting_engine_says_what_it_does_or_what_keeps_its_ranks_away():
 
 @pytest.mark.parametrize(("silent_s", "reason"), [(4.9, Reason.SERVING), (5.0, Reason.ENGINE_UNREACHABLE)])
 def test_a_silent_engine_is_believed_for_five_seconds(silent_s, reason):
-    reading = make_reading(make_said(), failing_since=NOW - silent_s, error="no answer")
+    reading = make_reading(make_said(), at=NOW - silent_s - 1, failing_since=NOW - silent_s, error="no answer")
 
     assert judge(make_group(routed(), reading=reading), NOW).reason is reason
+
+
+@pytest.mark.parametrize(("age_s", "reason"), [(8.9, Reason.SERVING), (9.0, Reason.ENGINE_UNREACHABLE)])
+def test_an_engine_that_swallows_questions_is_believed_for_nine_seconds_after_its_answer(age_s, reason):
+    # Asked 5 s after its answer, and that question has failed after 3 s more.
+    reading = make_reading(make_said(), at=NOW - age_s, failing_since=NOW - age_s + 8, error="no answer within 3 s")
+    group = make_group(routed(), reading=reading)
+
+    assert (judge(group, NOW).reason, is_well(group, NOW)) == (reason, reason is Reason.SERVING)
 
 
 def test_an_engine_that_was_never_reached_is_not_available():
@@ -182,8 +191,8 @@ def test_a_pod_that_has_failed_says_why():
         (make_pod(), make_reading(make_said(token_age=15.0)), False),
         (make_pod(), make_reading(make_said(token_age=None)), False),
         (make_pod(), make_reading(make_said("recovering")), False),
-        (make_pod(), make_reading(make_said(), failing_since=NOW - 5), False),
-        (make_pod(), make_reading(make_said(), failing_since=NOW - 4.9), True),
+        (make_pod(), make_reading(make_said(), at=NOW - 6, failing_since=NOW - 5), False),
+        (make_pod(), make_reading(make_said(), at=NOW - 6, failing_since=NOW - 4.9), True),
         (make_pod(), None, False),
         (worker(), make_reading(make_said()), False),
     ],

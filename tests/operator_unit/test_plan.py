@@ -177,8 +177,9 @@ def test_pods_on_a_lost_node_are_taken_away_at_once():
 
 
 def test_the_pods_of_an_engine_whose_head_is_lost_are_kept_until_their_cluster_goes():
-    # Else KubeRay would make others in their place.
-    found = turn(ONE, [make_serving(ONE)], lost_nodes=frozenset({"n1", "n2"}))
+    # Else KubeRay would make others in their place. Pods on a node that is not ready are not, either.
+    pods = (make_pod("head0", ready=False), make_pod("worker0", is_head=False, node="n2", ready=False))
+    found = turn(ONE, [make_serving(ONE, pods=pods)], lost_nodes=frozenset({"n1", "n2"}))
 
     assert found.plan.deletions == ()
     assert found.document["groups"][0]["reason"] == "NodeLost"

@@ -62,7 +62,7 @@ def cause(*pods, reading=None, lost=(), **facts):
         # The head pod is gone for good, or on a node that is.
         ((worker(),), {"is_headless": True}, Reason.HEAD_LOST),
         ((), {"is_headless": True}, Reason.HEAD_LOST),
-        ((make_pod(), worker()), {"lost": ["n1"], "reading": make_reading(make_said())}, Reason.NODE_LOST),
+        ((make_pod(), worker()), {"lost": ["n1"], "reading": make_reading(make_said("recovering"))}, Reason.NODE_LOST),
         # The engine gave up, or a container of the head keeps ending.
         ((make_pod(engine=gave_up()),), {}, Reason.ENGINE_FAILED),
         ((make_pod(engine=crashed(1, "boom") | {"restartCount": 3}),), {}, Reason.ENGINE_FAILED),
@@ -112,10 +112,56 @@ def test_what_nobody_else_brings_back_is_made_anew(pods, facts, reason):
         ((make_pod(), worker()), {"reading": stuck("draining")}),
         # All is well, however long it has been.
         ((make_pod(), worker()), {"reading": make_reading(make_said(), at=NOW, advanced_at=-9999)}),
+        ((make_pod(), worker()), {"reading": make_reading(make_said()), "num_new_pods": 99}),
     ],
 )
 def test_one_healer_for_each_fault(pods, facts):
     assert cause(*pods, **facts) is None
+
+
+def test_an_engine_that_serves_is_left_alone_however_many_pods_were_made():
+    first = turn(ONE, [make_serving(ONE, num_new_pods=99)])
+    second = turn(ONE, [make_serving(ONE, num_new_pods=99)], previous=first.document)
+
+    assert conditions(first.document)["Degraded"] == ("False", "Healthy")
+    assert (second.document, second.plan.deletions) == (first.document, ())
+
+
+def hung(seconds, said=None, started="2026-01-01T00:00:00Z"):
+    engine = {"ready": False, "state": {"running": {"startedAt": started}}}
+    pods = (make_pod(route=True, engine=engine), worker())
+    return make_serving(ONE, pods=pods, reading=silent(seconds, said))
+
+
+def test_a_new_operator_learns_from_the_status_that_a_silent_engine_had_served():
+    serving = turn(ONE, [make_serving(ONE)])
+    # Twice the hang limit of 10 s, through two operators: none of them has heard the engine.
+    for seconds in (0, 19.9, 0, 19.9):
+        serving = turn(ONE, [hung(seconds)], previous=serving.document)
+        assert (serving.status.groups[0].state, serving.status.groups[0].restarts) == ("Recovering", 0)
+    found = turn(ONE, [hung(20)], previous=serving.document).status.groups[0]
+
+    assert (found.state, found.reason, found.restarts) == ("Failed", "EngineUnreachable", 1)
+
+
+@pytest.mark.parametrize(
+    ("before", "started"),
+    [
+        (make_serving(ONE, reading=make_reading(make_said("starting", None))), "2026-01-01T00:00:00Z"),
+        # Its containers were started after it served.
+        (make_serving(ONE), "2026-01-02T03:04:06Z"),
+    ],
+)
+def test_what_nobody_saw_serve_has_all_its_time_to_start(before, started):
+    found = turn(ONE, [hung(100, started=started)], previous=turn(ONE, [before]).document).status.groups[0]
+
+    assert (found.state, found.restarts) == ("Starting", 0)
+
+
+def test_an_engine_that_never_left_its_start_is_not_said_to_recover():
+    found = turn(ONE, [hung(100, make_said("starting", None))]).status.groups[0]
+
+    assert (found.state, found.reason) == ("Failed", "EngineUnreachable")
 
 
 def test_the_last_lines_of_what_ended_are_kept():
@@ -256,6 +302,22 @@ def test_what_cannot_be_read_is_not_remembered():
     odd = {"groups": [*good["groups"], {"name": "x", "state": "OfALaterVersion"}, {}]}
 
     assert list(remembered(odd)) == [good["groups"][0]["name"]]
+
+
+def test_an_unusable_spec_forgets_no_engine_that_waits():
+    broken = make_serving(TWO, 0, uid="a", is_headless=True, pods=())
+    failed = turn(TWO, [broken, make_serving(TWO, 1)])
+    again = turn(
+        TWO, [make_serving(TWO, 0, uid="b", is_headless=True, pods=()), make_serving(TWO, 1)], previous=failed.document
+    )
+    refused = turn(None, [make_serving(TWO, 1)], problems=("spec.model: no",), previous=again.document)
+    mended = turn(TWO, [make_serving(TWO, 1)], previous=refused.document)
+
+    kept = {each.name: each for each in refused.status.groups}[broken.name]
+    assert (kept.state, kept.restarts, kept.failure.uid) == ("BackOff", 2, "b")
+    assert conditions(refused.document)["Available"] == ("True", "Serving")
+    assert conditions(refused.document)["Degraded"] == ("True", "GroupBackOff")
+    assert mended.plan.waits == (CLOCK + timedelta(seconds=10),)
 
 
 def test_an_unusable_spec_forgets_nothing_of_what_runs():

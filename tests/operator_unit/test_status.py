@@ -137,6 +137,14 @@ def test_an_unusable_spec_with_nothing_running_says_so():
     }
 
 
+def test_pods_that_are_not_there_have_no_node():
+    previous = turn(ONE, [make_serving(ONE)]).document
+    for pods, message in (((), " has no pods."), ((make_pod(node=""),), "0 of 1 pods of ")):
+        found = turn(None, [make_serving(ONE, pods=pods)], problems=("spec.model: no",), previous=previous)
+        assert conditions(found.document)["Scheduled"] == ("False", "PodsPending")
+        assert message in found.status.conditions[2].message
+
+
 def test_what_the_api_server_refuses_is_said():
     said = turn(ONE, refusal="quota").status.conditions
 
@@ -184,6 +192,18 @@ def test_what_is_healed_is_an_event_and_what_was_never_broken_is_none():
 def test_what_passes_by_itself_is_no_fault():
     assert not FAULTS & {Reason.SERVING, Reason.STARTING, Reason.HEALTHY, Reason.SCHEDULED, Reason.RECOVERING}
     assert {Reason.GROUP_BACK_OFF, Reason.NODE_LOST, Reason.HEAD_LOST, Reason.ENGINE_STUCK} <= FAULTS
+
+
+def test_an_engine_that_serves_is_available_whatever_its_revision():
+    # Changed and changed back: the first engine's name is taken while its pods end, and the second serves until then.
+    second = make_serving(make_resolved(drainSeconds=31))
+    name = make_serving(ONE).name
+    found = turn(ONE, [second], taken=frozenset({name}))
+
+    assert found.plan.deletions == ()
+    assert conditions(found.document)["Available"] == ("True", "Serving")
+    assert conditions(found.document)["Scheduled"] == ("False", "PodsPending")
+    assert (found.status.ready, found.status.replicas, found.status.updated_replicas) == ("1/1", 1, 0)
 
 
 def test_groups_of_an_old_revision_are_listed_and_count_for_nothing():

@@ -15,6 +15,8 @@ from rayloom_operator.observed import Group, Pod, Reading, Verdict
 TOKEN_AGE_LIMIT_S = 15.0
 # An engine that answered is believed for so long after the first answer that failed to come.
 SILENCE_LIMIT_S = 5.0
+# Yet never for so long after its last answer: 5 s pass before the next question, and 3 s before that has failed.
+_ANSWER_AGE_LIMIT_S = 9.0
 # Healthy engines are asked each 5 s. An older answer is no news of anything, whatever became of its successors.
 STALE_S = 20.0
 # What an engine that recovers says when it has lost no rank, but one stands still.
@@ -32,15 +34,15 @@ def judge(group: Group | None, now: float) -> Verdict:
         if group is not None and group.pods:
             return _pending("The head pod is gone, or about to be.")
         return _pending("KubeRay makes the pods of the engine. If this stays, see whether KubeRay's operator runs.")
-    silent_s = silence(reading, now)
+    is_mute = _is_mute(reading, now)
     # The failed answer of an engine that has ended is explained by its pod better than by its last word.
-    is_believed = silent_s is None or (silent_s < SILENCE_LIMIT_S and group.fault is None)
+    is_believed = silence(reading, now) is None or not (is_mute or group.fault)
     if reading is not None and reading.status is not None and is_believed:
         return _engine_verdict(group, head, reading.status)
     if group.fault is not None:
         return group.fault
     has_answered = reading is not None and reading.status is not None and head.is_running
-    if reading is not None and (head.is_engine_ready or has_answered) and (silent_s or 0.0) >= SILENCE_LIMIT_S:
+    if reading is not None and (head.is_engine_ready or has_answered) and is_mute:
         error = reading.error or f"its last answer is older than {STALE_S:.0f} s"
         message = f"The engine in pod {head.name} does not answer on its admin port: {error}"
         return Verdict(reason=Reason.ENGINE_UNREACHABLE, message=message)
@@ -56,8 +58,7 @@ def is_well(group: Group, now: float) -> bool:
     if head is None or reading is None or reading.status is None or not head.is_ready:
         return False
     said = reading.status
-    is_heard = (silence(reading, now) or 0.0) < SILENCE_LIMIT_S
-    return is_heard and said.state == "serving" and said.has_token_within(TOKEN_AGE_LIMIT_S)
+    return not _is_mute(reading, now) and said.state == "serving" and said.has_token_within(TOKEN_AGE_LIMIT_S)
 
 
 def silence(reading: Reading | None, now: float) -> float | None:
@@ -67,6 +68,15 @@ def silence(reading: Reading | None, now: float) -> float | None:
     if reading.failing_since is not None:
         return now - reading.failing_since
     return now - reading.at if now - reading.at > STALE_S else None
+
+
+def _is_mute(reading: Reading | None, now: float) -> bool:
+    """Whether the engine has not answered for so long that its last answer is worth nothing."""
+    silent_s = silence(reading, now)
+    if reading is None or silent_s is None:
+        return False
+    is_old = reading.status is not None and now - reading.at >= _ANSWER_AGE_LIMIT_S
+    return is_old or silent_s >= SILENCE_LIMIT_S
 
 
 def _engine_verdict(group: Group, head: Pod, said: EngineStatus) -> Verdict:

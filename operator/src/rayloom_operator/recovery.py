@@ -126,7 +126,7 @@ def _review(
         elif before.state == "Serving" and clock - moment(before.last_transition_time) > timedelta(seconds=_STABLE_S):
             restarts = 0
         return Slot(name=name, group=group, restarts=restarts, failure=failure if restarts else None)
-    cause = None if is_counted else cause_to_replace(group, resolved, seen.lost_nodes, now=now, clock=clock)
+    cause = None if is_counted else cause_to_replace(group, resolved, seen.lost_nodes, before, now=now, clock=clock)
     if cause is not None:
         restarts += 1
         first = failure or Failure(uid="", reason=cause.reason, message=cause.message, time="")
@@ -135,10 +135,21 @@ def _review(
 
 
 def cause_to_replace(
-    group: Group, resolved: Resolved, lost_nodes: frozenset[str], *, now: float, clock: datetime
+    group: Group,
+    resolved: Resolved,
+    lost_nodes: frozenset[str],
+    before: GroupStatus | None = None,
+    *,
+    now: float,
+    clock: datetime,
 ) -> Verdict | None:
-    """Why the group is beyond help; None while somebody else may bring it back."""
+    """Why the group is beyond help; None while somebody else may bring it back.
+
+    `before` is what is remembered of the group.
+    """
     head, reading, recovery = group.head, group.reading, resolved.service.spec.recovery
+    if is_well(group, now):
+        return None
     if group.is_headless and head is None:
         return judge(group, now)
     if group.num_new_pods > 2 * (1 + resolved.num_pods) + recovery.restart_budget:
@@ -152,7 +163,7 @@ def cause_to_replace(
         return Verdict(reason=Reason.NODE_LOST, message=f"Node {head.node} with head pod {head.name} is not ready.")
     if head.is_spent and head.fault is not None:
         return head.fault
-    if reading is None or not head.is_running or is_well(group, now):
+    if reading is None or not head.is_running:
         return None
     silent_s = silence(reading, now)
     if silent_s is not None and head.is_engine_ready:
@@ -160,8 +171,7 @@ def cause_to_replace(
         return None
     # The engine's supervisor replaces what hangs within hangSeconds. The operator comes later, lest both act. While it
     # starts an engine is never ready, so nobody bears witness, and there is nothing to lose by waiting.
-    has_served = reading.status is not None and reading.status.state != "starting"
-    if silent_s is not None and has_served and silent_s >= 2 * recovery.hang_seconds:
+    if silent_s is not None and has_served(group, before) and silent_s >= 2 * recovery.hang_seconds:
         words = f"The engine in pod {head.name} did not answer for {2 * recovery.hang_seconds} s, and was not ready."
         return Verdict(reason=Reason.ENGINE_UNREACHABLE, message=words)
     running = [pod.running_since for pod in group.pods if pod.running_since is not None]
@@ -172,6 +182,19 @@ def cause_to_replace(
         words = f"The engine in pod {head.name} neither served nor got on for {recovery.rebuild_seconds} s. "
         return Verdict(reason=Reason.ENGINE_STUCK, message=words + judge(group, now).message)
     return None
+
+
+def has_served(group: Group, before: GroupStatus | None) -> bool:
+    """Whether the engine was beyond its start since its containers were started: it said so, or, where this operator
+    has not heard it yet, an earlier one wrote so."""
+    head, reading = group.head, group.reading
+    if head is None or head.running_since is None:
+        return False
+    if reading is not None and reading.status is not None:
+        return reading.status.state != "starting"
+    if before is None or before.state not in ("Serving", "Recovering", "Draining"):
+        return False
+    return moment(before.last_transition_time) >= head.running_since
 
 
 def verdict_of(slot: Slot, recovery: Recovery, *, now: float, clock: datetime) -> Verdict:

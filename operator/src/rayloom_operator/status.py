@@ -7,7 +7,7 @@ the same, byte for byte.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal
@@ -23,11 +23,11 @@ from rayloom_operator.api_status import (
     stored_sizing,
 )
 from rayloom_operator.api_status import Group as GroupStatus
-from rayloom_operator.judgement import judge
+from rayloom_operator.judgement import judge, silence
 from rayloom_operator.names import NODE_TYPE_LABEL, SERVICE_LABEL
 from rayloom_operator.objects.companions import endpoint
 from rayloom_operator.observed import Group, Observed, Verdict
-from rayloom_operator.recovery import Memory, Slot, stamp, verdict_of
+from rayloom_operator.recovery import Memory, Slot, has_served, stamp, verdict_of
 from rayloom_operator.resolved import Resolved
 
 _GROUP_STATES: Mapping[Reason, GroupState] = {
@@ -103,13 +103,18 @@ def status(
         for group in seen.groups
         if group.name not in places
     ]
+    if resolved is None:
+        rows += _waiting(memory, {group.name for group in seen.groups})
     shown_revision = revision if is_made else old_revision
     # Those above the number of replicas are on their way out.
     shown = [row for row in rows if row.revision == shown_revision and (row.slot.name in places or not is_made)]
-    available = _available(shown)
-    if not is_accepted and not any((row.group is not None and row.group.pods) or row.slot.failure for row in shown):
+    # One of another revision stays until its successor can be made, and serves until then.
+    others = [row for row in rows if row.revision != shown_revision and row.verdict.reason is Reason.SERVING]
+    alive = [*shown, *others]
+    available = _available(alive)
+    if not is_accepted and not any((row.group is not None and row.group.pods) or row.slot.failure for row in alive):
         available = accepted
-    elif missing is not None and not any(row.group is not None for row in shown):
+    elif missing is not None and not any(row.group is not None for row in alive):
         available = missing
 
     def condition(kind: ConditionType, holds: bool, because: Verdict) -> Condition:
@@ -126,10 +131,10 @@ def status(
 
     is_degraded, degraded = _degraded(shown, seen, available)
     loaded = missing or _model(shown)
-    scheduled = _scheduled(shown, available, 1 + resolved.num_pods if resolved is not None else 0)
-    num_available = sum(row.verdict.reason is Reason.SERVING for row in shown)
+    scheduled = _scheduled(shown, available, 1 + resolved.num_pods if resolved is not None and is_made else 0)
+    num_available = sum(row.verdict.reason is Reason.SERVING for row in alive)
     asked = str(resolved.service.spec.replicas) if resolved is not None else previous.get("ready", "0/1").split("/")[1]
-    heads = [row.group.head for row in shown if row.group is not None and row.group.head is not None]
+    heads = [row.group.head for row in alive if row.group is not None and row.group.head is not None]
     return Status(
         observed_generation=generation,
         conditions=(
@@ -144,7 +149,7 @@ def status(
         model=model,
         ready=f"{num_available}/{asked}",
         endpoint=endpoint(resolved.service) if resolved is not None else previous.get("endpoint", ""),
-        replicas=sum(row.group is not None for row in shown),
+        replicas=sum(row.group is not None for row in alive),
         ready_replicas=sum(head.is_engine_ready for head in heads),
         available_replicas=num_available,
         updated_replicas=sum(row.group is not None and row.revision == revision for row in shown),
@@ -155,8 +160,18 @@ def status(
         ),
         current_revision=shown_revision,
         image=default_image if is_made else previous.get("image", ""),
-        groups=tuple(_group_status(row, resolved, memory.get(row.slot.name), clock) for row in rows),
+        groups=tuple(_group_status(row, resolved, memory.get(row.slot.name), now, clock) for row in rows),
     )
+
+
+def _waiting(memory: Memory, there: set[str]) -> Iterator[_Row]:
+    """Engines that failed and are not there, while nothing can be made: what is known of them is kept."""
+    for name, before in memory.items():
+        if before.failure is not None and name not in there:
+            words = f"The engine {name} failed, and is made anew once the spec and its model can be used. At first: "
+            because = Verdict(reason=Reason.GROUP_BACK_OFF, message=words + before.failure.message)
+            slot = Slot(name=name, group=None, restarts=before.restarts, failure=before.failure)
+            yield _Row(slot=slot, revision=before.revision, verdict=because)
 
 
 def _available(shown: list[_Row]) -> Verdict:
@@ -190,6 +205,7 @@ def _degraded(shown: list[_Row], seen: Observed, available: Verdict) -> tuple[bo
 
 
 def _scheduled(shown: list[_Row], available: Verdict, num_pods: int) -> Verdict:
+    """`num_pods` is how many an engine has; 0 while that is not known."""
     for row in shown:
         if row.group is None:
             return row.verdict
@@ -198,8 +214,10 @@ def _scheduled(shown: list[_Row], available: Verdict, num_pods: int) -> Verdict:
         if unplaced:
             return unplaced[0]
         num_placed = sum(bool(pod.node) for pod in row.group.pods)
-        if num_placed < num_pods:
-            message = f"{num_placed} of {num_pods} pods of {row.slot.name} have a node."
+        num_wanted = num_pods or len(row.group.pods)
+        if num_placed < num_wanted or not num_wanted:
+            have = f"{num_placed} of {num_wanted} pods of {row.slot.name} have a node."
+            message = have if num_wanted else f"{row.slot.name} has no pods."
             return Verdict(reason=Reason.PODS_PENDING, message=message)
     return Verdict(reason=Reason.SCHEDULED, message="Every pod has a node.") if shown else available
 
@@ -212,7 +230,9 @@ def _model(shown: list[_Row]) -> Verdict:
     return next((row.verdict for row in shown if row.verdict.reason in _MODEL_FAULTS), loading)
 
 
-def _group_status(row: _Row, resolved: Resolved | None, before: GroupStatus | None, clock: datetime) -> GroupStatus:
+def _group_status(
+    row: _Row, resolved: Resolved | None, before: GroupStatus | None, now: float, clock: datetime
+) -> GroupStatus:
     group, slot, state = row.group, row.slot, _GROUP_STATES.get(row.verdict.reason, "Failed")
     nodes: tuple[str, ...] = ()
     if group is not None:
@@ -222,6 +242,11 @@ def _group_status(row: _Row, resolved: Resolved | None, before: GroupStatus | No
     retry_at = slot.retry_at(resolved.service.spec.recovery) if resolved is not None and group is None else None
     # While the spec cannot be used nobody looks at what failed, and nothing of that is to be forgotten.
     kept = before if resolved is None and before is not None else slot
+    is_given_up = group is not None and kept.failure is not None and kept.failure.uid == group.uid
+    is_silent = group is not None and silence(group.reading, now) is not None
+    if group is not None and is_silent and not is_given_up and state not in ("Serving", "Draining"):
+        # Its supervisor or kubelet may bring it back. That it has served is what the next operator judges it by.
+        state = "Recovering" if has_served(group, before) else state
     return GroupStatus(
         name=slot.name,
         revision=row.revision,

@@ -17,6 +17,9 @@ def disruption_budget(service: LLMService) -> Manifest:
     the only budget that Kubernetes can reckon for pods of a RayCluster (https://kubernetes.io/docs/tasks/run-application/
     configure-pdb/#arbitrary-controllers-and-selectors). With one engine every drain goes on, and so it does while fewer
     than half of several are broken.
+
+    Worker pods are not guarded. Where those of several engines share a node, its drain takes ranks from all of them at
+    once; their heads stay, and requests wait there until the ranks are replaced.
     """
     return {
         "apiVersion": "policy/v1",
