@@ -22,7 +22,7 @@ from rayloom_operator.drift import Drift
 from rayloom_operator.engine_poller import EnginePoller
 from rayloom_operator.errors import DoesNotFit, OperatorError, Refused, SpecError
 from rayloom_operator.inspection import Inspection, inspect, stored_model
-from rayloom_operator.judgement import SILENCE_LIMIT_S, STALE_S
+from rayloom_operator.judgement import STALE_S
 from rayloom_operator.k8s_events import events
 from rayloom_operator.kube import CONFLICT, NOT_FOUND, Kube, KubeError
 from rayloom_operator.logs import SERVICE
@@ -49,6 +49,8 @@ _REAPPLY_S = 300.0
 _MOUNT_CHECK_S = 2.0
 _LATE_MOUNT_CHECK_S = 10.0
 _MOUNT_NEWS_S = 60.0
+# While an engine does not answer: when it is called unreachable depends on time alone.
+_SILENCE_CHECK_S = 1.0
 # A look at what is not known yet.
 _SOON_S = 1.0
 # A failure that was written down is acted on in a turn of its own, that soon.
@@ -261,7 +263,7 @@ class Controller:
     def _next_look_s(self, groups: Sequence[Group], mounting_s: float | None) -> float:
         readings = [group.reading for group in groups if group.reading is not None]
         if any(reading.failing_since is not None for reading in readings):
-            return SILENCE_LIMIT_S / 2
+            return _SILENCE_CHECK_S
         if mounting_s is not None:
             return _MOUNT_CHECK_S if mounting_s < _MOUNT_NEWS_S else _LATE_MOUNT_CHECK_S
         return STALE_S if readings else _REAPPLY_S
