@@ -12,7 +12,6 @@ from api.conftest import llm_service, new_namespace
 from cluster.local import LocalCluster
 from cluster.place import Place
 from cluster.processes import Processes
-from rayloom_operator import api_status
 from standins.client import MERGE, Document
 from standins.operators import OperatorProcess, wait_until
 from standins.world import LLM, World
@@ -179,7 +178,6 @@ def test_hands_off_a_service_that_was_deleted(
     wait_until(lambda: not world.objects(namespace, "chat") and not world.pods(namespace, "chat"), "all to go", 30)
 
 
-_HAS_DETECTION = hasattr(api_status.Reason, "UNSUPPORTED_KUBERAY")
 _RAY_CRD = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/rayclusters.ray.io"
 
 
@@ -213,7 +211,6 @@ def _put(world: World, definition: Document) -> None:
     world.request("PATCH", _RAY_CRD, definition, **options)
 
 
-@pytest.mark.skipif(not _HAS_DETECTION, reason="this operator does not know which KubeRay there is")
 def test_kuberay_removed_while_services_run_and_back_again(
     world: World, operator: OperatorProcess, namespace: str, manifest: Make, kuberay_definition: Document
 ) -> None:
@@ -232,7 +229,6 @@ def test_kuberay_removed_while_services_run_and_back_again(
     world.wait_serving(namespace, "chat", 60)
 
 
-@pytest.mark.skipif(not _HAS_DETECTION, reason="this operator does not know which KubeRay there is")
 def test_an_old_kuberay_is_told_and_what_runs_goes_on(
     world: World, operator: OperatorProcess, namespace: str, manifest: Make, kuberay_definition: Document
 ) -> None:

@@ -9,11 +9,9 @@ from typing import Any
 import pytest
 
 from standins.operators import OperatorProcess, wait_until
-from standins.world import HAS_LEASE, LLM, World
+from standins.world import LLM, World
 
 Make = Callable[..., dict[str, Any]]
-
-pytestmark = pytest.mark.skipif(not HAS_LEASE, reason="this operator has no leader election")
 
 _TAKEOVER_S = 10.0
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib.util
 import itertools
 import json
 import threading
@@ -30,9 +29,7 @@ from standins.proxy import Proxy
 
 LLM = "/apis/rayloom.dev/v1alpha1"
 ENGINE_IMAGE = "rayloom/engine:test"
-# An operator without leader election has no such flag.
-HAS_LEASE = importlib.util.find_spec("rayloom_operator.lease") is not None
-LEASE = (f"--lease-namespace={NAMESPACE}",) if HAS_LEASE else ()
+LEASE = (f"--lease-namespace={NAMESPACE}",)
 
 _T = TypeVar("_T")
 

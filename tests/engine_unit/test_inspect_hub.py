@@ -151,6 +151,21 @@ def test_two_processes_that_share_a_cache_fetch_each_file_once(model, tmp_path):
     assert len([each for each in seen if each.startswith("GET") and each.endswith(".safetensors")]) == 1
 
 
+def test_what_is_wrong_with_a_gguf_file_names_that_file(tmp_path):
+    checkpoint = tiny_variant(tmp_path / "original", "llama")
+    config = json.loads((checkpoint / "config.json").read_text())
+    (checkpoint / "config.json").write_text(json.dumps(config | {"num_key_value_heads": 3}))
+    write_gguf(tmp_path / "tiny.gguf", checkpoint)
+    texts = set()
+    for _ in range(2):
+        with pytest.raises(ModelError) as caught:
+            inspect_model(f"{tmp_path}/tiny.gguf", None)
+        texts.add(str(caught.value))
+
+    (text,) = texts
+    assert text.startswith(f"{tmp_path}/tiny.gguf: num_attention_heads")
+
+
 def test_a_gguf_file_is_inspected_without_being_converted(tmp_path):
     write_gguf(tmp_path / "tiny.gguf", tiny_variant(tmp_path / "original", "llama"))
     environ = {"RAYLOOM_CACHE": str(tmp_path / "cache")}
@@ -178,7 +193,8 @@ def test_what_is_wrong_with_a_folder_has_a_reason(tmp_path, files, fault):
     assert caught.value.fault == fault
 
 
-def test_last_words_fit_where_kubernetes_keeps_them():
-    words = failure(ModelError("\N{GRINNING FACE}" * 5000)).text()
+@pytest.mark.parametrize("character", ["\N{GRINNING FACE}", "\x01", '"', "\udcff"])
+def test_last_words_fit_where_kubernetes_keeps_them(character):
+    words = failure(ModelError(character * 5000)).text()
 
     assert len(words.encode()) < 4096

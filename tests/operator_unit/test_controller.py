@@ -5,7 +5,7 @@ Left out: engines, which need an address; the real API server's answers are thos
 
 import pytest
 
-from rayloom_operator.kube import KubeError
+from rayloom_operator.kube import KubeError, KubeUnreachable
 from rayloom_operator.names import path_of
 from rt_world import CLIENT_SERVICE, SERVICE, generation, head, known, service, with_world
 
@@ -278,6 +278,41 @@ def test_why_a_model_cannot_be_mounted_is_asked_once_a_turn_and_the_newest_event
         world.kube.put(pod)
         await world.until(lambda: world.reason("ModelReady") == "ModelNotFound")
         assert 'cannot mount the model: new "model"' in world.message("ModelReady")
+
+    with_world(story)
+
+
+def test_an_event_that_was_not_sent_is_sent_in_the_next_pass():
+    async def story(world):
+        world.kube.refusals = {("create", ""): KubeUnreachable("POST /events: away")}
+        world.ask_for(service(parallelism={"tensor": 2}))
+        await world.until(lambda: world.reason() == "InvalidSpec")
+        await world.rest()
+        assert world.kube.named("Event") == []
+        num_statuses = len(world.kube.statuses)
+        world.kube.refusals.clear()
+        world.controller._queue.add(("team", "chat"))
+        await world.until(lambda: world.kube.named("Event"))
+        await world.rest()
+        assert len(world.kube.named("Event")) == 1
+        assert len(world.kube.statuses) == num_statuses
+
+    with_world(story)
+
+
+def test_a_deletion_that_nobody_told_is_found(monkeypatch):
+    monkeypatch.setattr("rayloom_operator.controller._RELIST_S", 0.05)
+
+    async def story(world):
+        world.ask_for(service())
+        await world.until(lambda: world.reason() == "PodsPending")
+        await world.rest()
+        del world.kube.objects[SERVICE]
+        await world.until(lambda: not world.controller._services)
+        await world.rest()
+        world.kube.remove(world.kube.path("RayCluster"))
+        await world.rest()
+        assert world.kube.named("RayCluster") == []
 
     with_world(story)
 

@@ -42,7 +42,8 @@ def test_any_other_model_is_looked_at_by_a_job_first(source):
 def test_a_job_that_runs_is_waited_for(state):
     seen = look(state)
 
-    assert (seen.verdict.reason, seen.wanted, seen.look_again_s) == (Reason.INSPECTING, (), None)
+    soon = 5.0 if state is None else None  # to ask why it has no pod
+    assert (seen.verdict.reason, seen.wanted, seen.look_again_s) == (Reason.INSPECTING, (), soon)
 
 
 def test_what_the_job_leaves_is_known_and_remembered():
@@ -59,6 +60,52 @@ def test_another_source_or_revision_is_looked_at_anew(model):
     seen = look(stored=stored(look(ended(facts()))), model=model)
 
     assert (seen.facts, kinds(seen)) == (None, ["ServiceAccount", "Job"])
+
+
+@pytest.mark.parametrize("attempts", [(), (None,), (RUNNING,), (ended(failure("NotFound")),)])
+@pytest.mark.parametrize("seconds", [0, 400])
+def test_what_was_known_is_kept_while_another_model_is_looked_for(attempts, seconds):
+    before = look(ended(facts()))
+    seen = look(*attempts, seconds=seconds, stored=stored(before), model={"source": "hf://acme/typo"})
+
+    assert (seen.facts, seen.model) == (None, before.model)
+    assert look(stored=stored(seen)).facts.commit == COMMIT
+
+
+@pytest.mark.parametrize("name", ["chat", "a" * 40])
+def test_why_a_job_gets_no_pod_is_asked_after_a_while_and_said_without_what_is_random(name):
+    service = make_service(name, model=HUB_MODEL)
+    job = make_job(0, service)
+    own = job["metadata"]["name"]
+
+    def seen(seconds, random="x7k2p"):
+        # As Kubernetes makes a name of a prefix.
+        said = f'Error creating: pods "{(own + "-")[:58]}{random}" is forbidden: exceeded quota: small.'
+        failures = {job["metadata"]["uid"]: said}
+        clock = NOON + timedelta(seconds=seconds)
+        return inspect(service, SETTINGS.engine_image, Hub(), {}, [job], [], failures, clock)
+
+    assert (seen(4).verdict.reason, seen(4).is_podless, seen(4).look_again_s) == (Reason.INSPECTING, False, 1.0)
+    late = seen(5)
+    assert (late.verdict.reason, late.is_podless, late.look_again_s) == (Reason.CONTAINER_FAILED, True, 5.0)
+    assert "exceeded quota: small. Change the spec" in late.verdict.message
+    assert late == seen(5, "9qqz4")
+    assert "x7k2p" not in late.verdict.message
+
+
+def test_a_container_that_a_cluster_adds_says_nothing_about_the_model():
+    service = make_service(model=HUB_MODEL)
+    job = make_job(0, service)
+    pod = make_job_pod(job, RUNNING)
+    sidecar = {"name": "proxy", "image": "i", "ready": False, "state": ended("bye", code=1)}
+    pod["status"]["containerStatuses"].insert(0, sidecar)
+
+    def seen():
+        return inspect(service, SETTINGS.engine_image, Hub(), {}, [job], [pod], {}, NOON)
+
+    assert (seen().facts, seen().wanted, seen().look_again_s) == (None, (), None)
+    pod["status"]["containerStatuses"][1]["state"] = ended(facts())
+    assert seen().facts.commit == COMMIT
 
 
 def test_another_token_changes_nothing_that_is_known():

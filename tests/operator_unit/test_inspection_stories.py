@@ -137,6 +137,44 @@ def test_a_job_that_may_not_be_made_is_a_refusal():
     with_world(story)
 
 
+def test_why_the_job_gets_no_pod_is_read_from_events():
+    async def story(world):
+        about = {"involvedObject": {"uid": "uid-of-job"}, "metadata": {"name": "e", "namespace": "team"}}
+        words = "Error creating: exceeded quota: small."
+        world.kube.put({"apiVersion": "v1", "kind": "Event", "message": words, **about})
+        world.ask_for(service(model=HUB_MODEL))
+        job = await job_of(world)
+        # An old one, as the controller sees it.
+        world.kube.put(job | {"metadata": job["metadata"] | {"uid": "uid-of-job"}})
+        await world.until(lambda: "exceeded quota" in world.message("ModelReady"))
+        assert world.reason("ModelReady") == "ContainerFailed"
+
+    with_world(story)
+
+
+def test_a_typo_that_is_taken_back_replaces_no_engine():
+    async def story(world):
+        world.ask_for(service(model=HUB_MODEL))
+        await ends(world, await job_of(world), facts())
+        await world.until(lambda: world.kube.named("RayCluster"))
+        await world.rest()
+        clusters = world.kube.named("RayCluster")
+        for number, source in ((2, "hf://acme/tinny"), (3, HUB_MODEL["source"])):
+            changed = service(model={"source": source})
+            changed["metadata"]["generation"] = number
+            world.ask_for(changed | {"status": world.kube.objects[SERVICE]["status"]})
+            await world.until(lambda number=number: world.kube.statuses[-1]["observedGeneration"] == number)
+            await world.rest()
+            # By now a branch may have moved, and the first Job is gone.
+            for path in [path for path, each in world.kube.objects.items() if each["kind"] == "Job"]:
+                world.kube.remove(path)
+            await world.rest()
+            assert world.kube.named("RayCluster") == clusters
+        assert world.kube.statuses[-1]["model"]["commit"] == COMMIT
+
+    with_world(story)
+
+
 @pytest.mark.parametrize("name", ["model", "hub-ca"])
 def test_what_the_jobs_pod_cannot_mount_is_read_from_events(name):
     async def story(world):

@@ -118,3 +118,20 @@ def test_requests_are_counted_by_verb_and_code(monkeypatch):
             ]
 
     asyncio.run(run())
+
+
+def test_a_login_that_fails_keeps_the_credentials_that_there_are(monkeypatch, caplog):
+    async def run():
+        async with serving(monkeypatch) as (_, kube):
+
+            def login():
+                raise OSError("half written")
+
+            before = kube._info
+            monkeypatch.setattr(module, "login", login)
+            kube._logged_in_at = float("-inf")
+            await kube.get("/x")
+            assert kube._info is before
+            assert "half written" in caplog.text
+
+    asyncio.run(run())

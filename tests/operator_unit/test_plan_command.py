@@ -80,6 +80,25 @@ def test_what_cannot_be_planned_ends_with_2_and_a_sentence(arguments, sentence, 
     assert sentence in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("model", "advice"),
+    [
+        ({"source": "pvc://claim/a/b.gguf"}, "inspect --model FOLDER/a/b.gguf > facts.json` where the claim claim is"),
+        ({"source": "pvc://claim"}, "inspect --model FOLDER > facts.json` where the claim claim is mounted at FOLDER,"),
+        ({"source": "hf://a/b", "revision": "v 2"}, "--model hf://a/b --revision 'v 2' > facts.json` where it can be"),
+        ({"source": "file:///my models/m"}, "--model 'file:///my models/m' > facts.json`"),
+    ],
+)
+def test_the_advice_can_be_typed(model, advice, tmp_path, capsys):
+    document = yaml.safe_load(SMALL.read_text(encoding="utf-8"))
+    document["spec"]["model"] = model
+    path = tmp_path / "x.yaml"
+    path.write_text(yaml.safe_dump(document), encoding="utf-8")
+
+    assert main(["plan", "-f", str(path)]) == 2
+    assert advice in capsys.readouterr().err
+
+
 def test_what_does_not_fit_ends_with_2_and_what_does(facts, tmp_path, capsys):
     document = yaml.safe_load(EXAMPLE.read_text(encoding="utf-8"))
     document["spec"]["parallelism"] = {"tensor": 8, "pipeline": 1}

@@ -320,6 +320,18 @@ def test_an_unusable_spec_forgets_no_engine_that_waits():
     assert mended.plan.waits == (CLOCK + timedelta(seconds=10),)
 
 
+def test_words_of_a_newer_operator_cost_no_engine_its_record():
+    (failed,) = turn(ONE, [failing("a")]).document["groups"]
+    newer = failed | {"state": "Dreaming", "reason": "Later", "more": 1}
+    newer["failure"] = failed["failure"] | {"reason": "MuchLater", "more": 1}
+    found = remembered({"groups": [newer]})[failed["name"]]
+
+    assert (found.restarts, found.failure.uid, found.failure.message) == (1, "a", failed["failure"]["message"])
+    again = turn(ONE, [failing("a")], previous={"groups": [newer]})
+    assert (again.slots[0].restarts, again.slots[0].is_condemned) == (1, True)
+    assert again.status.groups[0].failure.uid == "a"
+
+
 def test_an_unusable_spec_forgets_nothing_of_what_runs():
     failed = turn(ONE, [failing("a")])
     found = turn(None, [failing("a")], problems=("spec.model: no",), previous=failed.document)

@@ -149,6 +149,38 @@ def test_its_silence_is_told_and_ends_with_a_sign_of_life():
     asyncio.run(run())
 
 
+def test_a_slow_list_before_a_watch_that_ends_at_once_is_no_watch_that_lived(monkeypatch):
+    delays = []
+
+    async def run():
+        kube, loop, real_sleep = FakeKube(), asyncio.get_running_loop(), asyncio.sleep
+        enough = asyncio.Event()
+        real_time, real_list, slow = loop.time, kube.list, [0.0]
+
+        async def listed(path, params):
+            slow[0] += 1.5
+            return await real_list(path, params)
+
+        async def watch(path, params, version):
+            raise KubeError(410, "too old resource version")
+            yield
+
+        async def sleep(seconds):
+            delays.append(seconds)
+            if len(delays) == 3:
+                enough.set()
+            await real_sleep(0)
+
+        kube.list, kube.watch = listed, watch
+        monkeypatch.setattr(loop, "time", lambda: real_time() + slow[0])
+        monkeypatch.setattr(reflector.asyncio, "sleep", sleep)
+        async with reflecting(kube):
+            await enough.wait()
+
+    asyncio.run(run())
+    assert delays[:3] == [0.5, 1.0, 2.0]
+
+
 def test_a_watch_that_ends_at_once_is_asked_for_ever_more_slowly(monkeypatch):
     delays = []
 

@@ -79,6 +79,8 @@ def test_the_choice_of_another_version_stays_while_its_inputs_are_the_same():
     status = {"sizing": other.model_dump(mode="json", by_alias=True) | {"fieldOfALaterVersion": 1}}
 
     assert before.shape == "TP4xPP1"
+    status["sizing"]["alternatives"] = [each | {"more": 1} for each in status["sizing"]["alternatives"]]
+    assert status["sizing"]["alternatives"]
     assert resolved(previous=status).shape == "TP8xPP2"
     assert resolved(previous=status, length=65_536).shape == "TP2xPP1"
     assert resolved(previous={"sizing": {"tensor": "x"}}) == before
@@ -103,6 +105,38 @@ def test_the_revision_follows_what_was_computed_and_not_what_it_was_computed_fro
     assert revision(resolved(LLAMA31_8B, length=None, memory="24Gi")) != revision(
         resolved(LLAMA31_8B, length=None, memory="23Gi")
     )
+
+
+def test_pinning_what_runs_rolls_nothing():
+    def on_hub(commit="c" * 40, **model):
+        service = make_service(model={"source": SOURCE, **model})
+        return revision(resolve(service, "i", LLAMA31_8B.model_copy(update={"commit": commit})))
+
+    assert on_hub() == on_hub(revision="main") == on_hub(revision="c" * 40)
+    assert on_hub() != on_hub(commit="d" * 40)
+    assert on_hub() == on_hub(servedName="chat")
+    assert on_hub() != on_hub(servedName="other")
+    fitting = resolved(LLAMA31_8B, length=None, memory="23Gi")
+    assert fitting.max_model_len is not None
+    pinned = resolved(LLAMA31_8B, length=fitting.max_model_len, memory="23Gi")
+    assert (pinned.max_model_len, revision(pinned)) == (fitting.max_model_len, revision(fitting))
+
+
+def test_without_a_commit_the_revision_that_was_asked_for_counts():
+    def asking(**model):
+        return revision(resolve(make_service(model={"source": SOURCE, **model}), "i"))
+
+    assert len({asking(), asking(revision="v1"), asking(revision="v2")}) == 3
+
+
+def test_a_device_that_is_used_anyway_rolls_nothing():
+    def on_cpu(**args):
+        return revision(make_resolved(engine={"args": args}))
+
+    assert on_cpu() == on_cpu(device="auto") == on_cpu(device="cpu")
+    assert on_cpu() != on_cpu(device="cuda")
+    assert revision(resolved()) == revision(resolved(engine={"args": {"device": "cuda"}}))
+    assert on_cpu(maxNumSeqs=4) != on_cpu()
 
 
 def test_what_does_not_fit_is_refused_before_any_pod():

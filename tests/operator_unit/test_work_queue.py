@@ -95,6 +95,26 @@ def test_a_failure_comes_back_later_each_time_and_success_forgets_it(monkeypatch
     assert delays == [0.5, 1.0, 2.0, 0.5, 7.0]
 
 
+def test_the_two_thousandth_failure_in_a_row_comes_back_like_the_tenth(monkeypatch):
+    delays = []
+
+    async def run():
+        queue = WorkQueue()
+        monkeypatch.setattr(queue, "add_after", lambda key, seconds: (delays.append(seconds), queue.add(key)))
+
+        async def handle(key):
+            await asyncio.sleep(0)
+            raise ValueError
+
+        worker = asyncio.create_task(queue.work(handle))
+        queue.add("a")
+        await until(lambda: len(delays) >= 2000 or worker.done())
+        await stop([worker])
+
+    asyncio.run(run())
+    assert delays[9:2000] == [60.0] * 1991
+
+
 def test_the_earlier_of_two_times_counts():
     async def run():
         queue, turns = WorkQueue(), []

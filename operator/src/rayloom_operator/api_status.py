@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, WithJsonSchema
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, WithJsonSchema
 from pydantic.alias_generators import to_camel
 
 from rayloom_operator.model_facts import ModelFacts
@@ -60,12 +60,19 @@ ConditionType: TypeAlias = Literal["Accepted", "ModelReady", "Scheduled", "Avail
 GroupState: TypeAlias = Literal["Pending", "Starting", "Serving", "Recovering", "Draining", "BackOff", "Failed"]
 
 
-# The definition in a cluster may be older than the operator (Helm never updates it); a new reason must pass it.
-ReasonText = Annotated[Reason, WithJsonSchema({"type": "string"})]
+# The definition in a cluster may be older than the operator (Helm never updates it); a new reason must pass it. Read
+# back, a word of a newer operator stands for the nearest: it is to cost no engine its record.
+ReasonText = Annotated[
+    Reason,
+    BeforeValidator(lambda reason: reason if reason in set(Reason) else Reason.ENGINE_FAILED),
+    WithJsonSchema({"type": "string"}),
+]
+StoredState = Annotated[GroupState, BeforeValidator(lambda state: state if state in get_args(GroupState) else "Failed")]
 
 
 class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, alias_generator=to_camel, populate_by_name=True)
+    # Read back from clusters, where an operator of another version may have written it.
+    model_config = ConfigDict(frozen=True, extra="ignore", strict=True, alias_generator=to_camel, populate_by_name=True)
 
 
 class Condition(_Part):
@@ -93,7 +100,7 @@ class Failure(_Part):
 class Group(_Part):
     name: str = Field(description="Name of the RayCluster.")
     revision: str = Field(description="Hash of what rolls: spec and resolved inputs.")
-    state: GroupState = Field(description="What the engine of this group does.")
+    state: StoredState = Field(description="What the engine of this group does.")
     reason: ReasonText = Field(description="Why, as one word.")
     last_transition_time: str = Field(
         description="When `state` last changed.", json_schema_extra={"format": "date-time"}
@@ -140,9 +147,6 @@ class Candidate(Figures):
 
 
 class Sizing(Figures):
-    # Read back from clusters, where an operator of another version may have written it.
-    model_config = ConfigDict(extra="ignore")
-
     advice: str = Field("", description="What would use the accelerators better; empty when nothing is known.")
     inputs: str = Field(description="Hash of what this was computed from. While it is equal, the choice stays.")
     alternatives: tuple[Candidate, ...] = Field((), max_length=8, description="Other ways, the cheapest first.")

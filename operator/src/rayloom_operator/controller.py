@@ -51,6 +51,8 @@ _LATE_MOUNT_CHECK_S = 10.0
 _MOUNT_NEWS_S = 60.0
 # While an engine does not answer: when it is called unreachable depends on time alone.
 _SILENCE_CHECK_S = 1.0
+# kopf may miss that a service was deleted, while its watch is broken.
+_RELIST_S = 300.0
 # A look at what is not known yet.
 _SOON_S = 1.0
 # A failure that was written down is acted on in a turn of its own, that soon.
@@ -98,6 +100,7 @@ class Controller:
         self._applier = Applier(kube, self._drift)
         self._observer = Observer(kube, self.watches, self._poller, settings.operator_key)
         self._mounting_since: dict[ServiceKey, float] = {}
+        self._untold: dict[ServiceKey, dict[str, Manifest]] = {}  # Events that are to be made, by name
 
     def set_service(self, document: Manifest, is_deleted: bool) -> None:
         """Takes what kopf saw of an LLMService, unless something newer is known of it or of one made anew."""
@@ -127,6 +130,7 @@ class Controller:
                 if self._leads is not None:
                     await self._leads.wait()
                     await self._list_services()
+                tasks.create_task(self._relist())
                 handle = self._metrics.measured(self._reconcile)
                 for _ in range(_NUM_WORKERS):
                     tasks.create_task(self._queue.work(handle))
@@ -143,9 +147,15 @@ class Controller:
             for condition in document.get("status", {}).get("conditions", ()):
                 yield condition["type"], condition["status"]
 
+    async def _relist(self) -> None:
+        while True:
+            await asyncio.sleep(_RELIST_S)
+            await self._list_services()
+
     async def _list_services(self) -> None:
         """What this process was told while it did not lead may be older than what the leader has done since."""
         for namespace in self._namespaces or ("",):
+            before = {key: each for key, each in self._services.items() if namespace in ("", key[0])}
             while True:
                 try:
                     items, _ = await self._kube.list(object_path(API_VERSION, KIND, namespace), {})
@@ -154,7 +164,10 @@ class Controller:
                     logger.warning("the services cannot be listed: %s; trying again", error)
                     await asyncio.sleep(_SOON_S)
             for document in items:
+                before.pop((document["metadata"]["namespace"], document["metadata"]["name"]), None)
                 self.set_service(document, False)
+            for document in before.values():
+                self.set_service(document, True)
 
     def _kuberay_changed(self) -> None:
         for key in self._services:
@@ -177,6 +190,7 @@ class Controller:
             self._observer.forget(key)
             self._applier.forget(key)
             self._mounting_since.pop(key, None)
+            self._untold.pop(key, None)
             return None
         try:
             return await self._bring(key, document)
@@ -244,6 +258,7 @@ class Controller:
             clock=clock,
         )
         await self._write(key, document, computed)
+        await self._tell(key)
         if refused is not None:
             raise refused
         waits = [(each - clock).total_seconds() for each in (*planned.waits, *seen.waits)]
@@ -272,9 +287,12 @@ class Controller:
         image, hub, pods = self._settings.image(service), self._settings.hub, self._pods.of_service(key)
         jobs = [each for each in self._jobs.of_service(key) if "deletionTimestamp" not in each["metadata"]]
         found = inspect(service, image, hub, previous, jobs, pods, {}, clock)
-        if not found.waiting:
+        if found.is_podless:
+            failures = await self._observer.job_failures(key)
+        elif found.waiting:
+            failures = await self._observer.mount_failures(key, found.waiting)
+        else:
             return found
-        failures = await self._observer.mount_failures(key, found.waiting)
         return inspect(service, image, hub, previous, jobs, pods, failures, clock)
 
     async def _write(self, key: ServiceKey, document: Manifest, computed: Status) -> None:
@@ -307,8 +325,17 @@ class Controller:
         # Also where the spec has changed meanwhile: what is remembered of failures is in it.
         if known.get("uid") == meta["uid"] and int(known["resourceVersion"]) < int(version):
             self._services[key] = written
-        for event in events(document, computed, datetime.now(UTC)):
+        news = {each["metadata"]["name"]: each for each in events(document, computed, datetime.now(UTC))}
+        self._untold.setdefault(key, {}).update(news)
+
+    async def _tell(self, key: ServiceKey) -> None:
+        """Makes the Events that are to be made; what the API server does not answer is tried again in the next pass."""
+        untold = self._untold.pop(key, {})
+        for name, event in list(untold.items()):
             try:
                 await self._kube.create(event)
             except KubeError as error:
                 logger.warning("%s/%s: the event %s was refused: %s", *key, event["reason"], error)
+            except OperatorError as error:
+                logger.warning("%s/%s: the event %s comes later: %s", *key, event["reason"], error)
+                self._untold.setdefault(key, {})[name] = event

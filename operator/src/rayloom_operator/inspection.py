@@ -18,10 +18,10 @@ from pydantic import ValidationError
 from rayloom_operator.api import LLMService
 from rayloom_operator.api_status import Model, Reason
 from rayloom_operator.model_facts import ModelFacts, builtin_facts
-from rayloom_operator.names import SERVICE_LABEL, Manifest
+from rayloom_operator.names import INSPECT_CONTAINER, SERVICE_LABEL, Manifest
 from rayloom_operator.objects.companions import service_account
 from rayloom_operator.objects.inspect_job import attempt_of, inspect_job
-from rayloom_operator.observed import Verdict, pod
+from rayloom_operator.observed import Verdict, moment, pod, refused_pod, without_suffixes
 from rayloom_operator.resolved import Hub
 
 _FIRST_RETRY_S = 30.0
@@ -38,6 +38,8 @@ _REASONS = {
 # These may pass by themselves; the others need somebody to do something.
 _PASSING = (Reason.HUB_UNREACHABLE, Reason.INSPECTION_FAILED)
 _TOKEN = (Reason.MODEL_NO_ACCESS, Reason.MODEL_GATED)
+# A Job has its pod within a second; after so many it is asked why there is none.
+_POD_S = 5.0
 _OVER = ("Failed", "Complete")  # conditions of a Job
 _INSPECTING = Verdict(reason=Reason.INSPECTING, message="A Job looks at the model, before pods are made for it.")
 
@@ -50,6 +52,7 @@ class Inspection:
     wanted: tuple[Manifest, ...] = ()  # objects to make now
     look_again_s: float | None = None  # when time alone changes something
     waiting: tuple[Manifest, ...] = ()  # pods that do not run yet
+    is_podless: bool = False  # the Job should have its pod by now
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,12 +68,12 @@ def inspect(
     stored: Mapping[str, Any],
     jobs: Sequence[Manifest],
     pods: Sequence[Manifest],
-    mount_failures: Mapping[str, str],
+    failures: Mapping[str, str],
     clock: datetime,
 ) -> Inspection:
     """`stored` is the service's status as it was written last, `jobs` and `pods` are all that carry its label.
 
-    `mount_failures` says of pods, by uid, what the kubelet says about their volumes.
+    `failures` says by uid what Events say: of a pod about its volumes, of a Job why it could get no pod.
     """
     model = service.spec.model
     if (facts := builtin_facts(model)) is not None:
@@ -82,7 +85,7 @@ def inspect(
     stem = first["metadata"]["name"].rsplit("-", 1)[0]
     attempts = {attempt_of(name): job for job in jobs if (name := job["metadata"]["name"]).rsplit("-", 1)[0] == stem}
     if not attempts:
-        return Inspection(verdict=_INSPECTING, wanted=(service_account(service), first))
+        return Inspection(model=known, verdict=_INSPECTING, wanted=(service_account(service), first))
     newest = max(attempts)
     found = {number: _outcome(service, job, _pod_of(job, pods)) for number, job in attempts.items()}
     last, before = found[newest], found.get(newest - 1)
@@ -90,19 +93,19 @@ def inspect(
         source, revision = asked
         return Inspection(facts=last, model=Model(source=source, revision=revision, **dict(last)))
     if last is None:
+        earlier = before.verdict if isinstance(before, _Ended) else _INSPECTING
         running = _pod_of(attempts[newest], pods)
-        seen = None if running is None else pod(running, mount_failures.get(running["metadata"]["uid"], ""))
-        fault = (seen.fault if seen is not None else None) or (before.verdict if isinstance(before, _Ended) else None)
-        waiting = (running,) if running is not None and seen is not None and seen.is_mounting else ()
-        return Inspection(verdict=fault or _INSPECTING, waiting=waiting)
+        if running is None:
+            return _without_pod(attempts[newest], known, earlier, failures, clock)
+        seen = pod(running, failures.get(running["metadata"]["uid"], ""))
+        return Inspection(model=known, verdict=seen.fault or earlier, waiting=(running,) if seen.is_mounting else ())
     grown = _FIRST_RETRY_S * 2 ** min(newest, _MAX_DOUBLINGS)
     delay = min(grown, _MAX_RETRY_S) if last.verdict.reason in _PASSING else _MAX_RETRY_S
     left = delay - (clock - last.at).total_seconds()
     if left > 0:
-        return Inspection(verdict=last.verdict, look_again_s=left)
-    return Inspection(
-        verdict=last.verdict, wanted=(service_account(service), inspect_job(service, image, hub, newest + 1))
-    )
+        return Inspection(model=known, verdict=last.verdict, look_again_s=left)
+    wanted = service_account(service), inspect_job(service, image, hub, newest + 1)
+    return Inspection(model=known, verdict=last.verdict, wanted=wanted)
 
 
 def stored_model(status: Mapping[str, Any]) -> Model | None:
@@ -111,6 +114,19 @@ def stored_model(status: Mapping[str, Any]) -> Model | None:
         return Model.model_validate(status["model"])
     except (KeyError, ValidationError):
         return None
+
+
+def _without_pod(
+    job: Manifest, known: Model | None, earlier: Verdict, failures: Mapping[str, str], clock: datetime
+) -> Inspection:
+    """A Job whose pod is to come, or cannot be made: a quota or an admission rule is in its way."""
+    meta = job["metadata"]
+    left = _POD_S - (clock - moment(meta.get("creationTimestamp", ""))).total_seconds()
+    if left > 0:
+        return Inspection(model=known, verdict=earlier, look_again_s=left)
+    refusal = without_suffixes(failures.get(meta["uid"], ""), meta["name"])
+    verdict = refused_pod(refusal) if refusal else earlier
+    return Inspection(model=known, verdict=verdict, look_again_s=_POD_S, is_podless=True)
 
 
 def _pod_of(job: Manifest, pods: Sequence[Manifest]) -> Manifest | None:
@@ -122,7 +138,9 @@ def _pod_of(job: Manifest, pods: Sequence[Manifest]) -> Manifest | None:
 def _outcome(service: LLMService, job: Manifest, own: Manifest | None) -> ModelFacts | _Ended | None:
     """What an attempt came to; None while it runs."""
     containers = own.get("status", {}).get("containerStatuses", ()) if own is not None else ()
-    ended = next((each["state"]["terminated"] for each in containers if "terminated" in each["state"]), None)
+    # Sidecars that a cluster adds have ends of their own.
+    states = (each["state"] for each in containers if each["name"] == INSPECT_CONTAINER)
+    ended = next((each["terminated"] for each in states if "terminated" in each), None)
     if ended is not None:
         # A container that its node lost has no end.
         return _words(service, ended, ended.get("finishedAt") or job["metadata"]["creationTimestamp"])

@@ -13,6 +13,8 @@ import kopf
 from rayloom_operator.errors import OperatorError
 from rayloom_operator.names import Manifest, path_of
 
+logger = logging.getLogger(__name__)
+
 FIELD_MANAGER = "rayloom-operator"
 
 _REQUEST_TIMEOUT = aiohttp.ClientTimeout(total=30)
@@ -53,7 +55,7 @@ def login(**_: object) -> kopf.ConnectionInfo:
     settings = kopf.OperatorSettings()
     found = (
         kopf.login_with_service_account(settings=settings)
-        or kopf.login_via_client(logger=logging.getLogger(__name__), settings=settings)
+        or kopf.login_via_client(logger=logger, settings=settings)
         or kopf.login_with_kubeconfig(settings=settings)
     )
     if found is None:
@@ -202,7 +204,10 @@ class Kube:
     def _headers(self) -> dict[str, str]:
         if time.monotonic() - self._logged_in_at > _LOGIN_SECONDS:
             self._logged_in_at = time.monotonic()
-            self._info = login()
+            try:
+                self._info = login()
+            except Exception as error:  # noqa: BLE001 - a half written kubeconfig fails in many ways
+                logger.warning("the new credentials cannot be read, the old ones are kept: %s", error)
         return self._info.as_http_headers()
 
 

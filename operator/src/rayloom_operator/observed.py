@@ -106,8 +106,7 @@ class Group:
         """What keeps a pod of the ranks from its work."""
         found = next((pod.fault for pod in self.pods if pod.fault and not pod.is_head), None)
         if found is None and self.refusal:
-            message = f"the API server refused a pod: {_head(self.refusal)} Change the spec, or what forbids it."
-            return Verdict(reason=Reason.CONTAINER_FAILED, message=message)
+            return refused_pod(self.refusal)
         return found
 
 
@@ -127,8 +126,21 @@ def cluster_refusal(cluster: Manifest) -> str:
     """Why KubeRay could not make a pod of a RayCluster, such as a quota; empty when it could."""
     failing = _condition(cluster, "ReplicaFailure")
     message = failing.get("message", "") if failing.get("status") == "True" else ""
-    # Each attempt has a name of its own; what says the same is to be the same, or each would be written and told.
-    return re.sub(rf'"({re.escape(cluster["metadata"]["name"])}-[^"]*)-[a-z0-9]{{5}}"', r'"\1"', message)
+    return without_suffixes(message, cluster["metadata"]["name"])
+
+
+def without_suffixes(message: str, owner: str) -> str:
+    """`message` about pods that `owner` was to have, without what is random in their names.
+
+    Each attempt has a name of its own; what says the same is to be the same, or each would be written and told.
+    """
+    # Kubernetes cuts names of 58 characters and more before it adds the five.
+    return re.sub(rf'"({re.escape(owner[:57])}[^"]*?)-?[a-z0-9]{{5}}"', r'"\1"', message)
+
+
+def refused_pod(message: str) -> Verdict:
+    message = f"the API server refused a pod: {_head(message)} Change the spec, or what forbids it."
+    return Verdict(reason=Reason.CONTAINER_FAILED, message=message)
 
 
 def is_headless(cluster: Manifest) -> bool:

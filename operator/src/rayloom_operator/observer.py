@@ -102,19 +102,24 @@ class Observer:
         ]
         if not waiting:
             return {}
-        selector = {"fieldSelector": "involvedObject.kind=Pod,reason=FailedMount"}
+        said = await self._said(key, "Pod", "FailedMount")
+        volumes = [f'"{name}"' for name in names.USER_VOLUMES]
+        return {uid: words for uid, words in said if any(volume in words for volume in volumes)}
+
+    async def job_failures(self, key: ServiceKey) -> dict[str, str]:
+        """uid of Jobs -> why they could get no pod."""
+        return dict(await self._said(key, "Job", "FailedCreate"))
+
+    async def _said(self, key: ServiceKey, kind: str, reason: str) -> list[tuple[str, str]]:
+        """(uid, message) of the Events about objects of a kind; the newest comes last, and counts."""
+        selector = {"fieldSelector": f"involvedObject.kind={kind},reason={reason}"}
         try:
             found, _ = await self._kube.list(object_path("v1", "Event", key[0]), selector)
         except OperatorError as error:
-            logger.warning("%s/%s: why pods wait for a volume is not known: %s", *key, error)
-            return {}
-        # The newest comes last, and counts.
+            logger.warning("%s/%s: the Events %s are not known: %s", *key, reason, error)
+            return []
         found.sort(key=lambda event: event.get("lastTimestamp") or event.get("eventTime") or "")
-        return {
-            event["involvedObject"]["uid"]: event["message"]
-            for event in found
-            if any(f'"{name}"' in event.get("message", "") for name in names.USER_VOLUMES)
-        }
+        return [(event["involvedObject"]["uid"], event.get("message", "")) for event in found]
 
 
 def is_owned(meta: Manifest, uid: str) -> bool:

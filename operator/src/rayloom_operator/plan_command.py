@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
 from datetime import UTC, datetime
 from pathlib import Path
 
 import yaml
 from pydantic import ValidationError
 
+from rayloom_operator.api import Model
 from rayloom_operator.api_status import Candidate, Figures, Sizing
 from rayloom_operator.errors import SpecError
 from rayloom_operator.manifest import load_service
@@ -31,8 +33,7 @@ def print_plan(*, manifest: Path, facts: Path | None, engine_image: str, output:
     service = load_service(manifest)
     known = builtin_facts(service.spec.model) if facts is None else _read(facts)
     if known is None:
-        command = f"rayloom-engine inspect --model {service.spec.model.source} > facts.json"
-        raise SpecError((f"spec.model.source: run `{command}` where it can be read, and add --facts facts.json",))
+        raise SpecError((f"spec.model.source: run {_advice(service.spec.model)}, and add --facts facts.json",))
     resolved = resolve(service, service.spec.engine.image or engine_image, known)
     nothing, current, clock = Observed(), revision(resolved), datetime.now(UTC)
     places = slots(resolved, current, nothing, {}, now=0.0, clock=clock)
@@ -70,6 +71,16 @@ def explain(resolved: Resolved, facts: ModelFacts) -> str:
         f"{sizing.shape}: {why}. Worker pods: {sizing.pods}, ranks in each: {resolved.ranks_per_pod}.",
     ]
     return "\n".join([*lines, sizing.advice] if sizing.advice else lines)
+
+
+def _advice(model: Model) -> str:
+    source, where = model.source, "where it can be read"
+    if model.source_kind == "pvc":
+        claim, slash, path = source.removeprefix("pvc://").partition("/")
+        source, where = f"FOLDER{slash}{path}", f"where the claim {claim} is mounted at FOLDER"
+    command = ["rayloom-engine", "inspect", "--model", source]
+    command += ["--revision", model.revision] if model.revision is not None else []
+    return f"`{shlex.join(command)} > facts.json` {where}"
 
 
 def _table(sizing: Sizing) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable, Mapping, Sequence
 
 from rayloom_operator.kube import NOT_FOUND, Kube, KubeError, KubeUnreachable
@@ -83,10 +84,11 @@ class Reflector:
         version = ""
         loop = asyncio.get_running_loop()
         while True:
-            began = self._turned_at[path] = loop.time()
+            began, self._turned_at[path] = math.inf, loop.time()  # a slow list is no watch that lived
             try:
                 if not version:
                     version = await self._list(path)
+                began = self._turned_at[path] = loop.time()
                 async for kind, found in self._kube.watch(path, self._selector, version):
                     self._turned_at[path] = loop.time()
                     version = found["metadata"]["resourceVersion"]

@@ -24,25 +24,28 @@ def revision(resolved: Resolved) -> str:
     spec = service.spec.model_dump(
         mode="json",
         exclude={
+            "model": {"revision", "served_name", "max_model_len"},
             "replicas": True,
             "parallelism": True,
             "sizing": True,
             "accelerator": True,
             "recovery": {"node_loss_seconds", "backoff_base_seconds", "backoff_max_seconds"},
-            "engine": {"image": True, "image_pull_policy": True},
+            "engine": {"image": True, "image_pull_policy": True, "args": {"device"}},
         },
         exclude_defaults=True,
     )
-    # How the shape came about, asked for or computed, does not count either.
+    # What is computed counts as it came out, so pinning what runs rolls nothing.
     shape = {"tensor": resolved.tensor, "pipeline": resolved.pipeline, "stages_per_pod": resolved.stages_per_pod}
     spec["parallelism"] = {name: number for name, number in shape.items() if number != 1}
     if service.spec.accelerator is not None:
         spec["accelerator"] = service.spec.accelerator.resource
-    if resolved.max_model_len != service.spec.model.max_model_len:
+    elif service.spec.engine.args.device == "cuda":  # the others are what is used anyway
+        spec["device"] = "cuda"
+    if resolved.max_model_len is not None:
         spec["maxModelLen"] = resolved.max_model_len
     inputs = {"spec": _without_empty(spec), "servedName": service.served_name, "image": resolved.image}
-    if resolved.commit:
-        inputs["commit"] = resolved.commit
+    if commit := resolved.commit or service.spec.model.revision:
+        inputs["commit"] = commit
     return hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()[:8]
 
 

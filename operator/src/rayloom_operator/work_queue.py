@@ -9,6 +9,7 @@ from rayloom_operator.names import ServiceKey
 
 _FIRST_RETRY_S = 0.5
 _MAX_RETRY_S = 60.0
+_MAX_DOUBLINGS = 10
 _DRAIN_LOOK_S = 0.02
 
 
@@ -76,7 +77,7 @@ class WorkQueue:
             except Exception:  # noqa: BLE001 - one service's trouble is not another's
                 num_failures = self._num_failures.get(key, 0)
                 self._num_failures[key] = num_failures + 1
-                delay = min(_FIRST_RETRY_S * 2.0**num_failures, _MAX_RETRY_S)
+                delay = min(_FIRST_RETRY_S * 2 ** min(num_failures, _MAX_DOUBLINGS), _MAX_RETRY_S)
             finally:
                 self._working.discard(key)
             if delay is not None:

@@ -6,6 +6,7 @@ The document is a container's termination message, which Kubernetes cuts after 4
 from __future__ import annotations
 
 import dataclasses
+import re
 import tempfile
 from pathlib import Path
 from typing import Literal
@@ -16,7 +17,8 @@ from rayloom_engine.errors import ModelError, ModelFault
 from rayloom_engine.models.shape import ModelShape, read_shape
 from rayloom_engine.models.source import ResolvedModel, resolve_config
 
-_MAX_TEXT = 700  # characters; four bytes each at worst, and there is one such text in a document
+_MAX_TEXT = 700  # characters
+_MAX_BYTES = 4095
 
 
 class _Part(BaseModel):
@@ -65,8 +67,13 @@ class Inspection(_Part):
 def inspect_model(model: str, revision: str | None) -> tuple[ResolvedModel, ModelShape]:
     """The model's shape and commit from its configuration alone. Raises ModelError."""
     with tempfile.TemporaryDirectory(prefix="rayloom-inspect-") as scratch:
-        resolved = resolve_config(model, revision, Path(scratch))
-        return resolved, read_shape(resolved.path)
+        try:
+            resolved = resolve_config(model, revision, Path(scratch))
+            return resolved, read_shape(resolved.path)
+        except ModelError as error:
+            # What a GGUF file says is written there first, and the user knows nothing of that.
+            message = re.sub(rf"{re.escape(scratch)}(/[\w.-]+)?", lambda _: model, str(error))
+            raise ModelError(message, error.fault) from error
 
 
 def facts(resolved: ResolvedModel, shape: ModelShape) -> Inspection:
@@ -76,4 +83,11 @@ def facts(resolved: ResolvedModel, shape: ModelShape) -> Inspection:
 
 
 def failure(error: ModelError) -> Inspection:
-    return Inspection(error=Fault(reason=error.fault, message=str(error)[:_MAX_TEXT]))
+    # A path may hold bytes that are no UTF-8.
+    message = str(error)[:_MAX_TEXT].encode(errors="replace").decode()
+    while True:
+        found = Inspection(error=Fault(reason=error.fault, message=message))
+        # JSON writes up to six bytes for a character.
+        if len(found.text().encode()) <= _MAX_BYTES:
+            return found
+        message = message[: len(message) * 9 // 10]
