@@ -8,7 +8,7 @@ import pytest
 from aiohttp import web
 
 from rayloom_operator import engine_poller
-from rayloom_operator.engine_poller import EnginePoller, Target
+from rayloom_operator.engine_poller import EnginePoller, Target, serving_interval_s
 
 KEY = ("team", "chat")
 GOOD = {
@@ -71,12 +71,12 @@ def test_garbage_is_a_failed_answer_and_the_engine_is_asked_again(monkeypatch, b
 
         async with polled(monkeypatch, answer) as (poller, news):
             await until(lambda: news)
-            reading = poller.reading("team", "chat-0")
+            reading = poller.reading(KEY, "chat-0")
             assert reading.status is None and reading.failing_since is not None
             assert words in reading.error
             answers.pop(0)
-            await until(lambda: poller.reading("team", "chat-0").failing_since is None)
-            assert poller.reading("team", "chat-0").status.nodes == ("n1",)
+            await until(lambda: poller.reading(KEY, "chat-0").failing_since is None)
+            assert poller.reading(KEY, "chat-0").status.nodes == ("n1",)
 
     asyncio.run(run())
 
@@ -92,7 +92,7 @@ def test_a_redirect_is_not_followed(monkeypatch):
         async with polled(monkeypatch, answer) as (poller, news):
             await until(lambda: len(news) > 1)
             assert set(paths) == {"/status"}
-            assert "302" in poller.reading("team", "chat-0").error
+            assert "302" in poller.reading(KEY, "chat-0").error
 
     asyncio.run(run())
 
@@ -103,12 +103,12 @@ def test_another_pod_at_the_same_address_is_another_engine(monkeypatch):
             return web.json_response(GOOD)
 
         async with polled(monkeypatch, answer) as (poller, _):
-            await until(lambda: poller.reading("team", "chat-0"))
+            await until(lambda: poller.reading(KEY, "chat-0"))
             poller.follow(KEY, {"chat-0": Target("127.0.0.1", "secret", "uid-2")})
-            assert poller.reading("team", "chat-0") is None
-            await until(lambda: poller.reading("team", "chat-0"))
+            assert poller.reading(KEY, "chat-0") is None
+            await until(lambda: poller.reading(KEY, "chat-0"))
             poller.follow(KEY, {})
-            assert poller.reading("team", "chat-0") is None
+            assert poller.reading(KEY, "chat-0") is None
 
     asyncio.run(run())
 
@@ -154,13 +154,13 @@ def test_progress_is_service_or_a_step_of_the_start(monkeypatch, before, after, 
             return web.json_response(answers[0])
 
         async with polled(monkeypatch, answer) as (poller, _):
-            await until(lambda: poller.reading("team", "chat-0"))
-            advanced_at = poller.reading("team", "chat-0").advanced_at
+            await until(lambda: poller.reading(KEY, "chat-0"))
+            advanced_at = poller.reading(KEY, "chat-0").advanced_at
             answers[0] = after
             # The one that is under way may still be the one before.
             asked.clear()
             await until(lambda: len(asked) > 3)
-            assert (poller.reading("team", "chat-0").advanced_at > advanced_at) is is_progress
+            assert (poller.reading(KEY, "chat-0").advanced_at > advanced_at) is is_progress
 
     asyncio.run(run())
 
@@ -173,10 +173,10 @@ def test_silence_is_no_progress_and_the_last_word_is_kept(monkeypatch):
             return answers[0](GOOD) if answers else web.Response(status=500)
 
         async with polled(monkeypatch, answer) as (poller, _):
-            await until(lambda: poller.reading("team", "chat-0"))
+            await until(lambda: poller.reading(KEY, "chat-0"))
             answers.clear()
-            await until(lambda: poller.reading("team", "chat-0").failing_since)
-            reading = poller.reading("team", "chat-0")
+            await until(lambda: poller.reading(KEY, "chat-0").failing_since)
+            reading = poller.reading(KEY, "chat-0")
             assert reading.advanced_at <= reading.failing_since
             assert reading.status.state == "serving"
 
@@ -189,8 +189,35 @@ def test_a_container_that_was_started_again_is_another_engine(monkeypatch):
             return web.json_response(GOOD)
 
         async with polled(monkeypatch, answer) as (poller, _):
-            await until(lambda: poller.reading("team", "chat-0"))
+            await until(lambda: poller.reading(KEY, "chat-0"))
             poller.follow(KEY, {"chat-0": Target("127.0.0.1", "secret", "uid-1", 1)})
-            assert poller.reading("team", "chat-0") is None
+            assert poller.reading(KEY, "chat-0") is None
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(("num_engines", "seconds"), [(0, 5), (3000, 5), (6000, 10), (9000, 15), (50_000, 15)])
+def test_many_engines_are_asked_more_slowly(num_engines, seconds):
+    assert serving_interval_s(num_engines) == seconds
+
+
+def test_engines_are_counted_and_those_that_nothing_was_heard_of_are_told(monkeypatch):
+    async def run():
+        async def answer(request):
+            return web.json_response(GOOD)
+
+        async with polled(monkeypatch, answer) as (poller, _):
+            far = Target("127.0.0.1", "secret", "uid-9")
+            poller.follow(("team", "other"), {"other-0": far, "other-1": far})
+            assert poller.num_engines == 3
+            poller.follow(("team", "other"), {"other-1": far})
+            assert poller.num_engines == 2
+            # One that was not asked yet is not silent.
+            assert poller.silent(asyncio.get_running_loop().time() + 100) == []
+            await until(lambda: poller.reading(KEY, "chat-0") and poller.reading(("team", "other"), "other-1"))
+            poller.follow(("team", "other"), {})
+            assert poller.num_engines == 1
+            at = poller.reading(KEY, "chat-0").at
+            assert (poller.silent(at), poller.silent(at + 100)) == ([], [KEY])
 
     asyncio.run(run())

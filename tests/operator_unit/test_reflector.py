@@ -206,3 +206,24 @@ def test_a_watch_that_ends_at_once_is_asked_for_ever_more_slowly(monkeypatch):
 
     asyncio.run(run())
     assert delays[:8] == [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0]
+
+
+def test_what_changes_its_label_leaves_nothing_under_the_old_one(monkeypatch):
+    monkeypatch.setattr(reflector, "_FIRST_DELAY_S", 0.001)
+
+    async def run():
+        kube, changes = FakeKube(), []
+        kube.put(pod("a"))
+        async with reflecting(kube, changes) as found:
+            await until(lambda: kube._watches)
+            changes.clear()
+            kube.put(pod("a", "other"))
+            await until(lambda: names(found, ("team", "other")) == ["a"])
+            assert (names(found), changes) == ([], [("team", "chat"), ("team", "other")])
+            # Also when that is learned from a list.
+            kube.objects["/api/v1/namespaces/team/pods/a"]["metadata"]["labels"]["rayloom.dev/service"] = "third"
+            kube.end_watches("/pods", KubeError(410, "too old resource version"))
+            await until(lambda: names(found, ("team", "third")) == ["a"])
+            assert names(found, ("team", "other")) == []
+
+    asyncio.run(run())

@@ -112,7 +112,7 @@ def test_the_two_thousandth_failure_in_a_row_comes_back_like_the_tenth(monkeypat
         await stop([worker])
 
     asyncio.run(run())
-    assert delays[9:2000] == [60.0] * 1991
+    assert delays[9:2000] == [10.0] * 1991
 
 
 def test_the_earlier_of_two_times_counts():
@@ -180,5 +180,47 @@ def test_a_queue_that_drains_ends_what_is_begun_and_begins_nothing():
             await drained
         assert turns == ["a"]
         await stop(workers)
+
+    asyncio.run(run())
+
+
+def test_news_of_a_key_that_fails_is_looked_at_soon_and_not_at_once(monkeypatch):
+    monkeypatch.setattr("rayloom_operator.work_queue._FIRST_RETRY_S", 1000.0)
+    monkeypatch.setattr("rayloom_operator.work_queue._MAX_RETRY_S", 1000.0)
+
+    async def run():
+        queue, turns = WorkQueue(), []
+
+        async def handle(key):
+            turns.append(key)
+            raise ValueError
+
+        worker = asyncio.create_task(queue.work(handle))
+        now = asyncio.get_running_loop().time
+        queue.add("a")
+        await until(lambda: turns == ["a"] and not queue._working)
+        assert queue._timers["a"].when() > now() + 900
+        for _ in range(3):
+            queue.add("a")
+        assert 1 < queue._timers["a"].when() - now() <= 2
+        assert (turns, queue.depth) == (["a"], 0)
+        queue._failed_at["a"] -= 2
+        queue.add("a")
+        async with asyncio.timeout(10):
+            while turns == ["a"]:
+                await asyncio.sleep(0.001)
+        await stop([worker])
+
+    asyncio.run(run())
+
+
+def test_a_queue_that_is_not_open_takes_nothing():
+    async def run():
+        queue = WorkQueue(is_open=False)
+        queue.add("a")
+        assert queue.depth == 0
+        queue.open(["b", "c"])
+        queue.add("d")
+        assert queue.depth == 3
 
     asyncio.run(run())

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Awaitable
 
 from rayloom_operator import names
 from rayloom_operator.api import KIND
 from rayloom_operator.drift import Drift
 from rayloom_operator.errors import OperatorError, Refused
-from rayloom_operator.kube import CONFLICT, NOT_FOUND, Kube, KubeError
+from rayloom_operator.kube import CONFLICT, NOT_FOUND, Deposed, Kube, KubeError, KubeUnreachable
 from rayloom_operator.names import Manifest, ServiceKey, object_path, path_of
 from rayloom_operator.observer import is_owned
-from rayloom_operator.plan import Plan, Route
+from rayloom_operator.plan import Deletion, Plan, Route
 
 logger = logging.getLogger(__name__)
 
@@ -36,22 +37,34 @@ class Applier:
     async def carry_out(self, key: ServiceKey, planned: Plan, interval_s: float) -> None:
         """Does what is planned. What was applied before is applied again after `interval_s`.
 
-        Raises Refused for what the API server will not take before somebody changes something, KubeError otherwise.
+        What is refused keeps nothing from being done but the deletions that need it. Raises Refused for what the API
+        server will not take before somebody changes something, KubeError otherwise.
         """
-        try:
-            for route in planned.routes:
-                await self._route(key, route)
-            await self._apply(key, planned, interval_s)
-            for deletion in planned.deletions:
-                logger.info("%s/%s: delete %s", *key, deletion.path)
-                await self._kube.delete(
-                    deletion.path, deletion.uid, grace_s=deletion.grace_s, is_foreground=deletion.is_foreground
-                )
-        except KubeError as error:
-            # A namespace that is being deleted refuses everything, until its services are gone as well.
-            if error.code not in _REFUSALS or "being terminated" in str(error):
+        errors: list[OperatorError] = []
+
+        async def attempt(step: Awaitable[None]) -> None:
+            try:
+                await step
+            except (KubeUnreachable, Deposed):
                 raise
-            raise Refused(f"the API server refused: {error}") from error
+            except OperatorError as error:
+                errors.append(_verdict(error))
+
+        for route in planned.routes:
+            await attempt(self._route(key, route))
+        await attempt(self._apply(key, planned, interval_s))
+        for deletion in planned.deletions:
+            if not (errors and deletion.needs_successor):
+                await attempt(self._delete(key, deletion))
+        # A refusal is told before what the next turn may find otherwise.
+        for error in sorted(errors, key=lambda error: not isinstance(error, Refused)):
+            raise error
+
+    async def _delete(self, key: ServiceKey, deletion: Deletion) -> None:
+        logger.info("%s/%s: delete %s", *key, deletion.path)
+        await self._kube.delete(
+            deletion.path, deletion.uid, grace_s=deletion.grace_s, is_foreground=deletion.is_foreground
+        )
 
     async def _route(self, key: ServiceKey, route: Route) -> None:
         logger.info("%s/%s: route to pod %s: %s", *key, route.pod.name, "on" if route.wanted else "off")
@@ -64,29 +77,35 @@ class Applier:
                 raise
 
     async def _apply(self, key: ServiceKey, planned: Plan, interval_s: float) -> None:
-        """Applies what was not in the last plan, and everything when `interval_s` have passed since that was done."""
+        """Applies what was not in the last plan; everything when `interval_s` have passed since that was done, after an
+        error, and after somebody else's change."""
         now = asyncio.get_running_loop().time()
-        before, at = self._applied.get(key, ((), 0.0))
+        before, at = self._applied.pop(key, ((), 0.0))
         # A RayCluster or a Job is planned only while there is none.
         new = [each for each in planned.wanted if each not in before or each["kind"] in ("RayCluster", "Job")]
         if new:
             logger.info(
                 "%s/%s: apply %s", *key, ", ".join(f"{each['kind']} {each['metadata']['name']}" for each in new)
             )
-        is_all = self._drift.take(key) or not before or now - at >= interval_s
+        # While the spec cannot be used nothing is put right, and what somebody changed is to be known later.
+        is_drifted = any(each["kind"] == "Service" for each in planned.wanted) and self._drift.take(key)
+        is_all = is_drifted or not before or now - at >= interval_s
         for manifest in planned.wanted if is_all else new:
-            if manifest["kind"] == "Service":
-                self._drift.wrote(key, await self._claim(manifest))
-            elif manifest["kind"] in ("ConfigMap", "Secret"):
-                # Made, never changed or read: the right to patch a Secret is the right to read every Secret.
-                if manifest["metadata"]["labels"].get(names.GROUP_LABEL) in planned.new:
-                    await self._kube.delete(path_of(manifest))
-                await self._kube.create(manifest)
-            elif manifest["kind"] == "Job":
-                await self._kube.create(manifest)
-            else:
-                self._drift.wrote(key, await self._kube.apply(manifest))
+            await self._write(key, manifest, planned.new)
         self._applied[key] = (planned.wanted, now if is_all else at)
+
+    async def _write(self, key: ServiceKey, manifest: Manifest, new_groups: frozenset[str]) -> None:
+        if manifest["kind"] == "Service":
+            self._drift.wrote(key, await self._claim(manifest))
+        elif manifest["kind"] in ("ConfigMap", "Secret"):
+            # Made, never changed or read: the right to patch a Secret is the right to read every Secret.
+            if manifest["metadata"]["labels"].get(names.GROUP_LABEL) in new_groups:
+                await self._kube.delete(path_of(manifest))
+            await self._kube.create(manifest)
+        elif manifest["kind"] == "Job":
+            await self._kube.create(manifest)
+        else:
+            self._drift.wrote(key, await self._kube.apply(manifest))
 
     async def _claim(self, manifest: Manifest) -> Manifest:
         """Applies an object whose name the user chose, unless one of that name is somebody else's."""
@@ -105,3 +124,10 @@ class Applier:
         if any((each["kind"], each["name"]) == (owner["kind"], owner["name"]) for each in owners):
             raise OperatorError(f"{what} of a {KIND} that was deleted is still there")
         raise Refused(f"{what} exists and is not ours; delete it, or give this {KIND} another name")
+
+
+def _verdict(error: OperatorError) -> OperatorError:
+    # A namespace that is being deleted refuses everything, until its services are gone as well.
+    if isinstance(error, KubeError) and error.code in _REFUSALS and "being terminated" not in str(error):
+        return Refused(f"the API server refused: {error}")
+    return error

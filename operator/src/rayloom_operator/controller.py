@@ -15,14 +15,13 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 from rayloom_operator.api import API_VERSION, KIND, LLMService, parse
-from rayloom_operator.api_recovery import Recovery
 from rayloom_operator.api_status import Reason, Status
 from rayloom_operator.applier import Applier
 from rayloom_operator.drift import Drift
 from rayloom_operator.engine_poller import EnginePoller
 from rayloom_operator.errors import DoesNotFit, OperatorError, Refused, SpecError
 from rayloom_operator.inspection import Inspection, inspect, stored_model
-from rayloom_operator.judgement import STALE_S
+from rayloom_operator.judgement import STALE_S, is_well
 from rayloom_operator.k8s_events import events
 from rayloom_operator.kube import CONFLICT, NOT_FOUND, Kube, KubeError
 from rayloom_operator.logs import SERVICE
@@ -55,8 +54,10 @@ _SILENCE_CHECK_S = 1.0
 _RELIST_S = 300.0
 # A look at what is not known yet.
 _SOON_S = 1.0
+_SILENCE_LOOK_S = 5.0
 # A failure that was written down is acted on in a turn of its own, that soon.
 _NEXT_TURN_S = 0.2
+_REFUSED_LOOK_S = 2.0
 
 
 class Controller:
@@ -85,7 +86,8 @@ class Controller:
         )
         self._metrics.follow(self._conditions, lambda: self._poller.num_failures)
         self._services: dict[ServiceKey, Manifest] = {}
-        self._queue = WorkQueue()
+        # Opened when it leads: a standby would gather the keys of all services that ever were.
+        self._queue = WorkQueue(is_open=False)
         self._poller = EnginePoller(self._queue.add)
         self.watches = Watches(
             kube,
@@ -123,14 +125,16 @@ class Controller:
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self.watches.run())
-                for reflector in self._drift.reflectors:
-                    tasks.create_task(reflector.run())
                 # Before that, what exists would look like something to make.
                 await self.watches.is_synced.wait()
                 if self._leads is not None:
                     await self._leads.wait()
                     await self._list_services()
                 tasks.create_task(self._relist())
+                for reflector in self._drift.reflectors:
+                    tasks.create_task(reflector.run())
+                self._queue.open(self._services)
+                tasks.create_task(self._watch_silence())
                 handle = self._metrics.measured(self._reconcile)
                 for _ in range(_NUM_WORKERS):
                     tasks.create_task(self._queue.work(handle))
@@ -178,8 +182,16 @@ class Controller:
         self._queue.add(key)
 
     def _node_changed(self, name: str) -> None:
+        # All pods are looked at. It is seldom that a node changes so, and 10,000 pods take some milliseconds.
         for key in self._services:
             if any(each["spec"].get("nodeName") == name for each in self._pods.of_service(key)):
+                self._queue.add(key)
+
+    async def _watch_silence(self) -> None:
+        """Services that are well have no turn of their own that would find an engine of which nothing is heard."""
+        while True:
+            await asyncio.sleep(_SILENCE_LOOK_S)
+            for key in self._poller.silent(asyncio.get_running_loop().time() - STALE_S):
                 self._queue.add(key)
 
     async def _reconcile(self, key: ServiceKey) -> float | None:
@@ -209,10 +221,11 @@ class Controller:
             return _SOON_S  # KubeRay came back a moment ago, and which RayClusters are left is not known yet.
         resolved: Resolved | None = None
         inspection = Inspection(model=stored_model(previous))
-        accepted, recovery = VALID, Recovery()
+        # Over a spec that cannot be read no node is given up: how long the user would wait for it is not known.
+        accepted, patience = VALID, timedelta(days=36_500)
         try:
             service = parse(document)
-            recovery = service.spec.recovery
+            patience = timedelta(seconds=service.spec.recovery.node_loss_seconds)
             inspection = await self._inspect(key, previous, service, clock)
             if inspection.facts is not None:
                 image = self._settings.image(service)
@@ -221,7 +234,6 @@ class Controller:
         except SpecError as error:
             reason = Reason.DOES_NOT_FIT if isinstance(error, DoesNotFit) else Reason.INVALID_SPEC
             accepted = Verdict(reason=reason, message="; ".join(error.problems))
-        patience = timedelta(seconds=recovery.node_loss_seconds)
         seen = await self._observer.observe(key, document["metadata"]["uid"], patience, clock)
         current = "" if resolved is None else revision(resolved)
         memory = remembered(previous)
@@ -239,7 +251,7 @@ class Controller:
             accepted = Verdict(reason=Reason.APPLY_REFUSED, message=str(refused))
         elif accepted is VALID and unsupported:
             accepted = Verdict(reason=Reason.UNSUPPORTED_KUBERAY, message=unsupported)
-        if refused is None and any(each.head and each.head.ip and each.reading is None for each in seen.groups):
+        if any(each.head and each.head.ip and each.reading is None for each in seen.groups):
             # The first answer, or its absence, is a moment away, and it starts the next turn. Without it a restarted
             # operator would call an engine that serves unavailable.
             return STALE_S
@@ -259,14 +271,20 @@ class Controller:
         )
         await self._write(key, document, computed)
         await self._tell(key)
-        if refused is not None:
-            raise refused
         waits = [(each - clock).total_seconds() for each in (*planned.waits, *seen.waits)]
-        if any(slot.group and slot.failure and slot.failure.uid == slot.group.uid for slot in places):
+        # Over a spec that cannot be used, or without KubeRay, nothing is made anew.
+        if wanted is not None and any(
+            slot.group and slot.failure and slot.failure.uid == slot.group.uid for slot in places
+        ):
             waits.append(_NEXT_TURN_S)
         if inspection.look_again_s is not None:
             waits.append(inspection.look_again_s)
-        return min([self._next_look_s(seen.groups, mounting_s), *waits])
+        look_s = min([self._next_look_s(seen.groups, mounting_s, now), *waits])
+        if refused is not None:
+            # What was refused is tried again ever later; what time alone changes is not to wait for that.
+            self._queue.add_after(key, max(look_s, _REFUSED_LOOK_S))
+            raise refused
+        return look_s
 
     def _mounting_s(self, key: ServiceKey, groups: Sequence[Group], inspection: Inspection, now: float) -> float | None:
         """For how many seconds a pod has waited, for a volume perhaps; None when none does."""
@@ -275,13 +293,15 @@ class Controller:
             return None
         return now - self._mounting_since.setdefault(key, now)
 
-    def _next_look_s(self, groups: Sequence[Group], mounting_s: float | None) -> float:
+    def _next_look_s(self, groups: Sequence[Group], mounting_s: float | None, now: float) -> float:
         readings = [group.reading for group in groups if group.reading is not None]
         if any(reading.failing_since is not None for reading in readings):
             return _SILENCE_CHECK_S
         if mounting_s is not None:
             return _MOUNT_CHECK_S if mounting_s < _MOUNT_NEWS_S else _LATE_MOUNT_CHECK_S
-        return STALE_S if readings else _REAPPLY_S
+        # An engine that gets on with nothing makes no news. One that is well does when it ceases to be.
+        is_quiet = not readings or all(is_well(group, now) for group in groups)
+        return _REAPPLY_S if is_quiet else STALE_S
 
     async def _inspect(self, key: ServiceKey, previous: Manifest, service: LLMService, clock: datetime) -> Inspection:
         image, hub, pods = self._settings.image(service), self._settings.hub, self._pods.of_service(key)

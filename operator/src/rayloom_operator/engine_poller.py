@@ -21,6 +21,9 @@ from rayloom_operator.observed import Reading
 logger = logging.getLogger(__name__)
 
 _SERVING_INTERVAL_S = 5.0
+# Many engines are asked more slowly, so that the operator keeps up. Any longer, and answers would be stale.
+_MAX_SERVING_INTERVAL_S = 15.0
+_MAX_ANSWERS_PER_S = 600
 _OTHER_INTERVAL_S = 1.0
 # Of the interval: pods change several times in a moment, and each change asks.
 _MIN_INTERVAL_S = 0.3
@@ -48,52 +51,61 @@ class _Engine:
 
 
 class EnginePoller:
-    """Engines are known by (namespace, group). Lives in one event loop."""
+    """Lives in one event loop."""
 
     def __init__(self, on_news: Callable[[ServiceKey], None]) -> None:
         self._on_news = on_news
-        self._engines: dict[tuple[str, str], _Engine] = {}
+        self._engines: dict[ServiceKey, dict[str, _Engine]] = {}  # by group
+        self.num_engines = 0
         self.num_failures = 0  # answers that failed to come
         self._session = aiohttp.ClientSession(
-            # Engines that do not answer are to hold up no others.
-            connector=aiohttp.TCPConnector(limit=0),
+            # Engines that do not answer are to hold up no others. A connection that is kept for 5 s costs a file for
+            # each engine, and is closed by the time that it is needed.
+            connector=aiohttp.TCPConnector(limit=0, force_close=True),
             timeout=_TIMEOUT,
         )
 
-    @property
-    def num_engines(self) -> int:
-        return len(self._engines)
-
     async def close(self) -> None:
-        for engine in self._engines.values():
-            if engine.task is not None:
-                engine.task.cancel()
+        for service in list(self._engines):
+            self.follow(service, {})
         await self._session.close()
 
     def follow(self, service: ServiceKey, targets: dict[str, Target]) -> None:
         """Asks the engines of `service` from now on, by group; others of it are forgotten."""
-        for key in [key for key, engine in self._engines.items() if engine.service == service]:
-            engine = self._engines[key]
-            if targets.get(key[1]) != engine.target:
+        engines = self._engines.pop(service, {})
+        self.num_engines += len(targets) - len(engines)
+        for group, engine in list(engines.items()):
+            if targets.get(group) != engine.target:
                 assert engine.task is not None
                 engine.task.cancel()
-                del self._engines[key]
+                del engines[group]
         for group, target in targets.items():
-            key = (service[0], group)
-            if key not in self._engines:
-                engine = self._engines[key] = _Engine(service=service, target=target)
+            if group not in engines:
+                engine = engines[group] = _Engine(service=service, target=target)
                 engine.task = asyncio.create_task(self._poll(engine))
+        if engines:
+            self._engines[service] = engines
 
-    def reading(self, namespace: str, group: str) -> Reading | None:
+    def reading(self, service: ServiceKey, group: str) -> Reading | None:
         """What the engine said last; None before it was asked."""
-        engine = self._engines.get((namespace, group))
+        engine = self._engines.get(service, {}).get(group)
         return None if engine is None or engine.reading is _NEVER else engine.reading
+
+    def silent(self, since: float) -> list[ServiceKey]:
+        """Services with an engine whose last answer came before the loop time `since`, and no failure after it."""
+        return [
+            service
+            for service, engines in self._engines.items()
+            if any(
+                engine.reading is not _NEVER and engine.reading.failing_since is None and engine.reading.at < since
+                for engine in engines.values()
+            )
+        ]
 
     def nudge(self, service: ServiceKey) -> None:
         """Asks the engines of `service` now: something about their pods changed."""
-        for engine in self._engines.values():
-            if engine.service == service:
-                engine.is_nudged.set()
+        for engine in self._engines.get(service, {}).values():
+            engine.is_nudged.set()
 
     async def _poll(self, engine: _Engine) -> None:
         loop = asyncio.get_running_loop()
@@ -115,7 +127,8 @@ class EnginePoller:
             if engine.reading.failing_since is not None or _essence(before.status) != _essence(engine.reading.status):
                 self._on_news(engine.service)
             is_heard = engine.reading.failing_since is None
-            interval = _SERVING_INTERVAL_S if is_heard and _is_serving(engine.reading.status) else _OTHER_INTERVAL_S
+            is_slow = is_heard and _is_serving(engine.reading.status)
+            interval = serving_interval_s(self.num_engines) if is_slow else _OTHER_INTERVAL_S
             await asyncio.sleep(_MIN_INTERVAL_S)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(engine.is_nudged.wait(), interval - _MIN_INTERVAL_S)
@@ -137,6 +150,11 @@ class EnginePoller:
         except aiohttp.ClientError as error:
             raise EngineUnavailable(f"{type(error).__name__}: {error}") from error
         return engine_status(response.status, body)
+
+
+def serving_interval_s(num_engines: int) -> float:
+    """How long after an answer an engine that serves is asked again: 5 s, up to 15 s where there are many."""
+    return max(_SERVING_INTERVAL_S, min(num_engines / _MAX_ANSWERS_PER_S, _MAX_SERVING_INTERVAL_S))
 
 
 def _is_serving(said: EngineStatus | None) -> bool:

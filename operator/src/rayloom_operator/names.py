@@ -57,6 +57,11 @@ def group_name(service: str, revision: str, number: int = 0) -> str:
     return f"{service}-{revision}-{number}"
 
 
+def revision_of(group: str) -> str:
+    """The revision in a group's name, which unlike a label nobody can change; empty in any other name."""
+    return group.rpartition("-")[0].rpartition("-")[2]
+
+
 def admin_secret_name(group: str) -> str:
     return f"{group}-admin"
 

@@ -41,13 +41,14 @@ class Observer:
 
         A node that is not ready is given up after `patience`.
         """
+        # Before anything is looked at: what is seen is to be of one moment.
+        failures = await self.mount_failures(key, self._pods.of_service(key))
         everything = self._pods.of_service(key)
         pods = [each for each in everything if "deletionTimestamp" not in each["metadata"]]
         leaving = tuple(pod(each) for each in everything if "deletionTimestamp" in each["metadata"])
         num_new = self._count_new_pods(key, everything, clock)
         nodes = {each["spec"].get("nodeName", "") for each in everything} & self._nodes.unready.keys()
         given_up_at = {node: self._nodes.unready[node] + patience for node in nodes}
-        failures = await self.mount_failures(key, pods)
         groups, taken, targets = [], set(), {}
         for cluster in self._clusters.of_service(key):
             meta = cluster["metadata"]
@@ -59,7 +60,7 @@ class Observer:
             own = [each for each in pods if is_owned(each["metadata"], meta["uid"])]
             group = Group(
                 name=name,
-                revision=meta["labels"][names.REVISION_LABEL],
+                revision=names.revision_of(name),
                 uid=meta["uid"],
                 pods=tuple(pod(each, failures.get(each["metadata"]["uid"], "")) for each in own),
                 refusal=cluster_refusal(cluster),
@@ -73,7 +74,7 @@ class Observer:
                 targets[name] = Target(group.head.ip, token, group.head.uid, group.head.num_engine_starts)
         # Forgets what a head said that is another pod by now, so the readings come after it.
         self._poller.follow(key, targets)
-        asked = (replace(group, reading=self._poller.reading(key[0], group.name)) for group in groups)
+        asked = (replace(group, reading=self._poller.reading(key, group.name)) for group in groups)
         return Observed(
             groups=tuple(asked),
             taken=frozenset(taken),
@@ -97,7 +98,8 @@ class Observer:
         waiting = [
             each
             for each in pods
-            if any(volume["name"] in names.USER_VOLUMES for volume in each["spec"].get("volumes", ()))
+            if "deletionTimestamp" not in each["metadata"]
+            and any(volume["name"] in names.USER_VOLUMES for volume in each["spec"].get("volumes", ()))
             and pod(each).is_mounting
         ]
         if not waiting:

@@ -7,7 +7,7 @@ service is away while the new engines start. Nothing of a running group is ever 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from rayloom_operator.api import LLMService
@@ -45,6 +45,7 @@ class Deletion:
     uid: str = ""
     grace_s: int | None = None  # None: as the object itself says
     is_foreground: bool = False  # it stays, marked as deleted, until what it owns is gone
+    needs_successor: bool = False  # it waits until all that is wanted was accepted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +58,8 @@ class Route:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """In this order: `routes`, `wanted`, `deletions`. So an old engine goes only when its successor was accepted."""
+    """In this order: `routes`, `wanted`, `deletions`. An engine of another revision goes only when its successor was
+    accepted; whatever else is to go goes in any case."""
 
     wanted: tuple[Manifest, ...] = ()
     new: frozenset[str] = frozenset()  # groups whose ConfigMap and Secret, where there are any, are another's remains
@@ -108,7 +110,7 @@ def plan(
     others = [group for group in seen.groups if group.name in surplus or (group.revision != current and is_whole)]
     namespace = service.metadata.namespace
     deletions = [
-        deletion
+        replace(deletion, needs_successor=group.revision != current)
         for group in others
         # The RayCluster goes last: while it is listed, whoever was interrupted here knows what is left to do.
         for deletion in (

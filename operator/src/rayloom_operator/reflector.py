@@ -59,6 +59,7 @@ class Reflector:
         self._key_of = key_of
         self._slim = slim
         self._of_key: dict[ServiceKey, dict[str, Manifest]] = {}  # key -> name -> object
+        self._key_at: dict[tuple[str, str], ServiceKey] = {}  # (namespace, name) -> key, by which it is kept
         self._unlisted = set(self._namespaces)  # paths
         self._turned_at = dict.fromkeys(self._namespaces, 0.0)  # path -> loop time of the last sign of life
         self.is_synced = asyncio.Event()  # everything was listed, and the kind is there
@@ -119,17 +120,12 @@ class Reflector:
     async def _list(self, path: str) -> str:
         items, version = await self._kube.list(path, self._selector)
         namespace = self._namespaces[path]
-        before = {
-            (key, name)
-            for key, objects in self._of_key.items()
-            for name, found in objects.items()
-            if namespace in ("", found["metadata"].get("namespace"))
-        }
+        before = {(at, name) for at, name in self._key_at if namespace in ("", at)}
         for found in items:
-            before.discard((self._key_of(found), found["metadata"]["name"]))
+            before.discard((self._key_of(found)[0], found["metadata"]["name"]))
             self._take("ADDED", found)
-        for key, name in before:
-            self._drop(key, name)
+        for at, name in before:
+            self._drop(self._key_at[at, name], name)
         self._unlisted.discard(path)
         if not self._unlisted:
             self.is_synced.set()
@@ -140,15 +136,19 @@ class Reflector:
         if kind == "BOOKMARK":
             return
         key, name = self._key_of(found), found["metadata"]["name"]
-        if kind == "DELETED":
-            self._drop(key, name)
-        else:
+        # By a label, which may have been changed.
+        before = self._key_at.get((key[0], name), key)
+        if kind == "DELETED" or before != key:
+            self._drop(before, name)
+        if kind != "DELETED":
+            self._key_at[key[0], name] = key
             self._of_key.setdefault(key, {})[name] = self._slim(found)
             self._on_change(key)
 
     def _drop(self, key: ServiceKey, name: str) -> None:
         objects = self._of_key.get(key, {})
         objects.pop(name, None)
+        self._key_at.pop((key[0], name), None)
         if not objects:
             self._of_key.pop(key, None)
         self._on_change(key)

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 
-from rayloom_operator import kuberay
+from rayloom_operator import kuberay, slim
 from rayloom_operator.kube import Kube
 from rayloom_operator.names import ServiceKey
 from rayloom_operator.nodes import Nodes
@@ -33,9 +33,9 @@ class Watches:
         on_node: Callable[[str], None],
         on_kuberay: Callable[[], None],
     ) -> None:
-        self.clusters = Reflector(kube, "ray.io/v1", "RayCluster", on_change, namespaces=namespaces)
-        self.pods = Reflector(kube, "v1", "Pod", on_pod, namespaces=namespaces)
-        self.jobs = Reflector(kube, "batch/v1", "Job", on_change, namespaces=namespaces)
+        self.clusters = Reflector(kube, "ray.io/v1", "RayCluster", on_change, namespaces=namespaces, slim=slim.cluster)
+        self.pods = Reflector(kube, "v1", "Pod", on_pod, namespaces=namespaces, slim=slim.pod)
+        self.jobs = Reflector(kube, "batch/v1", "Job", on_change, namespaces=namespaces, slim=slim.job)
         self.nodes = Nodes(kube, on_node)
         self._definitions = Reflector(
             kube,

@@ -1,0 +1,82 @@
+"""What is carried out although something was refused, and what is done again after that."""
+
+import asyncio
+
+import pytest
+
+from rayloom_operator.applier import Applier
+from rayloom_operator.drift import Drift
+from rayloom_operator.errors import Refused
+from rayloom_operator.kube import KubeError
+from rayloom_operator.objects.companions import client_service, service_account
+from rayloom_operator.plan import Deletion, Plan
+from rt_fake_kube import FakeKube
+from rt_operator import make_service
+
+KEY = ("team", "chat")
+ACCOUNT, SERVICE = service_account(make_service()), client_service(make_service())
+
+
+def of_pod(name, **options):
+    return Deletion(f"/api/v1/namespaces/team/pods/{name}", **options)
+
+
+def with_applier(story):
+    async def run():
+        kube = FakeKube()
+        drift = Drift(kube, lambda _: None)
+        await story(kube, drift, Applier(kube, drift))
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("refused", [("apply", "serviceaccounts/chat-rayloom"), ("delete", "pods/first")])
+def test_a_refusal_holds_up_only_what_needs_a_successor(refused):
+    async def story(kube, _, applier):
+        kube.refusals[refused] = KubeError(403, "exceeded quota")
+        deletions = (of_pod("first"), of_pod("old", needs_successor=True), of_pod("lost", grace_s=0))
+        with pytest.raises(Refused, match="the API server refused: exceeded quota"):
+            await applier.carry_out(KEY, Plan(wanted=(ACCOUNT,), deletions=deletions), 300)
+        deleted = [path.rpartition("/")[2] for verb, path in kube.calls if verb == "delete"]
+        assert deleted == ["first", "lost"]
+
+    with_applier(story)
+
+
+def test_after_an_error_everything_is_applied_again():
+    async def story(kube, _, applier):
+        planned = Plan(wanted=(ACCOUNT, SERVICE))
+        await applier.carry_out(KEY, planned, 300)
+        kube.calls.clear()
+        await applier.carry_out(KEY, planned, 300)
+        assert kube.calls == []
+        for _ in range(2):
+            kube.refusals["delete", "pods/x"] = KubeError(500, "later")
+            with pytest.raises(KubeError):
+                await applier.carry_out(KEY, Plan(wanted=(ACCOUNT, SERVICE), deletions=(of_pod("x"),)), 300)
+        assert [verb for verb, _ in kube.calls] == ["delete", "delete"]
+        kube.refusals["apply", "/chat"] = KubeError(403, "no")
+        for _ in range(2):
+            kube.calls.clear()
+            with pytest.raises(Refused):
+                await applier.carry_out(KEY, Plan(wanted=(ACCOUNT, SERVICE | {"spec": {}})), 300)
+        assert [path.rpartition("/")[2] for _, path in kube.calls] == ["chat-rayloom", "chat"]
+
+    with_applier(story)
+
+
+def test_another_service_in_the_place_of_ours_stays_refused():
+    async def story(kube, drift, applier):
+        planned = Plan(wanted=(ACCOUNT, SERVICE))
+        await applier.carry_out(KEY, planned, 300)
+        theirs = SERVICE | {"metadata": SERVICE["metadata"] | {"ownerReferences": [], "uid": "theirs"}}
+        ours = kube.objects["/api/v1/namespaces/team/services/chat"]
+        drift.reflectors[0]._take("DELETED", ours)
+        kube.put(theirs)
+        # Meanwhile the spec cannot be used, and then it can.
+        await applier.carry_out(KEY, Plan(), 300)
+        for _ in range(3):
+            with pytest.raises(Refused, match="is not ours"):
+                await applier.carry_out(KEY, planned, 300)
+
+    with_applier(story)

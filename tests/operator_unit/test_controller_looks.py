@@ -1,0 +1,148 @@
+"""When the controller looks at a service, and what it makes of a spec or a label that cannot be trusted."""
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from rayloom_operator.kube import KubeError
+from rayloom_operator.names import group_name
+from rt_fake_kube import KUBERAY
+from rt_operator import crashed, make_pod_document, make_reading, make_resolved, make_said, make_serving
+from rt_world import generation, head, service, with_world
+
+KEY = ("team", "chat")
+
+
+@pytest.mark.parametrize(
+    ("said", "now", "seconds"),
+    [
+        (make_said(), 101, 300),
+        (make_said(), 130, 20),
+        (make_said("recovering"), 101, 20),
+        (make_said(token_age=16.0), 101, 20),
+    ],
+)
+def test_only_a_service_that_is_well_is_left_alone_for_long(said, now, seconds):
+    async def story(world):
+        groups = [make_serving(make_resolved()), make_serving(make_resolved(), 1, reading=make_reading(said))]
+        assert world.controller._next_look_s(groups, None, now) == seconds
+
+    with_world(story)
+
+
+def test_an_engine_of_which_nothing_is_heard_has_its_service_looked_at(monkeypatch):
+    monkeypatch.setattr("rayloom_operator.controller._SILENCE_LOOK_S", 0.001)
+
+    async def story(world):
+        looked_at = asyncio.Event()
+        monkeypatch.setattr(world.controller._poller, "silent", lambda since: [KEY])
+        monkeypatch.setattr(world.controller._observer, "forget", lambda key: looked_at.set())
+        async with asyncio.timeout(10):
+            await looked_at.wait()
+
+    with_world(story)
+
+
+def test_over_a_spec_that_cannot_be_read_no_pod_is_taken_by_force():
+    async def story(world):
+        world.ask_for(service(recovery={"nodeLossSeconds": 3600}))
+        await world.until(lambda: world.kube.named("RayCluster"))
+        world.kube.put(head(world.kube))
+        world.ask_for(service(recovery={"nodeLossSeconds": 3600}, replicas="many") | generation(2))
+        await world.until(lambda: world.reason("Accepted") == "InvalidSpec")
+        since = (datetime.now(UTC) - timedelta(seconds=60)).strftime("%Y-%m-%dT%H:%M:%SZ")
+        ready = {"type": "Ready", "status": "Unknown", "lastTransitionTime": since}
+        meta = {"name": "n1", "namespace": ""}
+        world.kube.put({"apiVersion": "v1", "kind": "Node", "metadata": meta, "status": {"conditions": [ready]}})
+        await world.until(lambda: world.controller.watches.nodes.unready)
+        await world.rest()
+        assert ("delete", "/api/v1/namespaces/team/pods/head") not in world.kube.calls
+
+    with_world(story)
+
+
+def test_an_engine_that_failed_makes_no_haste_while_there_is_no_kuberay():
+    async def story(world):
+        world.ask_for(service())
+        await world.until(lambda: world.kube.named("RayCluster"))
+        await world.rest()
+        failed = head(world.kube)
+        failed["status"] = make_pod_document(engine=crashed(70, "ranks died"))["status"] | {"podIP": ""}
+        world.kube.remove(KUBERAY)
+        await world.until(lambda: world.reason("Accepted") == "UnsupportedKubeRay")
+        world.kube.put(failed)
+        await world.until(lambda: world.kube.statuses[-1]["groups"][0]["restarts"] == 1)
+        await world.rest()
+        assert await world.controller._reconcile(KEY) >= 20
+
+    with_world(story)
+
+
+@pytest.mark.parametrize("label", [{}, {"rayloom.dev/revision": "ffffffff"}])
+def test_the_revision_of_an_engine_is_no_matter_of_a_label(label):
+    async def story(world):
+        world.ask_for(service())
+        await world.until(lambda: world.kube.named("RayCluster"))
+        await world.rest()
+        path = world.kube.path("RayCluster")
+        cluster = world.kube.objects[path]
+        kept = {name: text for name, text in cluster["metadata"]["labels"].items() if name != "rayloom.dev/revision"}
+        world.kube.calls.clear()
+        world.kube.put(cluster | {"metadata": cluster["metadata"] | {"labels": kept | label}})
+        cached = world.controller._clusters.of_service
+        await world.until(lambda: cached(KEY)[0]["metadata"]["labels"] == kept | label)
+        await world.rest()
+        await world.controller._reconcile(KEY)
+        assert [call for call in world.kube.calls if call[0] == "delete"] == []
+
+    with_world(story)
+
+
+def test_a_refused_service_waits_for_its_engines_first_answer_too(monkeypatch):
+    async def story(world):
+        world.ask_for(service())
+        await world.until(lambda: world.kube.named("RayCluster"))
+        await world.rest()
+        monkeypatch.setattr(world.controller._poller, "follow", lambda *_: None)
+        asked = head(world.kube)
+        asked["status"]["podIP"] = "10.0.0.1"
+        world.kube.put(asked)
+        await world.until(lambda: world.controller._pods.of_service(KEY))
+        await world.rest()
+        world.kube.statuses.clear()
+        world.kube.refusals["apply", "chat-rayloom"] = KubeError(403, "no")
+        world.kube.calls.clear()
+        world.controller._applier.forget(KEY)
+        world.ask_for(service() | generation(2))
+        await world.until(lambda: ("apply", "/api/v1/namespaces/team/serviceaccounts/chat-rayloom") in world.kube.calls)
+        await world.rest()
+        assert world.kube.statuses == []
+
+    with_world(story)
+
+
+def test_what_is_seen_of_a_service_is_of_one_moment():
+    async def story(world):
+        meta = {"name": group_name("chat", "00000000"), "namespace": "team", "labels": {"rayloom.dev/service": "chat"}}
+        cluster = {"apiVersion": "ray.io/v1", "kind": "RayCluster", "metadata": meta}
+        meta["ownerReferences"] = [{"uid": "uid-1"}]
+        world.kube.put(cluster)
+        pod = head(world.kube)
+        pod["spec"]["volumes"] = [{"name": "model"}]
+        world.kube.put(pod)
+        clusters, pods = world.controller._clusters, world.controller._pods
+        await world.until(lambda: clusters.of_service(KEY) and pods.of_service(KEY))
+
+        async def list_events(path, params):
+            assert path.endswith("/events")
+            world.kube.remove(world.kube.path("RayCluster"))
+            world.kube.remove(world.kube.path("Pod"))
+            await world.until(lambda: not clusters.of_service(KEY) and not pods.of_service(KEY))
+            return [], "1"
+
+        world.kube.list = list_events
+        seen = await world.controller._observer.observe(KEY, "uid-1", timedelta(seconds=15), datetime.now(UTC))
+        assert (seen.groups, seen.leaving) == ((), ())
+
+    with_world(story, leads=asyncio.Event())
