@@ -142,10 +142,13 @@ def _is_whole(world: World, namespace: str, name: str) -> bool:
     uid = world.services[(namespace, name)]["metadata"]["uid"]
     owners = {owner["uid"] for each in objects.values() for owner in each["metadata"]["ownerReferences"]}
     clusters = [each for each in objects if each.startswith("RayCluster/")]
-    revision = world.services[(namespace, name)].get("status", {}).get("currentRevision", "none")
+    status = world.services[(namespace, name)].get("status", {})
+    # Until it goes, the engine of another revision may be what is available.
+    groups = [(f"RayCluster/{each['name']}", each["state"]) for each in status.get("groups", ())]
     return (
         len(clusters) == 1
-        and revision in clusters[0]
+        and status.get("currentRevision", "none") in clusters[0]
+        and groups == [(clusters[0], "Serving")]
         and not any("deletionTimestamp" in each["metadata"] for each in objects.values())
         # KubeRay's own objects belong to the RayCluster.
         and owners <= {uid, *(objects[each]["metadata"]["uid"] for each in clusters)}
