@@ -39,7 +39,6 @@ class Scene:
     before: dict[str, Any] | None = None  # an object that is there before, by the service's name
     job: Play | None = None  # of the Job that looks at the model
     loses_head: bool = False  # its head pod is deleted once it serves
-    timeout_s: float = 30.0
 
 
 def _waiting(reason: str, message: str = "") -> Play:
@@ -162,14 +161,6 @@ SCENES = {
     "scheduled": Scene(reason=Reason.SCHEDULED, kind="Scheduled"),
     "healthy": Scene(reason=Reason.HEALTHY, kind="Degraded"),
     "head-lost": Scene(reason=Reason.HEAD_LOST, kind="Degraded", says="head pod", loses_head=True),
-    "stuck": Scene(
-        reason=Reason.ENGINE_STUCK,
-        kind="Degraded",
-        says="The engine starts",
-        spec={"recovery": {"rebuildSeconds": 10}},
-        engine={"state": "starting", "nodes": []},
-        timeout_s=70,
-    ),
     "back-off": Scene(
         reason=Reason.GROUP_BACK_OFF, says="gave up: rank 1 kept dying", head=Play(ended=(70, "rank 1 kept dying"))
     ),
@@ -225,7 +216,7 @@ def _is_head(pod: dict[str, Any]) -> bool:
 @pytest.mark.parametrize("name", SCENES)
 def test_the_reason_and_its_sentence(name: str, stage: str, world: World) -> None:
     scene = SCENES[name]
-    found = world.wait_told(stage, name, scene.kind, scene.reason, scene.timeout_s)
+    found = world.wait_told(stage, name, scene.kind, scene.reason)
     assert scene.says in found["message"]
     generation = world.services[(stage, name)]["metadata"]["generation"]
     assert found["observedGeneration"] == generation
@@ -238,8 +229,9 @@ def test_the_reason_and_its_sentence(name: str, stage: str, world: World) -> Non
 
 
 def test_every_reason_has_a_scene() -> None:
-    # Whole clusters are needed for these: test_drift.py, and the last test here.
-    others = {Reason.UNSUPPORTED_KUBERAY, Reason.NODE_LOST}
+    # The first two are about whole clusters: test_drift.py, and the last test here. The third takes 40 s of nothing:
+    # tests/operator_unit/test_recovery.py.
+    others = {Reason.UNSUPPORTED_KUBERAY, Reason.NODE_LOST, Reason.ENGINE_STUCK}
     assert {scene.reason for scene in SCENES.values()} == set(Reason) - others
 
 
