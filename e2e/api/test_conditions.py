@@ -222,10 +222,14 @@ def test_the_reason_and_its_sentence(name: str, stage: str, world: World) -> Non
     assert found["observedGeneration"] == generation
     if scene.reason in FAULTS:
         assert found["status"] == str(scene.kind == "Degraded")
-        # What an admin must act on is told by `kubectl describe` as well.
-        events = world.request("GET", f"/apis/events.k8s.io/v1/namespaces/{stage}/events")["items"]
-        own = [each for each in events if each["regarding"].get("name") == name and each["type"] == "Warning"]
-        assert scene.reason in {each["reason"] for each in own}
+
+        def warnings() -> set[str]:
+            events = world.request("GET", f"/apis/events.k8s.io/v1/namespaces/{stage}/events")["items"]
+            own = [each for each in events if each["regarding"].get("name") == name and each["type"] == "Warning"]
+            return {each["reason"] for each in own}
+
+        # What an admin must act on is told by `kubectl describe` as well, a moment after the status.
+        wait_until(lambda: scene.reason in warnings(), f"an Event {scene.reason}", story=world.story)
 
 
 def test_every_reason_has_a_scene() -> None:
