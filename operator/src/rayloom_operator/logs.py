@@ -7,7 +7,6 @@ import logging
 from contextvars import ContextVar
 from datetime import UTC, datetime
 
-FORMATS = ("text", "json")
 # The service that a task works for, as namespace/name. Tasks that are made meanwhile inherit it.
 SERVICE: ContextVar[str] = ContextVar("service", default="")
 
