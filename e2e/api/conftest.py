@@ -5,10 +5,12 @@
     operator     an operator runs; the same one for all tests that ask for nothing else
 
 Nodes and engines are played (standins/): what only they can show is tested in real pods by `make e2e`.
+E2E_INDEX=1 takes another local cluster than the usual one, so that this can run beside a cluster with nodes.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -27,7 +29,7 @@ _LEFT = "rayloom.dev/e2e=true"
 
 @pytest.fixture(scope="session")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    cluster = LocalCluster(Place.of(0))
+    cluster = LocalCluster(Place.of(int(os.environ.get("E2E_INDEX", "0"))))
     cluster.up("api")
     kubectl = Kubectl(cluster.kubeconfig)
     others = {each["metadata"]["name"] for each in kubectl.json("get", "nodes")["items"]} - set(NODES)
