@@ -89,11 +89,13 @@ def test_a_group_lost_after_an_upgrade_comes_back_with_the_image_that_it_had(
     first.stop()
     world.start_operator("--engine-image=rayloom/engine:2")
     (cluster,) = world.objects(namespace, "chat", "rayclusters").values()
-    path = f"/apis/ray.io/v1/namespaces/{namespace}/rayclusters/{cluster['metadata']['name']}"
-    world.request("DELETE", path)
+    world.request("DELETE", f"/apis/ray.io/v1/namespaces/{namespace}/rayclusters/{cluster['metadata']['name']}")
     wait_until(
-        lambda: (world.get(path) or cluster)["metadata"]["uid"] != cluster["metadata"]["uid"],
-        "another RayCluster of the same name",
+        lambda: (
+            [each["metadata"]["uid"] for each in world.objects(namespace, "chat", "rayclusters").values()]
+            not in ([], [cluster["metadata"]["uid"]])
+        ),
+        "another RayCluster",
         15,
         world.story,
     )

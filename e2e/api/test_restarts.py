@@ -184,7 +184,9 @@ def _end_state(world: World, namespace: str, name: str) -> object:
         objects[path] = each
     pods = world.pods(namespace, name)
     objects["pods"] = sorted((each["metadata"]["labels"] for each in pods), key=json.dumps)
-    return json.loads(json.dumps(_plain(objects)).replace(name, "NAME"))
+    text = json.dumps(_plain(objects)).replace(name, "NAME")
+    # Which number was free hangs on when the old engine went.
+    return json.loads(re.sub(r"(NAME-[0-9a-f]{8})-\d+", r"\1-N", text))
 
 
 def _plain(found: Any) -> Any:

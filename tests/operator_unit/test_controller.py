@@ -62,17 +62,31 @@ def test_a_shape_that_another_version_has_chosen_stays():
 
 
 @pytest.mark.parametrize("times", [1, 2])
-def test_a_cluster_that_is_deleted_by_hand_comes_back_at_once(times):
+def test_a_cluster_that_is_deleted_by_hand_comes_back_at_once_under_another_name(times):
     async def story(world):
         world.ask_for(service())
         await world.until(lambda: world.kube.named("RayCluster"))
         for _ in range(times):
             await world.rest()
-            path = world.kube.path("RayCluster")
-            uid = world.kube.objects[path]["metadata"]["uid"]
-            world.kube.remove(path)
-            await world.until(lambda path=path: path in world.kube.objects)
-            assert world.kube.objects[path]["metadata"]["uid"] != uid
+            world.kube.remove(world.kube.path("RayCluster"))
+            await world.until(lambda: world.kube.named("RayCluster"))
+        await world.rest()
+        for kind in ("RayCluster", "ConfigMap"):
+            assert [each[-2:] for each in world.kube.named(kind)] == [f"-{times}"]
+
+    with_world(story)
+
+
+def test_the_name_of_a_cluster_is_free_again_after_a_minute(monkeypatch):
+    monkeypatch.setattr("rayloom_operator.observer._NAME_REST_S", 0.0)
+
+    async def story(world):
+        world.ask_for(service())
+        for number in (0, 1, 0):
+            await world.until(lambda: world.kube.named("RayCluster"))
+            await world.rest()
+            assert [each[-2:] for each in world.kube.named("RayCluster")] == [f"-{number}"]
+            world.kube.remove(world.kube.path("RayCluster"))
 
     with_world(story)
 
@@ -93,7 +107,7 @@ def test_what_a_head_cannot_mount_is_made_again(kind, monkeypatch):
     with_world(story)
 
 
-def test_a_service_made_anew_takes_nothing_over_but_waits_until_the_old_is_gone():
+def test_a_service_made_anew_takes_nothing_over():
     async def story(world):
         world.ask_for(service())
         await world.until(lambda: world.kube.named("RayCluster"))
@@ -108,11 +122,8 @@ def test_a_service_made_anew_takes_nothing_over_but_waits_until_the_old_is_gone(
         await world.until(lambda: CLIENT_SERVICE in world.kube.objects)
         await world.rest()
         assert world.kube.objects[cluster]["metadata"]["uid"] == old[cluster]
-        world.kube.remove(cluster)
-        await world.until(lambda: cluster in world.kube.objects)
-        for path in (cluster, secret):
-            meta = world.kube.objects[path]["metadata"]
-            assert (meta["uid"] != old[path], meta["ownerReferences"][0]["uid"]) == (True, "uid-2")
+        for path in (f"{cluster[:-1]}1", secret.replace("-0-", "-1-")):
+            assert world.kube.objects[path]["metadata"]["ownerReferences"][0]["uid"] == "uid-2"
 
     with_world(story)
 

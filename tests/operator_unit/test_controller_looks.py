@@ -37,7 +37,7 @@ def test_an_engine_of_which_nothing_is_heard_has_its_service_looked_at(monkeypat
     async def story(world):
         looked_at = asyncio.Event()
         monkeypatch.setattr(world.controller._poller, "silent", lambda since: [KEY])
-        monkeypatch.setattr(world.controller._observer, "forget", lambda key: looked_at.set())
+        monkeypatch.setattr(world.controller._observer, "forget", lambda key, clock: looked_at.set())
         async with asyncio.timeout(10):
             await looked_at.wait()
 

@@ -54,13 +54,13 @@ def test_an_engine_that_gave_up_is_made_anew_and_the_status_is_written_first():
         before = uids(world)
         world.kube.calls.clear()
         world.kube.put(pod_of(world, 0, engine=GAVE_UP))
-        await world.until(lambda: uids(world).get("0") not in (None, before["0"]))
+        await world.until(lambda: uids(world).keys() == {"1", "2"})
         assert uids(world)["1"] == before["1"]
         paths = [path for verb, path in world.kube.calls if verb == "apply" or "rayclusters" in path]
         deleted = next(index for index, path in enumerate(paths) if "rayclusters" in path)
         assert f"{SERVICE}/status" in paths[:deleted]
-        await world.until(lambda: group(world)["restarts"] == 1)
-        assert group(world)["failure"]["message"] == "The engine gave up: ranks died"
+        await world.until(lambda: group(world, 2)["restarts"] == 1)
+        assert group(world, 2)["failure"]["message"] == "The engine gave up: ranks died"
         reasons = {each["reason"] for each in world.kube.objects.values() if each["kind"] == "Event"}
         assert "EngineFailed" in reasons
 
@@ -74,12 +74,12 @@ def test_an_engine_that_fails_again_waits_and_says_until_when():
             await world.until(lambda: uids(world))
             await world.rest()
             before = uids(world)
-            world.kube.put(pod_of(world, name=f"head{number}", engine=GAVE_UP))
+            world.kube.put(pod_of(world, number, name=f"head{number}", engine=GAVE_UP))
             await world.until(lambda before=before: uids(world) != before)
         await world.until(lambda: world.reason() == "GroupBackOff")
         await world.rest()
         assert uids(world) == {}
-        found = group(world)
+        found = group(world, 2)
         assert (found["state"], found["restarts"]) == ("BackOff", 2)
         wait = datetime.fromisoformat(found["nextRetryTime"]) - datetime.fromisoformat(found["failure"]["time"])
         assert wait == timedelta(seconds=10)
@@ -107,7 +107,7 @@ def test_an_operator_that_ends_between_writing_and_deleting_is_gone_on_from():
         world.kube.refusals.clear()
         world.controller.set_service(world.kube.objects[SERVICE], False)
         await world.until(lambda: uids(world) not in (first[1], {}))
-        assert group(world)["restarts"] == 1
+        assert world.kube.statuses[-1]["groups"][0]["restarts"] == 1
 
     with_world(story)
     with_world(goes_on, kube=first[0])

@@ -72,11 +72,11 @@ def test_a_group_of_another_revision_goes_with_its_cluster_last():
     assert kinds(found)[-1] == "RayCluster"
 
 
-def test_a_cluster_whose_name_is_taken_is_made_later_and_until_then_nothing_goes():
-    name = f"chat-{revision(ONE)}-0"
-    found = turn(ONE, [make_group(make_pod())], taken=frozenset({name}))
+def test_a_name_that_is_taken_is_not_given():
+    found = turn(ONE, taken=frozenset({f"chat-{revision(ONE)}-0", f"chat-{revision(ONE)}-2"}))
+    two = turn(make_resolved(replicas=2), taken=frozenset({f"chat-{revision(ONE)}-0", f"chat-{revision(ONE)}-2"}))
 
-    assert kinds(found) == LASTING
+    assert (made(found), made(two)) == (["-1"], ["-1", "-3"])
     assert found.plan.deletions == ()
 
 
@@ -113,11 +113,17 @@ def test_a_free_number_is_taken_before_a_new_one():
     assert made(found) == ["-1"]
 
 
-def test_a_place_whose_name_is_taken_is_not_made_up_for_by_another():
+def test_a_place_whose_group_went_gets_another_name_and_what_was_left_of_the_group_goes():
     two = make_resolved(replicas=2)
-    found = turn(two, [make_serving(two, 0)], taken=frozenset({f"chat-{revision(two)}-1"}))
+    gone = f"chat-{revision(two)}-0"
+    before = turn(two, [make_serving(two, 0), make_serving(two, 1)]).document
+    found = turn(two, [make_serving(two, 1)], previous=before, taken=frozenset({gone}))
 
-    assert made(found) == []
+    assert made(found) == ["-2"]
+    assert deleted(found) == [gone, f"{gone}-admin"]
+    assert [slot.replaces for slot in found.slots] == ["", gone]
+    later = turn(two, [make_serving(two, 1)], previous=found.document, taken=frozenset({gone}))
+    assert (made(later), deleted(later)) == (["-2"], [])
 
 
 @pytest.mark.parametrize(

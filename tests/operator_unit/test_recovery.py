@@ -200,19 +200,21 @@ def test_a_failure_is_written_down_before_it_is_acted_on_and_counted_once():
     assert second.document["groups"][0]["restarts"] == 1
 
 
-def test_an_engine_is_made_anew_when_the_old_one_is_gone_and_its_time_has_come():
+def test_an_engine_is_made_anew_under_another_name_when_its_time_has_come():
     second = turn(ONE, [failing("b")], previous=turn(ONE, [failing("a")]).document)
     name = second.status.groups[0].name
     ending = turn(ONE, previous=second.document, taken=frozenset({name}))
+    name = f"{name[:-1]}1"
     early = turn(ONE, previous=ending.document, clock=CLOCK + timedelta(seconds=9))
     due = turn(ONE, previous=early.document, clock=CLOCK + timedelta(seconds=10))
 
     assert second.document["groups"][0]["restarts"] == 2
     for found in (ending, early):
         assert "RayCluster" not in [each["kind"] for each in found.plan.wanted]
-        assert found.plan.waits == (CLOCK + timedelta(seconds=10),)
+        assert CLOCK + timedelta(seconds=10) in found.plan.waits
         (group,) = found.document["groups"]
-        assert (group["state"], group["nextRetryTime"]) == ("BackOff", "2026-01-02T03:04:15Z")
+        assert (group["name"], group["state"]) == (name, "BackOff")
+        assert group["nextRetryTime"] == "2026-01-02T03:04:15Z"
         assert conditions(found.document)["Degraded"] == ("True", "GroupBackOff")
         assert conditions(found.document)["Available"] == ("False", "GroupBackOff")
     assert "ranks died" in early.status.conditions[-1].message
@@ -220,6 +222,19 @@ def test_an_engine_is_made_anew_when_the_old_one_is_gone_and_its_time_has_come()
     assert (due.plan.waits, due.plan.new) == ((), frozenset({name}))
     assert "nextRetryTime" not in due.document["groups"][0]
     assert conditions(due.document)["Degraded"] == ("True", "Recovering")
+
+
+def test_a_successor_is_made_only_when_its_failures_are_remembered_under_its_name():
+    second = turn(ONE, [failing("a")], previous=turn(ONE, [failing("a")]).document)
+    taken = frozenset({second.status.groups[0].name})
+    third = turn(ONE, previous=second.document, taken=taken)
+    fourth = turn(ONE, previous=third.document, taken=taken)
+
+    assert "RayCluster" not in [each["kind"] for each in third.plan.wanted]
+    assert third.plan.waits == (CLOCK,)
+    assert third.document["groups"][0]["restarts"] == 1
+    assert "RayCluster" in [each["kind"] for each in fourth.plan.wanted]
+    assert fourth.document["groups"][0]["name"] == third.document["groups"][0]["name"] == f"{min(taken)[:-1]}1"
 
 
 def test_the_cause_that_was_first_stays():
@@ -284,7 +299,7 @@ def test_the_pods_of_an_engine_beyond_help_do_not_drain():
     name = failed.status.groups[0].name
     found = turn(ONE, previous=failed.document, taken=frozenset({name}), leaving=tuple(pods))
 
-    assert [(each.uid, each.grace_s) for each in found.plan.deletions] == [("uid-head", 1)]
+    assert [(each.uid, each.grace_s) for each in found.plan.deletions if each.uid] == [("uid-head", 1)]
     hurried = (make_pod("head", owner="a", deletion_grace=1),)
     assert turn(ONE, previous=failed.document, leaving=hurried).plan.deletions == ()
 

@@ -1,8 +1,8 @@
 """Engines, pods, nodes and operators that fail at random: what holds in every turn, and that it ends well.
 
-In every turn: no RayCluster is made while one of its name is there, none that serves is deleted unless it is one too
-many, there are no more than replicas, force is used on lost nodes alone. And no engine is made more often than its
-back-off allows.
+In every turn: no RayCluster is made while one of its name is there or was within a minute, none that serves is deleted
+unless it is one too many, there are no more than replicas, force is used on lost nodes alone. And no engine is made
+more often than its back-off allows.
 """
 
 from hypothesis import settings
@@ -57,7 +57,7 @@ class Recovery(RuleBasedStateMachine):
     def an_engine_keeps_failing(self, pick, seconds):
         cluster = self.engine(pick)
         if cluster is not None:
-            self.world.cursed = {cluster.name}
+            self.world.cursed = {cluster.line}
             self.time_passes(seconds)
 
     @rule(pick=st.integers(0, 9))
@@ -109,14 +109,14 @@ class Recovery(RuleBasedStateMachine):
             cluster.is_leaving = True
             for place in cluster.pods.values():
                 place.ends_at = self.world.t
-            self.world.made_at.pop(cluster.name, None)
+            self.world.made_at.pop(cluster.line, None)
 
     @invariant()
     def engines_are_made_no_more_often_than_the_back_off_allows(self):
-        for name, times in self.world.made_at.items():
+        for line, times in self.world.made_at.items():
             for first in times:
                 within = [at for at in times if first <= at < first + _WINDOW_S]
-                assert len(within) <= _MAX_MADE, f"{name} was made at {within}"
+                assert len(within) <= _MAX_MADE, f"the engine of {line} was made at {within}"
 
     def teardown(self):
         """Faults stop, but one node stays away; then every engine serves, and nothing is said to be broken."""

@@ -195,14 +195,16 @@ def test_what_passes_by_itself_is_no_fault():
 
 
 def test_an_engine_that_serves_is_available_whatever_its_revision():
-    # Changed and changed back: the first engine's name is taken while its pods end, and the second serves until then.
+    # Changed and changed back: the first engine failed, and the second serves until it is made anew.
+    failed = make_serving(ONE, uid="a", is_headless=True, pods=())
+    before = turn(ONE, [failed], previous=turn(ONE, [failed]).document).document
+    before["groups"][0]["restarts"] = 2
     second = make_serving(make_resolved(drainSeconds=31))
-    name = make_serving(ONE).name
-    found = turn(ONE, [second], taken=frozenset({name}))
+    found = turn(ONE, [second], previous=before)
 
     assert found.plan.deletions == ()
     assert conditions(found.document)["Available"] == ("True", "Serving")
-    assert conditions(found.document)["Scheduled"] == ("False", "PodsPending")
+    assert conditions(found.document)["Scheduled"] == ("False", "GroupBackOff")
     assert (found.status.ready, found.status.replicas, found.status.updated_replicas) == ("1/1", 1, 0)
 
 

@@ -41,6 +41,7 @@ class Place:
 class Cluster:
     name: str
     uid: str
+    line: str  # of engines of which each was made for the one before, which failed: uid of the first
     pods: dict = field(default_factory=dict)  # head and worker -> Place
     serves_at: float = 0.0
     fault: str = ""  # hung or spent
@@ -56,9 +57,11 @@ class Simulation:
         self.t = 1000.0
         self.lost = {}  # node -> since when
         self.clusters = {}
+        self.gone_at = {}  # name -> when
+        self.line_of = {}  # uid -> line
         self.document = {}
-        self.made_at = {}  # name -> times, since the spec was changed
-        self.cursed = set()  # names of engines that give up as soon as they start
+        self.made_at = {}  # line -> times, since the spec was changed
+        self.cursed = set()  # lines of engines that give up as soon as they start
         self.serial = 0
         self.ask()
 
@@ -91,6 +94,7 @@ class Simulation:
         if cluster.is_leaving:
             if not cluster.pods:
                 del self.clusters[cluster.name]
+                self.gone_at[cluster.name] = self.t
             return
         for kind in ("head", "worker"):
             free = [node for node in NODES if node not in self.lost]
@@ -101,7 +105,7 @@ class Simulation:
                 cluster.serves_at = self.t + START_S
         if not self.is_connected(cluster):
             cluster.serves_at = self.t + START_S
-        elif cluster.name in self.cursed:
+        elif cluster.line in self.cursed:
             cluster.fault = "spent"
         elif self.t >= cluster.serves_at and not cluster.fault:
             cluster.was_whole = True
@@ -147,7 +151,7 @@ class Simulation:
         return make_reading(said, at=self.t, advanced_at=cluster.serves_at - START_S)
 
     def seen(self):
-        groups, leaving, taken = [], [], set()
+        groups, leaving, taken = [], [], {name for name, at in self.gone_at.items() if self.t - at <= 60}
         for cluster in self.clusters.values():
             pods = [self.pod(cluster, kind) for kind in cluster.pods]
             leaving += [each for each in pods if each.grace_s is not None]
@@ -174,7 +178,12 @@ class Simulation:
         seen = self.seen()
         facts = {"taken": seen.taken, "leaving": seen.leaving, "lost_nodes": seen.lost_nodes}
         found = turn(self.resolved, seen.groups, previous=self.document, now=self.t, clock=self.clock, **facts)
-        changes = [lambda each=each: self._make(each) for each in found.plan.wanted if each["kind"] == "RayCluster"]
+        failed = {slot.name: slot.failure.uid for slot in found.slots if slot.failure is not None}
+        changes = [
+            lambda each=each: self._make(each["metadata"]["name"], failed)
+            for each in found.plan.wanted
+            if each["kind"] == "RayCluster"
+        ]
         changes += [lambda each=each: self._delete(each, seen) for each in found.plan.deletions]
         for change in changes[:num_actions]:
             change()
@@ -187,11 +196,13 @@ class Simulation:
     def is_current(self, cluster):
         return cluster.name.split("-")[1] == revision(self.resolved)
 
-    def _make(self, manifest):
-        name = manifest["metadata"]["name"]
+    def _make(self, name, failed):
         assert name not in self.clusters, f"{name} is made while it is there"
-        self.clusters[name] = Cluster(name=name, uid=f"uid-{self.number()}")
-        self.made_at.setdefault(name, []).append(self.t)
+        assert self.t - self.gone_at.get(name, -100.0) > 60, f"{name} was there a moment ago"
+        uid = f"uid-{self.number()}"
+        self.line_of[uid] = line = self.line_of.get(failed.get(name), uid)
+        self.clusters[name] = Cluster(name=name, uid=uid, line=line)
+        self.made_at.setdefault(line, []).append(self.t)
 
     def _delete(self, deletion, seen):
         name = deletion.path.split("/")[-1]
@@ -219,3 +230,4 @@ class Simulation:
     def restart_operator(self):
         for cluster in self.clusters.values():
             cluster.has_answered, cluster.silent_since, cluster.num_pods = False, None, len(cluster.pods)
+        self.gone_at = {}

@@ -199,11 +199,10 @@ class Controller:
         document = self._services.get(key)
         if document is None:
             # Its objects go by their owner references.
-            self._observer.forget(key)
             self._applier.forget(key)
             self._mounting_since.pop(key, None)
             self._untold.pop(key, None)
-            return None
+            return self._observer.forget(key, datetime.now(UTC))
         try:
             return await self._bring(key, document)
         except OperatorError as error:

@@ -115,7 +115,7 @@ class Observed:
     """All that is seen of a service."""
 
     groups: tuple[Group, ...] = ()
-    # Names of RayClusters that are on their way out, or of a deleted service of the same name.
+    # Names of RayClusters that are on their way out, or gone since a moment, or of a deleted service of the same name.
     taken: frozenset[str] = frozenset()
     leaving: tuple[Pod, ...] = ()  # pods that are being deleted, of any group
     lost_nodes: frozenset[str] = frozenset()  # not ready for so long that they are given up

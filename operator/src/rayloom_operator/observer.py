@@ -20,6 +20,9 @@ from rayloom_operator.watches import Watches
 
 logger = logging.getLogger(__name__)
 
+# A RayCluster's name is not given again for so long after it went, lest KubeRay take its successor for it.
+_NAME_REST_S = 60.0
+
 
 class Observer:
     """Lives in one event loop."""
@@ -30,11 +33,18 @@ class Observer:
         self._poller = poller
         self._operator_key = operator_key
         self._new_pods: dict[ServiceKey, dict[str, tuple[str, datetime]]] = {}  # uid -> of which RayCluster, since when
+        # name of a RayCluster -> when it was found to be gone; None while it is there
+        self._gone_at: dict[ServiceKey, dict[str, datetime | None]] = {}
 
-    def forget(self, key: ServiceKey) -> None:
-        """The service is gone."""
+    def forget(self, key: ServiceKey, clock: datetime) -> float | None:
+        """The service is gone. Gives after how many seconds to call this again; None when nothing is left of it."""
         self._poller.follow(key, {})
         self._new_pods.pop(key, None)
+        # The next service of this name may come at once.
+        if self._used_names(key, clock):
+            return _NAME_REST_S
+        del self._gone_at[key]
+        return None
 
     async def observe(self, key: ServiceKey, uid: str, patience: timedelta, clock: datetime) -> Observed:
         """What is there of the service with this uid; one of the same name that was deleted may have left RayClusters.
@@ -49,13 +59,13 @@ class Observer:
         num_new = self._count_new_pods(key, everything, clock)
         nodes = {each["spec"].get("nodeName", "") for each in everything} & self._nodes.unready.keys()
         given_up_at = {node: self._nodes.unready[node] + patience for node in nodes}
-        groups, taken, targets = [], set(), {}
+        groups, taken, targets = [], self._used_names(key, clock), {}
         for cluster in self._clusters.of_service(key):
             meta = cluster["metadata"]
             name = meta["name"]
             if not is_owned(meta, uid) or "deletionTimestamp" in meta:
-                taken.add(name)
                 continue
+            taken.discard(name)
             # By uid: pods of a RayCluster that had this name before may be left.
             own = [each for each in pods if is_owned(each["metadata"], meta["uid"])]
             group = Group(
@@ -82,6 +92,16 @@ class Observer:
             lost_nodes=frozenset(node for node, at in given_up_at.items() if at <= clock),
             waits=tuple(at for at in given_up_at.values() if at > clock),
         )
+
+    def _used_names(self, key: ServiceKey, clock: datetime) -> set[str]:
+        """Names of RayClusters that are there, or were a moment ago. Forgotten by a restart, which takes longer."""
+        known = self._gone_at.setdefault(key, {})
+        present = {each["metadata"]["name"] for each in self._clusters.of_service(key)}
+        known |= dict.fromkeys(known.keys() - present - {name for name, at in known.items() if at}, clock)
+        known |= dict.fromkeys(present, None)
+        for name in [name for name, at in known.items() if at and clock - at > timedelta(seconds=_NAME_REST_S)]:
+            del known[name]
+        return set(known)
 
     def _count_new_pods(self, key: ServiceKey, pods: list[Manifest], clock: datetime) -> dict[str, int]:
         """uid of a RayCluster -> pods made for it lately, also those that are gone. Forgotten by a restart."""

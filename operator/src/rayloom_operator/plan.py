@@ -80,8 +80,8 @@ def plan(
 ) -> Plan:
     """What to do now. `resolved` is None while the spec cannot be used: then what runs goes on as it is.
 
-    `slots` are the places for engines of the revision `current`. A RayCluster whose name is taken, or that has failed,
-    is made when the old one is gone and its time has come, and until then no group of another revision goes.
+    `slots` are the places for engines of the revision `current`. One that failed is made anew when its time has come,
+    and until then no group of another revision goes.
     """
     wells = {group.name for group in seen.groups if is_well(group, now)}
     if resolved is None:
@@ -94,8 +94,10 @@ def plan(
         retry_at = slot.retry_at(service.spec.recovery)
         if slot.group is None and retry_at is not None and retry_at > clock:
             waits.append(retry_at)
-        is_due = slot.name not in seen.taken and retry_at not in waits
-        if slot.is_condemned or (slot.group is None and not is_due):
+        is_written = not slot.replaces or slot.failure is None
+        if not is_written:
+            waits.append(clock)  # Made under a name that nobody remembers, it would have a clean record.
+        if slot.is_condemned or (slot.group is None and (retry_at in waits or not is_written)):
             continue
         number = int(slot.name.rpartition("-")[2])
         # What a group is made of is never changed, also by an operator of another version that would build it
@@ -113,12 +115,9 @@ def plan(
         replace(deletion, needs_successor=group.revision != current)
         for group in others
         # The RayCluster goes last: while it is listed, whoever was interrupted here knows what is left to do.
-        for deletion in (
-            Deletion(object_path("v1", "ConfigMap", namespace, group.name)),
-            Deletion(object_path("v1", "Secret", namespace, admin_secret_name(group.name))),
-            _end(group, namespace),
-        )
+        for deletion in (*_companions(group.name, namespace), _end(group, namespace))
     ]
+    deletions += [each for slot in slots if slot.replaces for each in _companions(slot.replaces, namespace)]
     deletions += [_end(slot.group, namespace) for slot in slots if slot.is_condemned and slot.group is not None]
     routes = [route for group in seen.groups if (route := _route(group, wells - surplus, group.name in surplus))]
     return Plan(
@@ -131,8 +130,15 @@ def plan(
     )
 
 
+def _companions(group: str, namespace: str) -> tuple[Deletion, ...]:
+    return (
+        Deletion(object_path("v1", "ConfigMap", namespace, group)),
+        Deletion(object_path("v1", "Secret", namespace, admin_secret_name(group))),
+    )
+
+
 def _end(group: Group, namespace: str) -> Deletion:
-    # In the foreground, so that the next group of this name finds its nodes, and the Secret of its name, free.
+    # In the foreground, so that it is seen for as long as it holds its nodes.
     return Deletion(object_path("ray.io/v1", "RayCluster", namespace, group.name), group.uid, is_foreground=True)
 
 

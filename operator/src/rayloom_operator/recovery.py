@@ -7,6 +7,9 @@ by itself, and a new engine would find the same.
 
 All memory is `status.groups`. A failure is written there first and acted on in the next turn, so that an operator that
 ends in between counts it once.
+
+A successor has a number of its own. KubeRay remembers by name which pods it waits for, and when a RayCluster comes
+back under its name at once it may wait for the old one's, minutes long. It also need not wait for the old one's end.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from itertools import count, islice
 from typing import Any
 
 from pydantic import ValidationError
@@ -44,6 +48,7 @@ class Slot:
     group: Group | None
     restarts: int = 0
     failure: Failure | None = None
+    replaces: str = ""  # the name before this one, in the turn in which it is given
     is_condemned: bool = False  # its group is to be deleted, and that is written down
 
     def retry_at(self, recovery: Recovery) -> datetime | None:
@@ -79,12 +84,12 @@ def slots(
 ) -> tuple[Slot, ...]:
     """The service's places by number, as many as it has replicas: those that serve, others that are there, new ones.
 
-    `current` is the spec's revision. While it is not known who serves none is given up. `now` counts like the readings'
-    seconds, `clock` is the time of day.
+    One whose engine went gets another name. `current` is the spec's revision. While it is not known who serves none is
+    given up. `now` counts like the readings' seconds, `clock` is the time of day.
     """
     service = resolved.service.metadata.name
     mine = {group.name: group for group in seen.groups if group.revision == current}
-    known = mine.keys() | {name for name in (*seen.taken, *memory) if _number(service, current, name) is not None}
+    known = mine.keys() | {name for name in memory if _number(service, current, name) is not None}
 
     def rank(name: str) -> tuple[int, int]:
         group, number = mine.get(name), _number(service, current, name) or 0
@@ -93,12 +98,20 @@ def slots(
     is_known = all(group.reading is not None or not group.head or not group.head.ip for group in mine.values())
     wanted = max(resolved.service.spec.replicas, 0 if is_known else len(mine))
     kept = sorted(known, key=rank)[:wanted]
-    free = (name for number in range(2 * wanted) if (name := group_name(service, current, number)) not in kept)
-    kept += [next(free) for _ in range(wanted - len(kept))]
+    numbered = (group_name(service, current, number) for number in count())
+    free = (name for name in numbered if name not in known and name not in seen.taken)
+    names = {name: next(free) if name in seen.taken and name not in mine else name for name in kept}
+    names |= {name: name for name in islice(free, wanted - len(kept))}
     return tuple(
-        _review(name, mine.get(name), memory.get(name), resolved, seen, now, clock)
-        for name in sorted(kept, key=lambda name: _number(service, current, name) or 0)
+        _review(name, mine.get(name), memory.get(before), resolved, seen, now, clock)
+        if name == before
+        else _successor(name, memory[before])
+        for before, name in sorted(names.items(), key=lambda each: _number(service, current, each[1]) or 0)
     )
+
+
+def _successor(name: str, before: GroupStatus) -> Slot:
+    return Slot(name=name, group=None, restarts=before.restarts, failure=before.failure, replaces=before.name)
 
 
 def _number(service: str, revision: str, name: str) -> int | None:
@@ -207,9 +220,9 @@ def verdict_of(slot: Slot, recovery: Recovery, *, now: float, clock: datetime) -
     retry_at = slot.retry_at(recovery)
     if retry_at is not None and retry_at > clock:
         times = f"{slot.restarts} times" if slot.restarts > 1 else "once"
-        words = f"The engine {slot.name} failed {times}, and is made anew at {stamp(retry_at)}. At first: "
+        words = f"The engine failed {times}, and is made anew as {slot.name} at {stamp(retry_at)}. At first: "
         return Verdict(reason=Reason.GROUP_BACK_OFF, message=words + cause.message)
-    return Verdict(reason=Reason.RECOVERING, message=f"The engine {slot.name} is made anew. {cause.message}")
+    return Verdict(reason=Reason.RECOVERING, message=f"The engine is made anew as {slot.name}. {cause.message}")
 
 
 def stamp(clock: datetime) -> str:
