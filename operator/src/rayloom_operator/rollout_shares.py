@@ -95,8 +95,9 @@ def shares(order: Order, state: RolloutState, seen: Seen) -> dict[str, int]:
     """How many engines each revision is to have; those with none are left out."""
     replicas, wanted, current = order.replicas, target(order, state), state.current_revision
     before, num_available = state.counts.get(wanted, 0), seen.num_available(wanted)
-    is_proven = wanted == current or (state.is_promoted and not is_held(order, state))
-    if is_held(order, state):
+    has_stopped = is_held(order, state)
+    is_proven = wanted == current or (state.is_promoted and not has_stopped)
+    if has_stopped:
         new = min(before, replicas)
         most_old, least_old = min(replicas, order.most - new), replicas - new
     elif is_proven:
@@ -110,19 +111,20 @@ def shares(order: Order, state: RolloutState, seen: Seen) -> dict[str, int]:
         new = min(max(before, 1), replicas)
         most_old = min(replicas, order.most - new)
         least_old = min(replicas - num_available, most_old)
+
+    def rank(revision: str) -> tuple[bool, bool, bool, str]:
+        # What has proven itself is kept the longest, and what has failed goes first. Before any of that, once all that
+        # is missing is time, goes what does not serve: it would hold the room that the wanted ones need.
+        is_useless = is_proven and not seen.num_available(revision)
+        return is_useless, revision != current, revision == state.update_revision, revision
+
     counts, left = {wanted: new}, most_old
-    # What has proven itself is kept the longest, what has failed goes first; and before any of that, once all that is
-    # missing is time, what does not serve: it would hold the room that the wanted ones need.
-    for revision in sorted(
-        state.counts.keys() - {wanted},
-        key=lambda each: (
-            is_proven and not seen.num_available(each),
-            each != current,
-            each == state.update_revision,
-            each,
-        ),
-    ):
-        counts[revision] = min(state.counts[revision], left)
+    for revision in sorted({current, *state.counts} - {wanted}, key=rank):
+        number = state.counts.get(revision, 0)
+        if not is_proven and not has_stopped:
+            # Of the current revision all that is left is worth a place, of one in between only what serves.
+            number = max(number, len(seen.of(current))) if revision == current else seen.num_available(revision)
+        counts[revision] = min(number, left)
         left -= counts[revision]
     if (missing := least_old - (most_old - left)) > 0:
         counts[current] = counts.get(current, 0) + missing
