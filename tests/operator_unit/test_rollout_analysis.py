@@ -18,7 +18,7 @@ def judged(new, old=None, *, is_over=True, begin=None):
 
 
 def latencies(upper, number=100):
-    """Requests whose first token took between half a bucket's edge and the edge, in the engine's own buckets."""
+    """Requests whose first tokens all came in the bucket that ends at `upper`; the edges are the engine's own."""
     edges = (0.1, 0.25, 0.5, 0.75, 1.0, 2.5)
     return Figures(requests=number, ttft={str(edge): number if edge >= upper else 0 for edge in edges})
 

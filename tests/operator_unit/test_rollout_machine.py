@@ -134,5 +134,5 @@ class Rolls(RuleBasedStateMachine):
             assert state.current_revision == asked
 
 
-Rolls.TestCase.settings = settings(max_examples=200, stateful_step_count=12, deadline=None, print_blob=True)
+Rolls.TestCase.settings = settings(max_examples=2000, stateful_step_count=12, deadline=None, print_blob=True)
 TestRolls = Rolls.TestCase

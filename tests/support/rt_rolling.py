@@ -165,6 +165,8 @@ class Rolling:
 
     def _make(self, revision):
         assert len(self.running) < self.order.most, "more engines than replicas + maxSurge"
+        num_there = sum(each.revision == revision for each in self.there)
+        assert num_there < self.memory.counts.get(revision, 0), f"one more of {revision}, and nothing of it is written"
         assert self.memory.failure is None or revision != self.memory.failure.revision or not self._rolls_back(), (
             f"the failed revision {revision} is tried again"
         )
@@ -180,6 +182,7 @@ class Rolling:
 
     def _route_off(self, name):
         each = self.running[name]
+        assert name in self.memory.leaving or self.memory.failure is not None, f"that {name} goes is not written"
         if self.is_available(each):
             assert self.num_available() > self.order.least, f"too few serve without {name}"
             self._is_old_untouched(each)
@@ -201,6 +204,7 @@ class Rolling:
 
     def _delete(self, name):
         each = self.running[name]
+        assert name in self.memory.leaving, f"that {name} goes is not written"
         assert not each.is_routed and not each.is_listed, f"{name} is deleted while clients find it"
         if each.state in ("well", "ill", "draining"):
             is_over = each.unfound_s >= self.order.drain_seconds
