@@ -108,3 +108,51 @@ def test_what_does_not_fit_ends_with_2_and_what_does(facts, tmp_path, capsys):
     assert main(["plan", "-f", str(path), "--facts", facts]) == 2
     assert "spec.parallelism: TP8xPP1 does not fit" in (said := capsys.readouterr().err)
     assert said.rstrip().endswith("use tensor 8 and pipeline 2, which fit")
+
+
+@pytest.fixture
+def changed(tmp_path):
+    """The manifest of a small model with changes, as a file."""
+
+    def write(name, **changes):
+        document = yaml.safe_load(SMALL.read_text(encoding="utf-8"))
+        document["spec"] |= changes
+        document["metadata"]["name"] = "chat"
+        path = tmp_path / f"{name}.yaml"
+        path.write_text(yaml.safe_dump(document), encoding="utf-8")
+        return str(path)
+
+    return write
+
+
+def test_a_roll_is_printed_step_by_step(changed, capsys):
+    old, new = changed("old", replicas=2), changed("new", replicas=2, engine={"image": "rayloom/engine:2"})
+
+    assert main(["plan", "--rollout", old, new]) == 0
+    printed = capsys.readouterr().out
+    first, _, *steps = printed.splitlines()
+    before, after = first.split()[1], first.split()[3].rstrip(",")
+    assert first.endswith("2 -> 2 replicas; at most 3 engines, at least 2 that serve.")
+    assert [line[5:] for line in steps[:6]] == [
+        f"Starting   make chat-{after}-0",
+        f"Starting   chat-{after}-0 made its first token: send it requests",
+        "Analyzing  for 60 s compare the requests of both revisions",
+        f"Promoting  send chat-{before}-0 no more requests",
+        f"Promoting  let chat-{before}-0 finish what it has, for at most 30 s",
+        f"Promoting  delete chat-{before}-0",
+    ]
+    assert steps[-1].endswith(f"Complete   Every engine is of revision {after} and serves.")
+
+
+def test_a_change_that_makes_no_engine_anew_makes_no_roll(changed, capsys):
+    old, new = changed("old"), changed("new", recovery={"nodeLossSeconds": 99})
+
+    assert main(["plan", "--rollout", old, new]) == 0
+    assert capsys.readouterr().out.startswith("Nothing to do: both are revision ")
+
+
+def test_what_is_no_change_of_one_service_is_refused(changed, capsys):
+    assert main(["plan", "--rollout", changed("old"), str(SMALL)]) == 2
+    assert "a roll is a change of one" in capsys.readouterr().err
+    assert main(["plan", "--rollout", changed("old"), changed("new"), "-o", "yaml"]) == 2
+    assert "printed as text only" in capsys.readouterr().err

@@ -1,0 +1,158 @@
+"""How many engines of each revision there are to be, and which of them are to go. Pure.
+
+Like the replicas of a Deployment's ReplicaSets: each revision has a number, and what is above it goes. Two bounds hold
+in every step: no more than `replicas + maxSurge` engines, and by our doing no fewer than `replicas - maxUnavailable`
+that serve.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+from rayloom_operator.api_rollout import Figures, Rollout, RolloutState
+
+EngineState: TypeAlias = Literal[
+    "pending",  # no process of it runs; also after its container ended
+    "unschedulable",  # the same, for a pod of it finds no node
+    "starting",  # it has not served yet
+    "well",  # a token passed through every rank a moment ago
+    "ill",  # it has served and does not; it may hold requests
+    "draining",  # it takes no new requests
+]
+# Such an engine has no requests.
+IDLE: tuple[EngineState, ...] = ("pending", "unschedulable", "starting")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Engine:
+    """One RayCluster that is to be there, as the planner sees it. Not to be confused with `observed.Group`, of which
+    it is made."""
+
+    name: str
+    revision: str
+    state: EngineState
+    is_routed: bool = False  # its head pod carries the route label
+    is_listed: bool = False  # an EndpointSlice of the service has its address
+    num_in_flight: int = 0  # requests
+    figures: Figures = field(default_factory=Figures)
+
+    @property
+    def is_available(self) -> bool:
+        return self.state == "well" and self.is_routed and self.is_listed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """What the spec asks for."""
+
+    revision: str
+    replicas: int
+    drain_seconds: int
+    rollout: Rollout
+
+    @property
+    def most(self) -> int:
+        """Engines that may exist."""
+        return self.replicas + self.rollout.max_surge
+
+    @property
+    def least(self) -> int:
+        """Engines that are to serve, as far as it is ours to say."""
+        return max(0, self.replicas - self.rollout.max_unavailable)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """What there is of a service."""
+
+    engines: tuple[Engine, ...] = ()
+    num_ending: int = 0  # RayClusters that are being deleted; they take room until they are gone
+    # How often an engine of the spec's revision failed of its own, not of its node, since it last served well.
+    num_crashes: int = 0
+    cause: str = ""  # of the first of these
+
+    def of(self, revision: str) -> list[Engine]:
+        return [engine for engine in self.engines if engine.revision == revision]
+
+    def num_available(self, revision: str) -> int:
+        return sum(engine.is_available for engine in self.of(revision))
+
+
+def target(order: Order, state: RolloutState) -> str:
+    """The revision that all engines are to have in the end."""
+    is_undone = state.failure is not None and order.rollout.auto_rollback
+    return state.current_revision if is_undone else state.update_revision
+
+
+def is_held(order: Order, state: RolloutState) -> bool:
+    """Whether a roll stands still. The way back to the current revision is always open."""
+    is_rolling = target(order, state) != state.current_revision
+    return is_rolling and (order.rollout.paused or state.failure is not None)
+
+
+def shares(order: Order, state: RolloutState, seen: Seen) -> dict[str, int]:
+    """How many engines each revision is to have; those with none are left out."""
+    replicas, wanted, current = order.replicas, target(order, state), state.current_revision
+    before, num_available = state.counts.get(wanted, 0), seen.num_available(wanted)
+    has_stopped = is_held(order, state)
+    is_proven = wanted == current or (state.is_promoted and not has_stopped)
+    if has_stopped:
+        new = min(before, replicas)
+        most_old, least_old = min(replicas, order.most - new), replicas - new
+    elif is_proven:
+        new, most_old, least_old = replicas, max(0, order.least - num_available), 0
+        if wanted == current:
+            # The others have failed, or nobody wants them any more: only for what they serve they are still there.
+            most_old = min(most_old, sum(e.is_available and e.revision != wanted for e in seen.engines))
+    else:
+        # One proves itself first. With maxSurge 0 an old one makes room for it, otherwise all stay; more than one there
+        # are when the spec went back to a revision that still runs.
+        new = min(max(before, 1), replicas)
+        most_old = min(replicas, order.most - new)
+        least_old = min(replicas - num_available, most_old)
+
+    def rank(revision: str) -> tuple[bool, bool, bool, str]:
+        # What has proven itself is kept the longest, and what has failed goes first. Before any of that, once all that
+        # is missing is time, goes what does not serve: it would hold the room that the wanted ones need.
+        is_useless = is_proven and not seen.num_available(revision)
+        return is_useless, revision != current, revision == state.update_revision, revision
+
+    counts, left = {wanted: new}, most_old
+    for revision in sorted({current, *state.counts} - {wanted}, key=rank):
+        number = state.counts.get(revision, 0)
+        if not is_proven and not has_stopped:
+            # Of the current revision all that is left is worth a place, of one in between only what serves.
+            number = max(number, len(seen.of(current))) if revision == current else seen.num_available(revision)
+        counts[revision] = min(number, left)
+        left -= counts[revision]
+    if (missing := least_old - (most_old - left)) > 0:
+        counts[current] = counts.get(current, 0) + missing
+    return {revision: number for revision, number in counts.items() if number > 0}
+
+
+def leavers(order: Order, state: RolloutState, seen: Seen) -> dict[str, str]:
+    """Which engines are to go, with the times at which drains began. `state` has the new counts.
+
+    Those that are on their way already come first, the furthest first, then those that do not serve, then the least
+    busy. One that serves stays while there would be too few without it.
+    """
+    found: dict[str, str] = {}
+    wanted = target(order, state)
+    num_available = sum(engine.is_available for engine in seen.engines)
+
+    def rank(engine: Engine) -> tuple[bool, str, bool, int, str]:
+        drained_at = state.leaving.get(engine.name)
+        return drained_at is None, drained_at or "~", engine.is_available, engine.num_in_flight, engine.name
+
+    revisions = {engine.revision for engine in seen.engines}
+    for revision in sorted(revisions, key=lambda each: (each == wanted, each == state.current_revision, each)):
+        engines = sorted(seen.of(revision), key=rank)
+        excess = len(engines) - state.counts.get(revision, 0)
+        for engine in engines:
+            if excess <= 0 or (engine.is_available and num_available <= order.least):
+                continue
+            num_available -= engine.is_available
+            found[engine.name] = state.leaving.get(engine.name, "")
+            excess -= 1
+    return found

@@ -1,0 +1,307 @@
+"""Rolls step by step, with numbers that can be checked by hand. Random ones are in test_rollout_machine."""
+
+from datetime import timedelta
+
+import pytest
+from pydantic import ValidationError
+
+from rayloom_operator.api_rollout import Rollout, RolloutState
+from rayloom_operator.rollout import next_step
+from rayloom_operator.rollout_shares import Engine, Seen
+from rt_rolling import CLOCK, CRASHES, FAILS_REQUESTS, NEVER_STARTS, Rolling, make_order
+
+
+def serving(revision="a", replicas=2, capacity=99, **rollout):
+    """A world in which engines of the first revision serve."""
+    world = Rolling(make_order(revision, replicas, **rollout), capacity)
+    world.run(20)
+    assert (world.memory.step, world.num_available()) == ("Complete", replicas)
+    return world
+
+
+def story(world, seconds):
+    """Each step, its engines by revision and how many serve, whenever one of these changes."""
+    found = []
+    for _ in range(seconds):
+        world.run(1)
+        line = (world.memory.step, world.revisions(), world.num_available())
+        if not found or found[-1] != line:
+            found.append(line)
+    return found
+
+
+def acts(world, seconds):
+    """All that is done, in its order."""
+    found = []
+    for _ in range(seconds):
+        world.pass_time(1)
+        for _ in range(9):
+            again = world.turn().look_again_s == 0.0
+            found += world.acts
+            if not again:
+                break
+    return found
+
+
+def test_a_roll_makes_one_more_engine_and_replaces_the_others_one_by_one():
+    world = serving(replicas=2)
+    world.ask(revision="b")
+
+    assert story(world, 80) == [
+        ("Starting", "aab", 2),
+        ("Analyzing", "aab", 3),
+        ("Promoting", "aab", 2),
+        ("Promoting", "ab", 2),
+        ("Promoting", "abb", 2),
+        ("Promoting", "bb", 2),
+        ("Complete", "bb", 2),
+    ]
+
+
+def test_an_engine_goes_without_route_then_without_endpoint_then_drained():
+    world = serving(replicas=1)
+    world.ask(revision="b")
+
+    assert acts(world, 60) == [
+        ("make", "b"),
+        ("route_on", "b-0"),
+        ("route_off", "a-0"),
+        ("drain", "a-0"),
+        ("delete", "a-0"),
+    ]
+
+
+def test_streams_that_do_not_end_hold_a_drain_for_drain_seconds():
+    world = serving(replicas=1)
+    world.has_stuck_streams = True
+    world.ask(revision="b")
+    while ("drain", "a-0") not in world.acts:
+        world.run(1)
+    began = world.seconds
+    while "a" in world.revisions():
+        world.run(1)
+
+    assert world.seconds - began in (9, 10, 11)  # drainSeconds is 10, and times are remembered to the second
+
+
+def test_without_surge_an_old_engine_makes_room_on_a_full_cluster():
+    world = serving(replicas=2, capacity=2, maxSurge=0, maxUnavailable=1)
+    world.ask(revision="b")
+
+    assert story(world, 90) == [
+        ("Starting", "aa", 1),
+        ("Starting", "a", 1),
+        ("Starting", "ab", 1),
+        ("Analyzing", "ab", 2),
+        ("Promoting", "ab", 1),
+        ("Promoting", "b", 1),
+        ("Promoting", "bb", 1),
+        ("Complete", "bb", 2),
+    ]
+
+
+def test_a_full_cluster_is_waited_for_and_fails_no_revision():
+    world = serving(replicas=2, capacity=2)
+    world.ask(revision="b")
+    world.run(500)  # The deadline is 120 s.
+
+    assert (world.memory.step, world.memory.failure) == ("WaitingForCapacity", None)
+    assert world.step.message == (
+        "Engine b-0 finds no node, and what serves goes on. Add nodes, or roll within what there is: "
+        "rollout.maxSurge 0 and maxUnavailable 1."
+    )
+    assert (world.revisions(), world.num_available()) == ("aab", 2)
+
+    world.capacity = 3
+    world.run(90)
+    assert (world.memory.step, world.revisions()) == ("Complete", "bb")
+
+
+@pytest.mark.parametrize(
+    ("revision", "reason", "within_s"),
+    [(CRASHES, "CrashLoop", 20), (FAILS_REQUESTS, "AnalysisFailed", 22), (NEVER_STARTS, "DeadlineExceeded", 125)],
+)
+def test_a_bad_revision_is_rolled_back_and_not_tried_again(revision, reason, within_s):
+    world = serving(replicas=2)
+    world.ask(revision=revision)
+    world.run(within_s)
+    assert world.memory.failure.reason == reason
+    assert world.num_available() == 2
+    world.run(15)
+    assert (world.memory.step, world.revisions(), world.num_available()) == ("RolledBack", "aa", 2)
+
+    assert acts(world, 300) == []
+    assert world.step.message.startswith(f"Revision {revision} failed ({reason}): ")
+
+
+def test_a_failed_revision_is_tried_again_once_the_spec_had_another():
+    world = serving(replicas=1)
+    world.ask(revision=CRASHES)
+    world.run(60)
+    world.ask(replicas=2)
+    world.run(60)
+    assert (world.memory.step, world.revisions()) == ("RolledBack", "aa")
+
+    world.ask(revision="a")
+    world.run(3)
+    assert (world.memory.step, world.memory.failure) == ("Complete", None)
+    world.ask(revision=CRASHES)
+    world.run(3)
+    assert (world.memory.step, world.revisions()) == ("Starting", "aax")
+
+
+def test_a_roll_back_takes_back_what_drains_and_makes_what_is_gone():
+    world = serving(replicas=2, maxSurge=0, maxUnavailable=1)
+    world.has_stuck_streams = True
+    world.ask(revision=CRASHES)
+    world.run(2)
+    assert [each.is_drained for each in world.there] == [True, False]
+
+    world.ask(revision="a")
+    assert acts(world, 5) == [("undrain", "a-0"), ("route_on", "a-0")]
+    assert (world.memory.step, world.num_available()) == ("Complete", 2)
+
+    world.ask(revision=CRASHES)
+    world.run(60)
+    assert (world.memory.step, world.revisions(), world.num_available()) == ("RolledBack", "aa", 2)
+
+
+def test_without_auto_rollback_the_roll_stops_and_nobody_is_sent_to_the_bad_engine():
+    world = serving(replicas=2, autoRollback=False)
+    world.ask(revision=FAILS_REQUESTS)
+    world.run(100)
+
+    assert (world.memory.step, world.revisions(), world.num_available()) == ("Halted", "aay", 2)
+    assert [each.is_routed for each in world.there] == [True, True, False]
+
+    world.ask(auto_rollback=True)
+    world.run(20)
+    assert (world.memory.step, world.revisions()) == ("RolledBack", "aa")
+
+
+@pytest.mark.parametrize("after_s", [0, 5, 18, 40, 45, 60])
+def test_a_paused_roll_stands_still_and_goes_on(after_s):
+    world = serving(replicas=2)
+    world.ask(revision="b")
+    world.run(after_s)
+    world.ask(paused=True)
+    world.run(30)
+    before = world.revisions()
+    assert acts(world, 300) == []
+    assert (world.memory.step, world.revisions(), world.num_available() >= 2) == ("Paused", before, True)
+
+    world.ask(paused=False)
+    world.run(100)
+    assert (world.memory.step, world.revisions()) == ("Complete", "bb")
+
+
+def test_a_change_in_the_middle_of_a_roll_begins_another():
+    world = serving(replicas=2)
+    world.ask(revision=NEVER_STARTS)
+    world.run(5)
+    world.ask(revision="c")
+
+    steps = story(world, 120)
+    assert steps[0] == ("Starting", "aa", 2)
+    assert steps[-1] == ("Complete", "cc", 2)
+    assert min(available for _, _, available in steps) == 2
+
+
+def test_going_back_reuses_the_engines_that_still_run():
+    world = serving(replicas=3)
+    world.ask(revision="b")
+    while world.revisions() != "aab" or world.num_available() != 3:
+        world.run(1)
+    kept = {each.name for each in world.there if each.revision == "a"}
+    world.ask(revision="a")
+    world.run(60)
+
+    assert (world.memory.step, world.revisions()) == ("Complete", "aaa")
+    assert kept < {each.name for each in world.there}
+
+
+def test_the_first_revision_is_no_roll_and_neither_is_one_that_never_served():
+    world = Rolling(make_order(CRASHES, 2))
+    world.run(60)
+    assert (world.memory.step, world.memory.failure) == ("Scaling", None)
+    world.ask(revision="b")
+
+    # One more than the replicas may be there at once, so the second waits until one of the old is gone.
+    assert [step for step in story(world, 60) if step[0] != "Scaling"] == [
+        ("Replacing", "b", 0),
+        ("Complete", "bb", 2),
+    ]
+
+
+def test_more_and_fewer_replicas_in_the_middle_of_a_roll():
+    world = serving(replicas=2)
+    world.ask(revision="b")
+    world.run(5)
+    world.ask(replicas=3)
+    world.run(15)
+    assert (world.memory.step, world.revisions()) == ("Analyzing", "aaab")
+    world.ask(replicas=1)
+    world.run(100)
+
+    assert (world.memory.step, world.revisions()) == ("Complete", "b")
+
+
+def test_the_least_busy_engine_goes_when_there_are_fewer_replicas():
+    world = serving(replicas=3)
+    seen = world.seen()
+    busy = dict(zip(("a-0", "a-1", "a-2"), (5, 1, 4), strict=True))
+    engines = tuple(
+        Engine(name=e.name, revision="a", state="well", is_routed=True, is_listed=True, num_in_flight=busy[e.name])
+        for e in seen.engines
+    )
+
+    step = next_step(make_order("a", 2), world.memory, Seen(engines=engines), world.clock)
+    assert step.state.leaving == {"a-1": ""}
+
+
+def test_no_replicas_suspend_and_some_resume():
+    world = serving(replicas=2)
+    world.ask(replicas=0)
+    world.run(20)
+    assert (world.memory.step, world.revisions()) == ("Complete", "")
+    world.ask(replicas=1)
+    world.run(20)
+    assert (world.memory.step, world.revisions(), world.num_available()) == ("Complete", "a", 1)
+
+
+def test_nothing_is_done_before_it_is_written():
+    world = serving(replicas=2)
+    world.ask(revision="b")
+    first = world.turn()
+    assert (first.make, first.state.counts, first.look_again_s) == ({}, {"a": 2, "b": 1}, 0.0)
+    assert world.turn().make == {"b": 1}
+
+
+def test_a_lost_state_is_made_up_from_what_serves():
+    world = serving(replicas=2)
+    world.ask(revision="b")
+    world.run(5)
+    world.memory = RolloutState()
+    world.turn()
+    assert (world.memory.current_revision, world.memory.counts) == ("a", {"a": 2, "b": 1})
+    world.run(100)
+    assert (world.memory.step, world.revisions()) == ("Complete", "bb")
+
+
+def test_an_engine_that_crashes_once_after_its_analysis_undoes_nothing():
+    state = RolloutState(
+        current_revision="a", update_revision="b", has_served=True, is_promoted=True, counts={"a": 1, "b": 1}
+    )
+    engines = tuple(Engine(name=f"{e}-0", revision=e, state="well", is_routed=True, is_listed=True) for e in "ab")
+
+    def failure(num_crashes):
+        seen = Seen(engines=engines, num_crashes=num_crashes, cause="It ended.")
+        return next_step(make_order("b", 2), state, seen, CLOCK + timedelta(seconds=1)).state.failure
+
+    assert failure(1) is None
+    assert failure(2).reason == "CrashLoop"
+
+
+def test_a_roll_in_which_nothing_may_move_is_refused():
+    with pytest.raises(ValidationError, match="maxSurge and maxUnavailable are both 0"):
+        Rollout.model_validate({"maxSurge": 0, "maxUnavailable": 0})

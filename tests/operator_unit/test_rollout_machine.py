@@ -1,0 +1,138 @@
+"""Rolls over engines that fail at random, edits of the spec at any moment and operators that die between any two acts.
+
+With every act (asserted in `rt_rolling`): no more than replicas + maxSurge engines, never fewer that serve than
+replicas - maxUnavailable by the planner's doing, no drain or deletion while clients find the engine, no old engine goes
+before the new revision has proven itself, and no failed revision is tried again. And once the faults stop it ends well,
+and nothing moves any more.
+"""
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
+from rt_rolling import CRASHES, FAILS_REQUESTS, NEVER_STARTS, Rolling, make_order
+
+BOUNDS = st.sampled_from([(1, 0), (0, 1), (1, 1), (2, 0), (0, 2)])
+REVISIONS = st.sampled_from(["a", "b", "c", CRASHES, FAILS_REQUESTS, NEVER_STARTS])
+# Longer than any deadline, analysis and drain of four engines, one after the other.
+_ENOUGH_S = 900
+
+
+class Rolls(RuleBasedStateMachine):
+    @initialize(
+        replicas=st.integers(1, 4),
+        bounds=BOUNDS,
+        capacity=st.integers(0, 3),
+        has_stuck_streams=st.booleans(),
+        auto_rollback=st.booleans(),
+    )
+    def begin(self, replicas, bounds, capacity, has_stuck_streams, auto_rollback):
+        surge, unavailable = bounds
+        order = make_order("a", replicas, maxSurge=surge, maxUnavailable=unavailable, autoRollback=auto_rollback)
+        self.world = Rolling(order, capacity=replicas + capacity)
+        self.world.has_stuck_streams = has_stuck_streams
+        self.world.run(24, 3)
+
+    def engine(self, pick):
+        """One of the engines that are there; None where there is none."""
+        found = self.world.there
+        return found[pick % len(found)] if found else None
+
+    @rule(seconds=st.integers(1, 30))
+    def time_passes(self, seconds):
+        self.world.run(seconds, 2)
+
+    @rule(seconds=st.integers(1, 60))
+    def time_passes_without_an_operator(self, seconds):
+        self.world.pass_time(seconds)
+
+    @rule(nums_acts=st.lists(st.integers(0, 3), min_size=1, max_size=3))
+    def the_operator_dies_in_its_turns(self, nums_acts):
+        for num_acts in nums_acts:
+            self.world.turn(num_acts)
+            self.world.pass_time(1)
+
+    @rule()
+    def a_turn_comes_at_once(self):
+        self.world.turn()
+
+    @rule(revision=REVISIONS)
+    def the_spec_changes(self, revision):
+        self.world.ask(revision=revision)
+
+    @rule(revision=REVISIONS, seconds=st.integers(20, 90))
+    def a_roll_gets_on(self, revision, seconds):
+        self.world.ask(revision=revision)
+        self.world.run(seconds, 3)
+
+    @rule(replicas=st.integers(0, 4))
+    def the_service_is_scaled(self, replicas):
+        self.world.ask(replicas=replicas)
+
+    @rule(bounds=BOUNDS)
+    def the_bounds_change(self, bounds):
+        self.world.ask(max_surge=bounds[0], max_unavailable=bounds[1])
+
+    @rule(is_paused=st.booleans())
+    def the_roll_is_paused_or_goes_on(self, is_paused):
+        self.world.ask(paused=is_paused)
+
+    @rule(pick=st.integers(0, 9), seconds=st.integers(1, 40))
+    def an_engine_fails_for_a_while(self, pick, seconds):
+        engine = self.engine(pick)
+        if engine is not None:
+            engine.ill_s = seconds
+
+    @rule(pick=st.integers(0, 9))
+    def an_engine_is_deleted_by_somebody_else(self, pick):
+        engine = self.engine(pick)
+        if engine is not None:
+            self.world.end(engine)
+
+    @rule(capacity=st.integers(0, 6))
+    def nodes_come_and_go(self, capacity):
+        self.world.capacity = capacity
+
+    @precondition(lambda self: self.world.there)
+    @rule()
+    def what_was_remembered_is_lost(self):
+        # Of a failure nothing is known then, so trying again is right.
+        self.world.memory = type(self.world.memory)()
+
+    def teardown(self):
+        """Faults stop, nodes have room, and nobody pauses the roll."""
+        if not hasattr(self, "world"):
+            return
+        world = self.world
+        world.capacity, world.has_stuck_streams = 99, False
+        world.ask(paused=False)
+        num_quiet = 0
+        for _ in range(0, _ENOUGH_S, 10):
+            world.pass_time(10)
+            state = world.memory
+            has_more = world.turns()
+            # An engine starts within two of these turns, without a word of the planner's.
+            num_quiet = 0 if has_more or world.acts or world.memory != state else num_quiet + 1
+            if num_quiet == 4:
+                break
+        assert num_quiet == 4, "it does not come to rest"
+        state, order = world.memory, world.order
+        asked, failure = order.revision, state.failure
+        if state.step == "Complete":
+            assert world.revisions() == asked * order.replicas
+            assert world.num_available() == order.replicas
+        elif state.step == "RolledBack":
+            assert failure.revision == asked != state.current_revision
+            assert world.revisions() == state.current_revision * order.replicas
+            assert asked in (CRASHES, FAILS_REQUESTS, NEVER_STARTS) or failure.reason == "DeadlineExceeded"
+        elif state.step == "Halted":
+            assert not order.rollout.auto_rollback
+            assert asked in (CRASHES, FAILS_REQUESTS, NEVER_STARTS) or failure.reason == "DeadlineExceeded"
+        else:
+            # The first revision ever; there is none to go back to.
+            assert (state.step, asked) in [("Scaling", CRASHES), ("Scaling", NEVER_STARTS)], state
+            assert state.current_revision == asked
+
+
+Rolls.TestCase.settings = settings(max_examples=2000, stateful_step_count=12, deadline=None, print_blob=True)
+TestRolls = Rolls.TestCase
