@@ -31,8 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         run_operator(**flags)
         return 0
     except SpecError as error:
-        files = " or ".join(map(str, flags.get("rollout") or [flags["manifest"]]))
-        print(f"rayloom-operator: {files} cannot be served:", file=sys.stderr)
+        print(f"rayloom-operator: {flags['manifest']} cannot be served:", file=sys.stderr)
         for problem in error.problems:
             print(f"  {problem}", file=sys.stderr)
         return _EXIT_USAGE
@@ -57,13 +56,9 @@ def _parser() -> argparse.ArgumentParser:
         description="Prints into how many ranks the model of the LLMService in FILE would be cut and why, and the "
         "objects that would be made. Changes nothing, and needs no cluster.",
     )
-    either = plan.add_mutually_exclusive_group(required=True)
-    for command, is_required in ((local, True), (either, False)):
+    for command in (local, plan):
         file_help = "YAML file with one LLMService"
-        names = ("-f", "--file")
-        command.add_argument(*names, dest="manifest", metavar="FILE", type=Path, required=is_required, help=file_help)
-    rollout_help = "print the steps from one manifest to another instead, where all goes well"
-    either.add_argument("--rollout", metavar=("OLD", "NEW"), nargs=2, type=Path, help=rollout_help)
+        command.add_argument("-f", "--file", dest="manifest", metavar="FILE", type=Path, required=True, help=file_help)
     facts_help = "JSON that `rayloom-engine inspect` prints of the model; not needed for builtin:// models"
     plan.add_argument("--facts", metavar="FILE", type=Path, help=facts_help)
     image_help = "image of an engine whose LLMService names none (default: %(default)s)"

@@ -1,18 +1,15 @@
-"""`rayloom-operator plan`: what a cluster would be told to make of a manifest, and why in this shape; or how it would
-get from one manifest to another."""
+"""`rayloom-operator plan -f FILE`: what a cluster would be told to make of a manifest, and why in this shape."""
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
 import yaml
 from pydantic import ValidationError
 
-from rayloom_operator.api import LLMService, Model
-from rayloom_operator.api_rollout import Rollout
+from rayloom_operator.api import Model
 from rayloom_operator.api_status import Candidate, Figures, Sizing
 from rayloom_operator.errors import SpecError
 from rayloom_operator.manifest import load_service
@@ -23,41 +20,21 @@ from rayloom_operator.rank_memory import ELEMENT_BYTES, in_words
 from rayloom_operator.recovery import slots
 from rayloom_operator.resolved import Resolved, question, resolve
 from rayloom_operator.revision import revision
-from rayloom_operator.rollout_command import explain_rollout
 from rayloom_operator.sizing import cost
 
 _COLUMNS = ("SHAPE", "RANKS", "NODES", "WEIGHTS/RANK", "KV TOKENS", "LENGTH", "REQUESTS", "")
 
 
-def print_plan(
-    *,
-    manifest: Path | None,
-    rollout: Sequence[Path] | None = None,
-    facts: Path | None,
-    engine_image: str,
-    output: str,
-) -> int:
-    """Prints the ways to cut the model and the objects, or with `output` yaml the objects alone; with two manifests in
-    `rollout`, in place of `manifest`, the steps from one to the other.
+def print_plan(*, manifest: Path, facts: Path | None, engine_image: str, output: str) -> int:
+    """Prints the ways to cut the model and the objects, or with `output` yaml the objects alone.
 
     Raises SpecError for a manifest that cannot be served, or facts that are missing or cannot be used.
     """
-    if rollout is not None:
-        if output != "text":
-            raise SpecError((f"-o {output}: the steps of a roll are printed as text only; leave it out",))
-        old, new = (load_service(path) for path in rollout)
-        if old.metadata.name != new.metadata.name:
-            names = f"{old.metadata.name} and {new.metadata.name}"
-            raise SpecError((f"metadata.name: {names} are two services; a roll is a change of one",))
-        if facts is not None and old.spec.model.source != new.spec.model.source:
-            words = "the manifests name two models, and one file cannot have the facts of both"
-            raise SpecError((f"--facts: {words}; compare manifests of one model",))
-        before, after = (_resolved(each, facts, engine_image)[0] for each in (old, new))
-        print(explain_rollout(before, after, Rollout()))
-        return 0
-    assert manifest is not None, "it has one or the other"
-    resolved, known = _resolved(load_service(manifest), facts, engine_image)
-    service = resolved.service
+    service = load_service(manifest)
+    known = builtin_facts(service.spec.model) if facts is None else _read(facts)
+    if known is None:
+        raise SpecError((f"spec.model.source: run {_advice(service.spec.model)}, and add --facts facts.json",))
+    resolved = resolve(service, service.spec.engine.image or engine_image, known)
     nothing, current, clock = Observed(), revision(resolved), datetime.now(UTC)
     places = slots(resolved, current, nothing, {}, now=0.0, clock=clock)
     objects = plan(resolved, nothing, places, current, b"", now=0.0, clock=clock).wanted
@@ -94,13 +71,6 @@ def explain(resolved: Resolved, facts: ModelFacts) -> str:
         f"{sizing.shape}: {why}. Worker pods: {sizing.pods}, ranks in each: {resolved.ranks_per_pod}.",
     ]
     return "\n".join([*lines, sizing.advice] if sizing.advice else lines)
-
-
-def _resolved(service: LLMService, facts: Path | None, engine_image: str) -> tuple[Resolved, ModelFacts]:
-    known = builtin_facts(service.spec.model) if facts is None else _read(facts)
-    if known is None:
-        raise SpecError((f"spec.model.source: run {_advice(service.spec.model)}, and add --facts facts.json",))
-    return resolve(service, service.spec.engine.image or engine_image, known), known
 
 
 def _advice(model: Model) -> str:
