@@ -24,12 +24,13 @@ from standins.kubelets import NODES
 from standins.operators import OperatorProcess
 from standins.world import World
 
+PLACE = Place.of(int(os.environ.get("E2E_INDEX", "0")))
 _LEFT = "rayloom.dev/e2e=true"
 
 
 @pytest.fixture(scope="session")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    cluster = LocalCluster(Place.of(int(os.environ.get("E2E_INDEX", "0"))))
+    cluster = LocalCluster(PLACE)
     cluster.up("api")
     kubectl = Kubectl(cluster.kubeconfig)
     others = {each["metadata"]["name"] for each in kubectl.json("get", "nodes")["items"]} - set(NODES)

@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from api.conftest import llm_service, new_namespace
+from api.conftest import PLACE, llm_service, new_namespace
 from cluster.local import LocalCluster
-from cluster.place import Place
 from cluster.processes import Processes
 from standins.client import MERGE, Document
 from standins.operators import OperatorProcess, wait_until
@@ -202,8 +201,8 @@ def _reinstall(world: World, definition: Document) -> None:
 
     wait_until(is_established, "the definition to be established", 20)
     # A KubeRay that ran meanwhile looks for its kind ever less often.
-    Processes(Place.of(0).state).stop("kuberay")
-    LocalCluster(Place.of(0)).up("api")
+    Processes(PLACE.state).stop("kuberay")
+    LocalCluster(PLACE).up("api")
 
 
 def _put(world: World, definition: Document) -> None:
