@@ -21,9 +21,11 @@ class Server:
         self.code = 200
         self.may_write = True
         self.requests = []  # as the client counts them
+        self.peers = set()  # ports of the client's connections
 
     async def answer(self, request):
         body = await request.read()
+        self.peers.add(request.transport.get_extra_info("peername")[1])
         self.taken.append((request.method, json.loads(body) if body else None))
         content = {"message": "no"} if self.code >= 400 else {"items": [], "metadata": {"resourceVersion": "7"}}
         return web.json_response(content, status=self.code)
@@ -133,5 +135,15 @@ def test_a_login_that_fails_keeps_the_credentials_that_there_are(monkeypatch, ca
             await kube.get("/x")
             assert kube._info is before
             assert "half written" in caplog.text
+
+    asyncio.run(run())
+
+
+def test_many_requests_at_once_share_a_few_connections(monkeypatch):
+    async def run():
+        async with serving(monkeypatch) as (server, kube):
+            await asyncio.gather(*(kube.get("/x") for _ in range(100)))
+            assert len(server.taken) == 100
+            assert len(server.peers) <= 16
 
     asyncio.run(run())
