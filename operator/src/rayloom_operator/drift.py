@@ -61,7 +61,7 @@ class Drift:
     def is_right(self, key: ServiceKey, manifest: Manifest, found: Found) -> bool:
         """Whether the object was found as it should be, so that it need not be applied."""
         text = found.get((manifest["kind"], manifest["metadata"]["name"]))
-        there = json.loads(text) if text else None
+        there = json.loads(text) if text else {}
         if not _covers(there, manifest):
             return False
         self.wrote(key, there)

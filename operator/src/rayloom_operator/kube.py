@@ -141,17 +141,11 @@ class Kube:
             if error.code not in (NOT_FOUND, CONFLICT):
                 raise
 
-    async def list(self, path: str, params: Mapping[str, str]) -> tuple[list[Manifest], str]:
-        """All objects, and the resourceVersion to watch from."""
-        items: list[Manifest] = []
-        version = ""
-        async for page, at in self.pages(path, params):
-            items, version = items + page, at
-        return items, version
-
     async def pages(self, path: str, params: Mapping[str, str]) -> AsyncIterator[tuple[list[Manifest], str]]:
-        """The same, some at a time: all pods of 10,000 services at once would be a gigabyte. Raises KubeError 410 when
-        that took too long."""
+        """All objects, some at a time, and the resourceVersion to watch from. Raises KubeError 410 when it takes too long.
+
+        All pods of 10,000 services at once would be a gigabyte.
+        """
         more = ""
         while True:
             query = {**params, "limit": _PAGE} | ({"continue": more} if more else {})
@@ -160,6 +154,15 @@ class Kube:
             yield found["items"], found["metadata"]["resourceVersion"]
             if not more:
                 return
+
+    async def list(self, path: str, params: Mapping[str, str]) -> tuple[list[Manifest], str]:
+        """All objects at once; for lists that are never long."""
+        items = []
+        version = ""
+        async for page, at in self.pages(path, params):
+            items += page
+            version = at
+        return items, version
 
     async def watch(self, path: str, params: Mapping[str, str], version: str) -> AsyncIterator[tuple[str, Manifest]]:
         """(type, object) of each change since `version`, until the server ends the watch. Raises KubeError 410 when
