@@ -142,7 +142,7 @@ class Kube:
                 raise
 
     async def pages(self, path: str, params: Mapping[str, str]) -> AsyncIterator[tuple[list[Manifest], str]]:
-        """All objects, some at a time, and the resourceVersion to watch from. Raises KubeError 410 if it takes too long.
+        """All objects, some at a time, and the resourceVersion to watch from. Raises KubeError 410 when too slow.
 
         All pods of 10,000 services at once would be a gigabyte.
         """
