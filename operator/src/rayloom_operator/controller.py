@@ -109,8 +109,7 @@ class Controller:
 
     def set_service(self, document: Manifest, is_deleted: bool) -> None:
         """Takes what kopf saw of an LLMService, unless something newer is known of it or of one made anew."""
-        document = slim.shared(without_managed_fields(document))
-        meta = document["metadata"]
+        meta = without_managed_fields(document)["metadata"]
         key = (meta["namespace"], meta["name"])
         known = self._services.get(key, {}).get("metadata", {})
         is_gone = is_deleted or "deletionTimestamp" in meta
@@ -123,7 +122,7 @@ class Controller:
         if is_gone:
             self._services.pop(key, None)
         else:
-            self._services[key] = document
+            self._services[key] = slim.shared(document)
         self._queue.add(key, is_new=is_gone or known.get("generation") != meta["generation"])
 
     async def run(self) -> None:
