@@ -10,10 +10,11 @@ from __future__ import annotations
 import argparse
 import asyncio
 import itertools
+import os
 import re
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,7 +29,9 @@ from standins.world import ENGINE_IMAGE, LEASE, LLM, World
 
 # Beside the clusters of tests.
 _INDEX = 5
-_NUM_AT_ONCE = 32
+# Services that are on their way at a time. More only wait for the API server.
+_NUM_AT_ONCE = 24
+_PROGRESS_S = 15.0
 _PER_NAMESPACE = 100
 _IDLE_S = 30.0
 _MODEL = {"source": "builtin://smollm2-135m"}
@@ -77,18 +80,18 @@ class Bench:
 
     def grow(self, size: int, what: str, timeout_s: float) -> None:
         """Makes services until there are `size`, and adds a row with what that cost."""
-        self._wait("the operator", lambda: bool(self.operator.scrape()), 60)
+        self._wait("the operator", lambda: bool(self.operator.scrape()), 180)
         before, began = Scrape.of(self.operator), time.monotonic()
         number = size - self._num_services
-        self._world.do(self._make(range(self._num_services, size)), timeout_s)
+        self._fill(range(self._num_services, size), timeout_s)
         self._num_services = size
-        self._wait("all services to be available", lambda: self._num_available() == size, timeout_s)
         seconds, after = time.monotonic() - began, Scrape.of(self.operator)
         polls, asked_at = self._world.engines.num_answers, time.monotonic()
         idle_from = Scrape.of(self.operator)
         time.sleep(_IDLE_S)
         idle = Scrape.of(self.operator)
         elapsed = time.monotonic() - asked_at
+        rss_mib = self.operator.rss_mib()
         self.rows.append(
             {
                 "services": size,
@@ -97,9 +100,9 @@ class Bench:
                 "per s": number / seconds,
                 "API calls each": (after.total("api_requests_total") - before.total("api_requests_total")) / number,
                 "CPU ms each": (after.cpu_s - before.cpu_s) * 1000 / number,
-                "p50 ms": after.quantile(0.5, before),
-                "p99 ms": after.quantile(0.99, before),
-                "RSS MiB": self.operator.rss_mib(),
+                "filling p50 ms": after.quantile(0.5, before),
+                "filling p99 ms": after.quantile(0.99, before),
+                "RSS MiB": rss_mib,
                 "polls/s": (self._world.engines.num_answers - polls) / elapsed,
                 "idle calls/s": (idle.total("api_requests_total") - idle_from.total("api_requests_total")) / elapsed,
                 "idle CPU %": (idle.cpu_s - idle_from.cpu_s) * 100 / elapsed,
@@ -124,45 +127,74 @@ class Bench:
 
         self._wait("every engine to be asked", is_done, 600)
         found = Scrape.of(self.operator)
-        writes = sum(found.total("api_requests_total", f'verb="{verb}"') for verb in ("PATCH", "POST", "DELETE"))
-        return {"resync s": time.monotonic() - began, "resync writes": writes}
+        writes = sum(found.total("api_requests_total", f'verb="{verb}"') for verb in ("patch", "create", "delete"))
+        seconds = time.monotonic() - began
+        nothing = Scrape("", 0.0)
+        return {
+            "resync s": seconds,
+            "resync writes": writes,
+            "resync p50 ms": found.quantile(0.5, nothing),
+            "resync p99 ms": found.quantile(0.99, nothing),
+            "resync RSS MiB": self.operator.rss_mib(),
+        }
 
-    def _num_available(self) -> int:
-        def is_available(document: dict[str, object]) -> bool:
-            status = document.get("status") or {}
-            assert isinstance(status, dict)
-            return any(
-                each["type"] == "Available" and each["status"] == "True" for each in status.get("conditions", ())
-            )
+    def _fill(self, numbers: range, timeout_s: float) -> None:
+        """Makes services, a few at a time, and returns when all are available."""
+        began, told_at = time.monotonic(), time.monotonic()
+        left, on_their_way = iter(numbers), dict[int, None]()
+        num_done = 0
 
-        return sum(is_available(each) for each in list(self._world.services.values()))
+        def is_done() -> bool:
+            nonlocal num_done, told_at
+            done = [number for number in on_their_way if self._is_available(number)]
+            for number in done:
+                del on_their_way[number]
+            num_done += len(done)
+            new = list(itertools.islice(left, _NUM_AT_ONCE - len(on_their_way)))
+            on_their_way.update(dict.fromkeys(new))
+            if new:
+                self._world.do(self._make(new))
+            if time.monotonic() - told_at > _PROGRESS_S and num_done:
+                told_at = time.monotonic()
+                rate = num_done / (told_at - began)
+                say(f"{num_done} of {len(numbers)}: {rate:.1f}/s, {(len(numbers) - num_done) / rate:.0f} s left")
+            return num_done == len(numbers)
 
-    async def _make(self, numbers: range) -> None:
-        api, slots = self._world.api, asyncio.Semaphore(_NUM_AT_ONCE)
-        for number in range(numbers.start // _PER_NAMESPACE, (numbers.stop - 1) // _PER_NAMESPACE + 1):
-            if number * _PER_NAMESPACE >= numbers.start:
-                await api.request("POST", "/api/v1/namespaces", {"metadata": {"name": f"bench-{number}"}})
+        self._wait("all services to be available", is_done, timeout_s, pause_s=0.05)
+
+    def _is_available(self, number: int) -> bool:
+        status = self._world.services.get(_key(number), {}).get("status") or {}
+        return any(each["type"] == "Available" and each["status"] == "True" for each in status.get("conditions", ()))
+
+    async def _make(self, numbers: Sequence[int]) -> None:
+        api = self._world.api
+        for number in numbers:
+            if number % _PER_NAMESPACE == 0:
+                await api.request("POST", "/api/v1/namespaces", {"metadata": {"name": _key(number)[0]}})
 
         async def make(number: int) -> None:
+            namespace, name = _key(number)
             manifest = {
                 "apiVersion": "rayloom.dev/v1alpha1",
                 "kind": "LLMService",
-                "metadata": {"name": f"chat-{number}"},
+                "metadata": {"name": name},
                 "spec": {"model": _MODEL},
             }
-            async with slots:
-                path = f"{LLM}/namespaces/bench-{number // _PER_NAMESPACE}/llmservices"
-                await api.request("POST", path, manifest)
+            await api.request("POST", f"{LLM}/namespaces/{namespace}/llmservices", manifest)
 
         await asyncio.gather(*(make(number) for number in numbers))
 
-    def _wait(self, what: str, is_so: Callable[[], bool], timeout_s: float) -> None:
+    def _wait(self, what: str, is_so: Callable[[], bool], timeout_s: float, pause_s: float = 0.5) -> None:
         deadline = time.monotonic() + timeout_s
         while not is_so():
             assert self.operator.is_alive, self.operator.story()
             if time.monotonic() > deadline:
-                raise TimeoutError(f"waited {timeout_s:.0f} s for {what}: {self._num_available()} are available")
-            time.sleep(0.5)
+                raise TimeoutError(f"waited {timeout_s:.0f} s for {what}")
+            time.sleep(pause_s)
+
+
+def _key(number: int) -> tuple[str, str]:
+    return f"bench-{number // _PER_NAMESPACE}", f"chat-{number}"
 
 
 def _table(rows: list[dict[str, float | str]]) -> str:
@@ -196,6 +228,8 @@ def main() -> None:
 
 def _measure(sizes: list[int], what: str, timeout_s: float, folder: Path) -> list[dict[str, float | str]]:
     """On an empty cluster of its own, gone afterwards."""
+    # Memory is cheaper here than the cores that the API server shares with what is measured.
+    os.environ |= {"GOGC": "300", "GOMEMLIMIT": "6GiB"}
     cluster = LocalCluster(Place.of(_INDEX))
     cluster.down()
     try:
@@ -204,8 +238,12 @@ def _measure(sizes: list[int], what: str, timeout_s: float, folder: Path) -> lis
         world = World(cluster.kubeconfig, folder)
         if what != "KubeRay":
             Processes(Place.of(_INDEX).state).stop("kuberay")
+            world.kubelets.is_hasty = True
             pods = RayClusters(world.api)
             world.do(_call(pods.start))
+            # What is made here needs neither.
+            for name in ("kube-scheduler", "kube-controller-manager"):
+                Processes(Place.of(_INDEX).state).stop(name)
         bench = Bench(world, folder)
         try:
             for size in sizes:

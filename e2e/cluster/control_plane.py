@@ -40,6 +40,7 @@ class ControlPlane:
             "etcd",
             data_dir=place.state / "etcd",
             unsafe_no_fsync="true",
+            quota_backend_bytes=8 << 30,  # 10,000 services with the versions of five minutes pass the usual 2 GiB
             listen_client_urls=client,
             advertise_client_urls=client,
             listen_peer_urls=peer,

@@ -54,7 +54,7 @@ class Processes:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 cwd="/",
-                env={"PATH": os.environ["PATH"], "HOME": "/"} | marks,
+                env={"PATH": os.environ["PATH"], "HOME": "/"} | _memory_settings() | marks,
                 start_new_session=True,
             )
         _started.append(process)
@@ -112,6 +112,11 @@ class Processes:
 
     def _path(self, name: str) -> Path:
         return self._records / f"{name}.json"
+
+
+def _memory_settings() -> dict[str, str]:
+    """How much memory Go's programs may use instead of CPU time; a benchmark asks for more of it."""
+    return {name: os.environ[name] for name in ("GOGC", "GOMEMLIMIT") if name in os.environ}
 
 
 def carriers(variable: str) -> dict[int, str]:

@@ -41,6 +41,8 @@ class Kubelets:
         self._again: set[str] = set()
         self._lost: set[str] = set()
         self._num_ips = 0
+        # A pod is told of once it is ready: one write instead of two, where pods are only there to be many.
+        self.is_hasty = False
         self._background: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
@@ -152,6 +154,8 @@ class Kubelets:
             # A kubelet tries again, and says so in an event.
             play, delay = Play(mount_failure=missing), _RETRY_S
         engine = self._engines.by_ip.get(ip)
+        if self.is_hasty and engine is not None and not engine.is_ready:
+            return delay
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         is_ready = engine is not None and engine.is_ready
         status = pod_status(pod, play, ip=ip, host_ip="127.0.0.1", is_ready=is_ready, now=now)
@@ -195,8 +199,12 @@ class Kubelets:
         num_ranks = config.get("tensor_parallel_size", 1) * config.get("pipeline_parallel_size", 1)
         token = base64.b64decode(found["secret"]["data"]["token"]).decode()
         cluster = meta["labels"]["ray.io/cluster"]
-        ray = await self._api.request("GET", f"/apis/ray.io/v1/namespaces/{meta['namespace']}/rayclusters/{cluster}")
-        num_pods = sum(group["replicas"] for group in ray["spec"]["workerGroupSpecs"])
+        num_pods = 1
+        if num_ranks > 1:
+            ray = await self._api.request(
+                "GET", f"/apis/ray.io/v1/namespaces/{meta['namespace']}/rayclusters/{cluster}"
+            )
+            num_pods = sum(group["replicas"] for group in ray["spec"]["workerGroupSpecs"])
         self._engines.by_ip[self._next_ip(uid)] = Engine(
             token=token, num_ranks=num_ranks, ranks_per_pod=max(1, num_ranks // max(1, num_pods))
         )

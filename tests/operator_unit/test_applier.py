@@ -8,23 +8,28 @@ from rayloom_operator.applier import Applier
 from rayloom_operator.drift import Drift
 from rayloom_operator.errors import Refused
 from rayloom_operator.kube import KubeError
-from rayloom_operator.objects.companions import client_service, service_account
+from rayloom_operator.names import path_of
+from rayloom_operator.objects.companions import admin_secret, client_service, service_account
+from rayloom_operator.objects.guards import disruption_budget, network_policy
 from rayloom_operator.plan import Deletion, Plan
 from rt_fake_kube import FakeKube
 from rt_operator import make_service
 
 KEY = ("team", "chat")
 ACCOUNT, SERVICE = service_account(make_service()), client_service(make_service())
+NETWORK_POLICY = network_policy(make_service())
+SECRET = admin_secret(make_service(), "abcd", b"key")
+GROUP = "chat-abcd-0"
 
 
 def of_pod(name, **options):
     return Deletion(f"/api/v1/namespaces/team/pods/{name}", **options)
 
 
-def with_applier(story):
+def with_applier(story, on_change=lambda _: None):
     async def run():
         kube = FakeKube()
-        drift = Drift(kube, lambda _: None)
+        drift = Drift(kube, on_change)
         await story(kube, drift, Applier(kube, drift))
 
     asyncio.run(run())
@@ -78,5 +83,57 @@ def test_another_service_in_the_place_of_ours_stays_refused():
         for _ in range(3):
             with pytest.raises(Refused, match="is not ours"):
                 await applier.carry_out(KEY, planned, 300)
+
+    with_applier(story)
+
+
+WANTED = (ACCOUNT, SERVICE, disruption_budget(make_service()), NETWORK_POLICY)
+
+
+@pytest.mark.parametrize(
+    ("change", "applied"),
+    [
+        (lambda kube: None, []),
+        # The API server adds defaults, and other controllers what is theirs.
+        (lambda kube: kube.put(SERVICE | {"spec": SERVICE["spec"] | {"type": "ClusterIP"}, "status": {"a": 1}}), []),
+        (lambda kube: kube.put(SERVICE | {"spec": SERVICE["spec"] | {"selector": {}}}), ["chat"]),
+        (lambda kube: kube.remove(path_of(ACCOUNT)), ["chat-rayloom"]),
+        (lambda kube: kube.put(SERVICE | {"spec": SERVICE["spec"] | {"ports": []}}), ["chat"]),
+    ],
+    ids=["nothing", "what is theirs", "a field", "all of it", "an item"],
+)
+def test_a_new_operator_applies_what_was_changed_while_there_was_none(change, applied):
+    async def story(kube, drift, applier):
+        for each in WANTED:
+            kube.put(each)
+        change(kube)
+        following = [asyncio.create_task(each.run()) for each in drift.reflectors]
+        await drift.listed()
+        planned = Plan(wanted=(*WANTED, SECRET))
+        await applier.carry_out(KEY, planned, 300)
+        assert [path.rpartition("/")[2] for _, path in kube.calls] == applied
+        kube.calls.clear()
+        # From now on it is told of everything.
+        await applier.carry_out(KEY, planned, 300)
+        told.clear()
+        kube.put(NETWORK_POLICY | {"spec": {}})
+        await asyncio.wait_for(told.wait(), 10)
+        await applier.carry_out(KEY, planned, 300)
+        assert len(kube.calls) == len(planned.wanted)
+        for each in following:
+            each.cancel()
+
+    told = asyncio.Event()
+    with_applier(story, lambda _: told.set())
+
+
+def test_what_is_left_of_another_is_replaced_once_its_name_is_found_taken():
+    async def story(kube, _, applier):
+        await applier.carry_out(KEY, Plan(wanted=(SECRET,), new=frozenset({GROUP})), 300)
+        assert [verb for verb, _ in kube.calls] == ["create"]
+        kube.calls.clear()
+        applier.forget(KEY)
+        await applier.carry_out(KEY, Plan(wanted=(SECRET,), new=frozenset({GROUP})), 300)
+        assert [verb for verb, _ in kube.calls] == ["create", "delete", "create"]
 
     with_applier(story)

@@ -188,7 +188,7 @@ def test_an_old_engine_stays_until_its_successor_was_accepted():
         (old,) = world.kube.named("RayCluster")
         changed = service(drainSeconds=31)
         changed["metadata"]["generation"] = 2
-        world.kube.refusals = {("delete", "-admin"): KubeError(403, "exceeded quota")}
+        world.kube.refusals = {("create", "-admin"): KubeError(403, "exceeded quota")}
         world.ask_for(changed | {"status": world.kube.objects[SERVICE].get("status")})
         await world.until(lambda: world.reason("Accepted") == "ApplyRefused")
         assert world.kube.named("RayCluster") == [old]

@@ -9,7 +9,7 @@ from rayloom_operator.kube import KubeError
 from rayloom_operator.names import group_name
 from rt_fake_kube import KUBERAY
 from rt_operator import crashed, make_pod_document, make_reading, make_resolved, make_said, make_serving
-from rt_world import generation, head, service, with_world
+from rt_world import SERVICE, generation, head, service, with_world
 
 KEY = ("team", "chat")
 
@@ -146,3 +146,18 @@ def test_what_is_seen_of_a_service_is_of_one_moment():
         assert (seen.groups, seen.leaving) == ((), ())
 
     with_world(story, leads=asyncio.Event())
+
+
+def test_its_own_status_is_no_news():
+    async def story(world):
+        world.ask_for(service())
+        await world.until(lambda: world.reason() == "PodsPending")
+        await world.rest()
+        queued = []
+        world.controller._queue.add = lambda key, **_: queued.append(key)
+        world.controller.set_service(world.kube.objects[SERVICE], False)
+        assert queued == []
+        world.ask_for(world.kube.objects[SERVICE])
+        assert queued == [KEY]
+
+    with_world(story)

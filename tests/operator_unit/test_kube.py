@@ -19,13 +19,23 @@ class Server:
     def __init__(self):
         self.taken = []  # (method, body)
         self.code = 200
+        self.num_items = 0
         self.may_write = True
         self.requests = []  # as the client counts them
+        self.peers = set()  # ports of the client's connections
+
+    def page(self, request):
+        """Of `num_items` numbers, as many as are asked for."""
+        first, limit = int(request.query.get("continue", 0)), int(request.query.get("limit", 1))
+        after = min(first + limit, self.num_items)
+        more = {"continue": str(after)} if after < self.num_items else {}
+        return {"items": list(range(first, after)), "metadata": {"resourceVersion": "7"} | more}
 
     async def answer(self, request):
         body = await request.read()
+        self.peers.add(request.transport.get_extra_info("peername")[1])
         self.taken.append((request.method, json.loads(body) if body else None))
-        content = {"message": "no"} if self.code >= 400 else {"items": [], "metadata": {"resourceVersion": "7"}}
+        content = {"message": "no"} if self.code >= 400 else self.page(request)
         return web.json_response(content, status=self.code)
 
 
@@ -133,5 +143,26 @@ def test_a_login_that_fails_keeps_the_credentials_that_there_are(monkeypatch, ca
             await kube.get("/x")
             assert kube._info is before
             assert "half written" in caplog.text
+
+    asyncio.run(run())
+
+
+def test_many_requests_at_once_share_a_few_connections(monkeypatch):
+    async def run():
+        async with serving(monkeypatch) as (server, kube):
+            await asyncio.gather(*(kube.get("/x") for _ in range(100)))
+            assert len(server.taken) == 100
+            assert len(server.peers) <= 16
+
+    asyncio.run(run())
+
+
+def test_a_long_list_comes_in_pages(monkeypatch):
+    async def run():
+        async with serving(monkeypatch) as (server, kube):
+            server.num_items = 600
+            sizes = [len(items) async for items, _ in kube.pages("/x", {"labelSelector": "a"})]
+            assert sizes == [250, 250, 100]
+            assert await kube.list("/x", {}) == (list(range(600)), "7")
 
     asyncio.run(run())

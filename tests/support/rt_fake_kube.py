@@ -124,6 +124,9 @@ class FakeKube:
         found = [each for at, each in self.objects.items() if _is_of(at, path) and _is_chosen(each, params)]
         return copy.deepcopy(found), str(self.version)
 
+    async def pages(self, path, params):
+        yield await self.list(path, params)
+
     async def watch(self, path, params, version):
         queue = asyncio.Queue()
         self._watches.append((path, params, queue))

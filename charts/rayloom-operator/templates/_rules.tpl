@@ -21,10 +21,10 @@ is new.
 - apiGroups: [""]
   resources: [pods]
   verbs: [list, watch, patch, delete]
-# What guards the engines' pods from drains and from strangers.
+# What guards the engines' pods from drains and from strangers; watched like Services, below.
 - apiGroups: [policy]
   resources: [poddisruptionbudgets]
-  verbs: [create, patch]
+  verbs: [list, watch, create, patch]
 - apiGroups: [networking.k8s.io]
   resources: [networkpolicies]
   verbs: [list, watch, create, patch]

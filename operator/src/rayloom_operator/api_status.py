@@ -60,11 +60,13 @@ ConditionType: TypeAlias = Literal["Accepted", "ModelReady", "Scheduled", "Avail
 GroupState: TypeAlias = Literal["Pending", "Starting", "Serving", "Recovering", "Draining", "BackOff", "Failed"]
 
 
+_REASONS = frozenset(Reason)
+
 # The definition in a cluster may be older than the operator (Helm never updates it); a new reason must pass it. Read
 # back, a word of a newer operator stands for the nearest: it is to cost no engine its record.
 ReasonText = Annotated[
     Reason,
-    BeforeValidator(lambda reason: reason if reason in set(Reason) else Reason.ENGINE_FAILED),
+    BeforeValidator(lambda reason: reason if reason in _REASONS else Reason.ENGINE_FAILED),
     WithJsonSchema({"type": "string"}),
 ]
 StoredState = Annotated[GroupState, BeforeValidator(lambda state: state if state in get_args(GroupState) else "Failed")]

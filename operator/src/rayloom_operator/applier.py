@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
+import random
 from collections.abc import Awaitable
 
 from rayloom_operator import names
 from rayloom_operator.api import KIND
-from rayloom_operator.drift import Drift
+from rayloom_operator.drift import Drift, Found
 from rayloom_operator.errors import OperatorError, Refused
 from rayloom_operator.kube import CONFLICT, NOT_FOUND, Deposed, Kube, KubeError, KubeUnreachable
 from rayloom_operator.names import Manifest, ServiceKey, object_path, path_of
@@ -19,6 +21,8 @@ logger = logging.getLogger(__name__)
 
 # HTTP codes of answers that stay the same until someone changes the spec or the cluster.
 _REFUSALS = (400, 403, NOT_FOUND, 422)
+# Their pods need all else, and that one of them is there says that all else was made.
+_LAST = ("RayCluster", "Job")
 
 
 class Applier:
@@ -27,7 +31,8 @@ class Applier:
     def __init__(self, kube: Kube, drift: Drift) -> None:
         self._kube = kube
         self._drift = drift
-        self._applied: dict[ServiceKey, tuple[tuple[Manifest, ...], float]] = {}  # the last plan's, and when it was all
+        # Hashes of the last plan's manifests, which would be most of the memory; and when all of it was done.
+        self._applied: dict[ServiceKey, tuple[frozenset[int], float]] = {}
 
     def forget(self, key: ServiceKey) -> None:
         """The service is gone."""
@@ -78,11 +83,19 @@ class Applier:
 
     async def _apply(self, key: ServiceKey, planned: Plan, interval_s: float) -> None:
         """Applies what was not in the last plan; everything when `interval_s` have passed since that was done, after an
-        error, and after somebody else's change."""
+        error, and after somebody else's change.
+
+        Of what an earlier operator has left, that which is as it should be counts as applied at some time in between.
+        """
         now = asyncio.get_running_loop().time()
-        before, at = self._applied.pop(key, ((), 0.0))
+        found = self._drift.first_look(key)
+        before, at = self._applied.pop(key, (frozenset(), 0.0))
+        hashes = {hash(json.dumps(each)): each for each in planned.wanted}
+        if found is not None:
+            right = (number for number, each in hashes.items() if self._is_right(key, each, planned.new, found))
+            before, at = frozenset(right), now - interval_s * random.random()
         # A RayCluster or a Job is planned only while there is none.
-        new = [each for each in planned.wanted if each not in before or each["kind"] in ("RayCluster", "Job")]
+        new = [each for number, each in hashes.items() if number not in before or each["kind"] in _LAST]
         if new:
             logger.info(
                 "%s/%s: apply %s", *key, ", ".join(f"{each['kind']} {each['metadata']['name']}" for each in new)
@@ -90,18 +103,33 @@ class Applier:
         # While the spec cannot be used nothing is put right, and what somebody changed is to be known later.
         is_drifted = any(each["kind"] == "Service" for each in planned.wanted) and self._drift.take(key)
         is_all = is_drifted or not before or now - at >= interval_s
-        for manifest in planned.wanted if is_all else new:
-            await self._write(key, manifest, planned.new)
-        self._applied[key] = (planned.wanted, now if is_all else at)
+        now_due = planned.wanted if is_all else new
+        needed = [each for each in now_due if each["kind"] not in _LAST]
+        done = await asyncio.gather(*(self._write(key, each, planned.new) for each in needed), return_exceptions=True)
+        for failure in done:
+            if failure is not None:
+                raise failure
+        for manifest in now_due:
+            if manifest["kind"] in _LAST:
+                await self._write(key, manifest, planned.new)
+        self._applied[key] = (frozenset(hashes), now if is_all else at)
+
+    def _is_right(self, key: ServiceKey, manifest: Manifest, new_groups: frozenset[str], found: Found) -> bool:
+        if manifest["kind"] in ("ConfigMap", "Secret"):
+            # They were made before their RayCluster.
+            return manifest["metadata"]["labels"].get(names.GROUP_LABEL) not in new_groups
+        return self._drift.is_right(key, manifest, found)
 
     async def _write(self, key: ServiceKey, manifest: Manifest, new_groups: frozenset[str]) -> None:
         if manifest["kind"] == "Service":
             self._drift.wrote(key, await self._claim(manifest))
         elif manifest["kind"] in ("ConfigMap", "Secret"):
             # Made, never changed or read: the right to patch a Secret is the right to read every Secret.
-            if manifest["metadata"]["labels"].get(names.GROUP_LABEL) in new_groups:
+            is_there = not await self._kube.create(manifest)
+            # Of a group that is not there yet, it is another's remains.
+            if is_there and manifest["metadata"]["labels"].get(names.GROUP_LABEL) in new_groups:
                 await self._kube.delete(path_of(manifest))
-            await self._kube.create(manifest)
+                await self._kube.create(manifest)
         elif manifest["kind"] == "Job":
             await self._kube.create(manifest)
         else:

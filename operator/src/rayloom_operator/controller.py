@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
+from rayloom_operator import slim
 from rayloom_operator.api import API_VERSION, KIND, LLMService, parse
 from rayloom_operator.api_status import Reason, Status
 from rayloom_operator.applier import Applier
@@ -42,7 +43,9 @@ logger = logging.getLogger(__name__)
 
 _NUM_WORKERS = 8
 # Objects that nobody watches, such as ConfigMaps, are made again so often in case somebody deleted them.
-_REAPPLY_S = 300.0
+_REAPPLY_S = 1800.0
+# A service that is well is looked at so often, whatever happens.
+_LOOK_S = 300.0
 # Kubelets say why a volume cannot be mounted only in events, so those are read while a pod waits: often while it is
 # likely to be news. What a head mounts may also have been deleted, so it is made again as often as the second.
 _MOUNT_CHECK_S = 2.0
@@ -109,15 +112,17 @@ class Controller:
         meta = without_managed_fields(document)["metadata"]
         key = (meta["namespace"], meta["name"])
         known = self._services.get(key, {}).get("metadata", {})
+        is_gone = is_deleted or "deletionTimestamp" in meta
         if known and int(meta["resourceVersion"]) < int(known["resourceVersion"]):
             return
-        is_gone = is_deleted or "deletionTimestamp" in meta
+        if not is_gone and meta["resourceVersion"] == known.get("resourceVersion"):
+            return  # the echo of a status that this operator wrote
         if is_gone and known.get("uid", meta["uid"]) != meta["uid"]:
             return
         if is_gone:
             self._services.pop(key, None)
         else:
-            self._services[key] = document
+            self._services[key] = slim.shared(document)
         self._queue.add(key, is_new=is_gone or known.get("generation") != meta["generation"])
 
     async def run(self) -> None:
@@ -133,6 +138,7 @@ class Controller:
                 tasks.create_task(self._relist())
                 for reflector in self._drift.reflectors:
                     tasks.create_task(reflector.run())
+                await self._drift.listed()
                 self._queue.open(self._services)
                 tasks.create_task(self._watch_silence())
                 handle = self._metrics.measured(self._reconcile)
@@ -162,14 +168,14 @@ class Controller:
             before = {key: each for key, each in self._services.items() if namespace in ("", key[0])}
             while True:
                 try:
-                    items, _ = await self._kube.list(object_path(API_VERSION, KIND, namespace), {})
+                    async for items, _ in self._kube.pages(object_path(API_VERSION, KIND, namespace), {}):
+                        for document in items:
+                            before.pop((document["metadata"]["namespace"], document["metadata"]["name"]), None)
+                            self.set_service(document, False)
                     break
                 except OperatorError as error:
                     logger.warning("the services cannot be listed: %s; trying again", error)
                     await asyncio.sleep(_SOON_S)
-            for document in items:
-                before.pop((document["metadata"]["namespace"], document["metadata"]["name"]), None)
-                self.set_service(document, False)
             for document in before.values():
                 self.set_service(document, True)
 
@@ -300,7 +306,7 @@ class Controller:
             return _MOUNT_CHECK_S if mounting_s < _MOUNT_NEWS_S else _LATE_MOUNT_CHECK_S
         # An engine that gets on with nothing makes no news. One that is well does when it ceases to be.
         is_quiet = not readings or all(is_well(group, now) for group in groups)
-        return _REAPPLY_S if is_quiet else STALE_S
+        return _LOOK_S if is_quiet else STALE_S
 
     async def _inspect(self, key: ServiceKey, previous: Manifest, service: LLMService, clock: datetime) -> Inspection:
         image, hub, pods = self._settings.image(service), self._settings.hub, self._pods.of_service(key)
@@ -343,7 +349,7 @@ class Controller:
         known, version = self._services.get(key, {}).get("metadata", {}), written["metadata"]["resourceVersion"]
         # Also where the spec has changed meanwhile: what is remembered of failures is in it.
         if known.get("uid") == meta["uid"] and int(known["resourceVersion"]) < int(version):
-            self._services[key] = written
+            self._services[key] = slim.shared(without_managed_fields(written))
         news = {each["metadata"]["name"]: each for each in events(document, computed, datetime.now(UTC))}
         self._untold.setdefault(key, {}).update(news)
 

@@ -17,6 +17,8 @@ logger = logging.getLogger(__name__)
 
 FIELD_MANAGER = "rayloom-operator"
 
+_MAX_CONNECTIONS = 16
+_PAGE = "250"  # objects
 _REQUEST_TIMEOUT = aiohttp.ClientTimeout(total=30)
 # A watch that is told nothing gets a bookmark each minute; a longer silence is a dead connection.
 _WATCH_TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=90)
@@ -79,13 +81,18 @@ class Kube:
         self._on_request = on_request
         self._logged_in_at = time.monotonic()
         self._info = login()
-        self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(ssl=self._info.as_ssl_context(), limit=0),
-            headers={"User-Agent": FIELD_MANAGER},
+        # A new connection costs both sides more than a request, so requests wait for one; watches have their own.
+        self._session, self._watching = (
+            aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(ssl=self._info.as_ssl_context(), limit=limit),
+                headers={"User-Agent": FIELD_MANAGER},
+            )
+            for limit in (_MAX_CONNECTIONS, 0)
         )
 
     async def close(self) -> None:
         await self._session.close()
+        await self._watching.close()
 
     async def apply(self, manifest: Manifest, subresource: str = "", *, force: bool = True) -> Manifest:
         """Server-side apply. The object as it is afterwards. Without `force`, what others have set otherwise is a
@@ -134,17 +141,35 @@ class Kube:
             if error.code not in (NOT_FOUND, CONFLICT):
                 raise
 
+    async def pages(self, path: str, params: Mapping[str, str]) -> AsyncIterator[tuple[list[Manifest], str]]:
+        """All objects, some at a time, and the resourceVersion to watch from. Raises KubeError 410 when too slow.
+
+        All pods of 10,000 services at once would be a gigabyte.
+        """
+        more = ""
+        while True:
+            query = {**params, "limit": _PAGE} | ({"continue": more} if more else {})
+            found = await self._request("GET", path, params=query, verb="list")
+            more = found["metadata"].get("continue", "")
+            yield found["items"], found["metadata"]["resourceVersion"]
+            if not more:
+                return
+
     async def list(self, path: str, params: Mapping[str, str]) -> tuple[list[Manifest], str]:
-        """All objects, and the resourceVersion to watch from."""
-        found = await self._request("GET", path, params=params, verb="list")
-        return found["items"], found["metadata"]["resourceVersion"]
+        """All objects at once; for lists that are never long."""
+        items = []
+        version = ""
+        async for page, at in self.pages(path, params):
+            items += page
+            version = at
+        return items, version
 
     async def watch(self, path: str, params: Mapping[str, str], version: str) -> AsyncIterator[tuple[str, Manifest]]:
         """(type, object) of each change since `version`, until the server ends the watch. Raises KubeError 410 when
         `version` is too old."""
         query = {**params, **_WATCH, "resourceVersion": version}
         try:
-            async with self._session.get(
+            async with self._watching.get(
                 self._info.server.rstrip("/") + path, params=query, headers=self._headers(), timeout=_WATCH_TIMEOUT
             ) as response:
                 self._on_request("watch", str(response.status))

@@ -118,12 +118,14 @@ class Reflector:
                 delay = min(2 * delay, _MAX_DELAY_S)
 
     async def _list(self, path: str) -> str:
-        items, version = await self._kube.list(path, self._selector)
+        version = ""
         namespace = self._namespaces[path]
         before = {(at, name) for at, name in self._key_at if namespace in ("", at)}
-        for found in items:
-            before.discard((self._key_of(found)[0], found["metadata"]["name"]))
-            self._take("ADDED", found)
+        async for items, at in self._kube.pages(path, self._selector):
+            version = at
+            for found in items:
+                before.discard((self._key_of(found)[0], found["metadata"]["name"]))
+                self._take("ADDED", found)
         for at, name in before:
             self._drop(self._key_at[at, name], name)
         self._unlisted.discard(path)

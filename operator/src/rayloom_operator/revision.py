@@ -54,7 +54,7 @@ def with_kept_image(resolved: Resolved, kept: str, current: str) -> Resolved:
 
     So another default of the operator's changes no service that runs; it counts once the spec changes otherwise.
     """
-    if not kept or resolved.service.spec.engine.image is not None:
+    if kept in ("", resolved.image) or resolved.service.spec.engine.image is not None:
         return resolved
     same = replace(resolved, image=kept)
     return same if revision(same) == current else resolved

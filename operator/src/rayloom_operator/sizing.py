@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 from rayloom_operator.api_status import Candidate, Figures, Sizing
 from rayloom_operator.errors import DoesNotFit, SpecError
@@ -65,7 +65,8 @@ class Question:
     def inputs(self) -> str:
         """8 hex digits, the same for the same question to any version of the operator."""
         shape = self.shape.model_dump(exclude_defaults=True)
-        document = asdict(replace(self, shape=None)) | {"shape": shape}  # type: ignore[arg-type]
+        # Not by asdict, which copies: this is asked in each pass over a service.
+        document = {each.name: getattr(self, each.name) for each in fields(self)} | {"shape": shape}
         given = {name: value for name, value in document.items() if value is not None}
         return hashlib.sha256(json.dumps(given, sort_keys=True).encode()).hexdigest()[:8]
 

@@ -50,6 +50,15 @@ def job(found: Manifest) -> Manifest:
     return cluster(found)
 
 
+def shared(found: Any) -> Any:
+    """The document with each of its texts in memory once, whatever other documents have the same."""
+    if isinstance(found, dict):
+        return {sys.intern(name): shared(each) for name, each in found.items()}
+    if isinstance(found, list):
+        return [shared(each) for each in found]
+    return sys.intern(found) if type(found) is str else found
+
+
 def _metadata(found: Manifest) -> Manifest:
     meta = found["metadata"]
     return _part(meta, _META) | {

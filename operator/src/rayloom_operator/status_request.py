@@ -1,0 +1,76 @@
+"""GET /status of an engine: one request on a connection of its own.
+
+A general HTTP client takes twice the time for it, which at 600 answers a second would be half a core.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import io
+
+from rayloom_operator.errors import EngineUnavailable
+
+_TIMEOUT_S = 3.0
+_MAX_BYTES = 1 << 20  # a status has some thousand
+
+
+async def get_status(ip: str, port: int, token: str) -> tuple[int, bytes]:
+    """The answer's code and body. Redirects are answers. Raises EngineUnavailable."""
+    host = f"[{ip}]" if ":" in ip else ip
+    request = (
+        f"GET /status HTTP/1.1\r\nHost: {host}:{port}\r\nAuthorization: Bearer {token}\r\n"
+        "Accept: application/json\r\nConnection: close\r\n\r\n"
+    ).encode()
+    loop = asyncio.get_running_loop()
+    exchange = _Exchange(request, loop.create_future())
+    try:
+        async with asyncio.timeout(_TIMEOUT_S):
+            transport, _ = await loop.create_connection(lambda: exchange, ip, port)
+            try:
+                received = await exchange.received
+            finally:
+                transport.abort()
+        response = http.client.HTTPResponse(_Received(received))  # type: ignore[arg-type]
+        response.begin()
+        return response.status, response.read()
+    except TimeoutError as error:
+        raise EngineUnavailable(f"no answer within {_TIMEOUT_S:g} s") from error
+    except (OSError, http.client.HTTPException) as error:
+        raise EngineUnavailable(f"{type(error).__name__}: {error}") from error
+
+
+class _Exchange(asyncio.Protocol):
+    """Sends the request; `received` is all that comes until the other side closes."""
+
+    def __init__(self, request: bytes, received: asyncio.Future[bytes]) -> None:
+        self._request = request
+        self.received = received
+        self._parts = bytearray()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        transport.write(self._request)
+
+    def data_received(self, data: bytes) -> None:
+        self._parts += data
+        if len(self._parts) > _MAX_BYTES and not self.received.done():
+            self.received.set_exception(EngineUnavailable(f"/status answered with more than {_MAX_BYTES} bytes"))
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if self.received.done():
+            return
+        if error is not None:
+            self.received.set_exception(error)
+        else:
+            self.received.set_result(bytes(self._parts))
+
+
+class _Received:
+    """What was received, as http.client reads it."""
+
+    def __init__(self, received: bytes) -> None:
+        self._file = io.BytesIO(received)
+
+    def makefile(self, _: str) -> io.BytesIO:
+        return self._file
