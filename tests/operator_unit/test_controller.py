@@ -7,6 +7,7 @@ import pytest
 
 from rayloom_operator.kube import KubeError, KubeUnreachable
 from rayloom_operator.names import path_of
+from rt_fake_kube import FakeKube
 from rt_world import CLIENT_SERVICE, SERVICE, generation, head, known, service, with_world
 
 
@@ -82,11 +83,69 @@ def test_the_name_of_a_cluster_is_free_again_after_a_minute(monkeypatch):
 
     async def story(world):
         world.ask_for(service())
-        for number in (0, 1, 0):
-            await world.until(lambda: world.kube.named("RayCluster"))
-            await world.rest()
-            assert [each[-2:] for each in world.kube.named("RayCluster")] == [f"-{number}"]
-            world.kube.remove(world.kube.path("RayCluster"))
+        await world.until(lambda: world.kube.named("RayCluster"))
+        first = world.kube.named("RayCluster")
+        await world.rest()
+        await end(world)
+        world.ask_for(service(uid="uid-2"))
+        await world.until(lambda: world.kube.named("RayCluster"))
+        assert world.kube.named("RayCluster") == first
+
+    with_world(story)
+
+
+def test_a_service_made_anew_at_once_gives_no_name_again():
+    async def story(world):
+        world.ask_for(service())
+        await world.until(lambda: world.kube.named("RayCluster"))
+        await world.rest()
+        await end(world)
+        world.ask_for(service(uid="uid-2"))
+        await world.until(lambda: world.kube.named("RayCluster"))
+        assert [each[-2:] for each in world.kube.named("RayCluster")] == ["-1"]
+
+    with_world(story)
+
+
+async def end(world):
+    """The service is deleted, and all that it owns goes."""
+    document = world.kube.objects.pop(SERVICE)
+    world.controller.set_service(document, True)
+    for path in [path for path, each in world.kube.objects.items() if each["kind"] != "CustomResourceDefinition"]:
+        world.kube.remove(path)
+    await world.rest()
+
+
+def test_a_cluster_whose_label_was_taken_away_gets_it_back():
+    async def story(world):
+        world.ask_for(service())
+        await world.until(lambda: world.kube.named("RayCluster"))
+        await world.rest()
+        path = world.kube.path("RayCluster")
+        before = world.kube.objects[path]
+        world.kube.remove(path)  # what a watch says of one that it no longer selects
+        world.kube.objects[path] = before | {"metadata": before["metadata"] | {"labels": {}}}
+        await world.until(lambda: world.kube.objects[path]["metadata"]["labels"])
+        assert world.kube.named("RayCluster") == [before["metadata"]["name"]]
+
+    with_world(story)
+
+
+def test_a_new_operator_gives_no_name_again_that_it_finds_in_the_status():
+    async def story(world):
+        world.ask_for(service())
+        await world.until(lambda: world.kube.named("RayCluster") and world.kube.statuses)
+        await world.rest()
+
+    async def goes_on(world):
+        world.controller.set_service(world.kube.objects[SERVICE], False)
+        await world.until(lambda: world.kube.named("RayCluster"))
+        assert [each[-2:] for each in world.kube.named("RayCluster")] == ["-1"]
+
+    kube = FakeKube()
+    with_world(story, kube=kube)
+    kube.remove(kube.path("RayCluster"))
+    with_world(goes_on, kube=kube)
 
     with_world(story)
 

@@ -142,7 +142,7 @@ def test_what_is_seen_of_a_service_is_of_one_moment():
             return [], "1"
 
         world.kube.list = list_events
-        seen = await world.controller._observer.observe(KEY, "uid-1", timedelta(seconds=15), datetime.now(UTC))
+        seen = await world.controller._observer.observe(KEY, "uid-1", (), timedelta(seconds=15), datetime.now(UTC))
         assert (seen.groups, seen.leaving) == ((), ())
 
     with_world(story, leads=asyncio.Event())

@@ -237,6 +237,15 @@ def test_a_successor_is_made_only_when_its_failures_are_remembered_under_its_nam
     assert fourth.document["groups"][0]["name"] == third.document["groups"][0]["name"] == f"{min(taken)[:-1]}1"
 
 
+def test_a_cache_that_lags_does_not_bring_back_an_engine_that_has_a_successor():
+    second = turn(ONE, [failing("a")], previous=turn(ONE, [failing("a")]).document)
+    third = turn(ONE, previous=second.document, taken=frozenset({second.status.groups[0].name}))
+    late = turn(ONE, [failing("a")], previous=third.document)
+
+    assert [slot.name[-2:] for slot in late.slots] == ["-1"]
+    assert {each["name"][-2:]: each["restarts"] for each in late.document["groups"]} == {"-0": 0, "-1": 1}
+
+
 def test_the_cause_that_was_first_stays():
     first = turn(ONE, [failing("a")])
     second = turn(ONE, [make_serving(ONE, uid="b", is_headless=True, pods=())], previous=first.document)
@@ -290,7 +299,7 @@ def test_a_smaller_service_gives_up_the_place_that_waits():
     one = turn(ONE, [make_serving(TWO, 1)], previous=failed.document)
 
     assert [slot.name[-2:] for slot in one.slots] == ["-1"]
-    assert one.plan.deletions == ()
+    assert [each.path.rpartition("-0")[2] for each in one.plan.deletions] == ["", "-admin"], "what was left of it"
 
 
 def test_the_pods_of_an_engine_beyond_help_do_not_drain():

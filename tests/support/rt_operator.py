@@ -134,7 +134,7 @@ def turn(resolved, groups=(), *, previous=None, problems=(), refusal="", now=NOW
     if problems or refusal:
         reason = Reason.INVALID_SPEC if problems else Reason.APPLY_REFUSED
         accepted = Verdict(reason=reason, message="; ".join(problems) or refusal)
-    planned = plan(resolved, seen, places, current, SETTINGS.operator_key, now=now, clock=clock)
+    planned = plan(resolved, seen, places, current, memory, SETTINGS.operator_key, now=now, clock=clock)
     said = status(
         resolved,
         accepted,

@@ -58,6 +58,7 @@ class Simulation:
         self.lost = {}  # node -> since when
         self.clusters = {}
         self.gone_at = {}  # name -> when
+        self.known_gone_at = None  # as the operator that runs now knows it, of those there None; None before it looked
         self.line_of = {}  # uid -> line
         self.document = {}
         self.made_at = {}  # line -> times, since the spec was changed
@@ -151,7 +152,14 @@ class Simulation:
         return make_reading(said, at=self.t, advanced_at=cluster.serves_at - START_S)
 
     def seen(self):
-        groups, leaving, taken = [], [], {name for name, at in self.gone_at.items() if self.t - at <= 60}
+        if self.known_gone_at is None:
+            self.known_gone_at = dict.fromkeys(each["name"] for each in self.document.get("groups", ()))
+            # What went while nobody looked, and is not in the status, nobody can know.
+            self.gone_at = {name: at for name, at in self.gone_at.items() if name in self.known_gone_at}
+        known = self.known_gone_at
+        known |= {name: self.t for name, at in known.items() if at is None and name not in self.clusters}
+        known |= dict.fromkeys(self.clusters)
+        groups, leaving, taken = [], [], {name for name, at in known.items() if at is not None and self.t - at <= 60}
         for cluster in self.clusters.values():
             pods = [self.pod(cluster, kind) for kind in cluster.pods]
             leaving += [each for each in pods if each.grace_s is not None]
@@ -230,4 +238,4 @@ class Simulation:
     def restart_operator(self):
         for cluster in self.clusters.values():
             cluster.has_answered, cluster.silent_since, cluster.num_pods = False, None, len(cluster.pods)
-        self.gone_at = {}
+        self.known_gone_at = None

@@ -12,7 +12,7 @@ is new.
   verbs: [patch]
 - apiGroups: [ray.io]
   resources: [rayclusters]
-  verbs: [list, watch, create, patch, delete]
+  verbs: [get, list, watch, create, patch, delete]
 # One looks at a model before anything is made for it; Kubernetes removes it a while after it ended.
 - apiGroups: [batch]
   resources: [jobs]

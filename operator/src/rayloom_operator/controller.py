@@ -208,7 +208,7 @@ class Controller:
             self._applier.forget(key)
             self._mounting_since.pop(key, None)
             self._untold.pop(key, None)
-            return self._observer.forget(key, datetime.now(UTC))
+            return await self._observer.forget(key, datetime.now(UTC))
         try:
             return await self._bring(key, document)
         except OperatorError as error:
@@ -239,12 +239,14 @@ class Controller:
         except SpecError as error:
             reason = Reason.DOES_NOT_FIT if isinstance(error, DoesNotFit) else Reason.INVALID_SPEC
             accepted = Verdict(reason=reason, message="; ".join(error.problems))
-        seen = await self._observer.observe(key, document["metadata"]["uid"], patience, clock)
-        current = "" if resolved is None else revision(resolved)
         memory = remembered(previous)
+        seen = await self._observer.observe(key, document["metadata"]["uid"], memory.keys(), patience, clock)
+        if unsupported:
+            seen = replace(seen, taken=frozenset())  # Nothing is made, so nothing needs another name.
+        current = "" if resolved is None else revision(resolved)
         places = () if resolved is None else slots(resolved, current, seen, memory, now=now, clock=clock)
         wanted = None if unsupported else resolved
-        planned = plan(wanted, seen, places, current, self._settings.operator_key, now=now, clock=clock)
+        planned = plan(wanted, seen, places, current, memory, self._settings.operator_key, now=now, clock=clock)
         mounting_s = self._mounting_s(key, seen.groups, inspection, now)
         refused: Refused | None = None
         try:

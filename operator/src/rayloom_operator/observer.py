@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 
 from rayloom_operator import names
 from rayloom_operator.engine_poller import EnginePoller, Target
 from rayloom_operator.errors import OperatorError
-from rayloom_operator.kube import Kube
+from rayloom_operator.kube import NOT_FOUND, Kube, KubeError
 from rayloom_operator.names import Manifest, ServiceKey, object_path
 from rayloom_operator.objects.companions import admin_token
 from rayloom_operator.observed import Group, Observed, cluster_refusal, is_headless, moment, pod
@@ -36,36 +36,41 @@ class Observer:
         # name of a RayCluster -> when it was found to be gone; None while it is there
         self._gone_at: dict[ServiceKey, dict[str, datetime | None]] = {}
 
-    def forget(self, key: ServiceKey, clock: datetime) -> float | None:
+    async def forget(self, key: ServiceKey, clock: datetime) -> float | None:
         """The service is gone. Gives after how many seconds to call this again; None when nothing is left of it."""
         self._poller.follow(key, {})
         self._new_pods.pop(key, None)
         # The next service of this name may come at once.
-        if self._used_names(key, clock):
+        await self._look_for_gone(key, "", (), clock)
+        if self._gone_at[key]:
             return _NAME_REST_S
         del self._gone_at[key]
         return None
 
-    async def observe(self, key: ServiceKey, uid: str, patience: timedelta, clock: datetime) -> Observed:
+    async def observe(
+        self, key: ServiceKey, uid: str, remembered: Iterable[str], patience: timedelta, clock: datetime
+    ) -> Observed:
         """What is there of the service with this uid; one of the same name that was deleted may have left RayClusters.
 
-        A node that is not ready is given up after `patience`.
+        `remembered` are the names of its groups in its status. A node that is not ready is given up after `patience`.
         """
         # Before anything is looked at: what is seen is to be of one moment.
         failures = await self.mount_failures(key, self._pods.of_service(key))
+        await self._look_for_gone(key, uid, remembered, clock)
         everything = self._pods.of_service(key)
         pods = [each for each in everything if "deletionTimestamp" not in each["metadata"]]
         leaving = tuple(pod(each) for each in everything if "deletionTimestamp" in each["metadata"])
         num_new = self._count_new_pods(key, everything, clock)
         nodes = {each["spec"].get("nodeName", "") for each in everything} & self._nodes.unready.keys()
         given_up_at = {node: self._nodes.unready[node] + patience for node in nodes}
-        groups, taken, targets = [], self._used_names(key, clock), {}
+        groups, targets = [], {}
+        taken = {name for name, at in self._gone_at[key].items() if at is not None}
         for cluster in self._clusters.of_service(key):
             meta = cluster["metadata"]
             name = meta["name"]
             if not is_owned(meta, uid) or "deletionTimestamp" in meta:
+                taken.add(name)
                 continue
-            taken.discard(name)
             # By uid: pods of a RayCluster that had this name before may be left.
             own = [each for each in pods if is_owned(each["metadata"], meta["uid"])]
             group = Group(
@@ -93,15 +98,33 @@ class Observer:
             waits=tuple(at for at in given_up_at.values() if at > clock),
         )
 
-    def _used_names(self, key: ServiceKey, clock: datetime) -> set[str]:
-        """Names of RayClusters that are there, or were a moment ago. Forgotten by a restart, which takes longer."""
-        known = self._gone_at.setdefault(key, {})
-        present = {each["metadata"]["name"] for each in self._clusters.of_service(key)}
-        known |= dict.fromkeys(known.keys() - present - {name for name, at in known.items() if at}, clock)
-        known |= dict.fromkeys(present, None)
+    async def _look_for_gone(self, key: ServiceKey, uid: str, remembered: Iterable[str], clock: datetime) -> None:
+        """Notes which RayClusters went since the last look; at the first one, which that are remembered."""
+        known = self._gone_at.setdefault(key, dict.fromkeys(remembered))
+        there: set[str] = set()
+        # Until nothing went while it was asked.
+        while missing := {name for name, at in known.items() if at is None} - self._names(key) - there:
+            for name in missing:
+                # A cluster whose label was taken away is there all the same, and gets it back under its name.
+                if await self._is_there(key, name, uid):
+                    there.add(name)
+                else:
+                    known[name] = clock
         for name in [name for name, at in known.items() if at and clock - at > timedelta(seconds=_NAME_REST_S)]:
             del known[name]
-        return set(known)
+        known |= dict.fromkeys(self._names(key))
+
+    def _names(self, key: ServiceKey) -> set[str]:
+        return {each["metadata"]["name"] for each in self._clusters.of_service(key)}
+
+    async def _is_there(self, key: ServiceKey, name: str, uid: str) -> bool:
+        try:
+            found = await self._kube.get(object_path("ray.io/v1", "RayCluster", key[0], name))
+        except KubeError as error:
+            if error.code != NOT_FOUND:
+                raise
+            return False
+        return is_owned(found["metadata"], uid) and "deletionTimestamp" not in found["metadata"]
 
     def _count_new_pods(self, key: ServiceKey, pods: list[Manifest], clock: datetime) -> dict[str, int]:
         """uid of a RayCluster -> pods made for it lately, also those that are gone. Forgotten by a restart."""

@@ -17,7 +17,7 @@ from rayloom_operator.objects.companions import admin_secret, client_service, co
 from rayloom_operator.objects.guards import disruption_budget, network_policy
 from rayloom_operator.objects.ray_cluster import ray_cluster
 from rayloom_operator.observed import Group, Observed, Pod
-from rayloom_operator.recovery import Slot
+from rayloom_operator.recovery import Memory, Slot, remembered_names
 from rayloom_operator.resolved import Hub, Resolved
 
 # States in which an engine takes requests; while it recovers they wait in it.
@@ -73,6 +73,7 @@ def plan(
     seen: Observed,
     slots: tuple[Slot, ...],
     current: str,
+    memory: Memory,
     operator_key: bytes,
     *,
     now: float,
@@ -80,8 +81,8 @@ def plan(
 ) -> Plan:
     """What to do now. `resolved` is None while the spec cannot be used: then what runs goes on as it is.
 
-    `slots` are the places for engines of the revision `current`. One that failed is made anew when its time has come,
-    and until then no group of another revision goes.
+    `slots` are the places for engines of the revision `current`, `memory` is what was written of them. One that failed
+    is made anew when its time has come, and until then no group of another revision goes.
     """
     wells = {group.name for group in seen.groups if is_well(group, now)}
     if resolved is None:
@@ -94,7 +95,7 @@ def plan(
         retry_at = slot.retry_at(service.spec.recovery)
         if slot.group is None and retry_at is not None and retry_at > clock:
             waits.append(retry_at)
-        is_written = not slot.replaces or slot.failure is None
+        is_written = slot.name in memory or slot.failure is None
         if not is_written:
             waits.append(clock)  # Made under a name that nobody remembers, it would have a clean record.
         if slot.is_condemned or (slot.group is None and (retry_at in waits or not is_written)):
@@ -117,7 +118,9 @@ def plan(
         # The RayCluster goes last: while it is listed, whoever was interrupted here knows what is left to do.
         for deletion in (*_companions(group.name, namespace), _end(group, namespace))
     ]
-    deletions += [each for slot in slots if slot.replaces for each in _companions(slot.replaces, namespace)]
+    # Of groups that went, and whose places have other names now.
+    left = remembered_names(resolved, current, memory) - places - {group.name for group in seen.groups}
+    deletions += [deletion for name in sorted(left) for deletion in _companions(name, namespace)]
     deletions += [_end(slot.group, namespace) for slot in slots if slot.is_condemned and slot.group is not None]
     routes = [route for group in seen.groups if (route := _route(group, wells - surplus, group.name in surplus))]
     return Plan(

@@ -37,7 +37,7 @@ def print_plan(*, manifest: Path, facts: Path | None, engine_image: str, output:
     resolved = resolve(service, service.spec.engine.image or engine_image, known)
     nothing, current, clock = Observed(), revision(resolved), datetime.now(UTC)
     places = slots(resolved, current, nothing, {}, now=0.0, clock=clock)
-    objects = plan(resolved, nothing, places, current, b"", now=0.0, clock=clock).wanted
+    objects = plan(resolved, nothing, places, current, {}, b"", now=0.0, clock=clock).wanted
     if output == "yaml":
         for each in objects:
             # What is in a Secret follows from the operator's own key.

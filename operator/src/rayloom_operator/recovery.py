@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from itertools import count, islice
+from itertools import chain, count, islice
 from typing import Any
 
 from pydantic import ValidationError
@@ -34,6 +34,8 @@ from rayloom_operator.resolved import Resolved
 _STABLE_S = 600.0
 # Pods that are made within this time count as one series.
 NEW_POD_S = 600.0
+# Numbers of engines go up to this, and then begin anew: long after an engine went, its name is another's.
+_MAX_NUMBER = 99
 # The engine gives up by itself after rebuildSeconds. The operator comes later, lest both act.
 _LATER_S = 30.0
 
@@ -48,7 +50,6 @@ class Slot:
     group: Group | None
     restarts: int = 0
     failure: Failure | None = None
-    replaces: str = ""  # the name before this one, in the turn in which it is given
     is_condemned: bool = False  # its group is to be deleted, and that is written down
 
     def retry_at(self, recovery: Recovery) -> datetime | None:
@@ -88,8 +89,14 @@ def slots(
     given up. `now` counts like the readings' seconds, `clock` is the time of day.
     """
     service = resolved.service.metadata.name
-    mine = {group.name: group for group in seen.groups if group.revision == current}
-    known = mine.keys() | {name for name in memory if _number(service, current, name) is not None}
+    # What failed under one name and is remembered under the next was seen by a cache that lags.
+    ended = {(each.failure.uid, name) for name, each in memory.items() if each.failure is not None and each.failure.uid}
+    mine = {
+        group.name: group
+        for group in seen.groups
+        if group.revision == current and not any(uid == group.uid and name != group.name for uid, name in ended)
+    }
+    known = mine.keys() | remembered_names(resolved, current, memory)
 
     def rank(name: str) -> tuple[int, int]:
         group, number = mine.get(name), _number(service, current, name) or 0
@@ -98,8 +105,9 @@ def slots(
     is_known = all(group.reading is not None or not group.head or not group.head.ip for group in mine.values())
     wanted = max(resolved.service.spec.replicas, 0 if is_known else len(mine))
     kept = sorted(known, key=rank)[:wanted]
-    numbered = (group_name(service, current, number) for number in count())
-    free = (name for name in numbered if name not in known and name not in seen.taken)
+    used = {number for name in known | seen.taken if (number := _number(service, current, name)) is not None}
+    numbers = chain(range(max(used, default=-1) + 1, _MAX_NUMBER + 1), count())
+    free = (group_name(service, current, number) for number in numbers if number not in used)
     names = {name: next(free) if name in seen.taken and name not in mine else name for name in kept}
     names |= {name: name for name in islice(free, wanted - len(kept))}
     return tuple(
@@ -111,7 +119,13 @@ def slots(
 
 
 def _successor(name: str, before: GroupStatus) -> Slot:
-    return Slot(name=name, group=None, restarts=before.restarts, failure=before.failure, replaces=before.name)
+    return Slot(name=name, group=None, restarts=before.restarts, failure=before.failure)
+
+
+def remembered_names(resolved: Resolved, current: str, memory: Memory) -> frozenset[str]:
+    """Of the remembered groups those of the revision `current`."""
+    service = resolved.service.metadata.name
+    return frozenset(name for name in memory if _number(service, current, name) is not None)
 
 
 def _number(service: str, revision: str, name: str) -> int | None:
