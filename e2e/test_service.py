@@ -11,104 +11,16 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-import yaml
 
 from cluster.kubectl import Kubectl
-from cluster.shell import ClusterError
 from conftest import Client, new_namespace
+from service import CHAT, OPERATOR_NAMESPACE, READY_SECONDS, ROOT, Service, is_ready, manifest, tokens_of, wait
 
-ROOT = Path(__file__).parent.parent
 EXAMPLE = ROOT / "examples" / "smollm2-pp2.yaml"
-OPERATOR_NAMESPACE = "rayloom-system"
-READY_SECONDS = 180.0
-
-CHAT = {
-    "messages": [{"role": "user", "content": "Tell me a short story about a lighthouse and a whale."}],
-    "temperature": 0,
-    "max_tokens": 48,
-    "logprobs": True,
-}
-
-
-def _manifest(path: Path, namespace: str, **spec: Any) -> dict[str, Any]:
-    document = yaml.safe_load(path.read_text())
-    document["metadata"]["namespace"] = namespace
-    document["spec"].update(spec)
-    return document
-
-
-def _wait(condition: Callable[[], bool], seconds: float, story: Callable[[], str], pause_s: float = 0.25) -> float:
-    """Seconds until `condition` held. Fails with `story` after `seconds`; a failed command is asked again till then."""
-    began = time.monotonic()
-    problem: ClusterError | None = None
-    while True:
-        try:
-            if condition():
-                return time.monotonic() - began
-        except ClusterError as error:
-            problem = error
-        assert time.monotonic() - began < seconds, f"{story()}\nlast failure: {problem}"
-        time.sleep(pause_s)
-
-
-class Service:
-    """One LLMService, as kubectl and a pod beside it see it."""
-
-    def __init__(self, kubectl: Kubectl, client: Client, namespace: str, name: str) -> None:
-        self.kubectl = kubectl
-        self.client = client
-        self.namespace = namespace
-        self.name = name
-
-    def get(self) -> dict[str, Any]:
-        return self.kubectl.json("get", "llm", self.name, "--namespace", self.namespace)
-
-    def condition(self, kind: str) -> dict[str, Any]:
-        found = [item for item in self.get().get("status", {}).get("conditions", []) if item["type"] == kind]
-        return found[0] if found else {"status": "", "reason": "", "message": ""}
-
-    def is_available(self) -> bool:
-        return self.condition("Available")["status"] == "True"
-
-    def wait_available(self, seconds: float = READY_SECONDS) -> float:
-        return _wait(self.is_available, seconds, lambda: json.dumps(self.get().get("status"), indent=1))
-
-    def chat(self, **other: Any) -> tuple[int, str]:
-        url = f"http://{self.name}.{self.namespace}.svc.cluster.local:8000/v1/chat/completions"
-        return self.client.request(url, {"model": self.name, **CHAT, **other}, 120)
-
-    def tokens(self) -> list[str]:
-        status, body = self.chat()
-        assert status == 200, body
-        return tokens_of(json.loads(body))
-
-    def pods(self, kind: str) -> list[dict[str, Any]]:
-        """Pods of the RayCluster: kind is head or worker."""
-        selector = f"rayloom.dev/service={self.name},ray.io/node-type={kind}"
-        return self.kubectl.json("get", "pods", "--namespace", self.namespace, "--selector", selector)["items"]
-
-    def engine_status(self) -> dict[str, Any]:
-        """/status of the engine, asked from the pod beside it with the group's token."""
-        group = self.get()["status"]["groups"][0]["name"]
-        secret = self.kubectl.json("get", "secret", f"{group}-admin", "--namespace", self.namespace)
-        address = self.pods("head")[0]["status"]["podIP"]
-        code = (
-            "import base64, sys, urllib.request\n"
-            f"token = base64.b64decode({secret['data']['token']!r}).decode()\n"
-            f"request = urllib.request.Request('http://{address}:8001/status')\n"
-            "request.add_header('Authorization', 'Bearer ' + token)\n"
-            "print(urllib.request.urlopen(request, timeout=10).read().decode())"
-        )
-        return json.loads(self.client.python(code))
-
-
-def tokens_of(answer: dict[str, Any]) -> list[str]:
-    return [entry["token"] for entry in answer["choices"][0]["logprobs"]["content"]]
 
 
 @pytest.fixture(scope="module")
@@ -120,7 +32,7 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     with log.open("wb") as stream:
         process = subprocess.Popen(command, stdout=stream, stderr=stream, env={**os.environ, "HF_HUB_OFFLINE": "1"})
     try:
-        _wait(lambda: " ready: " in log.read_text() or process.poll() is not None, 120.0, log.read_text)
+        wait(lambda: " ready: " in log.read_text() or process.poll() is not None, 120.0, log.read_text)
         assert process.poll() is None, log.read_text()
         url = log.read_text().split("API at ")[1].split(",")[0]
         request = urllib.request.Request(
@@ -145,8 +57,8 @@ def pipeline(operator: Kubectl) -> Iterator[tuple[Service, float]]:
         client = Client.start(operator, namespace)
         service = Service(operator, client, namespace, "smollm2-pp2")
         began = time.monotonic()
-        operator.apply(_manifest(EXAMPLE, namespace))
-        _wait(
+        operator.apply(manifest(EXAMPLE, namespace))
+        wait(
             lambda: service.chat(max_tokens=1)[0] == 200,
             READY_SECONDS,
             lambda: json.dumps(service.get().get("status"), indent=1),
@@ -220,23 +132,19 @@ def test_a_restarted_operator_recreates_nothing(pipeline: tuple[Service, float])
 
     def is_back() -> bool:
         pods = service.kubectl.json(*operators)["items"]
-        return [_is_ready(pod) for pod in pods if pod["metadata"]["uid"] not in old] == [True]
+        return [is_ready(pod) for pod in pods if pod["metadata"]["uid"] not in old] == [True]
 
-    _wait(is_back, 60.0, lambda: service.kubectl(*operators))
+    wait(is_back, 60.0, lambda: service.kubectl(*operators))
     # A label that only the operator sets: when it is back, the new one has worked on the service.
     head = service.pods("head")[0]["metadata"]["name"]
     service.kubectl("label", "pod", head, "--namespace", service.namespace, "rayloom.dev/route-")
-    _wait(
+    wait(
         lambda: "rayloom.dev/route" in service.pods("head")[0]["metadata"]["labels"],
         30.0,
         lambda: json.dumps(service.get(), indent=1),
     )
     service.wait_available(30.0)
     assert _objects(service) == before
-
-
-def _is_ready(pod: dict[str, Any]) -> bool:
-    return any(item["type"] == "Ready" and item["status"] == "True" for item in pod["status"].get("conditions", []))
 
 
 def _objects(service: Service) -> dict[str, tuple[str, str]]:
@@ -269,7 +177,7 @@ def test_a_deleted_worker_pod_is_replaced_and_the_service_is_available_again(
         status = service.engine_status()
         return status["state"] == "serving" and status["epoch"] > before["epoch"]
 
-    _wait(is_rebuilt, 90.0, lambda: json.dumps(service.get().get("status"), indent=1))
+    wait(is_rebuilt, 90.0, lambda: json.dumps(service.get().get("status"), indent=1))
     service.wait_available(30.0)
     seconds = time.monotonic() - began
     assert service.tokens() == expected
@@ -287,8 +195,8 @@ def test_a_model_path_that_is_not_there_ends_in_a_condition_that_says_so(
 ) -> None:
     service = Service(operator, client, namespace, "smollm2")
     model = {"source": "file:///models/not-there"}
-    operator.apply(_manifest(ROOT / "examples" / "smollm2.yaml", namespace, model=model))
-    _wait(
+    operator.apply(manifest(ROOT / "examples" / "smollm2.yaml", namespace, model=model))
+    wait(
         lambda: service.condition("ModelReady")["reason"] == "ModelNotFound",
         60.0,
         lambda: json.dumps(service.get().get("status"), indent=1),
@@ -306,7 +214,7 @@ def test_one_rank_serves_a_folder_of_the_node(operator: Kubectl, client: Client,
     folder = _model_on_the_nodes()
     service = Service(operator, client, namespace, "smollm2")
     operator.apply(
-        _manifest(
+        manifest(
             ROOT / "examples" / "smollm2.yaml", namespace, model={"source": f"file://{folder}", "dtype": "float32"}
         )
     )
@@ -321,7 +229,7 @@ def test_three_ranks_of_one_pod_say_what_one_rank_says_here(
 ) -> None:
     service = Service(operator, client, namespace, "smollm2-tp3")
     model = {"source": "builtin://smollm2-135m", "dtype": "float32"}
-    operator.apply(_manifest(ROOT / "examples" / "smollm2-tp3.yaml", namespace, model=model))
+    operator.apply(manifest(ROOT / "examples" / "smollm2-tp3.yaml", namespace, model=model))
     service.wait_available()
     assert service.tokens() == expected
     ranks = service.engine_status()["ranks"]
