@@ -24,9 +24,15 @@ from rayloom_operator.sizing import CPU_RANK_BYTES
 RAY_VERSION = "2.60.0"  # of the engine's image; KubeRay decides by it what it may use
 _GCS_PORT = 6379
 _RAYLET_PORT = 6380
-# Exists while the engine runs. The ranks live on the head's Ray, so it stays until the engine has drained.
+# The engine's process id, while it runs. The ranks live on the head's Ray, so that stays until the engine has drained.
 _ALIVE_FILE = "/tmp/ray/engine.alive"
-# Seconds that an engine needs to end after its drain.
+_WAIT_FOR_ENGINE = f'while kill -0 "$(cat {_ALIVE_FILE})"; do sleep 0.1; done 2> /dev/null'
+# Ranks stay as well, in their own pods.
+_WAIT_FOR_DRAIN = ["python3", "-m", "rayloom_engine.linger"]
+_WAIT_FOR_DRAIN += ["--rank-port", str(names.RANK_PORT), "--port", str(names.API_PORT)]
+# Every node needs a moment to send no more new requests to a pod that is to go. Then the engine begins to refuse them.
+_UNROUTE_SECONDS = 2
+# Seconds that an engine needs beside its drain.
 _END_SECONDS = 15
 # What the head asks for, measured lean: Ray's processes 330 MiB, supervisor, front and core (no weights) 400 MiB.
 _HEAD_REQUESTS = {"cpu": "200m", "memory": "512Mi"}
@@ -39,7 +45,8 @@ _CUDA_RANK_MIB = 4096
 # Shared memory counts as the pod's memory; Ray's object store takes 75 MiB of it, NCCL some for each pair of ranks.
 _SHARED_MIB, _NCCL_MIB = 512, 512
 
-# Ray's own settings notice a lost node after a minute. These do within 6 s; head and workers must agree.
+# Ray's own settings notice a lost node after a minute. These do within 6 s; head and workers must agree. And Ray would
+# wait half a minute for work of its own before it stops a node that Kubernetes has told to go.
 _RAY_HEALTH = {
     "RAY_health_check_period_ms": "1000",
     "RAY_health_check_timeout_ms": "1000",
@@ -47,6 +54,7 @@ _RAY_HEALTH = {
     "RAY_health_check_initial_delay_ms": "1000",
     "RAY_gcs_rpc_server_reconnect_timeout_s": "5",
     "RAY_raylet_liveness_self_check_interval_ms": "1000",
+    "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
 }
 _ENGINE_PROBE = {"periodSeconds": 1, "timeoutSeconds": 2, "failureThreshold": 2}
 _ENGINE_VARIABLES = {
@@ -130,12 +138,11 @@ def _head_pod(resolved: Resolved, group: str) -> Manifest:
 
 
 def _ray_head(service: LLMService, group: str, image: str) -> Manifest:
-    wait = f"while [ -e {_ALIVE_FILE} ]; do sleep 0.1; done"
     return container_basics(service, names.HEAD_CONTAINER, image) | {
         "env": _environment(service, group, _RAY_HEALTH),
         "resources": {"requests": _HEAD_REQUESTS},
         "volumeMounts": _mounts("head-scratch"),
-        "lifecycle": {"preStop": {"exec": {"command": ["sh", "-c", wait]}}},
+        "lifecycle": _before_the_end("sh", "-c", _WAIT_FOR_ENGINE),
         **_ray_probes(_GCS_PORT),
     }
 
@@ -150,6 +157,7 @@ def _engine(resolved: Resolved, group: str) -> Manifest:
         "resources": {"requests": _ENGINE_REQUESTS},
         # No liveness probe: loading takes as long as it takes, and the supervisor restarts what dies or hangs.
         "readinessProbe": {"httpGet": {"path": "/ready", "port": names.API_PORT}, **_ENGINE_PROBE},
+        "lifecycle": _before_the_end("sleep", str(_UNROUTE_SECONDS)),
         "volumeMounts": [
             *_mounts("engine-scratch"),
             {"name": "config", "mountPath": names.CONFIG_FOLDER, "readOnly": True},
@@ -174,11 +182,11 @@ def _worker_pod(resolved: Resolved, group: str) -> Manifest:
         "env": _environment(service, group, _RAY_HEALTH, model_variables(service, resolved.hub)),
         "resources": _worker_resources(resolved),
         "volumeMounts": [*_mounts("scratch"), *model_mounts(service, resolved.hub)],
+        "lifecycle": _before_the_end(*_WAIT_FOR_DRAIN),
         **_ray_probes(_RAYLET_PORT),
     }
     return pod_basics(service) | {
-        # Ranks hold nothing that must be saved.
-        "terminationGracePeriodSeconds": 3,
+        "terminationGracePeriodSeconds": service.spec.drain_seconds + _END_SECONDS,
         "topologySpreadConstraints": [
             {
                 "maxSkew": 1,
@@ -244,6 +252,11 @@ def _mounts(scratch: str) -> list[Manifest]:
     """What every container writes to; Ray's folder and shared memory are those of the whole pod."""
     folders = {"ray": "/tmp/ray", scratch: "/tmp", "shared-memory": "/dev/shm"}
     return [{"name": name, "mountPath": path} for name, path in folders.items()]
+
+
+def _before_the_end(*command: str) -> Manifest:
+    """A container's lifecycle: the command runs before its processes are told to end."""
+    return {"preStop": {"exec": {"command": list(command)}}}
 
 
 def _ray_probes(port: int) -> Manifest:
