@@ -46,7 +46,8 @@ _CUDA_RANK_MIB = 4096
 _SHARED_MIB, _NCCL_MIB = 512, 512
 
 # Ray's own settings notice a lost node after a minute. These do within 6 s; head and workers must agree. And Ray would
-# wait half a minute for work of its own before it stops a node that Kubernetes has told to go.
+# wait half a minute for work of its own before it stops a node that Kubernetes has told to go. Its watch over memory
+# kills ranks also where others fill the node; kernel and kubelet keep to the pod's own limit.
 _RAY_HEALTH = {
     "RAY_health_check_period_ms": "1000",
     "RAY_health_check_timeout_ms": "1000",
@@ -55,6 +56,7 @@ _RAY_HEALTH = {
     "RAY_gcs_rpc_server_reconnect_timeout_s": "5",
     "RAY_raylet_liveness_self_check_interval_ms": "1000",
     "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
+    "RAY_memory_monitor_refresh_ms": "0",
 }
 _ENGINE_PROBE = {"periodSeconds": 1, "timeoutSeconds": 2, "failureThreshold": 2}
 _ENGINE_VARIABLES = {
