@@ -74,7 +74,7 @@ class Reading:
 
     status: EngineStatus | None  # the last answer; None before the first
     at: float  # when the last answer came
-    failing_since: float | None  # since when there was no answer; None after an answer
+    failing_since: float | None  # when the first question without an answer was asked; None after an answer
     error: str  # why there was none; empty after an answer
     advanced_at: float  # when the engine last served, or got on with its start
 
