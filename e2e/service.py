@@ -35,6 +35,11 @@ class Service:
         self.namespace = namespace
         self.name = name
 
+    @property
+    def url(self) -> str:
+        """Where clients in the cluster reach it."""
+        return f"http://{self.name}.{self.namespace}.svc.cluster.local:8000"
+
     def get(self) -> dict[str, Any]:
         return self.kubectl.json("get", "llm", self.name, "--namespace", self.namespace)
 
@@ -49,8 +54,7 @@ class Service:
         return wait(self.is_available, seconds, lambda: json.dumps(self.get().get("status"), indent=1))
 
     def chat(self, **other: Any) -> tuple[int, str]:
-        url = f"http://{self.name}.{self.namespace}.svc.cluster.local:8000/v1/chat/completions"
-        return self.client.request(url, {"model": self.name, **CHAT, **other}, 120)
+        return self.client.request(f"{self.url}/v1/chat/completions", {"model": self.name, **CHAT, **other}, 120)
 
     def tokens(self) -> list[str]:
         status, body = self.chat()
@@ -61,6 +65,9 @@ class Service:
         """Pods of the RayCluster: kind is head or worker."""
         selector = f"rayloom.dev/service={self.name},ray.io/node-type={kind}"
         return self.kubectl.json("get", "pods", "--namespace", self.namespace, "--selector", selector)["items"]
+
+    def delete_pod(self, name: str, *options: str) -> None:
+        self.kubectl("delete", "pod", name, "--namespace", self.namespace, "--wait=false", *options)
 
     def engine_status(self) -> dict[str, Any]:
         """/status of the engine, asked from the pod beside it with the group's token."""
