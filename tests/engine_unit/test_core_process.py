@@ -91,6 +91,22 @@ def test_a_loss_is_told_with_rank_node_and_phases_until_a_step_has_passed_every_
     assert all(phase.is_finished for phase in core.state.phases)
 
 
+def test_who_hears_that_an_engine_serves_hears_of_the_token_that_proves_it(tmp_path: Path) -> None:
+    core = CoreUnderTest(tmp_path)
+    told: list[float | None] = []
+    flush, before = core.process._io.flush_status, core.state.last_token_at
+
+    def note_and_flush() -> None:
+        if core.state.state == "serving":
+            told.append(core.state.last_token_at)
+        flush()
+
+    core.process._io.flush_status = note_and_flush  # type: ignore[method-assign]
+    core.ranks[1].die()
+    core.wait_until(lambda: len(told) == 1)
+    assert before is not None and told[0] is not None and told[0] > before
+
+
 def test_a_poisonous_request_is_ended_and_its_trial_spends_no_budget(tmp_path: Path) -> None:
     core = CoreUnderTest(tmp_path, restart_budget=2)
     core.is_deadly = lambda plan: any(POISON in new.token_ids for new in plan.new_slots)
