@@ -19,7 +19,7 @@ from rayloom_operator.objects.pod import (
     pod_basics,
 )
 from rayloom_operator.resolved import Resolved
-from rayloom_operator.sizing import CPU_RANK_BYTES
+from rayloom_operator.sizing import CPU_RANK_BYTES, RAY_POD_BYTES
 
 RAY_VERSION = "2.60.0"  # of the engine's image; KubeRay decides by it what it may use
 _GCS_PORT = 6379
@@ -215,11 +215,12 @@ def _rank_kinds(resolved: Resolved) -> tuple[str, ...]:
 def _worker_resources(resolved: Resolved) -> Manifest:
     given, accelerator = resolved.service.spec.engine.resources, resolved.service.spec.accelerator
     num_ranks = resolved.ranks_per_pod
-    rank_mib = _LEAST_RANK_MIB if accelerator is None else _CUDA_RANK_MIB
+    mebibytes = num_ranks * (_LEAST_RANK_MIB if accelerator is None else _CUDA_RANK_MIB)
     if accelerator is None and resolved.sizing is not None:
         # KV blocks are not in it: their memory is taken as they are first used.
-        rank_mib = max(rank_mib, -(-(resolved.sizing.weights_bytes_per_rank + CPU_RANK_BYTES) // 2**20))
-    defaults = {"cpu": f"{_RANK_CPU_MILLIS * num_ranks}m", "memory": _mebibytes(rank_mib * num_ranks)}
+        needed = num_ranks * (resolved.sizing.weights_bytes_per_rank + CPU_RANK_BYTES) + RAY_POD_BYTES
+        mebibytes = max(mebibytes, -(-needed // 2**20))
+    defaults = {"cpu": f"{_RANK_CPU_MILLIS * num_ranks}m", "memory": _mebibytes(mebibytes)}
     # Kubernetes takes a limit as the request where none is given, and refuses a request above its limit.
     defaults = {name: value for name, value in defaults.items() if name not in given.limits}
     devices = {} if accelerator is None else {accelerator.resource: str(num_ranks)}
