@@ -131,6 +131,16 @@ def test_rays_head_stays_until_the_engine_has_ended(tmp_path):
     assert head.wait(10) == 0  # also when it was killed and could take nothing away
 
 
+def test_rays_head_is_started_again_in_its_container_unless_it_ends_at_once():
+    command = containers()["ray-head"]["command"]
+    # Its third start ends at once; those before say that they ran for 10 s.
+    ray = 'n=$((n + 1)); echo "start $n"; [ $n -ge 3 ] || SECONDS=10'
+
+    done = subprocess.run(command, env={**os.environ, "KUBERAY_GEN_RAY_START_CMD": ray}, capture_output=True, text=True)
+
+    assert (done.stdout.split("\n")[:-1], done.returncode) == (["start 1", "start 2", "start 3"], 1)
+
+
 def test_pods_have_the_drain_and_a_little_more_to_end():
     head, worker = pod_specs(build(drainSeconds=100))
 
@@ -153,7 +163,10 @@ def test_probes_are_our_own_and_loading_is_no_reason_to_kill():
 
     assert found["engine"]["readinessProbe"]["httpGet"] == {"path": "/ready", "port": 8000}
     assert "livenessProbe" not in found["engine"]
-    assert found["ray-head"]["readinessProbe"]["tcpSocket"] == {"port": 6379}
+    # While Ray's head is started again requests wait in the engine.
+    assert found["ray-head"]["readinessProbe"]["tcpSocket"] == {"port": 8000}
+    assert found["ray-head"]["livenessProbe"]["tcpSocket"] == {"port": 6379}
+    assert found["ray-worker"]["readinessProbe"]["tcpSocket"] == {"port": 6380}
     # KubeRay puts its own in where either is missing.
     assert "livenessProbe" in found["ray-head"] and "livenessProbe" in found["ray-worker"]
 

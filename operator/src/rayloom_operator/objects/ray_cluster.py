@@ -82,6 +82,14 @@ _RAY_START = {
 
 # The operator replaces an engine whose head pod is gone. A new head would kill the old one's workers anyway.
 _NO_OTHER_HEAD = {"ray.io/disable-provisioned-head-restart": "true"}
+# Starts Ray's head again in the same container: while a container restarts its pod takes no requests, and kubelets wait
+# longer each time. One that ends within seconds is left to them all the same. KubeRay puts its command in the variable.
+_OWN_COMMAND = {"ray.io/overwrite-container-cmd": "true"}
+_KEEP_RAY = """\
+ulimit -n 65536
+while SECONDS=0; eval "$KUBERAY_GEN_RAY_START_CMD"; [ "$SECONDS" -ge 10 ]; do :; done
+exit 1
+"""
 
 
 def ray_cluster(resolved: Resolved, revision: str, number: int = 0) -> Manifest:
@@ -101,7 +109,7 @@ def ray_cluster(resolved: Resolved, revision: str, number: int = 0) -> Manifest:
             "headGroupSpec": {
                 # No CPU for Ray's actors: no rank lands here.
                 "rayStartParams": _RAY_START | {"num-cpus": "0", "include-dashboard": "false", "no-monitor": "true"},
-                "template": {"metadata": {"labels": labels}, "spec": head},
+                "template": {"metadata": {"labels": labels, "annotations": _OWN_COMMAND}, "spec": head},
             },
             "workerGroupSpecs": [
                 {
@@ -141,11 +149,13 @@ def _head_pod(resolved: Resolved, group: str) -> Manifest:
 
 def _ray_head(service: LLMService, group: str, image: str) -> Manifest:
     return container_basics(service, names.HEAD_CONTAINER, image) | {
+        "command": ["bash", "-c", _KEEP_RAY],
         "env": _environment(service, group, _RAY_HEALTH),
         "resources": {"requests": _HEAD_REQUESTS},
         "volumeMounts": _mounts("head-scratch"),
         "lifecycle": _before_the_end("sh", "-c", _WAIT_FOR_ENGINE),
-        **_ray_probes(_GCS_PORT),
+        # A Ray that is away is no reason to refuse requests: they wait for it in the engine.
+        **_ray_probes(_GCS_PORT, names.API_PORT),
     }
 
 
@@ -262,10 +272,10 @@ def _before_the_end(*command: str) -> Manifest:
     return {"preStop": {"exec": {"command": list(command)}}}
 
 
-def _ray_probes(port: int) -> Manifest:
+def _ray_probes(port: int, ready_port: int | None = None) -> Manifest:
     """Probes of a Ray container. KubeRay's own begin after 10 s, and the pod would be unready so long for nothing."""
-    probe = {"tcpSocket": {"port": port}}
+    ready, alive = ({"tcpSocket": {"port": each}} for each in (ready_port or port, port))
     return {
-        "readinessProbe": probe | {"periodSeconds": 1, "failureThreshold": 3},
-        "livenessProbe": probe | {"initialDelaySeconds": 30, "periodSeconds": 5, "failureThreshold": 24},
+        "readinessProbe": ready | {"periodSeconds": 1, "failureThreshold": 3},
+        "livenessProbe": alive | {"initialDelaySeconds": 30, "periodSeconds": 5, "failureThreshold": 24},
     }
