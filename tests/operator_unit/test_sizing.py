@@ -126,6 +126,8 @@ def test_on_a_cpu_the_cap_of_the_engine_decides():
     found = size(make_question(SMOLLM2, None, None, tensor=1, pipeline=1))
 
     assert (found.kv_tokens, found.pods, found.alternatives) == (11_650 * 16, 1, ())
+    # The ranks of a stage share them: a third of 4 GiB, in blocks of a third.
+    assert size(make_question(SMOLLM2, None, None, tensor=3, pipeline=1)).kv_tokens == 11_650 * 16
 
 
 def test_on_a_cpu_half_of_what_a_memory_limit_leaves():

@@ -184,9 +184,9 @@ def _places(per_node: int | None, tensor: int, pipeline: int) -> tuple[int, int]
 def _kv_room(question: Question, tensor: int, free: int | None) -> int:
     """Bytes that the engine takes for KV blocks of the `free` ones of a rank; None where they are not known."""
     if free is None:
-        return CPU_CAP
+        return CPU_CAP // tensor
     if question.is_cpu:
-        return max(0, min(CPU_CAP, int(free * CPU_SHARE)))
+        return max(0, min(CPU_CAP // tensor, int(free * CPU_SHARE)))
     num_tokens, element_bytes = question.num_step_tokens or GPU_STEP_TOKENS, ELEMENT_BYTES[question.dtype]
     step = step_bytes(
         question.shape, tensor, element_bytes=element_bytes, num_tokens=num_tokens, num_seqs=question.most_seqs
