@@ -114,6 +114,28 @@ def _containerd(cluster: Cluster, node: str) -> tuple[object, ...]:
     return "ctr", "--address", Place.of().node(node).socket, "--namespace", "k8s.io"
 
 
+def too_little_memory(namespace: str) -> list[dict[str, Any]]:
+    """A limit that nobody's manifest has: the namespace gives it to every container without one of its own.
+
+    It is enough for the head pod, and for Ray and a rank without the weights.
+    """
+    item = {"type": "Container", "default": {"memory": "720Mi"}}
+    limit = {
+        "apiVersion": "v1",
+        "kind": "LimitRange",
+        "metadata": {"name": "small", "namespace": namespace},
+        "spec": {"limits": [item]},
+    }
+    service = _example(
+        "smollm2",
+        namespace,
+        model={"source": "builtin://smollm2-135m", "dtype": "float32"},
+        engine={"resources": {"requests": {"cpu": "250m", "memory": "512Mi"}}},
+        recovery={"restartBudget": 1, "backoffBaseSeconds": 10},
+    )
+    return [limit, service]
+
+
 def remove_folder() -> None:
     shutil.rmtree(FOLDER, ignore_errors=True)
 

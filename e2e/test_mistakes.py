@@ -9,17 +9,28 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
 from cluster.interface import Cluster
 from cluster.kubectl import Kubectl
 from conftest import Client, new_namespace
-from mistakes import FILLER, FOLDER, MISTAKES, PodCounter, image_on_the_nodes, remove_folder, services
+from mistakes import (
+    FILLER,
+    FOLDER,
+    MISTAKES,
+    PodCounter,
+    image_on_the_nodes,
+    remove_folder,
+    services,
+    too_little_memory,
+)
 from models import link_model
 from service import Service, wait
 
 NAMES = sorted(MISTAKES)
+ENOUGH = {"spec": {"engine": {"resources": {"limits": {"memory": "3Gi"}}}}}
 
 
 @dataclass(frozen=True)
@@ -63,16 +74,19 @@ def test_a_condition_and_an_event_say_what_is_wrong_and_what_to_do(broken: Scene
     wait(says_so, 60.0, lambda: json.dumps(service.get().get("status"), indent=1))
     available = service.condition("Available")
     assert available["status"] == "False"
-    events = ("get", "events.events.k8s.io", "--namespace", service.namespace, "--field-selector")
-
-    def notes() -> list[str]:
-        about = f"regarding.kind=LLMService,regarding.name={name},reason={mistake.reason},type=Warning"
-        return [each["note"] for each in service.kubectl.json(*events, about)["items"]]
-
-    wait(lambda: bool(notes()), 10.0, lambda: service.kubectl("get", "events", "--namespace", service.namespace))
     for words in mistake.said:
         assert words in available["message"]
-        assert any(words in note for note in notes())
+        _wait_for_event(service, mistake.reason, words)
+
+
+def _wait_for_event(service: Service, reason: str, words: str, seconds: float = 10.0) -> None:
+    events = ("get", "events.events.k8s.io", "--namespace", service.namespace, "--field-selector")
+    about = f"regarding.kind=LLMService,regarding.name={service.name},reason={reason},type=Warning"
+
+    def is_there() -> bool:
+        return any(words in each["note"] for each in service.kubectl.json(*events, about)["items"])
+
+    wait(is_there, seconds, lambda: service.kubectl("get", "events", "--namespace", service.namespace))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -88,3 +102,28 @@ def test_no_pod_was_made_twice(mended: Scene) -> None:
         service.wait_available(150.0)
     assert mended.pods.by_service() == {name: mistake.num_pods for name, mistake in MISTAKES.items()}
     assert {each["restarts"] for s in mended.services.values() for each in s.get()["status"]["groups"]} == {0}
+
+
+def test_too_little_memory_is_named_engines_come_ever_later_and_a_higher_limit_serves(
+    operator: Kubectl, client: Client, namespace: str
+) -> None:
+    service = Service(operator, client, namespace, "smollm2")
+    pods = PodCounter(operator, namespace)
+    try:
+        operator.apply(*too_little_memory(namespace))
+        _wait_for_event(service, "EngineFailed", "for want of memory", 150.0)
+        _wait_for_event(service, "EngineFailed", "spec.engine.resources.limits.memory")
+
+        def group() -> dict[str, Any]:
+            found: dict[str, Any] = service.get()["status"]["groups"][0]
+            return found
+
+        # The first successor comes at once, the second ten seconds after its end.
+        wait(lambda: group()["restarts"] == 2 and "nextRetryTime" in group(), 150.0, lambda: json.dumps(group()))
+        assert group()["reason"] == "GroupBackOff"
+        assert "for want of memory" in group()["failure"]["message"]
+        assert pods.by_service() == {"smollm2": 4}
+        operator("patch", "llm", service.name, "--namespace", namespace, "--type=merge", "--patch", json.dumps(ENOUGH))
+        service.wait_available()
+    finally:
+        pods.close()
