@@ -51,8 +51,8 @@ def plan_kv_memory(
     """The number of blocks and the longest sequence.
 
     `block_bytes` is for all layers and heads of the rank, keys and values. `model_max_len` is what the model's config
-    allows. `free_bytes` are for this rank alone, of `ranks_on_host`. `step_bytes` stay free on a GPU. Raises ConfigError when the wanted max_model_len does not fit, or exceeds
-    the model's.
+    allows. `free_bytes` are this rank's alone, of `ranks_on_host`. `step_bytes` stay free on a GPU. Raises ConfigError
+    when the wanted max_model_len does not fit, or exceeds the model's.
     """
     if max_model_len is not None and max_model_len > model_max_len:
         raise ConfigError(f"max_model_len: {max_model_len} is more than the model's {model_max_len} positions")
