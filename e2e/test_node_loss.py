@@ -6,10 +6,12 @@ client and operator are on the other one.
 
 from __future__ import annotations
 
+import json
 import re
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
@@ -94,8 +96,7 @@ def test_a_lost_worker_node_costs_a_pause_and_is_named(
     cluster: Cluster, split: Split, show: Callable[[str, Seen], None]
 ) -> None:
     service, lost = split.service, split.other_node
-    wait(lambda: _is_node_ready(service.kubectl, lost), 60.0, lambda: service.kubectl("get", "nodes"))
-    before = service.engine_status()
+    before = _spread(split)
     (kept,) = [rank for rank in before["ranks"] if rank["node"] == split.head_node]
     scene = Scene(service, split.expected, show)
     try:
@@ -159,6 +160,23 @@ def test_after_the_loss_of_the_heads_node_a_new_engine_serves(
         cluster.start_node(lost)
     wait(lambda: service.condition("Degraded")["status"] == "False", 60.0, lambda: str(service.get()["status"]))
     assert service.is_available()
+
+
+def _spread(split: Split) -> dict[str, Any]:
+    """/status of the engine once it has a rank on each node. A cut that lasts may have cost the other node's pod."""
+    service = split.service
+    wait(lambda: _is_node_ready(service.kubectl, split.other_node), 60.0, lambda: service.kubectl("get", "nodes"))
+    service.wait_available(60.0)
+    ranks = service.engine_status()["ranks"]
+    if split.other_node not in {rank["node"] for rank in ranks}:
+        service.delete_pod(ranks[0]["host"])
+
+    def is_spread() -> bool:
+        status = service.engine_status()
+        return status["state"] == "serving" and len({rank["node"] for rank in status["ranks"]}) == 2
+
+    wait(is_spread, 90.0, lambda: json.dumps(service.engine_status()["ranks"], indent=1))
+    return service.engine_status()
 
 
 def _load_seconds(service: Service) -> float:

@@ -25,7 +25,8 @@ def pair(operator: Kubectl) -> Iterator[tuple[Service, Said]]:
         path = ROOT / "examples" / "smollm2.yaml"
         operator.apply(manifest(path, namespace, replicas=2, model=model, engine=engine))
         wait(lambda: _is_whole(service), 180.0, lambda: json.dumps(service.get().get("status"), indent=1))
-        yield service, undisturbed(service)
+        # A rank alone is fast, and deleting a pod takes a second.
+        yield service, undisturbed(service, num_tokens=128)
 
 
 def _is_whole(service: Service) -> bool:
