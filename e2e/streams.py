@@ -95,8 +95,9 @@ class Seen:
     def row(self, what: str) -> str:
         """A line of the table of measured seconds."""
         again = "never False" if self.available_s is None else f"{self.available_s:.1f}"
+        tokens = f"{self.tokens_s:.1f}" if self.tokens_s > 0 else "-"
         return (
-            f"| {what} | {self.tokens_s:.1f} | {again} | {len(self.failures)} of {self.num_requests} |"
+            f"| {what} | {tokens} | {again} | {len(self.failures)} of {self.num_requests} |"
             f" {len(self.probe_failures)} |"
         )
 
@@ -151,13 +152,15 @@ def _seen(service: Service, expected: Said, timeline: Timeline, said: dict[str, 
     tokens_at = min((_end_of_pause(times, began) for times in running), default=began)
     failed_probes = [(sent, answered, failure) for sent, answered, failure in said["probes"] if failure]
     answers = [answered for _, answered, failure in said["probes"] if not failure]
-    timeline.note(tokens_at, "client", "the next token of a stream")
+    if tokens_at > began:
+        timeline.note(tokens_at, "client", "the next token of a stream")
     for recovery in service.engine_status()["recoveries"]:
         if recovery["at"] >= began - 1.0:
             timeline.note(recovery["at"], "engine", f"{recovery['process']} on {recovery['node']}: {recovery['cause']}")
             timeline.note(recovery["at"] + (recovery["seconds"] or 0.0), "engine", f"{recovery['process']} recovered")
-    for sent, answered, failure in failed_probes:
-        timeline.note(answered, "probe", f"sent at {timeline.seconds(sent):.1f} s: {failure}")
+    for failure, group in itertools.groupby(failed_probes, key=lambda probe: probe[2]):
+        same = list(group)
+        timeline.note(same[0][1], "probe", f"{failure}: {len(same)}, until {timeline.seconds(same[-1][1]):.1f} s")
     was_lost = [at for at, is_available in timeline.available if not is_available and at >= began]
     back = [at for at, is_available in timeline.available if is_available and was_lost and at > was_lost[-1]]
     return Seen(
