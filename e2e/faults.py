@@ -15,10 +15,10 @@ done
 """
 
 
-def signal_rank(kubectl: Kubectl, namespace: str, rank: dict[str, Any], signal: str) -> None:
-    """`rank` is an entry of the engine's /status."""
+def signal_rank(kubectl: Kubectl, namespace: str, rank: dict[str, Any], signal: str) -> float:
+    """`rank` is an entry of the engine's /status. Returns when it got the signal, in Unix time of its node."""
     target = ("exec", "--namespace", namespace, rank["host"], "--container", "ray-worker", "--")
-    kubectl(*target, "sh", "-c", f"kill -{signal} {rank['pid']}")
+    return float(kubectl(*target, "sh", "-c", f"kill -{signal} {rank['pid']} && date +%s.%N"))
 
 
 def kill_process(kubectl: Kubectl, namespace: str, pod: str, container: str, pattern: str) -> None:

@@ -8,7 +8,6 @@ from typing import Any
 
 from service import ROOT, Service, manifest
 from streams import Said, Seen, disturb
-from timeline import Timeline
 
 HANG_SECONDS = 6
 
@@ -29,7 +28,7 @@ class Scene:
     expected: Said
     show: Callable[[str, Seen], None]
 
-    def break_it(self, what: str, strike: Callable[[Timeline], None], **more: Any) -> Seen:
+    def break_it(self, what: str, strike: Callable[[], object], **more: Any) -> Seen:
         """Breaks something and expects that clients saw a pause, at most."""
         seen = disturb(self.service, self.expected, what, strike, **more)
         self.show(what, seen)

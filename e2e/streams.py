@@ -106,7 +106,7 @@ def disturb(
     service: Service,
     expected: Said,
     what: str,
-    strike: Callable[[Timeline], None],
+    strike: Callable[[], object],
     *,
     is_over: Callable[[], bool],
     seconds: float = 90.0,
@@ -116,7 +116,7 @@ def disturb(
     """Breaks something under streams, by the rules above.
 
     `expected` is what `undisturbed` returned. Returns when every request has ended, the service is Available and
-    `is_over()`. `mend` runs right after `strike`, whatever happens.
+    `is_over()`. `mend` runs right after `strike`, which may return when it happened.
     """
     wait(service.is_available, 60.0, lambda: json.dumps(service.get().get("status"), indent=1))
     num_tokens = len(expected[0])
@@ -125,7 +125,9 @@ def disturb(
         with Timeline(service) as timeline:
             agent.hear()  # ready
             timeline.begin(what)
-            strike(timeline)
+            landed_at = strike()
+            if isinstance(landed_at, float):
+                timeline.begin(what, landed_at)
             agent.tell("struck")
             if mend is not None:
                 mend(timeline)

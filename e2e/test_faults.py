@@ -43,7 +43,7 @@ def test_a_deleted_worker_pod_costs_a_pause(scene: Scene) -> None:
     victim = before["ranks"][1]["host"]
     scene.break_it(
         "a worker pod is deleted",
-        lambda _: service.delete_pod(victim),
+        lambda: service.delete_pod(victim),
         is_over=scene.is_serving_after(before["epoch"]),
     )
     after = service.engine_status()
@@ -56,7 +56,7 @@ def test_a_killed_rank_costs_a_pause(scene: Scene) -> None:
     before = service.engine_status()
     scene.break_it(
         "a rank is killed",
-        lambda _: signal_rank(service.kubectl, service.namespace, before["ranks"][1], "KILL"),
+        lambda: signal_rank(service.kubectl, service.namespace, before["ranks"][1], "KILL"),
         is_over=scene.is_serving_after(before["epoch"]),
     )
     after = service.engine_status()
@@ -70,7 +70,7 @@ def test_a_stopped_rank_is_named_in_the_status_and_replaced(scene: Scene) -> Non
     before = service.engine_status()
     seen = scene.break_it(
         "a rank is stopped",
-        lambda _: signal_rank(service.kubectl, service.namespace, before["ranks"][0], "STOP"),
+        lambda: signal_rank(service.kubectl, service.namespace, before["ranks"][0], "STOP"),
         is_over=scene.is_serving_after(before["epoch"]),
     )
     named_s = seen.timeline.said("Available", "False", "rank 0")
@@ -84,7 +84,7 @@ def test_a_killed_core_costs_a_pause(scene: Scene) -> None:
     head = service.pods("head")[0]["metadata"]["name"]
     scene.break_it(
         "the core is killed",
-        lambda _: kill_process(service.kubectl, service.namespace, head, "engine", "rayloom_engine[.]core_process"),
+        lambda: kill_process(service.kubectl, service.namespace, head, "engine", "rayloom_engine[.]core_process"),
         is_over=scene.is_serving_after(before["epoch"]),
     )
     assert _pids(service.engine_status()) == _pids(before), "the ranks live on"
@@ -101,7 +101,7 @@ def test_a_restarted_operator_is_not_noticed(scene: Scene) -> None:
         return any(is_ready(pod) for pod in found)
 
     before = service.engine_status()["epoch"]
-    seen = scene.break_it("the operator is restarted", lambda _: service.kubectl(*delete), is_over=is_back)
+    seen = scene.break_it("the operator is restarted", lambda: service.kubectl(*delete), is_over=is_back)
     assert seen.available_s is None and service.engine_status()["epoch"] == before
 
 
@@ -110,7 +110,7 @@ def test_a_restarted_kuberay_is_not_noticed(cluster: Cluster, scene: Scene) -> N
     before = service.engine_status()["epoch"]
     seen = scene.break_it(
         "KubeRay is restarted",
-        lambda _: cluster.stop_kuberay(),
+        lambda: cluster.stop_kuberay(),
         mend=lambda _: cluster.up("full"),
         is_over=lambda: True,
     )
@@ -123,7 +123,7 @@ def test_a_killed_control_store_of_ray_costs_a_pause(scene: Scene) -> None:
     head = service.pods("head")[0]["metadata"]
     seen = scene.break_it(
         "Ray's gcs_server is killed",
-        lambda _: kill_process(service.kubectl, service.namespace, head["name"], "ray-head", "gcs/gcs[_]server"),
+        lambda: kill_process(service.kubectl, service.namespace, head["name"], "ray-head", "gcs/gcs[_]server"),
         is_over=scene.is_serving_after(before["epoch"]),
     )
     assert seen.tokens_s < 30.0

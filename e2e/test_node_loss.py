@@ -84,7 +84,7 @@ def test_a_link_that_is_cut_for_a_while_costs_a_pause(
 
     seen = scene.break_it(
         f"the link of a worker's node is cut for {CUT_SECONDS:.0f} s",
-        lambda _: cluster.cut_link(split.other_node),
+        lambda: cluster.cut_link(split.other_node),
         mend=mend,
         is_over=scene.is_serving_after(before["epoch"]),
         seconds=120.0,
@@ -102,7 +102,7 @@ def test_a_lost_worker_node_costs_a_pause_and_is_named(
     try:
         seen = scene.break_it(
             "a worker's node is lost",
-            lambda _: cluster.stop_node(lost),
+            lambda: cluster.stop_node(lost),
             is_over=scene.is_serving_after(before["epoch"]),
             seconds=180.0,
         )
@@ -138,7 +138,7 @@ def test_after_the_loss_of_the_heads_node_a_new_engine_serves(
             service,
             split.expected,
             "the head's node is lost",
-            lambda _: cluster.stop_node(lost),
+            lambda: cluster.stop_node(lost),
             is_over=is_replaced,
             seconds=240.0,
             late_every_s=0,

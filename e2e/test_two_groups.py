@@ -45,7 +45,7 @@ def test_while_one_engine_is_gone_the_other_serves(
         service,
         expected,
         "one of two engines is killed",
-        lambda _: service.delete_pod(victim["metadata"]["name"], "--grace-period=0", "--force"),
+        lambda: service.delete_pod(victim["metadata"]["name"], "--grace-period=0", "--force"),
         is_over=lambda: _is_whole(service),
         seconds=120.0,
         urls=[direct] * half + [service.url] * half,

@@ -56,9 +56,9 @@ class Timeline:
             watch.kill()
             watch.wait()
 
-    def begin(self, what: str) -> None:
-        """Time counts from now."""
-        self.began_at = time.time()
+    def begin(self, what: str, at: float | None = None) -> None:
+        """Time counts from now, or from this Unix time."""
+        self.began_at = time.time() if at is None else at
         self.note(self.began_at, "fault", what)
 
     def note(self, at: float, source: str, text: str) -> None:
