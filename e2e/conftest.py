@@ -23,10 +23,10 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -37,7 +37,15 @@ from cluster.interface import Cluster
 from cluster.kubectl import Kubectl
 from cluster.prepare import prepare
 
+if TYPE_CHECKING:
+    from streams import Seen
+
 ARTIFACTS = Path(__file__).parent / "artifacts"
+_measured: list[str] = []
+_HEADER = (
+    "| fault | s to the next token of a running stream | s to Available | failed requests | failed probes |",
+    "|---|---|---|---|---|",
+)
 
 _REQUEST = """
 import json, sys, urllib.error, urllib.request
@@ -61,24 +69,30 @@ class Client:
 
     kubectl: Kubectl
     namespace: str
+    name: str = "client"
 
     @classmethod
-    def start(cls, kubectl: Kubectl, namespace: str) -> Client:
-        """A running pod named `client`."""
+    def start(cls, kubectl: Kubectl, namespace: str, name: str = "client", node: str = "") -> Client:
+        """A running pod of this name, on this node or on any."""
         image = OPERATOR.name.removeprefix("docker.io/")
-        container = {"name": "client", "image": image, "command": ["sleep", "infinity"]}
+        container: dict[str, Any] = {"name": "client", "image": image, "command": ["sleep", "infinity"]}
+        # Its clock decides what counts as late, so it is not to wait for busy neighbours.
+        container["resources"] = {"requests": {"cpu": "200m", "memory": "64Mi"}}
         pod: dict[str, Any] = {
             "apiVersion": "v1",
             "kind": "Pod",
-            "metadata": {"name": "client", "namespace": namespace},
+            "metadata": {"name": name, "namespace": namespace},
             "spec": {"containers": [container], "terminationGracePeriodSeconds": 0},
         }
+        if node:
+            pod["spec"]["nodeName"] = node
         kubectl.apply(pod)
-        kubectl("wait", "--namespace", namespace, "--for=condition=Ready", "pod/client", "--timeout=60s", timeout_s=70)
-        return cls(kubectl, namespace)
+        wait = ("wait", "--namespace", namespace, "--for=condition=Ready", f"pod/{name}", "--timeout=60s")
+        kubectl(*wait, timeout_s=70)
+        return cls(kubectl, namespace, name)
 
     def python(self, code: str, stdin: bytes | None = None, timeout_s: float = 60) -> str:
-        command = ("exec", "--stdin", "--namespace", self.namespace, "client", "--", "python3", "-c", code)
+        command = ("exec", "--stdin", "--namespace", self.namespace, self.name, "--", "python3", "-c", code)
         return self.kubectl(*command, stdin=stdin or b"", timeout_s=timeout_s + 10)
 
     def request(self, url: str, json_body: object = None, timeout_s: float = 60) -> tuple[int, str]:
@@ -108,6 +122,29 @@ def kubectl(cluster: Cluster) -> Kubectl:
     if not os.environ.get("E2E_PREPARED"):
         cluster.up("full")
     return Kubectl(cluster.kubeconfig)
+
+
+@pytest.fixture
+def show(capsys: pytest.CaptureFixture[str]) -> Callable[[str, Seen], None]:
+    """Prints what became of a fault, and keeps a line of it for the table at the end."""
+
+    def shown(what: str, seen: Seen) -> None:
+        _measured.append(seen.row(what))
+        with capsys.disabled():
+            print(f"\n{seen.timeline.table()}")
+            for problem in (*seen.failures, *seen.lies):
+                print(f"  FAILED: {problem[:1000]}")
+
+    return shown
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Seconds from each fault; also in artifacts/faults.md."""
+    if _measured:
+        table = "\n".join([*_HEADER, *_measured]) + "\n"
+        ARTIFACTS.mkdir(exist_ok=True)
+        (ARTIFACTS / "faults.md").write_text(table)
+        terminalreporter.write(f"\n{table}")
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""The shell blocks of docs/kubernetes.md, in order, as they are printed."""
+"""The shell blocks of docs/quickstart-kubernetes.md, in order, as they are printed."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ def clean_default(operator: Kubectl) -> Iterator[None]:
 
 
 def test_the_page_on_kubernetes_works_as_printed(cluster: Cluster, operator: Kubectl, clean_default: None) -> None:
-    blocks = [block for block in blocks_of(ROOT, ROOT / "docs" / "kubernetes.md") if block.language == "bash"]
+    page = ROOT / "docs" / "quickstart-kubernetes.md"
+    blocks = [block for block in blocks_of(ROOT, page) if block.language == "bash"]
     socket.create_server(("127.0.0.1", 18000)).close()  # else the page would ask whatever listens there
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     environment = {**os.environ, "KUBECONFIG": str(cluster.kubeconfig), "PATH": path}

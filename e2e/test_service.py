@@ -4,111 +4,23 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import yaml
 
 from cluster.kubectl import Kubectl
-from cluster.shell import ClusterError
 from conftest import Client, new_namespace
+from inside import excess, look_inside
+from models import claim_on_the_nodes
+from service import CHAT, OPERATOR_NAMESPACE, READY_SECONDS, ROOT, Service, is_ready, manifest, tokens_of, wait
 
-ROOT = Path(__file__).parent.parent
 EXAMPLE = ROOT / "examples" / "smollm2-pp2.yaml"
-OPERATOR_NAMESPACE = "rayloom-system"
-READY_SECONDS = 180.0
-
-CHAT = {
-    "messages": [{"role": "user", "content": "Tell me a short story about a lighthouse and a whale."}],
-    "temperature": 0,
-    "max_tokens": 48,
-    "logprobs": True,
-}
-
-
-def _manifest(path: Path, namespace: str, **spec: Any) -> dict[str, Any]:
-    document = yaml.safe_load(path.read_text())
-    document["metadata"]["namespace"] = namespace
-    document["spec"].update(spec)
-    return document
-
-
-def _wait(condition: Callable[[], bool], seconds: float, story: Callable[[], str], pause_s: float = 0.25) -> float:
-    """Seconds until `condition` held. Fails with `story` after `seconds`; a failed command is asked again till then."""
-    began = time.monotonic()
-    problem: ClusterError | None = None
-    while True:
-        try:
-            if condition():
-                return time.monotonic() - began
-        except ClusterError as error:
-            problem = error
-        assert time.monotonic() - began < seconds, f"{story()}\nlast failure: {problem}"
-        time.sleep(pause_s)
-
-
-class Service:
-    """One LLMService, as kubectl and a pod beside it see it."""
-
-    def __init__(self, kubectl: Kubectl, client: Client, namespace: str, name: str) -> None:
-        self.kubectl = kubectl
-        self.client = client
-        self.namespace = namespace
-        self.name = name
-
-    def get(self) -> dict[str, Any]:
-        return self.kubectl.json("get", "llm", self.name, "--namespace", self.namespace)
-
-    def condition(self, kind: str) -> dict[str, Any]:
-        found = [item for item in self.get().get("status", {}).get("conditions", []) if item["type"] == kind]
-        return found[0] if found else {"status": "", "reason": "", "message": ""}
-
-    def is_available(self) -> bool:
-        return self.condition("Available")["status"] == "True"
-
-    def wait_available(self, seconds: float = READY_SECONDS) -> float:
-        return _wait(self.is_available, seconds, lambda: json.dumps(self.get().get("status"), indent=1))
-
-    def chat(self, **other: Any) -> tuple[int, str]:
-        url = f"http://{self.name}.{self.namespace}.svc.cluster.local:8000/v1/chat/completions"
-        return self.client.request(url, {"model": self.name, **CHAT, **other}, 120)
-
-    def tokens(self) -> list[str]:
-        status, body = self.chat()
-        assert status == 200, body
-        return tokens_of(json.loads(body))
-
-    def pods(self, kind: str) -> list[dict[str, Any]]:
-        """Pods of the RayCluster: kind is head or worker."""
-        selector = f"rayloom.dev/service={self.name},ray.io/node-type={kind}"
-        return self.kubectl.json("get", "pods", "--namespace", self.namespace, "--selector", selector)["items"]
-
-    def engine_status(self) -> dict[str, Any]:
-        """/status of the engine, asked from the pod beside it with the group's token."""
-        group = self.get()["status"]["groups"][0]["name"]
-        secret = self.kubectl.json("get", "secret", f"{group}-admin", "--namespace", self.namespace)
-        address = self.pods("head")[0]["status"]["podIP"]
-        code = (
-            "import base64, sys, urllib.request\n"
-            f"token = base64.b64decode({secret['data']['token']!r}).decode()\n"
-            f"request = urllib.request.Request('http://{address}:8001/status')\n"
-            "request.add_header('Authorization', 'Bearer ' + token)\n"
-            "print(urllib.request.urlopen(request, timeout=10).read().decode())"
-        )
-        return json.loads(self.client.python(code))
-
-
-def tokens_of(answer: dict[str, Any]) -> list[str]:
-    return [entry["token"] for entry in answer["choices"][0]["logprobs"]["content"]]
 
 
 @pytest.fixture(scope="module")
@@ -120,7 +32,7 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     with log.open("wb") as stream:
         process = subprocess.Popen(command, stdout=stream, stderr=stream, env={**os.environ, "HF_HUB_OFFLINE": "1"})
     try:
-        _wait(lambda: " ready: " in log.read_text() or process.poll() is not None, 120.0, log.read_text)
+        wait(lambda: " ready: " in log.read_text() or process.poll() is not None, 120.0, log.read_text)
         assert process.poll() is None, log.read_text()
         url = log.read_text().split("API at ")[1].split(",")[0]
         request = urllib.request.Request(
@@ -145,8 +57,8 @@ def pipeline(operator: Kubectl) -> Iterator[tuple[Service, float]]:
         client = Client.start(operator, namespace)
         service = Service(operator, client, namespace, "smollm2-pp2")
         began = time.monotonic()
-        operator.apply(_manifest(EXAMPLE, namespace))
-        _wait(
+        operator.apply(manifest(EXAMPLE, namespace))
+        wait(
             lambda: service.chat(max_tokens=1)[0] == 200,
             READY_SECONDS,
             lambda: json.dumps(service.get().get("status"), indent=1),
@@ -209,6 +121,106 @@ def test_kubectl_get_shows_model_shape_ready_reason_url_age(pipeline: tuple[Serv
     assert (status, json.loads(body)["data"][0]["id"]) == (200, "smollm2-pp2")
 
 
+def test_the_kv_cache_is_as_large_as_predicted(pipeline: tuple[Service, float]) -> None:
+    _expect_predicted_kv_cache(pipeline[0])
+
+
+def _expect_predicted_kv_cache(service: Service) -> None:
+    predicted = service.get()["status"]["sizing"]["kvTokens"]
+    cache = service.engine_status()["kv_cache"]
+    assert predicted == pytest.approx(cache["num_blocks"] * cache["block_size"], rel=0.05)
+
+
+def test_processes_have_no_rights_and_write_nowhere_but_to_their_volumes(pipeline: tuple[Service, float]) -> None:
+    service, _ = pipeline
+    head, *workers = [*service.pods("head"), *service.pods("worker")]
+    places = [(head, "ray-head"), (head, "engine"), *((pod, "ray-worker") for pod in workers)]
+    found = {(pod["metadata"]["name"], name): look_inside(service.kubectl, pod, name) for pod, name in places}
+    assert {where: problems for where, each in found.items() if (problems := excess(each))} == {}
+    names = {process["Name"][0] for each in found.values() for process in each.processes}
+    assert {"raylet", "gcs_server", "rayloom-engine"} <= names
+    # Also the init container that KubeRay adds.
+    everything = [container for pod in (head, *workers) for container in _containers(pod)]
+    assert len(everything) == 6
+    assert [container["name"] for container in everything if not _is_restricted(container)] == []
+
+
+def test_the_operator_is_restricted_as_well(operator: Kubectl) -> None:
+    (pod,) = operator.json("get", "pods", "--namespace", OPERATOR_NAMESPACE)["items"]
+    assert [problem for problem in excess(look_inside(operator, pod, "operator")) if "token" not in problem] == []
+
+
+def _containers(pod: dict[str, Any]) -> list[dict[str, Any]]:
+    return [*pod["spec"].get("initContainers", ()), *pod["spec"]["containers"]]
+
+
+def _is_restricted(container: dict[str, Any]) -> bool:
+    rights = container.get("securityContext", {})
+    return (
+        rights.get("readOnlyRootFilesystem") is True
+        and rights.get("allowPrivilegeEscalation") is False
+        and rights.get("capabilities") == {"drop": ["ALL"]}
+    )
+
+
+def test_the_engines_account_may_do_what_everybody_may(pipeline: tuple[Service, float]) -> None:
+    service, _ = pipeline
+
+    def rights(account: str) -> str:
+        groups = ["system:serviceaccounts", f"system:serviceaccounts:{service.namespace}", "system:authenticated"]
+        user = f"--as=system:serviceaccount:{service.namespace}:{account}"
+        asked = ("auth", "can-i", "--list", "--namespace", service.namespace, user)
+        return service.kubectl(*asked, *(f"--as-group={group}" for group in groups))
+
+    accounts = {pod["spec"]["serviceAccountName"] for kind in ("head", "worker") for pod in service.pods(kind)}
+    assert accounts == {f"{service.name}-rayloom"}
+    assert rights(*accounts) == rights("an-account-that-is-not-there")
+
+
+def test_others_reach_the_ports_of_the_policy_and_no_other_that_a_pod_opens(pipeline: tuple[Service, float]) -> None:
+    service, _ = pipeline
+    listed = service.kubectl.json("get", "networkpolicies", "--namespace", service.namespace)["items"]
+    (policy,) = [each["spec"] for each in listed]
+    label = {"matchLabels": {"rayloom.dev/service": service.name}}
+    assert (policy["podSelector"], policy["policyTypes"]) == (label, ["Ingress"])
+    *outside, inside = policy["ingress"]
+    assert inside == {"from": [{"podSelector": label}]}, "the pods reach each other at every port"
+    allowed = {("tcp", port["port"]) for rule in outside for port in rule["ports"]}
+    opened = set()
+    for kind, container in (("head", "engine"), ("worker", "ray-worker")):
+        for pod in service.pods(kind):
+            assert pod["metadata"]["labels"].items() >= label["matchLabels"].items()
+            opened |= look_inside(service.kubectl, pod, container).ports
+    assert allowed == {("tcp", 8000), ("tcp", 8001)}
+    assert allowed < opened
+    # What only the pods themselves reach: Ray's, and those of ranks. None of it is a port that anybody else needs.
+    assert {("tcp", 6379), ("tcp", 6380), ("tcp", 8002)} <= opened - allowed
+
+
+_ASK_RAY = """
+import sys
+from ray._raylet import GcsClient
+try:
+    print(len(GcsClient(address=sys.argv[1]).get_all_node_info(timeout=5)))
+except Exception as error:
+    print(error)
+"""
+
+
+def test_ray_asks_for_its_token(pipeline: tuple[Service, float]) -> None:
+    service, _ = pipeline
+    address = f"{service.pods('head')[0]['status']['podIP']}:6379"
+    worker = service.pods("worker")[0]["metadata"]["name"]
+    command = ("exec", "--namespace", service.namespace, worker, "--container", "ray-worker", "--", "env")
+
+    def ask(*environment: str) -> str:
+        return service.kubectl(*command, *environment, "python3", "-c", _ASK_RAY, address).strip()
+
+    assert ask().isdigit(), "with the token it tells of its nodes"
+    for environment in (("--unset=RAY_AUTH_TOKEN", "RAY_AUTH_MODE=disabled"), ("RAY_AUTH_TOKEN=a-guess",)):
+        assert "InvalidAuthToken" in ask(*environment)
+
+
 def test_a_restarted_operator_recreates_nothing(pipeline: tuple[Service, float]) -> None:
     service, _ = pipeline
     service.wait_available(15.0)
@@ -220,23 +232,19 @@ def test_a_restarted_operator_recreates_nothing(pipeline: tuple[Service, float])
 
     def is_back() -> bool:
         pods = service.kubectl.json(*operators)["items"]
-        return [_is_ready(pod) for pod in pods if pod["metadata"]["uid"] not in old] == [True]
+        return [is_ready(pod) for pod in pods if pod["metadata"]["uid"] not in old] == [True]
 
-    _wait(is_back, 60.0, lambda: service.kubectl(*operators))
+    wait(is_back, 60.0, lambda: service.kubectl(*operators))
     # A label that only the operator sets: when it is back, the new one has worked on the service.
     head = service.pods("head")[0]["metadata"]["name"]
     service.kubectl("label", "pod", head, "--namespace", service.namespace, "rayloom.dev/route-")
-    _wait(
+    wait(
         lambda: "rayloom.dev/route" in service.pods("head")[0]["metadata"]["labels"],
         30.0,
         lambda: json.dumps(service.get(), indent=1),
     )
     service.wait_available(30.0)
     assert _objects(service) == before
-
-
-def _is_ready(pod: dict[str, Any]) -> bool:
-    return any(item["type"] == "Ready" and item["status"] == "True" for item in pod["status"].get("conditions", []))
 
 
 def _objects(service: Service) -> dict[str, tuple[str, str]]:
@@ -269,7 +277,7 @@ def test_a_deleted_worker_pod_is_replaced_and_the_service_is_available_again(
         status = service.engine_status()
         return status["state"] == "serving" and status["epoch"] > before["epoch"]
 
-    _wait(is_rebuilt, 90.0, lambda: json.dumps(service.get().get("status"), indent=1))
+    wait(is_rebuilt, 90.0, lambda: json.dumps(service.get().get("status"), indent=1))
     service.wait_available(30.0)
     seconds = time.monotonic() - began
     assert service.tokens() == expected
@@ -282,38 +290,17 @@ def test_a_deleted_worker_pod_is_replaced_and_the_service_is_available_again(
         print(f"\n  worker pod deleted -> Available again with tokens flowing: {seconds:.1f} s")
 
 
-def test_a_model_path_that_is_not_there_ends_in_a_condition_that_says_so(
-    operator: Kubectl, client: Client, namespace: str
-) -> None:
-    service = Service(operator, client, namespace, "smollm2")
-    model = {"source": "file:///models/not-there"}
-    operator.apply(_manifest(ROOT / "examples" / "smollm2.yaml", namespace, model=model))
-    _wait(
-        lambda: service.condition("ModelReady")["reason"] == "ModelNotFound",
-        60.0,
-        lambda: json.dumps(service.get().get("status"), indent=1),
-    )
-    assert service.condition("ModelReady")["status"] == "False"
-    assert "/models/not-there" in service.condition("ModelReady")["message"]
-    available = service.condition("Available")
-    assert (available["status"], available["reason"]) == ("False", "ModelNotFound")
-    # No shape before the model is known.
-    row = operator("get", "llm", "--namespace", namespace).splitlines()[1].split()
-    assert row[2:4] == ["0/1", "ModelNotFound"]
-
-
-def test_one_rank_serves_a_folder_of_the_node(operator: Kubectl, client: Client, namespace: str) -> None:
-    folder = _model_on_the_nodes()
-    service = Service(operator, client, namespace, "smollm2")
-    operator.apply(
-        _manifest(
-            ROOT / "examples" / "smollm2.yaml", namespace, model={"source": f"file://{folder}", "dtype": "float32"}
-        )
-    )
-    service.wait_available()
-    status, body = service.chat(messages=[{"role": "user", "content": "What is the capital of France?"}])
-    assert status == 200 and "Paris" in body, body
-    assert len(service.engine_status()["ranks"]) == 1
+def test_one_rank_serves_a_model_of_a_claim(operator: Kubectl, client: Client, namespace: str) -> None:
+    service = Service(operator, client, namespace, "from-claim")
+    with claim_on_the_nodes(operator, namespace, "models", "smollm2"):
+        operator.apply(manifest(ROOT / "examples" / "pvc-model.yaml", namespace))
+        service.wait_available()
+        status, body = service.chat(messages=[{"role": "user", "content": "What is the capital of France?"}])
+        assert status == 200 and "Paris" in body, body
+        assert len(service.engine_status()["ranks"]) == 1
+        _expect_predicted_kv_cache(service)
+        jobs = operator.json("get", "pods", "--namespace", namespace, "--selector", "job-name")["items"]
+        assert [_is_restricted(container) for pod in jobs for container in _containers(pod)] == [True]
 
 
 def test_three_ranks_of_one_pod_say_what_one_rank_says_here(
@@ -321,7 +308,7 @@ def test_three_ranks_of_one_pod_say_what_one_rank_says_here(
 ) -> None:
     service = Service(operator, client, namespace, "smollm2-tp3")
     model = {"source": "builtin://smollm2-135m", "dtype": "float32"}
-    operator.apply(_manifest(ROOT / "examples" / "smollm2-tp3.yaml", namespace, model=model))
+    operator.apply(manifest(ROOT / "examples" / "smollm2-tp3.yaml", namespace, model=model))
     service.wait_available()
     assert service.tokens() == expected
     ranks = service.engine_status()["ranks"]
@@ -330,22 +317,4 @@ def test_three_ranks_of_one_pod_say_what_one_rank_says_here(
         (number, pod["metadata"]["name"]) for number in range(3)
     ]
     assert service.get()["status"]["shape"] == "TP3xPP1"
-
-
-def _model_on_the_nodes() -> Path:
-    """The embedded model as a folder that every node has at the same path, readable for everybody."""
-    from rayloom_engine.models.source import resolve
-
-    converted = resolve("builtin://smollm2-135m").path
-    if os.environ.get("E2E_CLUSTER") == "kind" or os.environ.get("E2E_KUBECONFIG"):
-        pytest.skip("the nodes do not see this machine's folders")
-    # Not below HOME, which other users cannot enter. Its name is that of the conversion, so it is never out of date.
-    folder = Path("/var/tmp") / f"rayloom-e2e-{converted.name}"
-    if not folder.exists():
-        draft = Path(tempfile.mkdtemp(prefix="rayloom-e2e-draft-", dir=folder.parent))
-        shutil.copytree(converted, draft, dirs_exist_ok=True, copy_function=shutil.copyfile)
-        draft.chmod(0o755)
-        for path in draft.iterdir():
-            path.chmod(0o644)
-        draft.rename(folder)
-    return folder
+    _expect_predicted_kv_cache(service)

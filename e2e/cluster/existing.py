@@ -33,10 +33,19 @@ class ExistingCluster:
         return tuple(sorted(node["metadata"]["name"] for node in nodes if not node["spec"].get("taints")))
 
     def stop_node(self, name: str) -> None:
-        raise ClusterError("the nodes of E2E_KUBECONFIG are not ours to stop; run these tests on a cluster of our own")
+        raise ClusterError("what E2E_KUBECONFIG has is not ours to stop; run these tests on a cluster of our own")
 
     def start_node(self, name: str) -> None:
         self.stop_node(name)
+
+    def cut_link(self, name: str) -> None:
+        self.stop_node(name)
+
+    def mend_link(self, name: str) -> None:
+        self.stop_node(name)
+
+    def stop_kuberay(self) -> None:
+        self.stop_node("")
 
     def logs(self) -> tuple[Path, ...]:
         return ()

@@ -36,5 +36,14 @@ class Cluster(Protocol):
     def start_node(self, name: str) -> None:
         """Brings a stopped node back. Returns when it is Ready."""
 
+    def cut_link(self, name: str) -> None:
+        """The node's network is gone; everything in it goes on."""
+
+    def mend_link(self, name: str) -> None:
+        """Takes `cut_link` back. Returns at once."""
+
+    def stop_kuberay(self) -> None:
+        """KubeRay's operator ends at once; `up` brings it back where it does not come back by itself."""
+
     def logs(self) -> tuple[Path, ...]:
         """Files to look into when something failed."""

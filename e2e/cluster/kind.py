@@ -65,6 +65,16 @@ class KindCluster:
         run(images.docker(), "unpause", name)
         wait_until(f"{name} to be Ready", lambda: is_ready(Kubectl(self.kubeconfig), name), 120)
 
+    def cut_link(self, name: str) -> None:
+        run(images.docker(), "network", "disconnect", "kind", name)
+
+    def mend_link(self, name: str) -> None:
+        run(images.docker(), "network", "connect", "kind", name)
+
+    def stop_kuberay(self) -> None:
+        pods = ("pods", "--namespace", "kuberay-system", "--all")
+        Kubectl(self.kubeconfig)("delete", *pods, "--grace-period=0", "--force")
+
     def logs(self) -> tuple[Path, ...]:
         folder = self.kubeconfig.with_name("kind-logs")
         run("kind", "export", "logs", folder, "--name", self._name)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
-from cluster.shell import ClusterError, run
+from cluster.shell import ClusterError, run, start
 
 
 def ensure_kubectl() -> None:
@@ -27,6 +28,10 @@ class Kubectl:
     def json(self, *arguments: object, timeout_s: float = 60) -> Any:
         """What `kubectl ARGUMENTS --output json` printed, parsed."""
         return json.loads(self(*arguments, "--output", "json", timeout_s=timeout_s))
+
+    def start(self, *arguments: object) -> subprocess.Popen[str]:
+        """`kubectl ARGUMENTS` that goes on, with pipes to its stdin and from its stdout. Whoever starts it ends it."""
+        return start("kubectl", "--kubeconfig", self._kubeconfig, *arguments)
 
     def apply(self, *objects: object) -> None:
         """Server-side apply of manifests as dictionaries."""

@@ -105,6 +105,15 @@ class LocalCluster:
         self._node(name)  # refuses an unknown name
         self.up("full")
 
+    def cut_link(self, name: str) -> None:
+        self._node(name).cut_link()
+
+    def mend_link(self, name: str) -> None:
+        self._node(name).mend_link()
+
+    def stop_kuberay(self) -> None:
+        self._processes.stop("kuberay")
+
     def logs(self) -> tuple[Path, ...]:
         return tuple(sorted(self._place.logs.glob("*.log")))
 

@@ -55,8 +55,17 @@ class Node:
 
         `ensure` brings it back.
         """
-        run("ip", "link", "set", self.place.link, "down")
+        self.cut_link()
         self._processes.stop(self._name("kubelet"))
+
+    def cut_link(self) -> None:
+        run("ip", "link", "set", self.place.link, "down")
+
+    def mend_link(self) -> None:
+        place = self.place
+        run("ip", "link", "set", place.link, "master", place.cluster.bridge, "up")
+        # The kernel forgets routes by a device that is down.
+        run("ip", "route", "replace", place.pod_cidr, "via", place.ip)
 
     def _name(self, process: str) -> str:
         return f"{self.place.name}.{process}"
@@ -84,8 +93,7 @@ class Node:
                 self._run_inside(inside, "ip", "link", "set", device, "up")
             self._run_inside(inside, "ip", "route", "add", "default", "via", cluster.bridge_ip)
             self._run_inside(inside, "sysctl", "-qw", "net.ipv4.ip_forward=1")
-        run("ip", "link", "set", place.link, "master", cluster.bridge, "up")
-        run("ip", "route", "replace", place.pod_cidr, "via", place.ip)
+        self.mend_link()
 
     def _is_connected(self, inside: int) -> bool:
         try:

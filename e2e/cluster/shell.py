@@ -40,6 +40,15 @@ def run(*command: object, stdin: bytes | None = None, timeout_s: float = 120) ->
     return done.stdout.decode(errors="replace")
 
 
+def start(*command: object) -> subprocess.Popen[str]:
+    """A command that goes on, with pipes to its stdin and from its stdout; what it complains of is lost."""
+    words = [str(word) for word in command]
+    pipe = subprocess.PIPE
+    return subprocess.Popen(
+        words, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, env=_without_proxy(), text=True, bufsize=1
+    )
+
+
 def run_shown(*command: object, env: Mapping[str, str] | None = None, timeout_s: float = 1500) -> None:
     """Runs a long command with its output on ours. Raises ClusterError when it fails or takes too long."""
     words = [str(word) for word in command]

@@ -34,6 +34,7 @@ class CoreUnderTest:
         self.suspicion = self.process._box.suspicion
         self.exit_codes: list[int] = []
         self.restarts_ranks = True
+        self.has_memory = True
         self.is_deadly: Callable[[StepPlan], bool] = lambda plan: False  # which plans kill rank 1
         self.before_run: Callable[[], None] = lambda: None  # called by rank 1
         threading.Thread(target=lambda: self.exit_codes.append(self.process.run()), daemon=True).start()
@@ -71,7 +72,8 @@ class CoreUnderTest:
             sampled = tuple(SampledToken(step.slot, 1) for step in plan.slots if step.samples)
             return Computed(order.ticket, StepResult(step_id=plan.step_id, epoch=plan.epoch, sampled=sampled))
 
-        return FakeRank(self._port, rank, incarnation=incarnation, answer=answer)
+        num_oom_kills = 7 if self.has_memory else 6 + incarnation
+        return FakeRank(self._port, rank, incarnation=incarnation, answer=answer, num_oom_kills=num_oom_kills)
 
 
 def test_a_loss_is_told_with_rank_node_and_phases_until_a_step_has_passed_every_rank(tmp_path: Path) -> None:
@@ -87,6 +89,22 @@ def test_a_loss_is_told_with_rank_node_and_phases_until_a_step_has_passed_every_
     core.wait_for("serving")
     assert [phase.name for phase in core.state.phases] == ["suspect", "rendezvous", "warm_up", "replay"]
     assert all(phase.is_finished for phase in core.state.phases)
+
+
+def test_who_hears_that_an_engine_serves_hears_of_the_token_that_proves_it(tmp_path: Path) -> None:
+    core = CoreUnderTest(tmp_path)
+    told: list[float | None] = []
+    flush, before = core.process._io.flush_status, core.state.last_token_at
+
+    def note_and_flush() -> None:
+        if core.state.state == "serving":
+            told.append(core.state.last_token_at)
+        flush()
+
+    core.process._io.flush_status = note_and_flush  # type: ignore[method-assign]
+    core.ranks[1].die()
+    core.wait_until(lambda: len(told) == 1)
+    assert before is not None and told[0] is not None and told[0] > before
 
 
 def test_a_poisonous_request_is_ended_and_its_trial_spends_no_budget(tmp_path: Path) -> None:
@@ -107,8 +125,20 @@ def test_ranks_that_die_of_anything_end_the_engine_and_no_request_is_blamed(tmp_
     core.is_deadly = lambda plan: True
     core.submit("innocent", 1, 2)
     core.wait_until(lambda: core.exit_codes == [EXIT_GIVEN_UP])
-    assert "restart budget of 3 spent" in read_failure(tmp_path)
+    said = read_failure(tmp_path)
+    assert "restart budget of 3 spent" in said
+    assert "memory" not in said, "what was killed before the first rank came is no fault of this engine"
     assert core.suspicion.condemned == []
+
+
+def test_an_engine_whose_ranks_are_killed_for_want_of_memory_says_so(tmp_path: Path) -> None:
+    core = CoreUnderTest(tmp_path, restart_budget=2)
+    core.has_memory, core.is_deadly = False, lambda plan: True
+    core.submit("innocent", 1, 2)
+    core.wait_until(lambda: core.exit_codes == [EXIT_GIVEN_UP])
+    said = read_failure(tmp_path)
+    assert "restart budget of 2 spent. The kernel has killed processes on h for want of memory (2 so far)" in said
+    assert "raise its memory limit" in said
 
 
 def test_ranks_that_do_not_come_back_in_time_end_the_engine(tmp_path: Path) -> None:

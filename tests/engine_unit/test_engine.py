@@ -57,6 +57,14 @@ def test_a_probe_is_a_token_that_nobody_else_sees() -> None:
     assert engine.step() == []
 
 
+def test_a_part_of_a_prompt_is_tokens_that_passed_all_ranks() -> None:
+    times = iter(range(100))
+    engine = Engine(make_scheduler(), LocalExecutor(SimulatedRank()), clock=lambda: float(next(times)))
+    engine.add(make_sequence("a", range(10), max_tokens=1))  # a step takes 8
+    assert engine.step() == []
+    assert engine.last_token_at is not None
+
+
 def test_a_resume_that_was_complete_is_finished_at_once() -> None:
     engine = Engine(make_scheduler(), LocalExecutor(SimulatedRank()))
     output = engine.add(make_sequence("a", (1, 2), max_tokens=2, generated_ids=(7, 8)), is_resume=True)

@@ -119,6 +119,7 @@ def test_a_lost_rank_is_told_with_its_node_and_what_its_return_took(front: Front
     with front.chat_stream() as stream:
         next(stream)
         front.do(lambda: say_lost(1))
+        front.wait_until(lambda: "rank 1: killed (node there); at " in front.service.lifecycle.state[1], "it says so")
         front.do(lambda: say_lost(0))  # before tokens flowed again: the same recovery
         front.do(lambda: (setattr(front.core, "state", "serving"), front.core.send_status()))
         front.wait_until(lambda: front.service.client.recoveries.open is None, "it serves again")

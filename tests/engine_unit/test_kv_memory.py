@@ -31,8 +31,11 @@ def test_half_of_free_memory_on_cpu() -> None:
     assert "1024 blocks x 16 tokens = 16384 tokens, 1.00 GiB (50% of 2.00 GiB free)" in plan.explanation
 
 
-def test_a_cpu_takes_four_gib_at_most() -> None:
+def test_the_ranks_of_a_cpu_take_four_gib_together_at_most() -> None:
     assert _plan(free_bytes=64 * GIB).num_blocks == 4096
+    plan = _plan(free_bytes=16 * GIB, ranks_on_host=4)
+    assert plan.num_blocks == 1024
+    assert "1.00 GiB (1 GiB cap on CPU, 16.00 GiB free)" in plan.explanation
 
 
 def test_a_gpu_keeps_a_tenth_or_what_a_step_needs() -> None:

@@ -53,6 +53,19 @@ def test_no_memory_limit_leaves_what_the_machine_has(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("memory.events", "low 0\nhigh 0\nmax 31\noom 3\noom_kill 2\noom_group_kill 0\n"),
+        ("memory.oom_control", "oom_kill_disable 0\nunder_oom 0\noom_kill 2\n"),
+    ],
+)
+def test_who_was_killed_for_want_of_memory_is_counted(folder: Path, name: str, content: str) -> None:
+    assert machine.num_oom_kills() == 0
+    (folder / name).write_text(content)
+    assert machine.num_oom_kills() == 2
+
+
+@pytest.mark.parametrize(
     ("setting", "num_present", "devices"),
     [
         (None, 0, []),

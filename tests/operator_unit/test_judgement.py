@@ -155,6 +155,15 @@ def test_pods_that_the_api_server_refuses_are_not_kuberays_fault():
     assert "quota" in refused.message
 
 
+def test_too_little_memory_says_which_limit_to_raise():
+    killed = crashed(137)
+    killed["lastState"]["terminated"]["reason"] = "OOMKilled"
+
+    assert judge(make_group(make_pod(engine=killed)), NOW).message.endswith(
+        "ended (OOMKilled, exit code 137): it left no message; see its log. Raise spec.engine.resources.limits.memory."
+    )
+
+
 def test_of_a_log_the_end_is_kept():
     long = "x" * 700 + " CUDA out of memory"
 

@@ -107,13 +107,48 @@ def test_the_engine_waits_longer_for_rays_head_than_ray_itself():
     assert values(found["engine"])["RAYLOOM_TERMINATION_LOG"] == "/dev/termination-log"
 
 
-def test_rays_head_stays_until_the_engine_has_drained():
-    head, _ = pod_specs(build(drainSeconds=100))
-    found = {each["name"]: each for each in head["containers"]}
-    (_, _, command) = found["ray-head"]["lifecycle"]["preStop"]["exec"]["command"]
+def before_the_end(container):
+    return container["lifecycle"]["preStop"]["exec"]["command"]
 
-    assert values(found["engine"])["RAYLOOM_ALIVE_FILE"] in command
-    assert head["terminationGracePeriodSeconds"] == 115
+
+def test_rays_head_stays_until_the_engine_has_ended(tmp_path):
+    found = containers()
+    named = values(found["engine"])["RAYLOOM_ALIVE_FILE"]
+    shell, option, script = before_the_end(found["ray-head"])
+    assert named in script
+    wait = [shell, option, script.replace(named, str(tmp_path / "alive"))]
+
+    subprocess.run(wait, check=True, timeout=10)  # it was never started, or has ended in order
+    engine = subprocess.Popen(["sleep", "600"])
+    try:
+        (tmp_path / "alive").write_text(str(engine.pid))
+        head = subprocess.Popen(wait)
+        with pytest.raises(subprocess.TimeoutExpired):
+            head.wait(0.5)
+    finally:
+        engine.kill()
+        engine.wait()
+    assert head.wait(10) == 0  # also when it was killed and could take nothing away
+
+
+def test_rays_head_is_started_again_in_its_container_unless_it_ends_at_once():
+    command = containers()["ray-head"]["command"]
+    # Its third start ends at once; those before say that they ran for 10 s.
+    ray = 'n=$((n + 1)); echo "start $n"; [ $n -ge 3 ] || SECONDS=10'
+
+    done = subprocess.run(command, env={**os.environ, "KUBERAY_GEN_RAY_START_CMD": ray}, capture_output=True, text=True)
+
+    assert (done.stdout.split("\n")[:-1], done.returncode) == (["start 1", "start 2", "start 3"], 1)
+
+
+def test_pods_have_the_drain_and_a_little_more_to_end():
+    head, worker = pod_specs(build(drainSeconds=100))
+
+    assert head["terminationGracePeriodSeconds"] == worker["terminationGracePeriodSeconds"] == 115
+    found = containers()
+    # Nodes need a moment to send no more requests there, and ranks stay while the engine drains.
+    assert before_the_end(found["engine"]) == ["sleep", "2"]
+    assert before_the_end(found["ray-worker"])[:3] == ["python3", "-m", "rayloom_engine.linger"]
 
 
 def test_every_container_of_ray_has_the_token_of_its_cluster():
@@ -128,7 +163,10 @@ def test_probes_are_our_own_and_loading_is_no_reason_to_kill():
 
     assert found["engine"]["readinessProbe"]["httpGet"] == {"path": "/ready", "port": 8000}
     assert "livenessProbe" not in found["engine"]
-    assert found["ray-head"]["readinessProbe"]["tcpSocket"] == {"port": 6379}
+    # While Ray's head is started again requests wait in the engine.
+    assert found["ray-head"]["readinessProbe"]["tcpSocket"] == {"port": 8000}
+    assert found["ray-head"]["livenessProbe"]["tcpSocket"] == {"port": 6379}
+    assert found["ray-worker"]["readinessProbe"]["tcpSocket"] == {"port": 6380}
     # KubeRay puts its own in where either is missing.
     assert "livenessProbe" in found["ray-head"] and "livenessProbe" in found["ray-worker"]
 

@@ -59,6 +59,7 @@ class FakeRank:
         first: Loaded | Failed | None = None,
         answer: Callable[[object], object | None] | None = None,
         is_last: bool = False,
+        num_oom_kills: int = 0,
     ) -> None:
         """`answer` may return a message, None for the usual one, or raise ChannelClosed to die there."""
         self.orders: list[object] = []
@@ -70,7 +71,14 @@ class FakeRank:
 
         def greeting(role: str) -> Greeting:
             return Greeting(
-                role=role, proof="", rank=rank, incarnation=incarnation, pid=rank + 1000, node="n", host="h"
+                role=role,
+                proof="",
+                rank=rank,
+                incarnation=incarnation,
+                pid=rank + 1000,
+                node="n",
+                host="h",
+                num_oom_kills=num_oom_kills,
             )
 
         self.control: Channel = dial(address, TOKEN, greeting("control"))[0]

@@ -60,6 +60,7 @@ class Core:
                 self._note(self._engine.scheduler.in_flight())
                 if not has_begun:
                     has_begun = True
+                    self._publish()  # who hears that it serves is to see the token that proves it
                     began()
                 self._send(outputs)
                 self._publish()

@@ -133,8 +133,8 @@ class Engine:
             raise
         outputs = self.scheduler.update(result)
         now = self._clock()
-        if result.sampled:
-            self.last_token_at = now
+        # Also for a part of a prompt, from which nothing is sampled: its tokens have passed all ranks.
+        self.last_token_at = now
         times.num_steps += 1
         times.forward += result.forward_s
         times.sample += result.sample_s

@@ -43,7 +43,7 @@ from rayloom_engine.protocol.ranks import (
     Welcomed,
 )
 from rayloom_engine.worker.activity import Activity
-from rayloom_engine.worker.machine import visible_devices
+from rayloom_engine.worker.machine import num_oom_kills, visible_devices
 
 if TYPE_CHECKING:
     from rayloom_engine.layers.tensor_group import TensorGroup
@@ -135,6 +135,7 @@ class RankServer:
             pid=os.getpid(),
             node=node_name(),
             host=platform.node(),
+            num_oom_kills=num_oom_kills(),
         )
         return dial(self._place.address, self._place.token, greeting)
 

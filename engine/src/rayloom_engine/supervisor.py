@@ -135,7 +135,7 @@ class Supervisor:
         alive = os.environ.get("RAYLOOM_ALIVE_FILE")
         try:
             if alive:
-                Path(alive).touch()
+                Path(alive).write_text(str(os.getpid()))
             self._write_run_dir()
             while self._exit_code is None:
                 self._start_due()

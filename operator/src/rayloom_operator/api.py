@@ -257,8 +257,8 @@ class Spec(_Part):
         30,
         ge=0,
         le=86400,
-        description="Seconds that running requests may take to finish when its pod is asked to stop. No effect when "
-        "the spec changes or the LLMService is deleted: the ranks' pods end at once then.",
+        description="Seconds that running requests may take to finish when the engine is asked to stop: its pod is "
+        "evicted or deleted, its service is, or a change of the spec replaces it.",
     )
     recovery: Recovery = Field(default_factory=Recovery, description="When what is broken is replaced.")
     engine: Engine = Field(default_factory=Engine, description="The engine's own settings.")

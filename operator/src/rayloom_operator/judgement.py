@@ -15,9 +15,9 @@ from rayloom_operator.observed import Group, Pod, Reading, Verdict
 TOKEN_AGE_LIMIT_S = 15.0
 # An engine that answered is believed for so long after the first answer that failed to come.
 SILENCE_LIMIT_S = 5.0
-# Yet never for so long after its last answer: 5 s pass before the next question, and 3 s before that has failed.
+# Yet never for so long after its last answer: 5 s may pass before the next question, and 3 s before that has failed.
 _ANSWER_AGE_LIMIT_S = 9.0
-# Healthy engines are asked each 5 s. An older answer is no news of anything, whatever became of its successors.
+# Healthy engines are asked each 5 s, or more often. An older answer is no news, whatever became of its successors.
 STALE_S = 20.0
 # What an engine that recovers says when it has lost no rank, but one stands still.
 STALLED = re.compile(r"has not advanced for|no step has ended for")

@@ -74,7 +74,7 @@ class Reading:
 
     status: EngineStatus | None  # the last answer; None before the first
     at: float  # when the last answer came
-    failing_since: float | None  # since when there was no answer; None after an answer
+    failing_since: float | None  # when the first question without an answer was asked; None after an answer
     error: str  # why there was none; empty after an answer
     advanced_at: float  # when the engine last served, or got on with its start
 
@@ -244,7 +244,9 @@ def _container_fault(pod_name: str, container: Manifest) -> Verdict | None:
         return None  # It was started again, and may do better.
     kind = Reason.ENGINE_FAILED if container["name"] == ENGINE_CONTAINER else Reason.CONTAINER_FAILED
     cause = f"{ended.get('reason', 'Error')}, exit code {code}"
-    return Verdict(reason=kind, message=f"{where} ended ({cause}): {words or 'it left no message; see its log'}")
+    cure = ". Raise spec.engine.resources.limits.memory." if ended.get("reason") == "OOMKilled" else ""
+    message = f"{where} ended ({cause}): {words or 'it left no message; see its log'}{cure}"
+    return Verdict(reason=kind, message=message)
 
 
 def _head(text: str) -> str:

@@ -22,8 +22,9 @@ GPU_SHARE = 0.9
 CPU_SHARE, CPU_CAP = 0.5, 4 * GIB
 # A CUDA context, libraries and their workspaces; several ranks have NCCL's buffers as well. Estimates, rounded up.
 _CUDA_BYTES, _NCCL_BYTES = GIB, GIB // 2
-# Of torch and the rank's own code, measured: 580 MB, of which a part is the files of libraries.
-CPU_RANK_BYTES = GIB // 2
+# On a CPU, measured in pods: of torch and the rank's own code 380 MiB, of Ray's processes in a pod 200 to 220. Files of
+# libraries are not in it: the kernel takes their pages back.
+CPU_RANK_BYTES, RAY_POD_BYTES = 384 << 20, 224 << 20
 # A context that nobody asked for is cut to make a model fit, but not below this. A sixteenth stays unused, or the
 # engine, which measures what is free, would refuse it for a few bytes.
 _LEAST_MODEL_LEN = 8192
@@ -118,7 +119,7 @@ def candidate(question: Question, tensor: int, pipeline: int) -> Candidate:
     weights = max(part.weights for part in parts) * element_bytes
     memory, reserve = question.memory, _CUDA_BYTES + _NCCL_BYTES * (tensor * pipeline > 1)
     if question.is_cpu:
-        memory, reserve = memory and memory // tensor, CPU_RANK_BYTES
+        memory, reserve = memory and memory // tensor, CPU_RANK_BYTES + RAY_POD_BYTES // tensor
 
     def room(part: Rank) -> int:
         """Bytes that the engine takes for this rank's KV blocks."""
@@ -184,9 +185,9 @@ def _places(per_node: int | None, tensor: int, pipeline: int) -> tuple[int, int]
 def _kv_room(question: Question, tensor: int, free: int | None) -> int:
     """Bytes that the engine takes for KV blocks of the `free` ones of a rank; None where they are not known."""
     if free is None:
-        return CPU_CAP
+        return CPU_CAP // tensor
     if question.is_cpu:
-        return max(0, min(CPU_CAP, int(free * CPU_SHARE)))
+        return max(0, min(CPU_CAP // tensor, int(free * CPU_SHARE)))
     num_tokens, element_bytes = question.num_step_tokens or GPU_STEP_TOKENS, ELEMENT_BYTES[question.dtype]
     step = step_bytes(
         question.shape, tensor, element_bytes=element_bytes, num_tokens=num_tokens, num_seqs=question.most_seqs

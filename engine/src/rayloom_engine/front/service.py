@@ -271,7 +271,8 @@ class Service:
         if not self.client.is_connected:
             return "waiting for the core"
         if core is not None and core.state == "recovering":
-            return f"{core.message}; at {core.phases[-1].name}" if core.phases else core.message
+            where = f" (node {core.lost_node})" if core.lost_node else ""
+            return core.message + where + (f"; at {core.phases[-1].name}" if core.phases else "")
         if not self.client.is_core_serving and core is not None and core.phases:
             return f"the core is at {core.phases[-1].name}"
         return "loading the tokenizer" if self.text is None else "the core is starting"

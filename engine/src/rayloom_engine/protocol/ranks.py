@@ -35,6 +35,7 @@ class Greeting(msgspec.Struct, frozen=True, tag="greeting", kw_only=True):
     pid: int = 0
     node: str = ""  # the Kubernetes node, or the host's name
     host: str = ""  # the host's name; in Kubernetes the pod's
+    num_oom_kills: int = 0  # processes that the kernel has killed there for want of memory
 
 
 class MemoryOffer(msgspec.Struct, frozen=True, tag="memory_offer"):

@@ -9,7 +9,8 @@ from rayloom_engine.models.shape import ModelShape
 
 GIB = 1 << 30
 _CPU_SHARE = 0.5  # of free memory: the rest is for activations, the page cache and everything else on the machine
-_CPU_CAP = 4 * GIB  # beyond it a CPU is too slow to use the context; kv_cache_memory_bytes overrides
+# Of all ranks on a host: beyond it a CPU is too slow to use the context. kv_cache_memory_bytes overrides.
+_CPU_CAP = 4 * GIB
 _GPU_SHARE = 0.9  # of free memory, the rest is for activations and fragmentation; more where a step needs more
 
 
@@ -45,12 +46,13 @@ def plan_kv_memory(
     kv_cache_memory_bytes: int | None,
     num_kv_blocks: int | None,
     step_bytes: int = 0,
+    ranks_on_host: int = 1,
 ) -> KvPlan:
     """The number of blocks and the longest sequence.
 
     `block_bytes` is for all layers and heads of the rank, keys and values. `model_max_len` is what the model's config
-    allows. `step_bytes` stay free on a GPU. Raises ConfigError when the wanted max_model_len does not fit, or exceeds
-    the model's.
+    allows. `free_bytes` are this rank's alone, of `ranks_on_host`. `step_bytes` stay free on a GPU. Raises ConfigError
+    when the wanted max_model_len does not fit, or exceeds the model's.
     """
     if max_model_len is not None and max_model_len > model_max_len:
         raise ConfigError(f"max_model_len: {max_model_len} is more than the model's {model_max_len} positions")
@@ -64,8 +66,9 @@ def plan_kv_memory(
         share = _CPU_SHARE if is_cpu else _GPU_SHARE
         budget = int(free_bytes * share)
         why = f"{share:.0%} of {free_bytes / GIB:.2f} GiB free"
-        if is_cpu and budget > _CPU_CAP:
-            budget, why = _CPU_CAP, f"{_CPU_CAP // GIB} GiB cap on CPU, {free_bytes / GIB:.2f} GiB free"
+        cap = _CPU_CAP // ranks_on_host
+        if is_cpu and budget > cap:
+            budget, why = cap, f"{cap / GIB:.3g} GiB cap on CPU, {free_bytes / GIB:.2f} GiB free"
         if not is_cpu and budget > free_bytes - step_bytes:
             budget = max(0, free_bytes - step_bytes)
             why = f"{free_bytes / GIB:.2f} GiB free, less {step_bytes / GIB:.2f} GiB for a step"

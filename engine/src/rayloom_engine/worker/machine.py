@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import math
 import os
@@ -11,6 +12,7 @@ from pathlib import Path
 import psutil
 
 _CGROUP_ROOT = Path("/sys/fs/cgroup")
+_OOM_FILES = ("memory.events", "memory.oom_control")  # v2, v1
 
 
 def usable_cores() -> int:
@@ -34,8 +36,15 @@ def free_memory_bytes() -> int:
         used = _number(folder / "memory.current") or _number(folder / "memory.usage_in_bytes")
         if limit and used and limit < 1 << 60:  # v1 writes almost 2**63 for "no limit"
             # Page cache that was not touched lately is given back under pressure.
-            free = min(free, limit - used + _inactive_file_bytes(folder))
+            idle = _entry(folder / "memory.stat", "inactive_file", "total_inactive_file")
+            free = min(free, limit - used + (idle or 0))
     return max(0, free)
+
+
+def num_oom_kills() -> int:
+    """Processes of this one's cgroup that the kernel has killed for want of memory; 0 where it does not tell."""
+    found = (_entry(folder / name, "oom_kill") for folder in _cgroup_folders("memory") for name in _OOM_FILES)
+    return next((number for number in found if number is not None), 0)
 
 
 def visible_devices() -> list[str]:
@@ -82,12 +91,11 @@ def _number(path: Path) -> int | None:
         return None
 
 
-def _inactive_file_bytes(folder: Path) -> int:
-    try:
-        for line in (folder / "memory.stat").read_text().splitlines():
+def _entry(path: Path, *names: str) -> int | None:
+    """The number that follows one of the names in a file of such pairs; None when there is none."""
+    with contextlib.suppress(OSError):
+        for line in path.read_text().splitlines():
             name, _, value = line.partition(" ")
-            if name in ("inactive_file", "total_inactive_file"):
+            if name in names:
                 return int(value)
-    except OSError:
-        pass  # no statistics: count nothing as reclaimable
-    return 0
+    return None

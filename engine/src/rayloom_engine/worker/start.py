@@ -144,6 +144,7 @@ def load_rank(
             num_tokens=num_step_tokens,
             num_seqs=config.max_num_seqs,
         ),
+        ranks_on_host=ranks_on_host,
     )
     logger.info("%s", kv.explanation)
     return LoadedRank(model=model, choice=choice, kv=kv, num_step_tokens=num_step_tokens)

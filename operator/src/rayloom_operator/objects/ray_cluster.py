@@ -19,14 +19,20 @@ from rayloom_operator.objects.pod import (
     pod_basics,
 )
 from rayloom_operator.resolved import Resolved
-from rayloom_operator.sizing import CPU_RANK_BYTES
+from rayloom_operator.sizing import CPU_RANK_BYTES, RAY_POD_BYTES
 
 RAY_VERSION = "2.60.0"  # of the engine's image; KubeRay decides by it what it may use
 _GCS_PORT = 6379
 _RAYLET_PORT = 6380
-# Exists while the engine runs. The ranks live on the head's Ray, so it stays until the engine has drained.
+# The engine's process id, while it runs. The ranks live on the head's Ray, so that stays until the engine has drained.
 _ALIVE_FILE = "/tmp/ray/engine.alive"
-# Seconds that an engine needs to end after its drain.
+_WAIT_FOR_ENGINE = f'while kill -0 "$(cat {_ALIVE_FILE})"; do sleep 0.1; done 2> /dev/null'
+# Ranks stay as well, in their own pods.
+_WAIT_FOR_DRAIN = ["python3", "-m", "rayloom_engine.linger"]
+_WAIT_FOR_DRAIN += ["--rank-port", str(names.RANK_PORT), "--port", str(names.API_PORT)]
+# Every node needs a moment to send no more new requests to a pod that is to go. Then the engine begins to refuse them.
+_UNROUTE_SECONDS = 2
+# Seconds that an engine needs beside its drain.
 _END_SECONDS = 15
 # What the head asks for, measured lean: Ray's processes 330 MiB, supervisor, front and core (no weights) 400 MiB.
 _HEAD_REQUESTS = {"cpu": "200m", "memory": "512Mi"}
@@ -39,7 +45,9 @@ _CUDA_RANK_MIB = 4096
 # Shared memory counts as the pod's memory; Ray's object store takes 75 MiB of it, NCCL some for each pair of ranks.
 _SHARED_MIB, _NCCL_MIB = 512, 512
 
-# Ray's own settings notice a lost node after a minute. These do within 6 s; head and workers must agree.
+# Ray's own settings notice a lost node after a minute. These do within 6 s; head and workers must agree. And Ray would
+# wait half a minute for work of its own before it stops a node that Kubernetes has told to go. Its watch over memory
+# kills ranks also where others fill the node; kernel and kubelet keep to the pod's own limit.
 _RAY_HEALTH = {
     "RAY_health_check_period_ms": "1000",
     "RAY_health_check_timeout_ms": "1000",
@@ -47,6 +55,8 @@ _RAY_HEALTH = {
     "RAY_health_check_initial_delay_ms": "1000",
     "RAY_gcs_rpc_server_reconnect_timeout_s": "5",
     "RAY_raylet_liveness_self_check_interval_ms": "1000",
+    "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
+    "RAY_memory_monitor_refresh_ms": "0",
 }
 _ENGINE_PROBE = {"periodSeconds": 1, "timeoutSeconds": 2, "failureThreshold": 2}
 _ENGINE_VARIABLES = {
@@ -72,6 +82,14 @@ _RAY_START = {
 
 # The operator replaces an engine whose head pod is gone. A new head would kill the old one's workers anyway.
 _NO_OTHER_HEAD = {"ray.io/disable-provisioned-head-restart": "true"}
+# Starts Ray's head again in the same container: while a container restarts its pod takes no requests, and kubelets wait
+# longer each time. One that ends within seconds is left to them all the same. KubeRay puts its command in the variable.
+_OWN_COMMAND = {"ray.io/overwrite-container-cmd": "true"}
+_KEEP_RAY = """\
+ulimit -n 65536
+while SECONDS=0; eval "$KUBERAY_GEN_RAY_START_CMD"; [ "$SECONDS" -ge 10 ]; do :; done
+exit 1
+"""
 
 
 def ray_cluster(resolved: Resolved, revision: str, number: int = 0) -> Manifest:
@@ -91,7 +109,7 @@ def ray_cluster(resolved: Resolved, revision: str, number: int = 0) -> Manifest:
             "headGroupSpec": {
                 # No CPU for Ray's actors: no rank lands here.
                 "rayStartParams": _RAY_START | {"num-cpus": "0", "include-dashboard": "false", "no-monitor": "true"},
-                "template": {"metadata": {"labels": labels}, "spec": head},
+                "template": {"metadata": {"labels": labels, "annotations": _OWN_COMMAND}, "spec": head},
             },
             "workerGroupSpecs": [
                 {
@@ -130,13 +148,14 @@ def _head_pod(resolved: Resolved, group: str) -> Manifest:
 
 
 def _ray_head(service: LLMService, group: str, image: str) -> Manifest:
-    wait = f"while [ -e {_ALIVE_FILE} ]; do sleep 0.1; done"
     return container_basics(service, names.HEAD_CONTAINER, image) | {
+        "command": ["bash", "-c", _KEEP_RAY],
         "env": _environment(service, group, _RAY_HEALTH),
         "resources": {"requests": _HEAD_REQUESTS},
         "volumeMounts": _mounts("head-scratch"),
-        "lifecycle": {"preStop": {"exec": {"command": ["sh", "-c", wait]}}},
-        **_ray_probes(_GCS_PORT),
+        "lifecycle": _before_the_end("sh", "-c", _WAIT_FOR_ENGINE),
+        # A Ray that is away is no reason to refuse requests: they wait for it in the engine.
+        **_ray_probes(_GCS_PORT, names.API_PORT),
     }
 
 
@@ -150,6 +169,7 @@ def _engine(resolved: Resolved, group: str) -> Manifest:
         "resources": {"requests": _ENGINE_REQUESTS},
         # No liveness probe: loading takes as long as it takes, and the supervisor restarts what dies or hangs.
         "readinessProbe": {"httpGet": {"path": "/ready", "port": names.API_PORT}, **_ENGINE_PROBE},
+        "lifecycle": _before_the_end("sleep", str(_UNROUTE_SECONDS)),
         "volumeMounts": [
             *_mounts("engine-scratch"),
             {"name": "config", "mountPath": names.CONFIG_FOLDER, "readOnly": True},
@@ -174,11 +194,11 @@ def _worker_pod(resolved: Resolved, group: str) -> Manifest:
         "env": _environment(service, group, _RAY_HEALTH, model_variables(service, resolved.hub)),
         "resources": _worker_resources(resolved),
         "volumeMounts": [*_mounts("scratch"), *model_mounts(service, resolved.hub)],
+        "lifecycle": _before_the_end(*_WAIT_FOR_DRAIN),
         **_ray_probes(_RAYLET_PORT),
     }
     return pod_basics(service) | {
-        # Ranks hold nothing that must be saved.
-        "terminationGracePeriodSeconds": 3,
+        "terminationGracePeriodSeconds": service.spec.drain_seconds + _END_SECONDS,
         "topologySpreadConstraints": [
             {
                 "maxSkew": 1,
@@ -205,11 +225,12 @@ def _rank_kinds(resolved: Resolved) -> tuple[str, ...]:
 def _worker_resources(resolved: Resolved) -> Manifest:
     given, accelerator = resolved.service.spec.engine.resources, resolved.service.spec.accelerator
     num_ranks = resolved.ranks_per_pod
-    rank_mib = _LEAST_RANK_MIB if accelerator is None else _CUDA_RANK_MIB
+    mebibytes = num_ranks * (_LEAST_RANK_MIB if accelerator is None else _CUDA_RANK_MIB)
     if accelerator is None and resolved.sizing is not None:
         # KV blocks are not in it: their memory is taken as they are first used.
-        rank_mib = max(rank_mib, -(-(resolved.sizing.weights_bytes_per_rank + CPU_RANK_BYTES) // 2**20))
-    defaults = {"cpu": f"{_RANK_CPU_MILLIS * num_ranks}m", "memory": _mebibytes(rank_mib * num_ranks)}
+        needed = num_ranks * (resolved.sizing.weights_bytes_per_rank + CPU_RANK_BYTES) + RAY_POD_BYTES
+        mebibytes = max(mebibytes, -(-needed // 2**20))
+    defaults = {"cpu": f"{_RANK_CPU_MILLIS * num_ranks}m", "memory": _mebibytes(mebibytes)}
     # Kubernetes takes a limit as the request where none is given, and refuses a request above its limit.
     defaults = {name: value for name, value in defaults.items() if name not in given.limits}
     devices = {} if accelerator is None else {accelerator.resource: str(num_ranks)}
@@ -246,10 +267,15 @@ def _mounts(scratch: str) -> list[Manifest]:
     return [{"name": name, "mountPath": path} for name, path in folders.items()]
 
 
-def _ray_probes(port: int) -> Manifest:
+def _before_the_end(*command: str) -> Manifest:
+    """A container's lifecycle: the command runs before its processes are told to end."""
+    return {"preStop": {"exec": {"command": list(command)}}}
+
+
+def _ray_probes(port: int, ready_port: int | None = None) -> Manifest:
     """Probes of a Ray container. KubeRay's own begin after 10 s, and the pod would be unready so long for nothing."""
-    probe = {"tcpSocket": {"port": port}}
+    ready, alive = ({"tcpSocket": {"port": each}} for each in (ready_port or port, port))
     return {
-        "readinessProbe": probe | {"periodSeconds": 1, "failureThreshold": 3},
-        "livenessProbe": probe | {"initialDelaySeconds": 30, "periodSeconds": 5, "failureThreshold": 24},
+        "readinessProbe": ready | {"periodSeconds": 1, "failureThreshold": 3},
+        "livenessProbe": alive | {"initialDelaySeconds": 30, "periodSeconds": 5, "failureThreshold": 24},
     }

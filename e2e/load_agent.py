@@ -1,0 +1,209 @@
+"""Runs inside a pod, by `python -c` of this text: streams, requests that keep arriving, and a prober. No retries.
+
+stdin, a JSON object a line: first the settings, then {"do": "struck"} when the fault was made and {"do": "stop"}.
+stdout: {"ready": time} once every stream has as many tokens as the fault waits for; at the end all that was seen.
+Times are Unix times. Tokens of a stream are compared by whoever reads this.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import sys
+import time
+from typing import Any
+
+import aiohttp
+
+PROMPTS = [
+    "Once upon a time in a small village",
+    "The three laws of thermodynamics are",
+    "def fibonacci(n):",
+    "Dear Sir or Madam,",
+    "1, 2, 3, 5, 8, 13,",
+    "Le petit prince habitait",
+    "In the year 2350, humanity",
+    "The recipe needs the following ingredients:",
+]
+# The engine sends a comment every 10 s while a stream waits.
+SILENCE_S = 25.0
+
+
+def body(model: str, index: int, max_tokens: int) -> dict[str, Any]:
+    """A request whose tokens can be compared: greedy for even indices, seeded for odd ones."""
+    seeded = {"temperature": 0.9, "top_p": 0.95, "seed": 100 + index}
+    sampling = seeded if index % 2 else {"temperature": 0.0}
+    return {
+        "model": model,
+        "prompt": PROMPTS[index % len(PROMPTS)],
+        "max_tokens": max_tokens,
+        "ignore_eos": True,
+        "stream": True,
+        "logprobs": 0,
+        **sampling,
+    }
+
+
+class Stream:
+    """One streamed completion. `failure` is set for anything that a user would call one."""
+
+    def __init__(self, url: str, index: int, is_late: bool) -> None:
+        self.url, self.index, self.is_late = url, index, is_late
+        self.tokens: list[str] = []
+        self.times: list[float] = []
+        self.is_done = False
+        self.failure = ""
+        self.began = time.time()
+        self.ended: float | None = None
+
+    async def run(self, session: aiohttp.ClientSession, content: dict[str, Any]) -> None:
+        try:
+            async with session.post(f"{self.url}/v1/completions", json=content) as answer:
+                if answer.status != 200:
+                    self.failure = f"HTTP {answer.status}: {(await answer.text())[:300]}"
+                    return
+                async for line in answer.content:
+                    self._take(line.decode().strip())
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            self.failure = f"{type(error).__name__}: {error}"
+        finally:
+            if not self.failure and not self.is_done:
+                self.failure = "the stream ended without [DONE]"
+            self.ended = time.time()
+
+    def _take(self, line: str) -> None:
+        if not line.startswith("data: "):
+            return
+        if line == "data: [DONE]":
+            self.is_done = True
+            return
+        event = json.loads(line.removeprefix("data: "))
+        if "error" in event:
+            self.failure = f"error event: {event['error']}"
+            return
+        for choice in event["choices"]:
+            new = (choice.get("logprobs") or {}).get("tokens") or []
+            self.tokens += new
+            self.times += [time.time()] * len(new)
+
+    def report(self) -> dict[str, Any]:
+        return {
+            "url": self.url,
+            "index": self.index,
+            "is_late": self.is_late,
+            "began": self.began,
+            "ended": self.ended,
+            "tokens": self.tokens,
+            "times": self.times,
+            "failure": self.failure,
+        }
+
+
+class Agent:
+    def __init__(self, settings: dict[str, Any]) -> None:
+        self.settings = settings
+        self.streams: list[Stream] = []
+        self.probes: list[tuple[float, float, str]] = []  # sent, answered, failure
+        self.had: list[int] = []  # tokens of the first streams when the fault was made
+        self.struck = asyncio.Event()
+        self.stop = asyncio.Event()
+
+    async def run(self) -> None:
+        asked, tasks = self.settings, set()
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=10.0, sock_read=SILENCE_S)
+        # A connection for each request: a kept one would hide which pod a Service leads to now.
+        connector = aiohttp.TCPConnector(limit=0, force_close=True)
+        async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
+            listening = asyncio.create_task(self._listen())
+            probing = asyncio.create_task(self._probe(session)) if asked["probe_url"] else None
+            first = [
+                self._start(session, tasks, index, url, asked["num_tokens"], False)
+                for index, url in enumerate(asked["urls"])
+            ]
+            running = asyncio.gather(*tasks)
+            arriving = asyncio.create_task(self._arrive(session, tasks, running))
+            if asked["strike_at"]:
+                await self._strike(first, asked["strike_at"])
+            await running
+            if asked["strike_at"]:
+                say({"ended": time.time()})
+                await self.stop.wait()
+            arriving.cancel()
+            await asyncio.gather(arriving, return_exceptions=True)
+            await asyncio.gather(*tasks)
+            if probing is not None:
+                probing.cancel()
+                await asyncio.gather(probing, return_exceptions=True)
+            listening.cancel()
+        say({"streams": [each.report() for each in self.streams], "probes": self.probes, "had": self.had})
+
+    async def _strike(self, first: list[Stream], strike_at: int) -> None:
+        while not all(len(each.tokens) >= strike_at or each.failure for each in first):
+            await asyncio.sleep(0.01)
+        say({"ready": time.time()})
+        await self.struck.wait()
+        self.had = [len(each.tokens) for each in first]
+
+    async def _arrive(self, session: aiohttp.ClientSession, tasks: set[Any], running: asyncio.Future[Any]) -> None:
+        """New requests, from the fault on, until nobody waits for its end any more."""
+        asked = self.settings
+        await self.struck.wait()
+        number = 0
+        while asked["late_every_s"] and not running.done():
+            self._start(session, tasks, number % len(PROMPTS), asked["late_url"], asked["late_tokens"], True)
+            number += 1
+            await asyncio.sleep(asked["late_every_s"])
+
+    def _start(
+        self, session: aiohttp.ClientSession, tasks: set[Any], index: int, url: str, num_tokens: int, is_late: bool
+    ) -> Stream:
+        stream = Stream(url, index, is_late)
+        self.streams.append(stream)
+        tasks.add(asyncio.create_task(stream.run(session, body(self.settings["model"], index, num_tokens))))
+        return stream
+
+    async def _probe(self, session: aiohttp.ClientSession) -> None:
+        """One token a second. A probe waits as long as a recovery may take; the next one is sent all the same."""
+        probes: set[asyncio.Task[None]] = set()
+        try:
+            while True:
+                task = asyncio.create_task(self._ask(session))
+                probes.add(task)
+                task.add_done_callback(probes.discard)
+                await asyncio.sleep(1.0)
+        finally:
+            for task in probes:
+                task.cancel()
+
+    async def _ask(self, session: aiohttp.ClientSession) -> None:
+        sent, failure = time.time(), ""
+        content = {"model": self.settings["model"], "prompt": "Hello", "max_tokens": 1, "temperature": 0.0}
+        timeout = aiohttp.ClientTimeout(total=self.settings["probe_timeout_s"])
+        try:
+            url = f"{self.settings['probe_url']}/v1/completions"
+            async with session.post(url, json=content, timeout=timeout) as answer:
+                if answer.status != 200:
+                    failure = f"HTTP {answer.status}: {(await answer.text())[:300]}"
+                else:
+                    await answer.json()
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            failure = f"{type(error).__name__}: {error}"
+        self.probes.append((sent, time.time(), failure))
+
+    async def _listen(self) -> None:
+        while line := await asyncio.to_thread(sys.stdin.readline):
+            {"struck": self.struck, "stop": self.stop}[json.loads(line)["do"]].set()
+
+
+def say(what: dict[str, Any]) -> None:
+    print(json.dumps(what), flush=True)
+
+
+if __name__ == "__main__":
+    with contextlib.suppress(KeyboardInterrupt):
+        asyncio.run(Agent(json.loads(sys.stdin.readline())).run())
+        # The thread that reads stdin would keep this process.
+        import os
+
+        os._exit(0)

@@ -1,0 +1,190 @@
+"""Streams in a pod of the cluster while something breaks, and what their clients saw of it.
+
+The rules: retries off; new requests keep arriving; the fault lands when every stream has at least 16 and at most half
+of its tokens; float32; a request has failed on any HTTP error, error event, missing [DONE], changed or missing token.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from honesty import lies
+from service import Service, wait
+from timeline import Timeline
+
+NUM_STREAMS = 8
+NUM_TOKENS = 64
+LATE_TOKENS = 16
+STRIKE_AT = 16
+_AGENT = Path(__file__).with_name("load_agent.py")
+
+Said = list[list[str]]  # tokens, by the number of the prompt
+
+
+class Agent:
+    """load_agent.py in the client's pod."""
+
+    def __init__(self, service: Service, **settings: Any) -> None:
+        self._service = service
+        command = ("exec", "--stdin", "--namespace", service.namespace, service.client.name, "--", "python3", "-c")
+        self.process: subprocess.Popen[str] = service.kubectl.start(*command, _AGENT.read_text())
+        asked = {
+            "model": service.name,
+            "urls": [service.url] * NUM_STREAMS,
+            "num_tokens": NUM_TOKENS,
+            "strike_at": 0,
+            "late_url": service.url,
+            "late_tokens": LATE_TOKENS,
+            "late_every_s": 1.0,
+            "probe_url": "",
+            "probe_timeout_s": 120.0,
+        }
+        self._say(asked | settings)
+
+    def _say(self, what: dict[str, Any]) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps(what) + "\n")
+        self.process.stdin.flush()
+
+    def tell(self, what: str) -> None:
+        self._say({"do": what})
+
+    def hear(self) -> dict[str, Any]:
+        """The next thing that it says."""
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert line, "the client's pod is gone, or its program failed"
+        said: dict[str, Any] = json.loads(line)
+        return said
+
+
+def undisturbed(service: Service, num_tokens: int = NUM_TOKENS) -> Said:
+    """What the streams say when nothing breaks."""
+    agent = Agent(service, num_tokens=num_tokens)
+    try:
+        streams = agent.hear()["streams"]
+    finally:
+        agent.process.kill()
+    assert [stream["failure"] for stream in streams] == [""] * NUM_STREAMS, streams
+    return [stream["tokens"] for stream in streams]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """What clients saw of a fault. Seconds count from the fault."""
+
+    streams: list[dict[str, Any]]
+    failures: list[str]  # of requests and probes, in words; empty = clients saw a pause
+    probe_failures: list[str]
+    num_requests: int
+    tokens_s: float  # until a stream that was running got its next token
+    available_s: float | None  # until Available was True again; None where it never was False
+    timeline: Timeline
+    lies: list[str]
+
+    def table(self) -> str:
+        return self.timeline.table()
+
+    def row(self, what: str) -> str:
+        """A line of the table of measured seconds."""
+        again = "never False" if self.available_s is None else f"{self.available_s:.1f}"
+        tokens = f"{self.tokens_s:.1f}" if self.tokens_s > 0 else "-"
+        return (
+            f"| {what} | {tokens} | {again} | {len(self.failures)} of {self.num_requests} |"
+            f" {len(self.probe_failures)} |"
+        )
+
+
+def disturb(
+    service: Service,
+    expected: Said,
+    what: str,
+    strike: Callable[[], object],
+    *,
+    is_over: Callable[[], bool],
+    seconds: float = 90.0,
+    mend: Callable[[Timeline], None] | None = None,
+    **settings: Any,
+) -> Seen:
+    """Breaks something under streams, by the rules above.
+
+    `expected` is what `undisturbed` returned. Returns when every request has ended, the service is Available and
+    `is_over()`. `mend` runs right after `strike`, which may return when it happened.
+    """
+    wait(service.is_available, 60.0, lambda: json.dumps(service.get().get("status"), indent=1))
+    num_tokens = len(expected[0])
+    agent = Agent(service, num_tokens=num_tokens, strike_at=STRIKE_AT, probe_url=service.url, **settings)
+    try:
+        with Timeline(service) as timeline:
+            agent.hear()  # ready
+            timeline.begin(what)
+            landed_at = strike()
+            if isinstance(landed_at, float):
+                timeline.begin(what, landed_at)
+            agent.tell("struck")
+            if mend is not None:
+                mend(timeline)
+            assert "ended" in agent.hear()
+            wait(
+                lambda: is_over() and service.is_available(),
+                seconds,
+                lambda: f"{timeline.table()}\n{json.dumps(service.get().get('status'), indent=1)}",
+            )
+            over_at = time.time()
+            agent.tell("stop")
+            said = agent.hear()
+    finally:
+        agent.process.kill()
+    return _seen(service, expected, timeline, said, over_at)
+
+
+def _seen(service: Service, expected: Said, timeline: Timeline, said: dict[str, Any], over_at: float) -> Seen:
+    began, streams = timeline.began_at, said["streams"]
+    half = len(expected[0]) // 2
+    assert max(said["had"]) <= half, f"the fault came too late:\n{timeline.table()}\n{said['had']}"
+    failures = [problem for stream in streams if (problem := _problem(stream, expected))]
+    running = [stream["times"] for stream in streams if not stream["is_late"]]
+    tokens_at = min((_end_of_pause(times, began) for times in running), default=began)
+    failed_probes = [(sent, answered, failure) for sent, answered, failure in said["probes"] if failure]
+    answers = [answered for _, answered, failure in said["probes"] if not failure]
+    if tokens_at > began:
+        timeline.note(tokens_at, "client", "the next token of a stream")
+    for recovery in service.engine_status()["recoveries"]:
+        if recovery["at"] >= began - 1.0:
+            timeline.note(recovery["at"], "engine", f"{recovery['process']} on {recovery['node']}: {recovery['cause']}")
+            timeline.note(recovery["at"] + (recovery["seconds"] or 0.0), "engine", f"{recovery['process']} recovered")
+    for failure, group in itertools.groupby(failed_probes, key=lambda probe: probe[2]):
+        same = list(group)
+        timeline.note(same[0][1], "probe", f"{failure}: {len(same)}, until {timeline.seconds(same[-1][1]):.1f} s")
+    was_lost = [at for at, is_available in timeline.available if not is_available and at >= began]
+    back = [at for at, is_available in timeline.available if is_available and was_lost and at > was_lost[-1]]
+    return Seen(
+        streams=streams,
+        failures=failures,
+        probe_failures=[failure for _, _, failure in failed_probes],
+        num_requests=len(streams),
+        tokens_s=tokens_at - began,
+        available_s=back[-1] - began if back else None,
+        timeline=timeline,
+        lies=lies(timeline.available, answers, over_at),
+    )
+
+
+def _problem(stream: dict[str, Any], expected: Said) -> str:
+    meant = expected[stream["index"]][: LATE_TOKENS if stream["is_late"] else None]
+    if not stream["failure"] and stream["tokens"] != meant:
+        return f"changed: {stream['tokens']} instead of {meant}"
+    return str(stream["failure"])
+
+
+def _end_of_pause(times: list[float], since: float) -> float:
+    """When tokens flowed again: the end of the longest pause after `since`. What was on its way comes before it."""
+    moments = [since, *(moment for moment in times if moment > since)]
+    return max(itertools.pairwise(moments), key=lambda pause: pause[1] - pause[0], default=(since, since))[1]
