@@ -352,7 +352,9 @@ def test_why_a_model_cannot_be_mounted_is_asked_once_a_turn_and_the_newest_event
     with_world(story)
 
 
-def test_an_event_that_was_not_sent_is_sent_in_the_next_pass():
+def test_an_event_that_was_not_sent_is_sent_soon(monkeypatch):
+    monkeypatch.setattr("rayloom_operator.controller._SOON_S", 0.1)
+
     async def story(world):
         world.kube.refusals = {("create", ""): KubeUnreachable("POST /events: away")}
         world.ask_for(service(parallelism={"tensor": 2}))
@@ -360,10 +362,11 @@ def test_an_event_that_was_not_sent_is_sent_in_the_next_pass():
         await world.rest()
         assert world.kube.named("Event") == []
         num_statuses = len(world.kube.statuses)
+        assert await world.controller._reconcile(("team", "chat")) == 0.1
         world.kube.refusals.clear()
-        world.controller._queue.add(("team", "chat"))
         await world.until(lambda: world.kube.named("Event"))
         await world.rest()
+        assert await world.controller._reconcile(("team", "chat")) == 300
         assert len(world.kube.named("Event")) == 1
         assert len(world.kube.statuses) == num_statuses
 

@@ -208,6 +208,84 @@ def test_a_watch_that_ends_at_once_is_asked_for_ever_more_slowly(monkeypatch):
     assert delays[:8] == [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0]
 
 
+def test_what_comes_in_pages_is_whole_also_after_one_that_came_too_late(monkeypatch):
+    monkeypatch.setattr(reflector, "_FIRST_DELAY_S", 0.001)
+
+    async def run():
+        kube, turned = FakeKube(), []
+        kube.page_size = 1
+        for name in ("a", "b", "c"):
+            kube.put(pod(name))
+
+        def turn_page(path):
+            turned.append(path)
+            if len(turned) == 2:
+                # It was on a page that was read.
+                del kube.objects["/api/v1/namespaces/team/pods/a"]
+                raise KubeError(410, "The provided continue parameter is too old")
+
+        kube.turn_page = turn_page
+        async with reflecting(kube) as found:
+            assert names(found) == ["b", "c"]
+            assert len(turned) == 3
+
+    asyncio.run(run())
+
+
+def test_each_page_is_a_sign_of_life(monkeypatch):
+    async def run():
+        kube, loop, late = FakeKube(), asyncio.get_running_loop(), [0.0]
+        kube.page_size, real_time = 1, loop.time
+        kube.put(pod("a"))
+        kube.put(pod("b"))
+        found = Reflector(kube, "v1", "Pod", lambda _: None)
+        silences = []
+
+        def turn_page(path):
+            silences.append(found.silence_seconds(loop.time()))
+            late[0] += 100
+
+        kube.turn_page = turn_page
+        kube.put(pod("c"))
+        monkeypatch.setattr(loop, "time", lambda: real_time() + late[0])
+        await found._list("/api/v1/pods")
+        assert len(silences) == 2 and max(silences) < 50
+        assert found.silence_seconds(loop.time()) < 50
+
+    asyncio.run(run())
+
+
+def test_listed_again_it_knows_what_no_watch_has_told_and_goes_on():
+    async def run():
+        kube = FakeKube()
+        for namespace in ("team", "other"):
+            kube.put(pod("a", namespace=namespace))
+        async with reflecting(kube, namespaces=("team", "other")) as found:
+            await until(lambda: len(kube._watches) == 2)
+            for namespace in ("team", "other"):
+                path = f"/api/v1/namespaces/{namespace}/pods"
+                kube.objects[f"{path}/b"] = kube.objects.pop(f"{path}/a")
+                kube.objects[f"{path}/b"]["metadata"]["name"] = "b"
+            await found.relist()
+            assert (names(found), names(found, ("other", "chat"))) == (["b"], ["b"])
+            await until(lambda: len(kube._watches) == 4)
+            kube.put(pod("c"))
+            await until(lambda: names(found) == ["b", "c"])
+
+    asyncio.run(run())
+
+
+def test_listed_again_it_need_not_be_there():
+    async def run():
+        kube = FakeKube()
+        async with reflecting(kube) as found:
+            kube.refusals["list", "/pods"] = KubeError(404, "not found")
+            await found.relist()
+            assert not found.is_synced.is_set()
+
+    asyncio.run(run())
+
+
 def test_what_changes_its_label_leaves_nothing_under_the_old_one(monkeypatch):
     monkeypatch.setattr(reflector, "_FIRST_DELAY_S", 0.001)
 

@@ -44,17 +44,23 @@ class FakeKube:
         self.statuses = []  # what was written as status
         self.lists = []  # paths
         self.graces = {}  # path -> the grace that a deletion asked for
+        self.page_size = 250  # objects
+        self.turn_page = lambda path: None  # called between two pages of a list; may raise
         self.version = 100
         self._watches = []  # (path of the collection, params, queue)
         self.put(make_definition())
 
     def put(self, manifest):
-        """The object is there, with a uid and a version, and those who watch hear of it."""
+        """The object is there, with a uid, a version and a generation, and those who watch hear of it."""
         path = path_of(manifest)
         self.version += 1
         found = copy.deepcopy(manifest)
-        old = self.objects.get(path, {"metadata": {}})["metadata"]
+        known = self.objects.get(path, {"metadata": {}})
+        old, generation = known["metadata"], found["metadata"].get("generation", 0)
         found["metadata"].setdefault("uid", old.get("uid", f"uid-{self.version}"))
+        found["metadata"]["generation"] = max(
+            generation, old.get("generation", 0) + (_without_status(found) != _without_status(known))
+        )
         found["metadata"]["resourceVersion"] = str(self.version)
         self.objects[path] = found
         self._tell("MODIFIED" if old else "ADDED", path, found)
@@ -125,7 +131,11 @@ class FakeKube:
         return copy.deepcopy(found), str(self.version)
 
     async def pages(self, path, params):
-        yield await self.list(path, params)
+        found, version = await self.list(path, params)
+        yield found[: self.page_size], version
+        for first in range(self.page_size, len(found), self.page_size):
+            self.turn_page(path)
+            yield found[first : first + self.page_size], version
 
     async def watch(self, path, params, version):
         queue = asyncio.Queue()
@@ -155,6 +165,10 @@ class FakeKube:
         for collection, params, queue in self._watches:
             if _is_of(path, collection) and _is_chosen(found, params):
                 queue.put_nowait((kind, copy.deepcopy(found)))
+
+
+def _without_status(found):
+    return {name: part for name, part in found.items() if name not in ("metadata", "status")}
 
 
 def _is_of(path, collection):

@@ -106,14 +106,18 @@ class Controller:
         self._observer = Observer(kube, self.watches, self._poller, settings.operator_key)
         self._mounting_since: dict[ServiceKey, float] = {}
         self._untold: dict[ServiceKey, dict[str, Manifest]] = {}  # Events that are to be made, by name
+        # While services are listed: the versions of those that went meanwhile, which later pages may still have.
+        self._gone: dict[ServiceKey, int] | None = None
 
     def set_service(self, document: Manifest, is_deleted: bool) -> None:
         """Takes what kopf saw of an LLMService, unless something newer is known of it or of one made anew."""
         meta = without_managed_fields(document)["metadata"]
         key = (meta["namespace"], meta["name"])
         known = self._services.get(key, {}).get("metadata", {})
-        is_gone = is_deleted or "deletionTimestamp" in meta
-        if known and int(meta["resourceVersion"]) < int(known["resourceVersion"]):
+        is_gone, version = is_deleted or "deletionTimestamp" in meta, int(meta["resourceVersion"])
+        if known and version < int(known["resourceVersion"]):
+            return
+        if not is_gone and self._gone and version <= self._gone.get(key, 0):
             return
         if not is_gone and meta["resourceVersion"] == known.get("resourceVersion"):
             return  # the echo of a status that this operator wrote
@@ -121,6 +125,8 @@ class Controller:
             return
         if is_gone:
             self._services.pop(key, None)
+            if self._gone is not None:
+                self._gone[key] = version
         else:
             self._services[key] = slim.shared(document)
         self._queue.add(key, is_new=is_gone or known.get("generation") != meta["generation"])
@@ -134,7 +140,7 @@ class Controller:
                 await self.watches.is_synced.wait()
                 if self._leads is not None:
                     await self._leads.wait()
-                    await self._list_services()
+                    await asyncio.gather(self._list_services(), self._clusters.relist())
                 tasks.create_task(self._relist())
                 for reflector in self._drift.reflectors:
                     tasks.create_task(reflector.run())
@@ -164,9 +170,10 @@ class Controller:
 
     async def _list_services(self) -> None:
         """What this process was told while it did not lead may be older than what the leader has done since."""
+        self._gone = {}
         for namespace in self._namespaces or ("",):
-            before = {key: each for key, each in self._services.items() if namespace in ("", key[0])}
             while True:
+                before = {key: each for key, each in self._services.items() if namespace in ("", key[0])}
                 try:
                     async for items, _ in self._kube.pages(object_path(API_VERSION, KIND, namespace), {}):
                         for document in items:
@@ -178,6 +185,7 @@ class Controller:
                     await asyncio.sleep(_SOON_S)
             for document in before.values():
                 self.set_service(document, True)
+        self._gone = None
 
     def _kuberay_changed(self) -> None:
         for key in self._services:
@@ -277,8 +285,9 @@ class Controller:
             clock=clock,
         )
         await self._write(key, document, computed)
-        await self._tell(key)
         waits = [(each - clock).total_seconds() for each in (*planned.waits, *seen.waits)]
+        if not await self._tell(key):
+            waits.append(_SOON_S)
         # Over a spec that cannot be used, or without KubeRay, nothing is made anew.
         if wanted is not None and any(
             slot.group and slot.failure and slot.failure.uid == slot.group.uid for slot in places
@@ -345,18 +354,20 @@ class Controller:
                 raise
             # It was deleted, or made anew. kopf does not say so when that happened while its watch was broken.
             if self._services.get(key) is document:
-                del self._services[key]
-                self._queue.add(key)
+                self.set_service(document, True)
             return
         known, version = self._services.get(key, {}).get("metadata", {}), written["metadata"]["resourceVersion"]
         # Also where the spec has changed meanwhile: what is remembered of failures is in it.
         if known.get("uid") == meta["uid"] and int(known["resourceVersion"]) < int(version):
             self._services[key] = slim.shared(without_managed_fields(written))
+            if written["metadata"]["generation"] != meta["generation"]:
+                # The event of that edit, which is older than this, will be no news.
+                self._queue.add(key, is_new=True)
         news = {each["metadata"]["name"]: each for each in events(document, computed, datetime.now(UTC))}
         self._untold.setdefault(key, {}).update(news)
 
-    async def _tell(self, key: ServiceKey) -> None:
-        """Makes the Events that are to be made; what the API server does not answer is tried again in the next pass."""
+    async def _tell(self, key: ServiceKey) -> bool:
+        """Makes the Events that are to be made; False when some are left for the next pass, for want of an answer."""
         untold = self._untold.pop(key, {})
         for name, event in list(untold.items()):
             try:
@@ -366,3 +377,4 @@ class Controller:
             except OperatorError as error:
                 logger.warning("%s/%s: the event %s comes later: %s", *key, event["reason"], error)
                 self._untold.setdefault(key, {})[name] = event
+        return key not in self._untold

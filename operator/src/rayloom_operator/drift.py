@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable
+from itertools import repeat
 from typing import Any
 
 from rayloom_operator.kube import Kube
@@ -23,7 +24,9 @@ _KINDS = {
     "PodDisruptionBudget": "policy/v1",
 }
 # Where a list is refused, or does not come, everything is applied.
-_LIST_S = 10.0
+_LIST_S = 3.0
+# What the API server adds to a port of a Service that is reached from outside.
+_DEFAULTED = {"nodePort"}
 
 # (kind, name) -> the object as JSON, which takes a fifth of the memory; empty when it is gone.
 Found = dict[tuple[str, str], str]
@@ -40,8 +43,8 @@ class Drift:
         self.reflectors = tuple(_Teller(kube, version, kind, self._see, options) for kind, version in _KINDS.items())
 
     async def listed(self) -> None:
-        """Returns once what an earlier operator has left is known."""
-        waits = [asyncio.create_task(each.is_synced.wait()) for each in self.reflectors]
+        """Returns once what an earlier operator has left is known, or cannot be known soon."""
+        waits = [asyncio.create_task(each.was_tried.wait()) for each in self.reflectors]
         _, late = await asyncio.wait(waits, timeout=_LIST_S)
         for each in late:
             each.cancel()
@@ -93,18 +96,26 @@ def _version(found: Manifest) -> str:
     return str(found["metadata"].get(field, ""))
 
 
-def _covers(found: Any, wanted: Any) -> bool:
-    """Whether `found` has everything that is in `wanted`. The API server adds defaults, others add what is theirs."""
+def _covers(found: Any, wanted: Any, is_whole: bool = False) -> bool:
+    """Whether `found` has everything that is in `wanted`. The API server adds defaults, others add what is theirs.
+
+    Where it `is_whole`, in lists and selectors, nothing else may be there: an addition there admits or selects others.
+    """
     if isinstance(wanted, dict):
-        return isinstance(found, dict) and all(_covers(found.get(name), each) for name, each in wanted.items())
+        if not isinstance(found, dict) or (is_whole and found.keys() - wanted.keys() - _DEFAULTED):
+            return False
+        return all(
+            _covers(found.get(name), each, is_whole or name.lower().endswith("selector"))
+            for name, each in wanted.items()
+        )
     if isinstance(wanted, list):
         is_list = isinstance(found, list) and len(found) == len(wanted)
-        return is_list and all(map(_covers, found, wanted))
+        return is_list and all(map(_covers, found, wanted, repeat(True)))
     return bool(found == wanted)
 
 
 class _Teller(Reflector):
-    """Tells of each object instead of keeping it."""
+    """Tells of each object instead of keeping it; also of those that went while there was no watch."""
 
     def __init__(
         self,
@@ -117,8 +128,23 @@ class _Teller(Reflector):
         super().__init__(kube, version, kind, lambda _: None, **options)
         self._type = {"apiVersion": version, "kind": kind}
         self._on_object = on_object
+        self._uids: dict[tuple[str, str], str] = {}  # by (namespace, name)
 
     def _take(self, kind: str, found: Manifest) -> None:
-        if kind != "BOOKMARK":
+        if kind == "BOOKMARK":
+            return
+        key, meta = service_of(found), found["metadata"]
+        at, uid = (key[0], meta["name"]), meta["uid"]
+        before = self._key_at.get(at, key)
+        # It may have another label, or be another one of that name.
+        if kind == "DELETED" or (before, self._uids.get(at, uid)) != (key, uid):
+            self._drop(before, meta["name"])
+        if kind != "DELETED":
+            self._key_at[at], self._uids[at] = key, uid
             # Lists leave the type out.
-            self._on_object(service_of(found), without_managed_fields(found) | self._type, kind == "DELETED")
+            self._on_object(key, without_managed_fields(found) | self._type, False)
+
+    def _drop(self, key: ServiceKey, name: str) -> None:
+        at = key[0], name
+        if self._key_at.pop(at, None):
+            self._on_object(key, self._type | {"metadata": {"name": name, "uid": self._uids.pop(at)}}, True)

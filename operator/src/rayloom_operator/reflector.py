@@ -64,6 +64,9 @@ class Reflector:
         self._turned_at = dict.fromkeys(self._namespaces, 0.0)  # path -> loop time of the last sign of life
         self.is_synced = asyncio.Event()  # everything was listed, and the kind is there
         self.has_answered = asyncio.Event()  # as above, or the API server said that it does not know the kind
+        self.was_tried = asyncio.Event()  # as above, or a list or watch failed
+        self._tasks: asyncio.TaskGroup
+        self._following: list[asyncio.Task[None]] = []
 
     def of_service(self, key: ServiceKey) -> list[Manifest]:
         """The objects of one key, by name. While `is_synced` is not set, those that were known last."""
@@ -76,9 +79,24 @@ class Reflector:
 
     async def run(self) -> None:
         """Follows the cluster for ever. A server that is away is asked again, ever more slowly."""
-        async with asyncio.TaskGroup() as tasks:
-            for path in self._namespaces:
-                tasks.create_task(self._follow(path))
+        async with asyncio.TaskGroup() as self._tasks:
+            self._begin()
+
+    async def relist(self) -> None:
+        """Returns once what there is, or that there is no such kind, is known from lists made after this call.
+
+        Only while it runs. The watches begin anew after the lists, so that no list undoes what a watch has told.
+        """
+        for each in self._following:
+            each.cancel()
+        self._unlisted = set(self._namespaces)
+        self.is_synced.clear()
+        self.has_answered.clear()
+        self._begin()
+        await self.has_answered.wait()
+
+    def _begin(self) -> None:
+        self._following = [self._tasks.create_task(self._follow(path)) for path in self._namespaces]
 
     async def _follow(self, path: str) -> None:
         delay = _FIRST_DELAY_S
@@ -96,6 +114,7 @@ class Reflector:
                     self._take(kind, found)
             except KubeError as error:
                 version = ""
+                self.was_tried.set()
                 # A kind that is gone is asked for often, and that it is gone is said once.
                 if error.code != NOT_FOUND or path not in self._unlisted:
                     logger.log(
@@ -109,6 +128,7 @@ class Reflector:
                     await asyncio.sleep(_UNKNOWN_DELAY_S)
                     continue
             except KubeUnreachable as error:
+                self.was_tried.set()
                 logger.warning("%s", error)
             # The server ends each watch after a while; the next one goes on from there.
             if loop.time() - began > _LIVED_S:
@@ -122,7 +142,7 @@ class Reflector:
         namespace = self._namespaces[path]
         before = {(at, name) for at, name in self._key_at if namespace in ("", at)}
         async for items, at in self._kube.pages(path, self._selector):
-            version = at
+            version, self._turned_at[path] = at, asyncio.get_running_loop().time()
             for found in items:
                 before.discard((self._key_of(found)[0], found["metadata"]["name"]))
                 self._take("ADDED", found)
@@ -130,8 +150,8 @@ class Reflector:
             self._drop(self._key_at[at, name], name)
         self._unlisted.discard(path)
         if not self._unlisted:
-            self.is_synced.set()
-            self.has_answered.set()
+            for each in (self.is_synced, self.has_answered, self.was_tried):
+                each.set()
         return version
 
     def _take(self, kind: str, found: Manifest) -> None:

@@ -8,11 +8,13 @@ from __future__ import annotations
 import asyncio
 import http.client
 import io
+import re
 
 from rayloom_operator.errors import EngineUnavailable
 
 _TIMEOUT_S = 3.0
 _MAX_BYTES = 1 << 20  # a status has some thousand
+_LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*([0-9]{1,9})[ \t]*\r\n", re.IGNORECASE)
 
 
 async def get_status(ip: str, port: int, token: str) -> tuple[int, bytes]:
@@ -36,12 +38,13 @@ async def get_status(ip: str, port: int, token: str) -> tuple[int, bytes]:
         return response.status, response.read()
     except TimeoutError as error:
         raise EngineUnavailable(f"no answer within {_TIMEOUT_S:g} s") from error
-    except (OSError, http.client.HTTPException) as error:
+    # The last two are http.client's of a length that is no length.
+    except (OSError, http.client.HTTPException, ValueError, OverflowError) as error:
         raise EngineUnavailable(f"{type(error).__name__}: {error}") from error
 
 
 class _Exchange(asyncio.Protocol):
-    """Sends the request; `received` is all that comes until the other side closes."""
+    """Sends the request; `received` is all that comes until the answer is whole, or the other side closes."""
 
     def __init__(self, request: bytes, received: asyncio.Future[bytes]) -> None:
         self._request = request
@@ -54,8 +57,13 @@ class _Exchange(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._parts += data
-        if len(self._parts) > _MAX_BYTES and not self.received.done():
+        if self.received.done():
+            return
+        if len(self._parts) > _MAX_BYTES:
             self.received.set_exception(EngineUnavailable(f"/status answered with more than {_MAX_BYTES} bytes"))
+        elif _is_whole(self._parts):
+            # Not every proxy on the way closes when it is asked to.
+            self.received.set_result(bytes(self._parts))
 
     def connection_lost(self, error: Exception | None) -> None:
         if self.received.done():
@@ -64,6 +72,13 @@ class _Exchange(asyncio.Protocol):
             self.received.set_exception(error)
         else:
             self.received.set_result(bytes(self._parts))
+
+
+def _is_whole(parts: bytearray) -> bool:
+    """Whether the answer says how long it is, and all of that is there."""
+    end = parts.find(b"\r\n\r\n") + 4
+    length = _LENGTH.search(parts, 0, end - 2) if end > 3 else None
+    return length is not None and len(parts) >= end + int(length[1])
 
 
 class _Received:

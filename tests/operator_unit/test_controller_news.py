@@ -1,0 +1,149 @@
+"""What the controller makes of news that come late, in pieces or not at all, and of changes by somebody else."""
+
+import asyncio
+
+import pytest
+
+from rayloom_operator.kube import KubeError
+from rt_world import SERVICE, generation, service, with_world
+
+KEY = ("team", "chat")
+SERVICES = "/apis/rayloom.dev/v1alpha1/llmservices"
+CLUSTERS = "/apis/ray.io/v1/namespaces/team/rayclusters"
+
+
+def named(name):
+    document = service()
+    document["metadata"] |= {"name": name, "uid": f"uid-{name}"}
+    return document
+
+
+def test_a_spec_that_was_edited_while_a_status_was_on_its_way_is_acted_on():
+    async def story(world):
+        world.ask_for(service())
+        await world.until(lambda: world.reason() == "PodsPending")
+        await world.rest()
+        edits, apply = [], world.kube.apply
+
+        async def apply_after_the_edit(manifest, subresource="", **options):
+            if subresource and not edits:
+                edited = world.kube.objects[SERVICE] | service(drainSeconds=31) | generation(2)
+                edits.append(world.kube.put(edited))
+            return await apply(manifest, subresource, **options)
+
+        world.kube.apply = apply_after_the_edit
+        world.ask_for(service())
+        await world.until(lambda: edits and world.kube.objects[SERVICE] != edits[0])
+        world.controller.set_service(edits[0], False)
+        await world.until(lambda: world.kube.statuses[-1]["observedGeneration"] == 2)
+
+    with_world(story)
+
+
+def test_what_was_deleted_while_pages_are_listed_stays_away():
+    async def story(world):
+        for name in ("first", "second"):
+            document = world.kube.put(named(name))
+            world.controller.set_service(document, False)
+        await world.rest()
+        gone = "/apis/rayloom.dev/v1alpha1/namespaces/team/llmservices/second"
+
+        def turn_page(path):
+            document = world.kube.objects[gone]
+            world.kube.remove(gone)
+            world.controller.set_service(document, True)
+
+        world.kube.page_size, world.kube.turn_page = 1, turn_page
+        await world.controller._list_services()
+        assert [name for _, name in world.controller._services] == ["first"]
+        # What is made anew under that name is another one.
+        world.controller.set_service(world.kube.put(named("second")), False)
+        assert len(world.controller._services) == 2
+
+    with_world(story)
+
+
+def test_what_went_after_its_page_was_read_is_found_when_the_list_begins_again(monkeypatch):
+    monkeypatch.setattr("rayloom_operator.controller._SOON_S", 0.001)
+
+    async def story(world):
+        for name in ("first", "second"):
+            world.controller.set_service(world.kube.put(named(name)), False)
+        await world.rest()
+        errors = [KubeError(410, "The provided continue parameter is too old")]
+
+        def turn_page(path):
+            world.kube.objects.pop("/apis/rayloom.dev/v1alpha1/namespaces/team/llmservices/first", None)
+            if errors:
+                raise errors.pop()
+
+        world.kube.page_size, world.kube.turn_page = 1, turn_page
+        await world.controller._list_services()
+        assert world.kube.lists.count(SERVICES) == 2
+        assert [name for _, name in world.controller._services] == ["second"]
+
+    with_world(story)
+
+
+def test_which_clusters_there_are_is_listed_again_before_it_leads():
+    leads = asyncio.Event()
+
+    def cluster(name):
+        owner = {"kind": "LLMService", "name": "chat", "uid": "uid-1"}
+        meta = {"name": name, "namespace": "team", "labels": {"rayloom.dev/service": "chat"}}
+        return {"apiVersion": "ray.io/v1", "kind": "RayCluster", "metadata": meta | {"ownerReferences": [owner]}}
+
+    async def story(world):
+        def names():
+            return [each["metadata"]["name"] for each in world.controller._clusters.of_service(KEY)]
+
+        # What its watch was not told.
+        watches, world.kube._watches = world.kube._watches, []
+        world.kube.remove(f"{CLUSTERS}/chat-00000000-0")
+        world.kube.put(cluster("chat-00000000-1"))
+        world.kube._watches = watches
+        assert names() == ["chat-00000000-0"]
+        known, begin = [], world.controller._queue.open
+
+        def open_queue(keys):
+            known.extend(names())
+            begin(keys)
+
+        world.controller._queue.open = open_queue
+        leads.set()
+        await world.until(lambda: known)
+        assert known == ["chat-00000000-1"]
+
+    with_world(story, prepare=lambda kube: kube.put(cluster("chat-00000000-0")), leads=leads)
+
+
+@pytest.mark.parametrize("is_deleted", [False, True])
+def test_a_budget_that_somebody_changes_or_deletes_comes_back(is_deleted):
+    async def story(world):
+        world.ask_for(service(replicas=4))
+        await world.until(lambda: world.reason() == "PodsPending")
+        await world.rest()
+        path = world.kube.path("PodDisruptionBudget")
+        wanted = world.kube.objects[path]["spec"]
+        assert wanted["minAvailable"] == 2
+        if is_deleted:
+            world.kube.remove(path)
+        else:
+            world.kube.put(world.kube.objects[path] | {"spec": wanted | {"minAvailable": 0}})
+        await world.until(lambda: world.kube.objects.get(path, {}).get("spec") == wanted)
+
+    with_world(story)
+
+
+def test_the_status_of_a_budget_is_no_change():
+    async def story(world):
+        world.ask_for(service())
+        await world.until(lambda: world.reason() == "PodsPending")
+        await world.rest()
+        world.kube.calls.clear()
+        path = world.kube.path("PodDisruptionBudget")
+        world.kube.put(world.kube.objects[path] | {"status": {"currentHealthy": 1}})
+        await world.controller._reconcile(KEY)
+        assert ("apply", path) not in world.kube.calls
+
+    with_world(story)

@@ -1,0 +1,82 @@
+"""GET /status from peers that keep no rule: a raw socket that says what a test gives it."""
+
+import asyncio
+
+import pytest
+
+from rayloom_operator import status_request
+from rayloom_operator.errors import EngineUnavailable
+from rayloom_operator.status_request import get_status
+
+HOST = "127.0.0.1"
+HEADER = "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
+
+
+def asked(parts, *, closes, pause_s=0.0):
+    """What `get_status` makes of a peer that answers so, in these parts."""
+
+    async def run():
+        done = asyncio.Event()
+
+        async def answer(reader, writer):
+            await reader.readuntil(b"\r\n\r\n")
+            for part in parts:
+                writer.write(part.encode())
+                await writer.drain()
+                await asyncio.sleep(pause_s)
+            if not closes:
+                await done.wait()
+            writer.close()
+
+        server = await asyncio.start_server(answer, HOST, 0)
+        async with server:
+            port = server.sockets[0].getsockname()[1]
+            try:
+                async with asyncio.timeout(10):
+                    return await get_status(HOST, port, "secret")
+            finally:
+                done.set()
+
+    return asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        [HEADER + "Content-Length: 2\r\n\r\n{}"],
+        [HEADER + "content-length:2\r\n\r\n", "{", "}"],
+        [HEADER + "Content-Len", "gth: 2\r\n\r", "\n{}"],
+    ],
+)
+def test_an_answer_is_whole_when_its_length_is_there_though_the_peer_does_not_close(parts):
+    assert asked(parts, closes=False, pause_s=0.01) == (200, b"{}")
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        [HEADER + "\r\n{}"],
+        [HEADER + "Transfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n"],
+    ],
+)
+def test_an_answer_without_a_length_ends_with_the_connection(parts):
+    assert asked(parts, closes=True) == (200, b"{}")
+
+
+def test_a_length_in_the_body_is_none():
+    body = "{\r\nContent-Length: 1\r\n\r\n}"
+    assert asked([HEADER + "\r\n" + body[:-1], body[-1]], closes=True, pause_s=0.01) == (200, body.encode())
+
+
+@pytest.mark.parametrize(
+    "rest", [f"Content-Length: {'9' * 30}\r\n\r\n{{}}", f"Transfer-Encoding: chunked\r\n\r\n{'f' * 30}\r\n{{}}"]
+)
+def test_a_huge_length_is_a_failed_answer(rest):
+    with pytest.raises(EngineUnavailable):
+        asked([HEADER + rest], closes=True)
+
+
+def test_a_part_of_an_answer_is_none_and_the_wait_for_the_rest_ends(monkeypatch):
+    monkeypatch.setattr(status_request, "_TIMEOUT_S", 0.1)
+    with pytest.raises(EngineUnavailable, match=r"no answer within 0\.1 s"):
+        asked([HEADER + "Content-Length: 3\r\n\r\n{}"], closes=False)
