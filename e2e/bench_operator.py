@@ -229,7 +229,7 @@ def main() -> None:
 def _measure(sizes: list[int], what: str, timeout_s: float, folder: Path) -> list[dict[str, float | str]]:
     """On an empty cluster of its own, gone afterwards."""
     # Memory is cheaper here than the cores that the API server shares with what is measured.
-    os.environ |= {"GOGC": "300", "GOMEMLIMIT": "6GiB"}
+    os.environ |= {"GOGC": "300", "GOMEMLIMIT": "12GiB"}
     cluster = LocalCluster(Place.of(_INDEX))
     cluster.down()
     try:
