@@ -85,8 +85,8 @@ def test_a_starting_engine_says_what_it_does_or_what_keeps_its_ranks_away():
     assert judge(make_group(make_pod(), blocked, reading=starting), NOW).reason is Reason.UNSCHEDULABLE
 
 
-@pytest.mark.parametrize(("silent_s", "reason"), [(4.9, Reason.SERVING), (5.0, Reason.ENGINE_UNREACHABLE)])
-def test_a_silent_engine_is_believed_for_five_seconds(silent_s, reason):
+@pytest.mark.parametrize(("silent_s", "reason"), [(7.9, Reason.SERVING), (8.0, Reason.ENGINE_UNREACHABLE)])
+def test_a_silent_engine_is_believed_for_eight_seconds(silent_s, reason):
     reading = make_reading(make_said(), at=NOW - silent_s - 1, failing_since=NOW - silent_s, error="no answer")
 
     assert judge(make_group(routed(), reading=reading), NOW).reason is reason
@@ -200,8 +200,8 @@ def test_a_pod_that_has_failed_says_why():
         (make_pod(), make_reading(make_said(token_age=15.0)), False),
         (make_pod(), make_reading(make_said(token_age=None)), False),
         (make_pod(), make_reading(make_said("recovering")), False),
-        (make_pod(), make_reading(make_said(), at=NOW - 6, failing_since=NOW - 5), False),
-        (make_pod(), make_reading(make_said(), at=NOW - 6, failing_since=NOW - 4.9), True),
+        (make_pod(), make_reading(make_said(), at=NOW - 8.5, failing_since=NOW - 8), False),
+        (make_pod(), make_reading(make_said(), at=NOW - 8.5, failing_since=NOW - 7.9), True),
         (make_pod(), None, False),
         (worker(), make_reading(make_said()), False),
     ],

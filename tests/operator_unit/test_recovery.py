@@ -246,6 +246,37 @@ def test_a_cache_that_lags_does_not_bring_back_an_engine_that_has_a_successor():
     assert {each["name"][-2:]: each["restarts"] for each in late.document["groups"]} == {"-0": 0, "-1": 1}
 
 
+def test_an_engine_whose_head_was_told_to_go_is_made_anew_without_a_mark():
+    def told(**facts):
+        worker = make_pod("worker", is_head=False)
+        return make_serving(ONE, uid="a", pods=(worker,), reading=None, is_told_to_go=True, **facts)
+
+    draining = turn(ONE, [told()])
+    gone = turn(ONE, [told(is_headless=True)], previous=draining.document)
+    second = turn(ONE, [told(is_headless=True)], previous=gone.document)
+
+    assert conditions(draining.document)["Available"] == ("False", "Draining")
+    assert (gone.document["groups"][0]["restarts"], gone.document["groups"][0]["failure"]["reason"]) == (0, "HeadLost")
+    assert [each.uid for each in second.plan.deletions] == ["a"]
+    # The next is made at once, and what is said of it is gone when it serves.
+    name = second.status.groups[0].name
+    third = turn(ONE, previous=second.document, taken=frozenset({name}))
+    fourth = turn(ONE, previous=third.document, taken=frozenset({name}))
+    assert "RayCluster" in [each["kind"] for each in fourth.plan.wanted]
+    fifth = turn(ONE, [make_serving(ONE, 1, uid="b")], previous=fourth.document)
+    assert "failure" not in fifth.document["groups"][0]
+
+
+def test_an_engine_that_gave_up_beside_a_pod_that_lacked_memory_says_so():
+    ended = {"terminated": {"exitCode": 137, "reason": "OOMKilled"}}
+    worker = make_pod("worker", is_head=False, engine={"state": {"running": {}}, "lastState": ended})
+    (head,) = failing("a").pods
+    found = turn(ONE, [make_serving(ONE, uid="a", pods=(head, worker), reading=None)])
+
+    message = found.document["groups"][0]["failure"]["message"]
+    assert "ranks died" in message and "Memory was too little in worker" in message
+
+
 def test_the_cause_that_was_first_stays():
     first = turn(ONE, [failing("a")])
     second = turn(ONE, [make_serving(ONE, uid="b", is_headless=True, pods=())], previous=first.document)

@@ -248,7 +248,8 @@ class Controller:
             reason = Reason.DOES_NOT_FIT if isinstance(error, DoesNotFit) else Reason.INVALID_SPEC
             accepted = Verdict(reason=reason, message="; ".join(error.problems))
         memory = remembered(previous)
-        seen = await self._observer.observe(key, document["metadata"]["uid"], memory.keys(), patience, clock)
+        made = [name for name, each in memory.items() if each.state != "BackOff"]
+        seen = await self._observer.observe(key, document["metadata"]["uid"], made, patience, clock)
         if unsupported:
             seen = replace(seen, taken=frozenset())  # Nothing is made, so nothing needs another name.
         current = "" if resolved is None else revision(resolved)

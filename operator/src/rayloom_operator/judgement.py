@@ -13,8 +13,9 @@ from rayloom_operator.observed import Group, Pod, Reading, Verdict
 
 # An idle engine sends a token through every rank each 10 s.
 TOKEN_AGE_LIMIT_S = 15.0
-# An engine that answered is believed for so long after the first answer that failed to come.
-SILENCE_LIMIT_S = 5.0
+# An engine that answered is believed for so long after the first question that got no answer: time for a second one,
+# a second later, for each fails only after 3 s.
+SILENCE_LIMIT_S = 8.0
 # Yet never for so long after its last answer: 5 s may pass before the next question, and 3 s before that has failed.
 _ANSWER_AGE_LIMIT_S = 9.0
 # Healthy engines are asked each 5 s, or more often. An older answer is no news, whatever became of its successors.
@@ -29,6 +30,9 @@ def judge(group: Group | None, now: float) -> Verdict:
     if group is None or head is None:
         if group is not None and group.fault is not None:
             return group.fault
+        if group is not None and group.is_told_to_go:
+            message = f"The head pod of {group.name} was told to go, and finishes its requests; then it is made anew."
+            return Verdict(reason=Reason.DRAINING, message=message)
         if group is not None and group.is_headless:
             return Verdict(reason=Reason.HEAD_LOST, message=f"The head pod of {group.name} is gone, and its ranks too.")
         if group is not None and group.pods:

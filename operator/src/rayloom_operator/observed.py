@@ -61,6 +61,7 @@ class Pod:
     owner_uid: str  # of its RayCluster
     grace_s: float | None  # how long it may take to end; None while it is to stay
     fault: Verdict | None
+    was_starved: bool = False  # a container ended for want of memory, and may have been started again
 
     @property
     def is_running(self) -> bool:
@@ -91,6 +92,7 @@ class Group:
     is_headless: bool  # its head pod was there and is gone; KubeRay makes no other
     num_new_pods: int  # pods that were made for it in the last minutes, also those that are gone
     reading: Reading | None  # None until its engine was asked
+    is_told_to_go: bool = False  # its head pod was deleted or evicted, and not because its node is away
 
     @property
     def head(self) -> Pod | None:
@@ -198,6 +200,7 @@ def pod(document: Manifest, mount_failure: str = "") -> Pod:
         grace_s=meta.get("deletionGracePeriodSeconds", 0) if "deletionTimestamp" in meta else None,
         fault=fault
         or next((found for container in everything if (found := _container_fault(meta["name"], container))), None),
+        was_starved=any(_last_end(container).get("reason") == "OOMKilled" for container in everything),
     )
 
 
@@ -206,10 +209,15 @@ def moment(text: str) -> datetime:
     return datetime.fromisoformat(text or "1970-01-01T00:00:00Z")
 
 
+def _last_end(container: Manifest) -> Manifest:
+    """How the container ended last; empty when it never did."""
+    return container["state"].get("terminated") or container.get("lastState", {}).get("terminated") or {}
+
+
 def _is_spent(container: Manifest) -> bool:
     """Whether the container has ended and another start in its place promises nothing."""
-    ended = container["state"].get("terminated") or container.get("lastState", {}).get("terminated")
-    if "running" in container["state"] or ended is None:
+    ended = _last_end(container)
+    if "running" in container["state"] or not ended:
         return False
     if container["name"] == ENGINE_CONTAINER and ended["exitCode"] in (_EXIT_CONFIG, _EXIT_GIVEN_UP):
         return bool(ended["exitCode"] == _EXIT_GIVEN_UP)
@@ -230,8 +238,8 @@ def _container_fault(pod_name: str, container: Manifest) -> Verdict | None:
         )
     if reason in _CREATE_REASONS:
         return Verdict(reason=Reason.CONTAINER_FAILED, message=f"{where} cannot start: {reason}: {message}")
-    ended = container["state"].get("terminated") or container.get("lastState", {}).get("terminated")
-    if ended is None or container.get("ready", False) or ended["exitCode"] == 0:
+    ended = _last_end(container)
+    if not ended or container.get("ready", False) or ended["exitCode"] == 0:
         return None
     code, words = ended["exitCode"], _tail(ended.get("message", ""))
     if container["name"] == ENGINE_CONTAINER and code == _EXIT_CONFIG:

@@ -33,6 +33,7 @@ class Observer:
         self._poller = poller
         self._operator_key = operator_key
         self._new_pods: dict[ServiceKey, dict[str, tuple[str, datetime]]] = {}  # uid -> of which RayCluster, since when
+        self._told_to_go: dict[ServiceKey, set[str]] = {}  # uids of RayClusters whose head pods were deleted
         # name of a RayCluster -> when it was found to be gone; None while it is there
         self._gone_at: dict[ServiceKey, dict[str, datetime | None]] = {}
 
@@ -40,6 +41,7 @@ class Observer:
         """The service is gone. Gives after how many seconds to call this again; None when nothing is left of it."""
         self._poller.follow(key, {})
         self._new_pods.pop(key, None)
+        self._told_to_go.pop(key, None)
         # The next service of this name may come at once.
         await self._look_for_gone(key, "", (), clock)
         if self._gone_at[key]:
@@ -62,6 +64,9 @@ class Observer:
         leaving = tuple(pod(each) for each in everything if "deletionTimestamp" in each["metadata"])
         num_new = self._count_new_pods(key, everything, clock)
         nodes = {each["spec"].get("nodeName", "") for each in everything} & self._nodes.unready.keys()
+        told = {each.owner_uid for each in leaving if each.is_head and each.node not in nodes}
+        told |= self._told_to_go.get(key, set())
+        self._told_to_go[key] = told & {each["metadata"]["uid"] for each in self._clusters.of_service(key)}
         given_up_at = {node: self._nodes.unready[node] + patience for node in nodes}
         groups, targets = [], {}
         taken = {name for name, at in self._gone_at[key].items() if at is not None}
@@ -82,6 +87,7 @@ class Observer:
                 is_headless=is_headless(cluster),
                 num_new_pods=num_new.get(meta["uid"], 0),
                 reading=None,
+                is_told_to_go=meta["uid"] in told,
             )
             groups.append(group)
             if group.head is not None and group.head.ip:
@@ -121,9 +127,7 @@ class Observer:
         try:
             found = await self._kube.get(object_path("ray.io/v1", "RayCluster", key[0], name))
         except KubeError as error:
-            if error.code != NOT_FOUND:
-                raise
-            return False
+            return error.code != NOT_FOUND
         return is_owned(found["metadata"], uid) and "deletionTimestamp" not in found["metadata"]
 
     def _count_new_pods(self, key: ServiceKey, pods: list[Manifest], clock: datetime) -> dict[str, int]:

@@ -15,7 +15,7 @@ back under its name at once it may wait for the old one's, minutes long. It also
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from itertools import chain, count, islice
 from typing import Any
@@ -25,7 +25,7 @@ from pydantic import ValidationError
 from rayloom_operator.api_recovery import Recovery
 from rayloom_operator.api_status import Failure, Reason
 from rayloom_operator.api_status import Group as GroupStatus
-from rayloom_operator.judgement import is_well, judge, silence
+from rayloom_operator.judgement import SILENCE_LIMIT_S, is_well, judge, silence
 from rayloom_operator.names import group_name
 from rayloom_operator.observed import Group, Observed, Verdict, moment
 from rayloom_operator.resolved import Resolved
@@ -149,13 +149,14 @@ def _review(
     is_counted = failure is not None and failure.uid == group.uid
     if before is not None and failure is not None and is_well(group, now):
         if is_counted:  # It came back before anything was done.
-            restarts, failure = restarts - 1, failure.model_copy(update={"uid": ""})
+            restarts, failure = max(restarts - 1, 0), failure.model_copy(update={"uid": ""})
         elif before.state == "Serving" and clock - moment(before.last_transition_time) > timedelta(seconds=_STABLE_S):
             restarts = 0
         return Slot(name=name, group=group, restarts=restarts, failure=failure if restarts else None)
     cause = None if is_counted else cause_to_replace(group, resolved, seen.lost_nodes, before, now=now, clock=clock)
     if cause is not None:
-        restarts += 1
+        # Whoever told the pod to go, such as a drain of its node, had no complaint of the engine.
+        restarts += not group.is_told_to_go
         first = failure or Failure(uid="", reason=cause.reason, message=cause.message, time="")
         failure = first.model_copy(update={"uid": group.uid, "time": stamp(clock)})
     return Slot(name=name, group=group, restarts=restarts, failure=failure, is_condemned=is_counted)
@@ -178,7 +179,8 @@ def cause_to_replace(
     if is_well(group, now):
         return None
     if group.is_headless and head is None:
-        return judge(group, now)
+        cause = judge(group, now)
+        return replace(cause, reason=Reason.HEAD_LOST) if group.is_told_to_go else cause
     if group.num_new_pods > 2 * (1 + resolved.num_pods) + recovery.restart_budget:
         # KubeRay makes a pod in place of one that failed at once, however often.
         fault = group.fault
@@ -189,7 +191,11 @@ def cause_to_replace(
     if head.node in lost_nodes:
         return Verdict(reason=Reason.NODE_LOST, message=f"Node {head.node} with head pod {head.name} is not ready.")
     if head.is_spent and head.fault is not None:
-        return head.fault
+        starved = sorted(pod.name for pod in group.pods if pod.was_starved)
+        words = (
+            f" Memory was too little in {', '.join(starved)}: raise engine.resources.limits.memory." if starved else ""
+        )
+        return replace(head.fault, message=head.fault.message + words)
     if reading is None or not head.is_running:
         return None
     silent_s = silence(reading, now)
@@ -198,8 +204,9 @@ def cause_to_replace(
         return None
     # The engine's supervisor replaces what hangs within hangSeconds. The operator comes later, lest both act. While it
     # starts an engine is never ready, so nobody bears witness, and there is nothing to lose by waiting.
-    if silent_s is not None and has_served(group, before) and silent_s >= 2 * recovery.hang_seconds:
-        words = f"The engine in pod {head.name} did not answer for {2 * recovery.hang_seconds} s, and was not ready."
+    patience_s = max(2 * recovery.hang_seconds, SILENCE_LIMIT_S)
+    if silent_s is not None and has_served(group, before) and silent_s >= patience_s:
+        words = f"The engine in pod {head.name} did not answer for {patience_s:g} s, and was not ready."
         return Verdict(reason=Reason.ENGINE_UNREACHABLE, message=words)
     running = [pod.running_since for pod in group.pods if pod.running_since is not None]
     if len(running) < len(group.pods) or (reading.status is not None and reading.status.state == "draining"):
