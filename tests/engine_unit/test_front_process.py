@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import http.client
 import os
 import signal
 import socket
@@ -128,6 +129,36 @@ def test_sigterm_lets_running_requests_finish_and_refuses_new_ones(tmp_path: Pat
         assert text_of(received) == "Hello there."
         assert received[-1] == "[DONE]"
         assert front.process.wait(10.0) == 0
+
+
+@pytest.mark.parametrize("how", ["SIGTERM", "POST /drain"])
+def test_a_drain_ends_kept_connections_so_that_clients_go_elsewhere(tmp_path: Path, how: str) -> None:
+    with front_process(tmp_path) as front:
+        idle, busy = (http.client.HTTPConnection(front.url.removeprefix("http://"), timeout=20.0) for _ in range(2))
+        for kept in (idle, busy):
+            kept.request("GET", "/ready")
+            assert kept.getresponse().read()
+        body = f'{{"model": "{MODEL}", "messages": [{{"role": "user", "content": "Hi"}}], "stream": true}}'
+        busy.request("POST", "/v1/chat/completions", body)
+        stream = busy.getresponse()
+        assert stream.readline().startswith(b"data: ")
+        if how == "SIGTERM":
+            front.process.send_signal(signal.SIGTERM)
+        else:
+            assert httpx.post(f"{front.admin_url}/drain").status_code == 200
+        assert idle.sock.recv(1) == b"", "the idle one ended, with no answer to a question that nobody asked"
+        assert httpx.get(f"{front.url}/version").headers["connection"] == "close"
+        front.do(front.core.release)
+        assert stream.read().endswith(b"data: [DONE]\n\n")
+        assert busy.sock.recv(1) == b"", "the busy one ended after its answer"
+
+
+def test_a_drain_that_is_taken_back_keeps_connections_again(tmp_path: Path) -> None:
+    with front_process(tmp_path) as front:
+        assert httpx.post(f"{front.admin_url}/drain").status_code == 200
+        assert httpx.get(f"{front.url}/version").headers["connection"] == "close"
+        assert httpx.delete(f"{front.admin_url}/drain").status_code == 200
+        assert "connection" not in httpx.get(f"{front.url}/version").headers
 
 
 def test_what_does_not_finish_in_time_gets_an_error_event(tmp_path: Path) -> None:

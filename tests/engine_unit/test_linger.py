@@ -11,7 +11,7 @@ import pytest
 
 from rayloom_engine.front.errors import unavailable
 from rayloom_engine.front.lifecycle import Lifecycle
-from rayloom_engine.linger import ask, engines, linger
+from rayloom_engine.linger import Look, ask, engines, linger
 
 
 class Story:
@@ -72,18 +72,41 @@ def test_the_engine_is_at_the_other_end_of_the_ranks_connections():
     # 8002 is 1F42, 6379 is 18EB; 0402DC0A is 10.220.2.4 in the order of a little-endian machine.
     table = HEADER + row("0402DC0A:1F42", "01") + row("0502DC0A:18EB", "01") + row("0602DC0A:1F42", "06")
 
-    assert list(engines(table, 8002)) == ["10.220.2.4"]
+    assert list(engines(table, [8002])) == ["10.220.2.4"]
+    assert list(engines(table, [8002, 6379])) == ["10.220.2.4", "10.220.2.5"]
+
+
+def look_at(tables, answers):
+    """A look at these tables, one after the other, with an answer of each address."""
+    return Look((8002, 6379), answers.__getitem__, lambda: iter([HEADER + tables.pop(0)]))
+
+
+def test_a_pod_whose_rank_is_not_attached_finds_its_engine_by_its_rays_connection():
+    look = look_at([row("0402DC0A:18EB", "01")], {"10.220.2.4": "draining"})
+
+    assert look() == "draining"
+
+
+def test_connections_are_looked_at_each_time_and_none_that_was_seen_is_forgotten():
+    answers = {"10.220.2.4": "working", "10.220.2.5": "draining"}
+    look = look_at([row("0402DC0A:18EB", "01"), row("0502DC0A:1F42", "01"), ""], answers)
+
+    assert [look(), look(), look()] == ["working", "draining", "draining"]
+
+
+def test_there_is_no_engine_where_nothing_is_connected():
+    assert look_at([row("0402DC0A:1F42", "06")], {})() == "gone"
 
 
 def test_an_engine_may_have_an_address_of_version_6():
     table = HEADER + row("B80D0120000000000000000001000000:1F42", "01")
 
-    assert list(engines(table, 8002)) == ["2001:db8::1"]
+    assert list(engines(table, [8002])) == ["2001:db8::1"]
 
 
 def test_a_connection_of_this_machine_is_found():
     with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()):
-        found = set(engines(Path("/proc/net/tcp").read_text(), server.getsockname()[1]))
+        found = set(engines(Path("/proc/net/tcp").read_text(), [server.getsockname()[1]]))
 
     assert found == {"127.0.0.1"}
 

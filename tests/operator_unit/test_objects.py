@@ -131,14 +131,38 @@ def test_rays_head_stays_until_the_engine_has_ended(tmp_path):
     assert head.wait(10) == 0  # also when it was killed and could take nothing away
 
 
-def test_rays_head_is_started_again_in_its_container_unless_it_ends_at_once():
+def test_rays_head_stays_as_long_as_the_file_of_an_engine_that_wrote_nothing_into_it(tmp_path):
+    found, file = containers(), tmp_path / "alive"
+    shell, option, script = before_the_end(found["ray-head"])
+    file.touch()
+
+    head = subprocess.Popen([shell, option, script.replace(values(found["engine"])["RAYLOOM_ALIVE_FILE"], str(file))])
+
+    with pytest.raises(subprocess.TimeoutExpired):
+        head.wait(0.5)
+    file.unlink()
+    assert head.wait(10) == 0
+
+
+@pytest.mark.parametrize(
+    ("ran", "starts"),
+    [
+        ("10 10 0", 3),  # the third ends at once
+        ("300 100 150 250", 4),  # the first of four ends is 500 s ago
+        ("10 100 300 190", 4),  # 590 s ago
+        ("10 100 300 210 100 0", 6),  # 610 s ago, then again; the last ends at once
+    ],
+)
+def test_rays_head_is_started_again_in_its_container_unless_it_ends_at_once_or_too_often(ran, starts):
     command = containers()["ray-head"]["command"]
-    # Its third start ends at once; those before say that they ran for 10 s.
-    ray = 'n=$((n + 1)); echo "start $n"; [ $n -ge 3 ] || SECONDS=10'
+    ray = f'n=$((n + 1)); echo "start $n"; ran=({ran} 0); SECONDS=$((SECONDS + ${{ran[n - 1]}})); (exit 7)'
 
     done = subprocess.run(command, env={**os.environ, "KUBERAY_GEN_RAY_START_CMD": ray}, capture_output=True, text=True)
 
-    assert (done.stdout.split("\n")[:-1], done.returncode) == (["start 1", "start 2", "start 3"], 1)
+    assert (done.stdout.split("\n")[:-1], done.returncode) == ([f"start {n + 1}" for n in range(starts)], 1)
+    *again, last = [line for line in done.stderr.splitlines() if line.startswith("Ray")]
+    assert again == ["Ray's head has ended with exit code 7 and is started again"] * (starts - 1)
+    assert "exit code 7" in last
 
 
 def test_pods_have_the_drain_and_a_little_more_to_end():

@@ -152,7 +152,9 @@ class CoreProcess:
                 if is_job:
                     raise EngineDead(f"{unmended}; start the job again") from unmended
                 limits = f"{config.rebuild_seconds:g} s and {config.restart_budget} restarts"
-                raise EngineDead(f"{unmended}; not mended within {limits}{pool.shortage}") from unmended
+                raise EngineDead(
+                    f"{unmended}; not mended within {limits}{pool.memory_kills.told(time.monotonic())}"
+                ) from unmended
             if core is None:
                 num_blocks = pool.sizes.num_kv_blocks or min(rank.num_blocks for rank in loaded)
                 model = _model_status(resolved, shape, loaded, sizes.get("max_model_len"))
@@ -178,7 +180,7 @@ class CoreProcess:
                 # Others are only booked: the ranks were up, so nothing has to be waited for. A job ends at the first.
                 if (is_job or not self._box.died()) and budget.wait_after_death(time.monotonic()) is None:
                     spent = "start the job again" if is_job else f"restart budget of {config.restart_budget} spent"
-                    raise EngineDead(f"{loss}; {spent}{pool.shortage}") from loss
+                    raise EngineDead(f"{loss}; {spent}{pool.memory_kills.told(time.monotonic())}") from loss
 
     def _prepare_to_begin(self, model: ModelStatus, message: str, *, is_restart: bool) -> Callable[[], None]:
         """What is to be called when a step has passed every rank: only that shows that tokens flow again."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
-_WINDOW_SECONDS = 600.0  # deaths are counted over this long
+WINDOW_SECONDS = 600.0  # deaths are counted over this long
 _MAX_BACKOFF_SECONDS = 10.0
 
 
@@ -23,7 +23,7 @@ class RestartBudget:
 
     def wait_after_death(self, now: float) -> float | None:
         """Books a death at `now` (time.monotonic). Seconds until the restart; None when the budget is spent."""
-        while self._deaths and now - self._deaths[0] > _WINDOW_SECONDS:
+        while self._deaths and now - self._deaths[0] > WINDOW_SECONDS:
             self._deaths.popleft()
         wait = backoff_seconds(len(self._deaths))
         self._deaths.append(now)

@@ -62,6 +62,7 @@ class Front:
         self._stop = asyncio.Event()
         self._num_signals = 0
         self._draining: asyncio.Task[None] | None = None
+        service.lifecycle.let_go = self._let_go
 
     async def run(self) -> None:
         """Serve until told to stop."""
@@ -82,6 +83,11 @@ class Front:
         core.cancel()
         for task in done:
             task.result()
+
+    def _let_go(self) -> None:
+        """Has clients open new connections: idle ones end now, those with a request after its answer."""
+        for connection in list(self._servers[0].server_state.connections):
+            connection.shutdown()
 
     def _on_signal(self, number: int) -> None:
         self._num_signals += 1

@@ -37,7 +37,7 @@ def api_app(service: Service, api_keys: Iterable[str]) -> Starlette:
         Route("/metrics", metrics, methods=["GET"]),
     ]
     middleware = [
-        Middleware(Gate, api_keys=tuple(api_keys)),
+        Middleware(Gate, api_keys=tuple(api_keys), lifecycle=service.lifecycle),
         Middleware(AwaitReady, lifecycle=service.lifecycle, wait_s=service.waits.ready_s),
     ]
     origins = service.config.cors_allowed_origins

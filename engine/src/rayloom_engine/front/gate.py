@@ -1,4 +1,5 @@
-"""The API port's gate, in front of all routes: request ids, API keys, and the wait after a restart."""
+"""The API port's gate, in front of all routes: request ids, API keys, connections in a drain, and the wait after
+a restart."""
 
 from __future__ import annotations
 
@@ -39,10 +40,11 @@ def load_api_keys(path: str | None, environ: Mapping[str, str]) -> tuple[str, ..
 
 
 class Gate:
-    """Middleware: checks the key where one is needed, and echoes or makes X-Request-Id."""
+    """Middleware: checks the key where one is needed, echoes or makes X-Request-Id, keeps no connection in a drain."""
 
-    def __init__(self, app: ASGIApp, api_keys: Iterable[str]) -> None:
+    def __init__(self, app: ASGIApp, api_keys: Iterable[str], lifecycle: Lifecycle) -> None:
         self._app = app
+        self._lifecycle = lifecycle
         # A key from the environment that is not UTF-8 carries its bytes as surrogates.
         self._api_keys = tuple(key.encode("utf-8", "surrogateescape") for key in api_keys)
 
@@ -56,7 +58,10 @@ class Gate:
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
-                MutableHeaders(scope=message)["X-Request-Id"] = request_id
+                answer = MutableHeaders(scope=message)
+                answer["X-Request-Id"] = request_id
+                if self._lifecycle.drains:
+                    answer["Connection"] = "close"
             await send(message)
 
         if (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from rayloom_engine.front.errors import unavailable
 from rayloom_engine.protocol.messages import RankStatus
@@ -76,6 +76,8 @@ class Lifecycle:
         self.stall = ""  # which rank hangs
         self.num_in_flight = 0
         self.num_held = 0  # requests that wait for a restarted front
+        # Ends connections that are kept alive: a client that keeps one would be refused here while others would serve.
+        self.let_go: Callable[[], None] = lambda: None
         self._idle = asyncio.Event()
         self._idle.set()
         self._changed = asyncio.Event()  # replaced with every change
@@ -100,7 +102,12 @@ class Lifecycle:
 
     @property
     def _refuses(self) -> bool:
-        return self.is_draining or self.is_stopping or bool(self.failure)
+        return self.drains or bool(self.failure)
+
+    @property
+    def drains(self) -> bool:
+        """Other engines are to have the requests of those who ask here."""
+        return self.is_draining or self.is_stopping
 
     def become_ready(self) -> None:
         """The first load is done."""
@@ -110,11 +117,14 @@ class Lifecycle:
     def drain(self, is_draining: bool) -> None:
         """Begin or take back a drain that was asked for."""
         self.is_draining = is_draining
+        if is_draining:
+            self.let_go()
         self._wake()
 
     def stop(self) -> None:
         """Refuse new requests for good."""
         self.is_stopping = True
+        self.let_go()
         self._wake()
 
     def fail(self, cause: str) -> None:

@@ -33,6 +33,7 @@ from rayloom_engine.protocol.ranks import (
     StoreOpen,
     Welcomed,
 )
+from rayloom_engine.ranks.memory_kills import MemoryKills
 from rayloom_engine.ranks.standstill import Standstill
 
 logger = logging.getLogger(__name__)
@@ -96,8 +97,7 @@ class RankPool:
         self.launch_phase: LaunchPhase | None = None  # what the launcher last said; any thread may read it
         self.sizes = Welcomed()  # what ranks are told when they come
         self.suspects: set[int] = set()  # ranks that failed alone since a step last went well
-        self.shortage = ""  # of memory, in words that follow on what a loss is told with
-        self._num_oom_kills: dict[str, int] = {}  # by host, when its first rank came
+        self.memory_kills = MemoryKills()  # only its successor can tell that a rank was killed so
         self._listener = listener
         self._token = token
         self._hang_seconds = hang_seconds
@@ -156,21 +156,12 @@ class RankPool:
             if old is not None:
                 old.close()
             self._fences.pop(new.rank, None)
-            self._note_shortage(new.greeting)
             said, transport = new.greeting, new.steps.transport
+            self.memory_kills.note(said.host, said.num_oom_kills, time.monotonic())
             logger.info("rank %d attached from %s (pid %d) over %s", new.rank, said.node, said.pid, transport)
             self.attached = {**self.attached, new.rank: new}
             ranks.append(new.rank)
         return ranks
-
-    def _note_shortage(self, said: Greeting) -> None:
-        """Only its successor can tell that a rank was killed for want of memory."""
-        number = said.num_oom_kills - self._num_oom_kills.setdefault(said.host, said.num_oom_kills)
-        if number > 0:
-            self.shortage = (
-                f". The kernel has killed processes on {said.host} for want of memory ({number} so far): raise its "
-                "memory limit, which is spec.engine.resources.limits.memory of an LLMService"
-            )
 
     def drop(self, rank: int) -> None:
         """Lets go of a lost rank and has the launcher make sure that it is dead and start it again."""

@@ -25,9 +25,11 @@ RAY_VERSION = "2.60.0"  # of the engine's image; KubeRay decides by it what it m
 _GCS_PORT = 6379
 _RAYLET_PORT = 6380
 # The engine's process id, while it runs. The ranks live on the head's Ray, so that stays until the engine has drained.
+# Engines of other versions may leave the file empty.
 _ALIVE_FILE = "/tmp/ray/engine.alive"
-_WAIT_FOR_ENGINE = f'while kill -0 "$(cat {_ALIVE_FILE})"; do sleep 0.1; done 2> /dev/null'
-# Ranks stay as well, in their own pods.
+_IS_ALIVE = f'[ -e {_ALIVE_FILE} ] && {{ [ ! -s {_ALIVE_FILE} ] || kill -0 "$(cat {_ALIVE_FILE})"; }}'
+_WAIT_FOR_ENGINE = f"while {_IS_ALIVE}; do sleep 0.1; done 2> /dev/null"
+# Ranks stay as well, in their own pods. The port of Ray's head is the command's default: older engines have no option.
 _WAIT_FOR_DRAIN = ["python3", "-m", "rayloom_engine.linger"]
 _WAIT_FOR_DRAIN += ["--rank-port", str(names.RANK_PORT), "--port", str(names.API_PORT)]
 # Every node needs a moment to send no more new requests to a pod that is to go. Then the engine begins to refuse them.
@@ -83,11 +85,16 @@ _RAY_START = {
 # The operator replaces an engine whose head pod is gone. A new head would kill the old one's workers anyway.
 _NO_OTHER_HEAD = {"ray.io/disable-provisioned-head-restart": "true"}
 # Starts Ray's head again in the same container: while a container restarts its pod takes no requests, and kubelets wait
-# longer each time. One that ends within seconds is left to them all the same. KubeRay puts its command in the variable.
+# longer each time. One that ends within seconds, or a fourth time within ten minutes, is left to them all the same, and
+# so to all who look for restarts. KubeRay puts its command in the variable.
 _OWN_COMMAND = {"ray.io/overwrite-container-cmd": "true"}
 _KEEP_RAY = """\
 ulimit -n 65536
-while SECONDS=0; eval "$KUBERAY_GEN_RAY_START_CMD"; [ "$SECONDS" -ge 10 ]; do :; done
+ends=()
+while began=$SECONDS; eval "$KUBERAY_GEN_RAY_START_CMD"; code=$?; ends+=("$SECONDS")
+    (( SECONDS - began >= 10 && (${#ends[@]} < 4 || SECONDS - ends[-4] > 600) ))
+do echo "Ray's head has ended with exit code $code and is started again" >&2; done
+echo "Ray's head has ended with exit code $code, at once or too often, and its container ends" >&2
 exit 1
 """
 
