@@ -27,6 +27,8 @@ EXAMPLE = ROOT / "examples" / "smollm2-pp2.yaml"
 # keys and values of 30 layers, 3 heads of 64.
 _CPU_CAP = 4 << 30
 _KV_BYTES = {"float32": 2 * 30 * 3 * 64 * 4, "bfloat16": 2 * 30 * 3 * 64 * 2}
+# Of a head: Ray's control store, its client server and its metrics, which listen unasked, and the engine's for ranks.
+_HEAD_PORTS = {6379, 10001, 44227, 8002}
 # Where Linux takes a port from when a process asks for any.
 _ANY_PORT = range(32768, 61000)
 
@@ -199,13 +201,13 @@ def test_others_reach_the_ports_of_the_policy_and_no_other_that_a_pod_opens(pipe
     allowed = {("tcp", port["port"]) for rule in outside for port in rule["ports"]}
     assert allowed == {("tcp", 8000), ("tcp", 8001)}
     opened = set()
-    # What only the pods themselves reach: Ray's, and those of ranks. None of it is a port that anybody else needs.
-    for kind, container in (("head", "engine"), ("worker", "ray-worker")):
+    # What only the pods themselves reach: Ray's, and those of ranks, where Gloo asks for any. Nobody else needs them.
+    for kind, container, others in (("head", "engine", _HEAD_PORTS), ("worker", "ray-worker", set(_ANY_PORT))):
         for pod in service.pods(kind):
             assert pod["metadata"]["labels"].items() >= label["matchLabels"].items()
             ports = look_inside(service.kubectl, pod, container).ports
-            known = _ray_ports(pod) | ({8002} if kind == "head" else set(_ANY_PORT))  # Gloo asks for any, in a rank
-            assert {port for port in ports - allowed if port[0] != "tcp" or port[1] not in known} == set()
+            known = _ray_ports(pod) | others
+            assert ports - allowed - {("tcp", port) for port in known} == set()
             opened |= ports
     assert allowed < opened
     assert {("tcp", 6379), ("tcp", 6380), ("tcp", 8002)} <= opened - allowed
