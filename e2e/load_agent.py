@@ -48,8 +48,8 @@ def body(model: str, index: int, max_tokens: int) -> dict[str, Any]:
 class Stream:
     """One streamed completion. `failure` is set for anything that a user would call one."""
 
-    def __init__(self, url: str, index: int, is_late: bool) -> None:
-        self.url, self.index, self.is_late = url, index, is_late
+    def __init__(self, url: str, index: int, num_tokens: int, is_late: bool) -> None:
+        self.url, self.index, self.num_tokens, self.is_late = url, index, num_tokens, is_late
         self.tokens: list[str] = []
         self.times: list[float] = []
         self.is_done = False
@@ -91,6 +91,7 @@ class Stream:
         return {
             "url": self.url,
             "index": self.index,
+            "num_tokens": self.num_tokens,
             "is_late": self.is_late,
             "began": self.began,
             "ended": self.ended,
@@ -127,14 +128,15 @@ class Agent:
                 await self._strike(first, asked["strike_at"])
             await running
             if asked["strike_at"]:
+                await arriving
                 say({"ended": time.time()})
                 await self.stop.wait()
             arriving.cancel()
             await asyncio.gather(arriving, return_exceptions=True)
             await asyncio.gather(*tasks)
             if probing is not None:
-                probing.cancel()
-                await asyncio.gather(probing, return_exceptions=True)
+                self.stop.set()
+                await probing
             listening.cancel()
         say({"streams": [each.report() for each in self.streams], "probes": self.probes, "had": self.had})
 
@@ -146,11 +148,11 @@ class Agent:
         self.had = [len(each.tokens) for each in first]
 
     async def _arrive(self, session: aiohttp.ClientSession, tasks: set[Any], running: asyncio.Future[Any]) -> None:
-        """New requests, from the fault on, until nobody waits for its end any more."""
+        """New requests, from the fault on, for `late_for_s` and until nobody waits for its end any more."""
         asked = self.settings
         await self.struck.wait()
-        number = 0
-        while asked["late_every_s"] and not running.done():
+        number, until = 0, time.time() + asked["late_for_s"]
+        while asked["late_every_s"] and (time.time() < until or not running.done()):
             self._start(session, tasks, number % len(PROMPTS), asked["late_url"], asked["late_tokens"], True)
             number += 1
             await asyncio.sleep(asked["late_every_s"])
@@ -158,26 +160,25 @@ class Agent:
     def _start(
         self, session: aiohttp.ClientSession, tasks: set[Any], index: int, url: str, num_tokens: int, is_late: bool
     ) -> Stream:
-        stream = Stream(url, index, is_late)
+        stream = Stream(url, index, num_tokens, is_late)
         self.streams.append(stream)
         tasks.add(asyncio.create_task(stream.run(session, body(self.settings["model"], index, num_tokens))))
         return stream
 
     async def _probe(self, session: aiohttp.ClientSession) -> None:
-        """One token a second. A probe waits as long as a recovery may take; the next one is sent all the same."""
+        """One token a second until `stop`. A probe may wait for a recovery; the next one is sent all the same."""
         probes: set[asyncio.Task[None]] = set()
-        try:
-            while True:
-                task = asyncio.create_task(self._ask(session))
-                probes.add(task)
-                task.add_done_callback(probes.discard)
-                await asyncio.sleep(1.0)
-        finally:
-            for task in probes:
-                task.cancel()
+        while not self.stop.is_set():
+            probes.add(asyncio.create_task(self._ask(session)))
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self.stop.wait(), 1.0)
+        _, unanswered = await asyncio.wait(probes, timeout=self.settings["probe_rest_s"])
+        for task in unanswered:
+            task.cancel()
+        await asyncio.gather(*unanswered, return_exceptions=True)
 
     async def _ask(self, session: aiohttp.ClientSession) -> None:
-        sent, failure = time.time(), ""
+        sent, failure = time.time(), "no answer until the end"
         content = {"model": self.settings["model"], "prompt": "Hello", "max_tokens": 1, "temperature": 0.0}
         timeout = aiohttp.ClientTimeout(total=self.settings["probe_timeout_s"])
         try:
@@ -187,9 +188,11 @@ class Agent:
                     failure = f"HTTP {answer.status}: {(await answer.text())[:300]}"
                 else:
                     await answer.json()
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+                    failure = ""
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
             failure = f"{type(error).__name__}: {error}"
-        self.probes.append((sent, time.time(), failure))
+        finally:
+            self.probes.append((sent, time.time(), failure))
 
     async def _listen(self) -> None:
         while line := await asyncio.to_thread(sys.stdin.readline):

@@ -43,8 +43,10 @@ class Agent:
             "late_url": service.url,
             "late_tokens": LATE_TOKENS,
             "late_every_s": 1.0,
+            "late_for_s": 0.0,
             "probe_url": "",
             "probe_timeout_s": 120.0,
+            "probe_rest_s": 30.0,  # for probes on their way at the end, once the service is Available
         }
         self._say(asked | settings)
 
@@ -82,12 +84,16 @@ class Seen:
 
     streams: list[dict[str, Any]]
     failures: list[str]  # of requests and probes, in words; empty = clients saw a pause
-    probe_failures: list[str]
+    failed_probes: list[tuple[float, float, str]]  # when it was sent, when it failed (Unix time), and how
     num_requests: int
     tokens_s: float  # until a stream that was running got its next token
     available_s: float | None  # until Available was True again; None where it never was False
     timeline: Timeline
     lies: list[str]
+
+    @property
+    def probe_failures(self) -> list[str]:
+        return [failure for _, _, failure in self.failed_probes]
 
     def table(self) -> str:
         return self.timeline.table()
@@ -149,7 +155,7 @@ def _seen(service: Service, expected: Said, timeline: Timeline, said: dict[str, 
     began, streams = timeline.began_at, said["streams"]
     half = len(expected[0]) // 2
     assert max(said["had"]) <= half, f"the fault came too late:\n{timeline.table()}\n{said['had']}"
-    failures = [problem for stream in streams if (problem := _problem(stream, expected))]
+    failures = [problem for stream in streams if (problem := problem_of(stream, expected))]
     running = [stream["times"] for stream in streams if not stream["is_late"]]
     tokens_at = min((_end_of_pause(times, began) for times in running), default=began)
     failed_probes = [(sent, answered, failure) for sent, answered, failure in said["probes"] if failure]
@@ -168,17 +174,18 @@ def _seen(service: Service, expected: Said, timeline: Timeline, said: dict[str, 
     return Seen(
         streams=streams,
         failures=failures,
-        probe_failures=[failure for _, _, failure in failed_probes],
+        failed_probes=failed_probes,
         num_requests=len(streams),
         tokens_s=tokens_at - began,
         available_s=back[-1] - began if back else None,
         timeline=timeline,
-        lies=lies(timeline.available, answers, over_at),
+        lies=lies(timeline.available, answers, min(sent for sent, _, _ in said["probes"]), over_at),
     )
 
 
-def _problem(stream: dict[str, Any], expected: Said) -> str:
-    meant = expected[stream["index"]][: LATE_TOKENS if stream["is_late"] else None]
+def problem_of(stream: dict[str, Any], expected: Said) -> str:
+    """What a user would complain of, in words; empty when the stream said all that was expected."""
+    meant = expected[stream["index"]][: stream["num_tokens"]]
     if not stream["failure"] and stream["tokens"] != meant:
         return f"changed: {stream['tokens']} instead of {meant}"
     return str(stream["failure"])

@@ -10,7 +10,7 @@ import pytest
 from cluster.kubectl import Kubectl
 from conftest import Client, new_namespace
 from service import ROOT, Service, manifest, wait
-from streams import NUM_STREAMS, Said, Seen, disturb, undisturbed
+from streams import NUM_STREAMS, Said, Seen, disturb, problem_of, undisturbed
 
 # From the end of a pod until nobody is sent to it any more.
 _ROUTE_SECONDS = 5.0
@@ -53,16 +53,12 @@ def test_while_one_engine_is_gone_the_other_serves(
     )
     show("one of two engines is killed (its streams end)", seen)
     assert seen.lies == [] and seen.available_s is None
-    failed = [stream for stream in seen.streams if stream["failure"] or stream["tokens"] != _meant(stream, expected)]
+    failed = [stream for stream in seen.streams if problem_of(stream, expected)]
     assert not [stream for stream in failed if stream["url"] == direct], "the other engine's streams go on"
     # Through the Service only those may have failed that were sent to the pod before its end was known.
-    began_at = seen.timeline.began_at
-    assert not [stream for stream in failed if stream["began"] > began_at + _ROUTE_SECONDS]
+    known_at = seen.timeline.began_at + _ROUTE_SECONDS
+    assert not [stream for stream in failed if stream["began"] > known_at]
+    assert not [probe for probe in seen.failed_probes if probe[0] > known_at]
     heads = service.pods("head")
     assert len(heads) == 2 and victim["metadata"]["uid"] not in {pod["metadata"]["uid"] for pod in heads}
     assert all(pod["metadata"]["labels"].get("rayloom.dev/route") == "true" for pod in heads)
-
-
-def _meant(stream: dict[str, object], expected: Said) -> list[str]:
-    said = expected[int(str(stream["index"]))]
-    return said[:16] if stream["is_late"] else said

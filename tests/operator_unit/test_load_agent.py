@@ -1,0 +1,80 @@
+"""What the program that loads pods tells of its prober, against a server that streams at once."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+import load_agent
+
+_TOKENS = 'data: {"choices": [{"logprobs": {"tokens": ["a", "b"]}}]}\n\ndata: [DONE]\n\n'
+
+
+async def _probes(answers_from: str, rest_s: float) -> list[Any]:
+    """What became of the probes where the server answers none before `stop`, or never."""
+    may_answer, asked = asyncio.Event(), asyncio.Event()
+
+    async def complete(request: web.Request) -> web.Response:
+        if (await request.json()).get("stream"):
+            await asked.wait()
+            return web.Response(text=_TOKENS)
+        asked.set()
+        await may_answer.wait()
+        return web.json_response({})
+
+    app = web.Application()
+    app.router.add_post("/v1/completions", complete)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    settings = {
+        "model": "m",
+        "urls": [url],
+        "num_tokens": 2,
+        "strike_at": 1,
+        "late_every_s": 0,
+        "late_for_s": 0,
+        "probe_url": url,
+        "probe_timeout_s": 60,
+        "probe_rest_s": rest_s,
+    }
+    pipe = asyncio.subprocess.PIPE
+    agent = await asyncio.create_subprocess_exec(
+        sys.executable, str(Path(load_agent.__file__)), stdin=pipe, stdout=pipe
+    )
+    assert agent.stdin is not None and agent.stdout is not None
+
+    async def hear(what: str) -> Any:
+        return json.loads(await agent.stdout.readline())[what]
+
+    try:
+        agent.stdin.write(json.dumps(settings).encode() + b"\n")
+        await hear("ready")
+        agent.stdin.write(b'{"do": "struck"}\n')
+        await hear("ended")
+        agent.stdin.write(b'{"do": "stop"}\n')
+        if answers_from == "stop":
+            may_answer.set()
+        return await hear("probes")
+    finally:
+        agent.kill()
+        await agent.wait()
+        await runner.cleanup()
+
+
+@pytest.mark.parametrize(
+    ("answers_from", "rest_s", "failures"), [("never", 0.1, {"no answer until the end"}), ("stop", 30, {""})]
+)
+def test_a_probe_that_waits_at_the_end_counts_by_what_becomes_of_it(
+    answers_from: str, rest_s: float, failures: set[str]
+) -> None:
+    probes = asyncio.run(asyncio.wait_for(_probes(answers_from, rest_s), 60))
+    assert {failure for _, _, failure in probes} == failures
