@@ -16,7 +16,7 @@ def breakable(namespace: str, **spec: Any) -> dict[str, Any]:
     """The manifest of two ranks in two pods, in float32."""
     # Every fault counts, and all of them come within minutes.
     recovery = {"hangSeconds": HANG_SECONDS, "restartBudget": 100}
-    # One thread for each rank: on a machine with two cores, more would only wait for each other. And a place in the step
+    # One thread for each rank: on a machine with two cores, more would only wait for each other. And room in the step
     # for all that came in a minute without ranks, or the prober would wait for the others' ends.
     engine = {"args": {"threads": 1, "maxNumSeqs": 256}, "resources": {"requests": {"cpu": "250m", "memory": "1Gi"}}}
     path = ROOT / "examples" / "smollm2-pp2.yaml"
