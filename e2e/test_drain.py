@@ -18,7 +18,7 @@ from service import ROOT, Service, manifest, wait
 from streams import STRIKE_AT, Agent, Said, problem_of, undisturbed
 
 NUM_STREAMS = 4
-NUM_TOKENS = 128  # the fault lands in the first half, and asking for it takes a second
+NUM_TOKENS = 96  # the fault lands in the first half, and asking for it takes a second
 LATE_TOKENS = 2
 # A pod that is to go still takes requests for two seconds. Those that come later must find the other engine.
 _UNROUTED_SECONDS = 3.0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import re
 import signal
@@ -23,10 +22,6 @@ from models import claim_on_the_nodes
 from service import CHAT, OPERATOR_NAMESPACE, READY_SECONDS, ROOT, Service, is_ready, manifest, tokens_of, wait
 
 EXAMPLE = ROOT / "examples" / "smollm2-pp2.yaml"
-# What all ranks of a CPU take for KV blocks where no limit gives them less, and what a token of the small model takes:
-# keys and values of 30 layers, 3 heads of 64.
-_CPU_CAP = 4 << 30
-_KV_BYTES = {"float32": 2 * 30 * 3 * 64 * 4, "bfloat16": 2 * 30 * 3 * 64 * 2}
 # Of a head: Ray's control store, its client server and its metrics, which listen unasked, and the engine's for ranks.
 _HEAD_PORTS = {6379, 10001, 44227, 8002}
 # Where Linux takes a port from when a process asks for any.
@@ -135,13 +130,11 @@ def test_the_kv_cache_is_as_large_as_predicted(pipeline: tuple[Service, float]) 
     _expect_predicted_kv_cache(pipeline[0])
 
 
-def _expect_predicted_kv_cache(service: Service, below: float = math.inf) -> None:
-    """`below` are tokens: what a limit of memory leaves is less than what an engine takes of a CPU's at most."""
+def _expect_predicted_kv_cache(service: Service) -> None:
     predicted = service.get()["status"]["sizing"]["kvTokens"]
     cache = service.engine_status()["kv_cache"]
     measured = cache["num_blocks"] * cache["block_size"]
     assert predicted == pytest.approx(measured, rel=0.05), f"{predicted / measured - 1:+.1%}"
-    assert predicted < below
 
 
 def test_processes_have_no_rights_and_write_nowhere_but_to_their_volumes(pipeline: tuple[Service, float]) -> None:
@@ -316,13 +309,12 @@ def test_a_deleted_worker_pod_is_replaced_and_the_service_is_available_again(
 def test_one_rank_serves_a_model_of_a_claim(operator: Kubectl, client: Client, namespace: str) -> None:
     service = Service(operator, client, namespace, "from-claim")
     with claim_on_the_nodes(operator, namespace, "models", "smollm2"):
-        limited = {"resources": {"limits": {"memory": "2Gi"}}}
-        operator.apply(manifest(ROOT / "examples" / "pvc-model.yaml", namespace, engine=limited))
+        operator.apply(manifest(ROOT / "examples" / "pvc-model.yaml", namespace))
         service.wait_available()
         status, body = service.chat(messages=[{"role": "user", "content": "What is the capital of France?"}])
         assert status == 200 and "Paris" in body, body
         assert len(service.engine_status()["ranks"]) == 1
-        _expect_predicted_kv_cache(service, below=_CPU_CAP / _KV_BYTES["bfloat16"])
+        _expect_predicted_kv_cache(service)
         jobs = operator.json("get", "pods", "--namespace", namespace, "--selector", "job-name")["items"]
         assert [_is_restricted(container) for pod in jobs for container in _containers(pod)] == [True]
 
@@ -332,8 +324,7 @@ def test_three_ranks_of_one_pod_say_what_one_rank_says_here(
 ) -> None:
     service = Service(operator, client, namespace, "smollm2-tp3")
     model = {"source": "builtin://smollm2-135m", "dtype": "float32"}
-    limited = {"resources": {"requests": {"cpu": "300m", "memory": "2Gi"}, "limits": {"memory": "3Gi"}}}
-    operator.apply(manifest(ROOT / "examples" / "smollm2-tp3.yaml", namespace, model=model, engine=limited))
+    operator.apply(manifest(ROOT / "examples" / "smollm2-tp3.yaml", namespace, model=model))
     service.wait_available()
     assert service.tokens() == expected
     ranks = service.engine_status()["ranks"]
@@ -342,4 +333,4 @@ def test_three_ranks_of_one_pod_say_what_one_rank_says_here(
         (number, pod["metadata"]["name"]) for number in range(3)
     ]
     assert service.get()["status"]["shape"] == "TP3xPP1"
-    _expect_predicted_kv_cache(service, below=_CPU_CAP / _KV_BYTES["float32"])
+    _expect_predicted_kv_cache(service)
