@@ -19,12 +19,12 @@ MODE ?= full
 # Plain Python does: removing it must not depend on an installation.
 CLUSTER := PYTHONPATH=e2e $(PYTHON) -m cluster
 # Everything that works on the cluster carries it, so that cluster-down finds what a killed run left.
-e2e e2e-tool test-api bench-operator images cluster-up cluster-down: export RAYLOOM_E2E_RUN := $(CURDIR)
+e2e e2e-full e2e-tool test-api bench-operator images cluster-up cluster-down: export RAYLOOM_E2E_RUN := $(CURDIR)
 
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help venv run test faults chaos lint types schemas crds bench cluster-up cluster-down images e2e e2e-tool \
+.PHONY: help venv run test faults chaos lint types schemas crds bench cluster-up cluster-down images e2e e2e-full e2e-tool \
   test-api bench-operator clean
 
 help: ## List the targets
@@ -88,6 +88,9 @@ e2e: $(STAMP) ## Test on real pods: cluster, images, operator by Helm, then pyte
 	@start=$$(date +%s); E2E_PREPARED=1 $(BIN)/python -m pytest e2e --ignore e2e/test_cluster_tool.py --ignore e2e/api -o timeout=900 $(ARGS); \
 	  code=$$?; \
 	  echo "stage tests: $$(($$(date +%s) - start)) s"; exit $$code
+
+e2e-full: $(STAMP) ## The same with what takes long: lost nodes, drains, two engines, too little memory
+	@$(MAKE) e2e ARGS='-m "slow or not slow" $(ARGS)'
 
 e2e-tool: $(STAMP) ## Test the cluster tool itself, on a second cluster that it makes and removes
 	@$(CLUSTER) parts

@@ -104,6 +104,7 @@ def test_no_pod_was_made_twice(mended: Scene) -> None:
     assert {each["restarts"] for s in mended.services.values() for each in s.get()["status"]["groups"]} == {0}
 
 
+@pytest.mark.slow
 def test_too_little_memory_is_named_engines_come_ever_later_and_a_higher_limit_serves(
     operator: Kubectl, client: Client, namespace: str
 ) -> None:

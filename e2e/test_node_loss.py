@@ -23,6 +23,8 @@ from service import OPERATOR_NAMESPACE, Service, is_ready, wait
 from streams import Said, Seen, disturb, undisturbed
 from timeline import Timeline
 
+pytestmark = pytest.mark.slow
+
 CUT_SECONDS = 20.0
 # What a client may see of a pod that is gone with its node: no connection, or one that falls silent.
 CUT = re.compile(r"(Connection|Server|Socket)?TimeoutError|ClientConnectorError|ServerDisconnectedError|ClientOSError")

@@ -13,6 +13,8 @@ from service import ROOT, Service, manifest, wait
 from streams import NUM_STREAMS, Said, Seen, disturb, problem_of, undisturbed
 
 # From the end of a pod until nobody is sent to it any more.
+pytestmark = pytest.mark.slow
+
 _ROUTE_SECONDS = 5.0
 
 

@@ -62,16 +62,17 @@ def test_an_upgrade_with_another_default_image_and_another_builder_rolls_nothing
     before = _uids(world, namespace, "chat")
     first.stop()
     install_chart(world.kubeconfig, "engine.image=rayloom/engine:2", "logLevel=debug")
-    second = world.start_operator("--engine-image=rayloom/engine:2", command=(sys.executable, "-c", _OTHER_BUILDER))
+    engine = world.kubelets.engine(namespace, "chat")
+    assert engine is not None
+    asked = engine.num_asked
+    world.start_operator("--engine-image=rayloom/engine:2", command=(sys.executable, "-c", _OTHER_BUILDER))
     # A spec that is new makes the operator's turn visible, and what it makes has the new image and builder.
     world.create(manifest("later"))
     world.wait_serving(namespace, "later")
     heads = {each["metadata"]["labels"].get("built-by") for each in world.pods(namespace, "later")}
     images = {each["spec"]["containers"][0]["image"] for each in world.pods(namespace, "later")}
     assert (heads, images) == ({"another"}, {"rayloom/engine:2"})
-    assert second.proxy.requests(f"/namespaces/{namespace}/serviceaccounts/chat-rayloom"), (
-        "it has looked at the old one"
-    )
+    wait_until(lambda: engine.num_asked > asked, "it to look at the old one", 15, world.story)
     assert _uids(world, namespace, "chat") == before
     # What changes it anyway takes the new default.
     world.create(manifest(drainSeconds=7))
