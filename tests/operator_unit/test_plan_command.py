@@ -49,6 +49,7 @@ def test_a_built_in_model_needs_no_facts_and_objects_are_named(capsys):
         "Service",
         "PodDisruptionBudget",
         "NetworkPolicy",
+        "ControllerRevision",
         "ConfigMap",
         "Secret",
         "RayCluster",

@@ -10,16 +10,20 @@ import yaml
 from pydantic import ValidationError
 
 from rayloom_operator.api import Model
+from rayloom_operator.api_rollout import RolloutState
 from rayloom_operator.api_status import Candidate, Figures, Sizing
 from rayloom_operator.errors import SpecError
+from rayloom_operator.lineage import lineages
 from rayloom_operator.manifest import load_service
 from rayloom_operator.model_facts import ModelFacts, builtin_facts
+from rayloom_operator.names import Manifest
 from rayloom_operator.observed import Observed
 from rayloom_operator.plan import plan
 from rayloom_operator.rank_memory import ELEMENT_BYTES, in_words
-from rayloom_operator.recovery import slots
 from rayloom_operator.resolved import Resolved, question, resolve
 from rayloom_operator.revision import revision
+from rayloom_operator.rolling import look, order_of
+from rayloom_operator.rollout import next_step
 from rayloom_operator.sizing import cost
 
 _COLUMNS = ("SHAPE", "RANKS", "NODES", "WEIGHTS/RANK", "KV TOKENS", "LENGTH", "REQUESTS", "")
@@ -35,9 +39,7 @@ def print_plan(*, manifest: Path, facts: Path | None, engine_image: str, output:
     if known is None:
         raise SpecError((f"spec.model.source: run {_advice(service.spec.model)}, and add --facts facts.json",))
     resolved = resolve(service, service.spec.engine.image or engine_image, known)
-    nothing, current, clock = Observed(), revision(resolved), datetime.now(UTC)
-    places = slots(resolved, current, nothing, {}, now=0.0, clock=clock)
-    objects = plan(resolved, nothing, places, current, {}, b"", now=0.0, clock=clock).wanted
+    objects = _objects(resolved, datetime.now(UTC))
     if output == "yaml":
         for each in objects:
             # What is in a Secret follows from the operator's own key.
@@ -49,6 +51,17 @@ def print_plan(*, manifest: Path, facts: Path | None, engine_image: str, output:
     for each in objects:
         print(f"  {each['kind']:<14}  {each['metadata']['name']}")
     return 0
+
+
+def _objects(resolved: Resolved, clock: datetime) -> tuple[Manifest, ...]:
+    """What is made of a new service, once it is written down how many engines it is to have."""
+    nothing, order = Observed(), order_of(resolved, revision(resolved))
+    rollout = RolloutState(
+        current_revision=order.revision, update_revision=order.revision, counts={order.revision: order.replicas}
+    )
+    step = next_step(order, rollout, look(nothing, {}, order.revision, None, now=0.0), clock)
+    parts = lineages(resolved, {}, nothing, {}, rollout, step, now=0.0, clock=clock)
+    return plan(resolved, nothing, parts, step, {}, rollout, b"", now=0.0, clock=clock).wanted
 
 
 def explain(resolved: Resolved, facts: ModelFacts) -> str:
