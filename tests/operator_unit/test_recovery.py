@@ -346,7 +346,7 @@ def test_the_pods_of_an_engine_beyond_help_do_not_drain():
 
 def test_another_revision_begins_with_a_clean_record():
     failed = turn(ONE, [failing("a")])
-    changed = turn(make_resolved(drainSeconds=31), [failing("a")], previous=failed.document)
+    changed = turn(make_resolved(engine={"args": {"threads": 2}}), [failing("a")], previous=failed.document)
 
     assert changed.slots[0].restarts == 0
     assert "RayCluster" in [each["kind"] for each in changed.plan.wanted]

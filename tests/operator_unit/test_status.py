@@ -154,7 +154,7 @@ def test_what_the_api_server_refuses_is_said():
 
 def test_what_runs_is_judged_while_its_successor_is_refused():
     previous = turn(ONE, [make_serving(ONE)]).document
-    changed = make_resolved(drainSeconds=31)
+    changed = make_resolved(engine={"args": {"threads": 2}})
     found = turn(changed, [make_serving(ONE)], previous=previous, refusal="quota")
 
     assert [each.reason for each in found.status.conditions] == [
@@ -199,7 +199,7 @@ def test_an_engine_that_serves_is_available_whatever_its_revision():
     failed = make_serving(ONE, uid="a", is_headless=True, pods=())
     before = turn(ONE, [failed], previous=turn(ONE, [failed]).document).document
     before["groups"][0]["restarts"] = 2
-    second = make_serving(make_resolved(drainSeconds=31))
+    second = make_serving(make_resolved(engine={"args": {"threads": 2}}))
     found = turn(ONE, [second], previous=before)
 
     assert found.plan.deletions == ()
