@@ -47,7 +47,7 @@ def test_what_is_wrong_has_something_to_do():
 def test_every_step_of_a_roll_is_an_event():
     found = rows("| of a roll | Event |")
 
-    quiet = {"NotRolledBack", "NotPaused"}
+    quiet = {"NotRolledBack", "NotPaused", "Suspended"}
     assert {word: event for word, (event, _, _) in found.items()} == {
         word: "Warning" if word in WORTH_A_LOOK else "" if word in quiet else "Normal" for word in found
     }
