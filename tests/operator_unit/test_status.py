@@ -208,7 +208,7 @@ def test_an_engine_that_serves_is_available_whatever_its_revision():
     failed = make_serving(ONE, uid="a", is_headless=True, pods=())
     before = turn(ONE, [failed], previous=turn(ONE, [failed]).document).document
     before["groups"][0]["restarts"] = 2
-    second = make_serving(make_resolved(drainSeconds=31))
+    second = make_serving(make_resolved(engine={"args": {"maxNumSeqs": 9}}))
     found = turn(ONE, [second], previous=before)
 
     assert found.plan.deletions == ()

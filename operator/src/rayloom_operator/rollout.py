@@ -66,6 +66,8 @@ def next_step(order: Order, memory: RolloutState, seen: Seen, clock: datetime) -
     state = _completed(order, _judged(order, _retargeted(order, state, seen), seen, clock), seen)
     state = state.model_copy(update={"counts": shares(order, state, seen)})
     state = state.model_copy(update={"leaving": _with_drains(memory, leavers(order, state, seen), seen, clock)})
+    is_roll = state.update_revision != state.current_revision
+    state = state.model_copy(update={"roll_time": (state.roll_time or stamp(clock)) if is_roll else ""})
     step, message = course(order, state, seen)
     if step != state.step:
         state = state.model_copy(update={"step": step, "step_time": stamp(clock)})
@@ -103,7 +105,7 @@ def _retargeted(order: Order, state: RolloutState, seen: Seen) -> RolloutState:
     changes: dict[str, object] = {}
     if state.update_revision != order.revision:
         changes = {"update_revision": order.revision, "is_promoted": False, "window": None, "failure": None}
-        changes |= {"progress_time": "", "most_well": 0}
+        changes |= {"progress_time": "", "most_well": 0, "roll_time": ""}
     if seen.num_available(state.current_revision):
         changes["has_served"] = True
     elif not state.has_served:
