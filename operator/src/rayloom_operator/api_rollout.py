@@ -26,8 +26,9 @@ class Analysis(Part):
         20,
         ge=1,
         le=100_000,
-        description="Requests of each revision within these seconds that make its figures count. With fewer the new "
-        "engine's own probes decide: a token through every rank each 10 s. A change restarts none.",
+        description="Requests of each revision within these seconds that make its figures count. Where only the new "
+        "one had fewer, it is compared for up to 3 times as long. With fewer then its own probes decide: a token "
+        "through every rank each 10 s. A change restarts none.",
     )
     max_error_percent: int = Field(
         1,
