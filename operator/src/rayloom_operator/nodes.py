@@ -10,7 +10,6 @@ from rayloom_operator.names import Manifest, ServiceKey
 from rayloom_operator.observed import moment
 from rayloom_operator.reflector import Reflector
 
-
 # Set before pods are evicted, and not by cordoning.
 _EMPTYING_TAINTS = frozenset({"ToBeDeletedByClusterAutoscaler", "karpenter.sh/disrupted"})
 
@@ -28,8 +27,8 @@ def unready_since(node: Manifest) -> datetime | None:
 
 
 def is_cordoned(node: Manifest) -> bool:
-    """Whether a Node document says that its pods are to go, or will be told to: cordoned by hand, by `kubectl drain`, or
-    by a cluster's autoscaler, which taints first."""
+    """Whether a Node document says that its pods are to go, or will be told to: by hand, by `kubectl drain`, or by a
+    cluster's autoscaler, which taints first."""
     spec = node.get("spec", {})
     return bool(spec.get("unschedulable")) or any(each["key"] in _EMPTYING_TAINTS for each in spec.get("taints", ()))
 
