@@ -173,17 +173,19 @@ def _served(order: Order, state: RolloutState, seen: Seen) -> tuple[list[Engine]
     return here, [engine for engine in engines if engine.is_cordoned and engine.state in ("well", "draining")]
 
 
-def _departure(state: RolloutState, engine: Engine) -> tuple[bool, str, bool, bool, int, str]:
+def _departure(state: RolloutState, engine: Engine) -> tuple[bool, str, bool, bool, int, int]:
     """By this order engines go."""
-    drained_at, is_apt = state.leaving.get(engine.name), not engine.is_cordoned
-    return drained_at is None, drained_at or "~", engine.is_available, is_apt, engine.num_in_flight, engine.name
+    drained_at, number = state.leaving.get(engine.name), int(engine.name.rpartition("-")[2])
+    is_safe = not engine.is_cordoned
+    return drained_at is None, drained_at or "~", engine.is_available, is_safe, engine.num_in_flight, -number
 
 
 def leavers(order: Order, state: RolloutState, seen: Seen) -> dict[str, str]:
     """Which engines are to go, with the times at which drains began. `state` has the new counts.
 
     Those that are on their way already come first, the furthest first, then those that do not serve, then those whose
-    node is being emptied, then the least busy. One that serves stays while there would be too few without it.
+    node is being emptied, then the least busy, of equal ones the newest. One that serves stays while there would be too
+    few without it.
     """
     found: dict[str, str] = {}
     wanted = target(order, state)
