@@ -18,6 +18,10 @@ from rt_simulation import FAILS_REQUESTS, NODES, Simulation
 # From ARCHITECTURE's table of delays, 0, 10, 20, 40, 80 and then 300 s: made at most 8 times within 10 minutes.
 _MAX_MADE = 8
 _WINDOW_S = 600.0
+_ALL_THREADS = (1, 2, FAILS_REQUESTS)
+_THREADS, _OTHER = st.sampled_from(_ALL_THREADS), st.integers(1, len(_ALL_THREADS) - 1)
+# A first new engine serves after 20 s and proves itself within 10; what follows takes as long, and 20 more to drain.
+_A_WHILE = st.sampled_from([25, 33, 42, 60, 75, 100, 140])
 _BOUNDS = st.sampled_from([(1, 0), (1, 0), (0, 1), (1, 1), (2, 0)])
 
 
@@ -27,13 +31,12 @@ class Recovery(RuleBasedStateMachine):
         self.world = Simulation()
         self.had_fault = False
 
-    @initialize(replicas=st.integers(1, 3), bounds=_BOUNDS, are_stuck=st.booleans(), serves=st.booleans())
-    def begin(self, replicas, bounds, are_stuck, serves):
+    @initialize(replicas=st.integers(1, 3), bounds=_BOUNDS, are_stuck=st.booleans())
+    def begin(self, replicas, bounds, are_stuck):
         self.world.bounds = {"maxSurge": bounds[0], "maxUnavailable": bounds[1]}
         self.world.has_stuck_streams = are_stuck
         self.world.ask(replicas)
-        if serves:
-            self.world.run(60, 3)
+        self.world.run(36, 3)
 
     def engine(self, pick):
         """One of the engines that are to stay; None where there is none."""
@@ -110,14 +113,41 @@ class Recovery(RuleBasedStateMachine):
     def the_service_is_scaled(self, replicas):
         self.world.ask(replicas, self.threads)
 
-    @rule(threads=st.sampled_from([1, 2, FAILS_REQUESTS]))
+    @rule(threads=_THREADS)
     def the_spec_changes(self, threads):
         self.world.ask(self.world.order.replicas, threads)
 
-    @rule(threads=st.sampled_from([1, 2, FAILS_REQUESTS]), seconds=st.integers(20, 120))
-    def a_roll_gets_on(self, threads, seconds):
-        self.world.ask(self.world.order.replicas, threads)
+    @rule(other=_OTHER, seconds=_A_WHILE)
+    def a_roll_gets_on(self, other, seconds):
+        self.world.ask(self.world.order.replicas, self.other_threads(other))
         self.world.run(seconds, 3)
+
+    @rule(other=_OTHER, seconds=_A_WHILE, fault=st.sampled_from(["hung", "spent"]))
+    def an_engine_fails_in_a_roll(self, other, seconds, fault):
+        self.a_roll_gets_on(other, seconds)
+        mine = [each for each in self.world.there if each.revision == self.world.revision and each.head is not None]
+        for cluster in mine[:1]:
+            cluster.fault = fault
+            self.had_fault = True
+        self.world.run(30, 3)
+
+    @rule(other=_OTHER, seconds=_A_WHILE, later=st.integers(0, 40))
+    def a_roll_is_taken_back(self, other, seconds, later):
+        before = self.threads
+        self.a_roll_gets_on(other, seconds)
+        self.world.ask(self.world.order.replicas, before)
+        self.world.run(later, 3)
+
+    @rule(less=st.integers(1, 2), seconds=st.integers(3, 30))
+    def the_service_shrinks_for_a_while(self, less, seconds):
+        replicas = self.world.order.replicas
+        self.world.ask(max(replicas - less, 0), self.threads)
+        self.world.run(seconds, 3)
+        self.world.ask(replicas, self.threads)
+
+    def other_threads(self, other):
+        """Those of another revision than the spec's."""
+        return _ALL_THREADS[(_ALL_THREADS.index(self.threads) + other) % len(_ALL_THREADS)]
 
     @property
     def threads(self):
@@ -164,7 +194,7 @@ class Recovery(RuleBasedStateMachine):
 
 # Not made smaller: that takes minutes, and a few steps can be read as they are.
 Recovery.TestCase.settings = settings(
-    max_examples=15,
+    max_examples=60,
     stateful_step_count=25,
     deadline=None,
     print_blob=True,

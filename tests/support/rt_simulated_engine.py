@@ -71,13 +71,13 @@ class Cluster:
         """Whether the Service may send it requests; also while it recovers, for they wait in it."""
         return self.answers(lost) and self.was_whole and not self.is_drained
 
+    def be_found(self, t, is_found):
+        """Or not, from now on."""
+        self.was_found |= is_found
+        self.unfound_since = None if is_found or self.is_routed else self.unfound_since or t
+
     def take_requests(self, t, lost, is_found, are_stuck):
         """Within a second. Whoever is connected sends more until the engine drains."""
-        self.was_found |= is_found
-        if is_found or self.is_routed:
-            self.unfound_since = None
-        else:
-            self.unfound_since = self.unfound_since or t
         if not self.serves(t, lost):
             return
         if is_found and not self.is_drained:

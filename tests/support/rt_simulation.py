@@ -83,6 +83,8 @@ class Simulation:
                     self.proven.add(cluster.revision)
             routed = (each for each in self.clusters.values() if each.is_routed and each.is_ready(self.lost))
             self.endpoints = frozenset(each.head.ip for each in routed)
+            for cluster in self.clusters.values():
+                cluster.be_found(self.t, self.is_found(cluster))
 
     def _live(self, cluster):
         for kind, place in list(cluster.pods.items()):
@@ -209,6 +211,7 @@ class Simulation:
             self._may_go(cluster)
         assert not route.wanted or cluster.name not in self.rollout.get("leaving", {}), f"{cluster.name} is to go"
         cluster.head.is_routed = route.wanted
+        cluster.be_found(self.t, self.is_found(cluster))
 
     def _may_go(self, cluster):
         """Of an engine that serves."""
