@@ -35,6 +35,12 @@ LLM = "/apis/rayloom.dev/v1alpha1"
 ENGINE_IMAGE = "rayloom/engine:test"
 LEASE = (f"--lease-namespace={NAMESPACE}",)
 
+_GROUPS = {
+    "rayclusters": "/apis/ray.io/v1",
+    "controllerrevisions": "/apis/apps/v1",
+    "poddisruptionbudgets": "/apis/policy/v1",
+}
+
 _T = TypeVar("_T")
 
 
@@ -141,9 +147,8 @@ class World:
     def objects(self, namespace: str, service: str, *plurals: str) -> dict[str, Document]:
         """Everything that is made of a service, or what is of these kinds, by kind/name, but for pods."""
         found = {}
-        for plural in plurals or ("services", "serviceaccounts", "configmaps", "secrets", "rayclusters"):
-            group = "/apis/ray.io/v1" if plural == "rayclusters" else "/api/v1"
-            path = f"{group}/namespaces/{namespace}/{plural}"
+        for plural in plurals or ("services", "serviceaccounts", "configmaps", "secrets", *_GROUPS):
+            path = f"{_GROUPS.get(plural, '/api/v1')}/namespaces/{namespace}/{plural}"
             answer = self.request("GET", path, labelSelector=f"rayloom.dev/service={service}")
             kind = answer["kind"].removesuffix("List")
             found |= {f"{kind}/{each['metadata']['name']}": each for each in answer["items"]}
