@@ -213,8 +213,7 @@ class Stage:
 
 def staged(world: World, request: pytest.FixtureRequest) -> Iterator[Stage]:
     """The fixture `stage` of a module with scenes: those that are to be run."""
-    here = request.module.__name__
-    names = [item.name for item in request.session.items if item.name in _scenes and item.module.__name__ == here]
+    names = [item.name for item in request.session.items if item.path == request.path and item.name in _scenes]
     found = Stage(world, names)
     yield found
     found.close()

@@ -1,7 +1,8 @@
 """An operator that is killed after every one of its writes brings a roll, a rollback and a drain to the same end.
 
-Unlike in test_restarts.py one service sees all the kills: each successor does one thing more, and is killed as well. So none of them has any memory but the cluster's. A write that changes nothing is no step, for a new operator applies again what
-is there; and neither is an Event, which nobody reads but people.
+Unlike in test_restarts.py one service sees all the kills: each successor does one thing more, and is killed as well. So
+none of them has any memory but the cluster's. A write that changes nothing is no step, for a new operator applies again
+what is there; and neither is an Event, which nobody reads but people.
 """
 
 from __future__ import annotations

@@ -146,7 +146,7 @@ class World:
 
     def objects(self, namespace: str, service: str, *plurals: str) -> dict[str, Document]:
         """Everything that is made of a service, or what is of these kinds, by kind/name, but for pods."""
-        found = {}
+        found: dict[str, Document] = {}
         for plural in plurals or ("services", "serviceaccounts", "configmaps", "secrets", *_GROUPS):
             path = f"{_GROUPS.get(plural, '/api/v1')}/namespaces/{namespace}/{plural}"
             answer = self.request("GET", path, labelSelector=f"rayloom.dev/service={service}")
