@@ -194,6 +194,14 @@ def stored_sizing(status: Mapping[str, Any]) -> Sizing | None:
         return None
 
 
+def stored_model(status: Mapping[str, Any]) -> Model | None:
+    """None where nothing is stored, or an operator of another version stored less than this one needs."""
+    try:
+        return Model.model_validate(status["model"])
+    except (KeyError, ValidationError):
+        return None
+
+
 def stored_rollout(status: Mapping[str, Any]) -> RolloutState:
     """What a status document remembers of rolls. What this version cannot read is as good as not there."""
     try:
@@ -227,6 +235,9 @@ class Status(_Part):
         "",
         description="Revision of the spec that is applied; other than the current one "
         "during a roll, and after one that failed.",
+    )
+    progress: str = Field(
+        "", description="What the last roll does or came to, such as Analyzing, Complete or RolledBack: AnalysisFailed."
     )
     rollout: RolloutState | None = Field(None, description="What is remembered of rolls. Absent before the first.")
     image: str = Field(
