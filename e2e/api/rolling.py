@@ -35,7 +35,7 @@ RELEASES = {
 # Long enough for some requests, short enough for a test.
 ANALYSIS = {"holdSeconds": 2, "minRequests": 4}
 LONG = {"holdSeconds": 600, "minRequests": 4}
-_PATIENCE_S = 60.0
+_PATIENCE_S = 120.0
 
 
 class Service:
@@ -164,8 +164,9 @@ class Service:
 
 def went_by_the_book(service: Service, cluster: str, engine: Engine) -> None:
     """Asserts in which order an engine went: no route, no endpoint, a drain, no request, deletion."""
-    (drained_at, method), *more = engine.drains
-    assert (method, more) == ("POST", [])
+    # It may be told more than once, before it says that it drains.
+    drained_at = engine.drains[0][0]
+    assert {method for _, method in engine.drains} == {"POST"}
     assert engine.found_at_drain == (), "clients found it when its drain began"
     assert service.routings(cluster)[-1].at < drained_at < service.deletion(cluster).at
     assert engine.num_in_flight == 0
