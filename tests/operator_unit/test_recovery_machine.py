@@ -194,7 +194,7 @@ class Recovery(RuleBasedStateMachine):
 
 # Not made smaller: that takes minutes, and a few steps can be read as they are.
 Recovery.TestCase.settings = settings(
-    max_examples=60,
+    max_examples=12,
     stateful_step_count=25,
     deadline=None,
     print_blob=True,
