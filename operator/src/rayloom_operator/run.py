@@ -38,6 +38,9 @@ _KIND_PATH = f"/apis/{API_GROUP}/{API_VERSION_NAME}"
 # For passes that run when the operator is asked to stop, and then for the release of the lease.
 _DRAIN_S = 5.0
 _RELEASE_S = 2.0
+# kopf's: services that it lists at a time, and how long it keeps one, with a task of its own, after it was told.
+_PAGE = 250
+_IDLE_S = 0.1
 
 
 def run_operator(
@@ -120,6 +123,8 @@ async def _take_services(controller: Controller, namespaces: Sequence[str], aske
     settings = kopf.OperatorSettings()
     settings.posting.enabled = False
     settings.scanning.disabled = True
+    settings.watching.chunk_size = _PAGE
+    settings.queueing.idle_timeout = _IDLE_S
     registry = kopf.OperatorRegistry()
 
     @kopf.on.event(API_GROUP, API_VERSION_NAME, API_PLURAL, registry=registry)
