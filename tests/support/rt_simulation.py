@@ -202,6 +202,8 @@ class Simulation:
         assert made in self.old_specs, f"{name} could not be made again"
         failure = self.rollout.get("failure", {})
         assert made != self.revision or failure.get("revision") != made, f"{made} failed, and is tried again"
+        if self.known_gone_at is not None:
+            self.known_gone_at.setdefault(name, None)  # it may be gone before it is seen
         uid = f"uid-{self.number()}"
         self.line_of[uid] = line = self.line_of.get(failed.get(name), uid)
         is_bad = self.asked[made].service.spec.engine.args.threads == FAILS_REQUESTS
