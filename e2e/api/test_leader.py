@@ -78,7 +78,7 @@ def test_a_leader_that_stood_still_for_twenty_seconds_changes_nothing_any_more(
     paused_at = time.monotonic()
     # Work that it would do when it goes on: to make, to change, to delete.
     world.create(manifest("new"))
-    world.create(manifest("old", drainSeconds=7))
+    world.create(manifest("old", engine={"args": {"threads": 2}}))
     wait_until(lambda: other.proxy.writes("new"), "the other one to write", _TAKEOVER_S, world.story)
     # What the first one had sent before it stood still may have come in since; from here on it counts.
     taken_over_at = time.monotonic()

@@ -31,7 +31,7 @@ def _create(world: World, namespace: str, name: str) -> None:
 
 
 def _change(world: World, namespace: str, name: str) -> None:
-    world.create(llm_service(namespace, name, model=_MODEL, drainSeconds=7))
+    world.create(llm_service(namespace, name, model=_MODEL, engine={"args": {"threads": 2}}))
 
 
 def _make_anew(world: World, namespace: str, name: str) -> None:

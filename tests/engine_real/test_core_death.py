@@ -63,7 +63,7 @@ def test_n_choices_go_on_after_the_core_died(server: RunningServer) -> None:
     )
     before = server.status()["step"]
     thread.start()
-    wait_until(lambda: server.status()["requests"]["running"] == 3, 30.0, lambda: str(server.status()))
+    wait_until(lambda: server.status()["requests"]["running"] == 3, 60.0, lambda: str(server.status()))
     assert server.status()["step"] >= before
     strike(server, "core", "killed")
     thread.join(120.0)
@@ -75,7 +75,7 @@ def test_a_front_that_is_gone_is_back_and_the_core_lives(server: RunningServer, 
     core = server.children()["core"].pid
     front = server.children()["front"]
     strike(server, "front", fault)
-    front.wait(30.0)
+    front.wait(60.0)
     # The supervisor holds the socket, so this request waits for the new front instead of being refused.
     answer = server.client.post(f"{server.api_url}/v1/completions", json=completion_body(0, 4))
     assert answer.status_code == 200, answer.text

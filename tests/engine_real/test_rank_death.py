@@ -42,7 +42,7 @@ def test_two_stages_say_what_one_rank_says(server: RunningServer, expected: list
     assert undisturbed(server) == expected
     wait_until(
         lambda: all(rank["communication_seconds"] > 0 < rank["advance"] for rank in server.status()["ranks"]),
-        5.0,
+        30.0,
         lambda: str(server.status()["ranks"]),
     )
 

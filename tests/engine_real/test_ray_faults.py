@@ -133,7 +133,7 @@ def test_streams_wait_for_a_node_when_there_is_no_room(
 
     def strike() -> None:
         ray_nodes.kill_node(before[2][0])
-        wait_until(lambda: server.status()["state"] == "recovering", 20.0, server.log_text)
+        wait_until(lambda: server.status()["state"] == "recovering", 60.0, server.log_text)
         ray_nodes.add_node()
 
     after = _check(server, expected, strike, "a node lost and another one added", capsys)
@@ -167,7 +167,7 @@ def test_an_engine_whose_node_does_not_come_back_in_time_gives_up_and_says_so(
         assert {name.rpartition("/")[2] for name, _ in _places(server).values()} == {node.node_id[:6]}
         ray_nodes.kill_node(node.node_id[:6])
         started = time.monotonic()
-        assert server.process.wait(30.0) == 70
+        assert server.process.wait(90.0) == 70
         print(f"gave up after {time.monotonic() - started:.1f} s")
         assert "not there in time (missing ranks: [0, 1]); not mended within 3 s" in server.log_text()
 
@@ -194,4 +194,4 @@ def test_a_part_of_the_servers_own_ray_that_is_killed_costs_a_pause(
     after = _check(local_server, expected, strike, f"{part} of the server's own Ray killed", capsys)
     assert {pid for _, pid in before.values()}.isdisjoint(pid for _, pid in after.values())
     lost = [pid for _, pid in before.values()]
-    wait_until(lambda: not any(map(psutil.pid_exists, lost)), 20.0, lambda: f"ranks of before live on: {lost}")
+    wait_until(lambda: not any(map(psutil.pid_exists, lost)), 60.0, lambda: f"ranks of before live on: {lost}")

@@ -108,7 +108,7 @@ def test_serve_names_what_is_missing_within_seconds(address: str, capsys: pytest
         [*command, "--ray-address", address, "--pipeline-parallel-size", "5"],
         capture_output=True,
         text=True,
-        timeout=60.0,
+        timeout=120.0,
     )
     seconds = time.monotonic() - started
     assert done.returncode == 78
@@ -116,4 +116,5 @@ def test_serve_names_what_is_missing_within_seconds(address: str, capsys: pytest
     assert "Traceback" not in done.stderr
     with capsys.disabled():
         print(f"\n  too little room said after {seconds:.1f} s")
-    assert seconds < 20.0  # 4 s on a machine with nothing else to do
+    # 4 s on a machine with nothing else to do, most of them imports; not minutes, as for ranks that may still come.
+    assert seconds < 60.0

@@ -245,7 +245,7 @@ def test_an_old_engine_stays_until_its_successor_was_accepted():
         await world.until(lambda: world.kube.named("RayCluster"))
         await world.rest()
         (old,) = world.kube.named("RayCluster")
-        changed = service(drainSeconds=31)
+        changed = service(engine={"args": {"threads": 2}})
         changed["metadata"]["generation"] = 2
         world.kube.refusals = {("create", "-admin"): KubeError(403, "exceeded quota")}
         world.ask_for(changed | {"status": world.kube.objects[SERVICE].get("status")})

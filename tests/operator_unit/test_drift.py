@@ -189,7 +189,7 @@ def test_what_lets_others_in_or_selects_other_pods_is_not_right(manifest, place,
 def test_a_new_default_image_counts_once_the_spec_changes_otherwise():
     first = make_resolved(image="engine:1")
     same = make_resolved(image="engine:2")
-    changed = make_resolved(image="engine:2", drainSeconds=7)
+    changed = make_resolved(image="engine:2", engine={"args": {"threads": 2}})
     explicit = make_resolved(image="engine:2", engine={"image": "engine:2"})
 
     assert with_kept_image(same, "engine:1", revision(first)) == replace(same, image="engine:1")

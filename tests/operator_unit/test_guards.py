@@ -6,7 +6,6 @@ from rayloom_operator.names import object_path, path_of
 from rayloom_operator.objects.companions import admin_secret, config_map
 from rayloom_operator.objects.guards import disruption_budget, network_policy
 from rayloom_operator.objects.ray_cluster import ray_cluster
-from rayloom_operator.revision import revision
 from rt_operator import make_resolved, make_service
 
 REVISION = "00000000"
@@ -90,18 +89,3 @@ def test_pods_bear_a_lost_node_for_as_long_as_the_operator_does():
     (workers,) = spec["workerGroupSpecs"]
     for template in (spec["headGroupSpec"]["template"], workers["template"]):
         assert [each["tolerationSeconds"] for each in template["spec"]["tolerations"]] == [7, 7]
-
-
-@pytest.mark.parametrize(
-    ("spec", "is_new"),
-    [
-        ({"replicas": 5}, False),
-        ({"recovery": {"nodeLossSeconds": 7, "backoffBaseSeconds": 1, "backoffMaxSeconds": 2}}, False),
-        # The engine itself keeps to these, and reads them once.
-        ({"recovery": {"hangSeconds": 7}}, True),
-        ({"recovery": {"rebuildSeconds": 70}}, True),
-        ({"recovery": {"restartBudget": 7}}, True),
-    ],
-)
-def test_only_what_an_engine_reads_at_its_start_makes_it_anew(spec, is_new):
-    assert (revision(make_resolved(**spec)) != revision(make_resolved())) is is_new

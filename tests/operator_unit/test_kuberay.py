@@ -115,7 +115,7 @@ def test_what_runs_is_neither_deleted_nor_made_anew_while_kuberay_is_removed():
         without_kuberay(world.kube)
         await world.until(lambda: world.reason("Accepted") == "UnsupportedKubeRay")
         assert "no KubeRay" in world.message()
-        changed = service(drainSeconds=31)
+        changed = service(engine={"args": {"threads": 2}})
         changed["metadata"]["generation"] = 2
         world.ask_for(changed | {"status": world.kube.statuses[-1]})
         await world.rest()

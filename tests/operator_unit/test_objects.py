@@ -322,14 +322,14 @@ def test_a_revision_follows_spec_and_image_and_nothing_else():
     base = revision(make_resolved(image="a"))
 
     assert re.fullmatch("[0-9a-f]{8}", base)
-    assert base == revision(make_resolved(drainSeconds=30, parallelism={"tensor": 1, "pipeline": 1}, image="a"))
+    assert base == revision(make_resolved(drainSeconds=31, parallelism={"tensor": 1, "pipeline": 1}, image="a"))
     assert base == revision(make_resolved(engine={"imagePullPolicy": "Never", "image": "x"}, image="a"))
     others = {
         revision(make_resolved(image="b")),
         revision(make_resolved(parallelism={"pipeline": 2}, image="a")),
         revision(make_resolved(engine={"env": [{"name": "A", "value": "1"}]}, image="a")),
         revision(make_resolved(engine={"resources": {"requests": {"cpu": "1"}}}, image="a")),
-        revision(make_resolved(drainSeconds=31, image="a")),
+        revision(make_resolved(scheduling={"priorityClassName": "high"}, image="a")),
     }
     assert len(others | {base}) == 6
 

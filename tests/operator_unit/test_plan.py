@@ -13,10 +13,11 @@ from rt_operator import (
     make_serving,
     restarted,
     turn,
+    waiting,
 )
 
 ONE = make_resolved()
-LASTING = ["ServiceAccount", "Service", "PodDisruptionBudget", "NetworkPolicy"]
+LASTING = ["ServiceAccount", "Service", "PodDisruptionBudget", "NetworkPolicy", "ControllerRevision"]
 
 
 def kinds(found):
@@ -61,9 +62,12 @@ def test_a_running_group_is_left_as_it_is():
     assert (found.plan.deletions, found.plan.routes) == ((), ())
 
 
-def test_a_group_of_another_revision_goes_with_its_cluster_last():
-    found = turn(ONE, [make_group(make_pod())])
+def test_a_group_that_never_served_goes_with_its_cluster_last_once_that_is_written():
+    old = make_group(make_pod(engine=waiting("ContainerCreating")))
+    first = turn(ONE, [old])
+    found = turn(ONE, [old], previous=first.document)
 
+    assert first.plan.deletions == ()
     assert [(each.path, each.uid, each.is_foreground) for each in found.plan.deletions] == [
         ("/api/v1/namespaces/team/configmaps/chat-00000000-0", "", False),
         ("/api/v1/namespaces/team/secrets/chat-00000000-0-admin", "", False),
@@ -80,30 +84,37 @@ def test_a_name_that_is_taken_is_not_given():
     assert found.plan.deletions == ()
 
 
-def test_fewer_replicas_take_the_last_away_and_its_requests_first():
-    two = make_resolved(replicas=2)
-    groups = [make_serving(two, number) for number in range(3)]
-    found = turn(two, groups)
+def test_fewer_replicas_take_the_least_busy_away_and_its_requests_first():
+    two, found_at = make_resolved(replicas=2), {"10.0.0.1"}
+    busy = make_reading(make_said(in_flight=5))
+    groups = [make_serving(two, number, reading=busy) for number in range(2)] + [make_serving(two, 2)]
+    first = turn(two, groups)
+    found = turn(two, groups, previous=first.document, endpoints=found_at)
+    # No route any more, and in no EndpointSlice.
+    groups[2] = make_serving(two, 2, pods=(make_pod("head2"), make_pod("worker2", is_head=False)))
+    still_found = turn(two, groups, previous=found.document, endpoints=found_at)
+    unfound = turn(two, groups, previous=still_found.document, endpoints=set())
+    then = turn(two, groups, previous=unfound.document, endpoints=set())
 
-    assert routes(found) == [("head2", False)]
-    assert deleted(found) == [groups[2].name, f"{groups[2].name}-admin", groups[2].name]
+    assert (routes(first), first.document["rollout"]["leaving"]) == ([], {groups[2].name: ""})
+    assert (routes(found), deleted(found)) == ([("head2", False)], [])
+    assert still_found.plan.drains == unfound.plan.drains == ()
+    assert [(each.group, each.wanted) for each in then.plan.drains] == [(groups[2].name, True)]
+    groups[2] = make_serving(two, 2, pods=groups[2].pods, reading=make_reading(make_said("draining")))
+    drained = turn(two, groups, previous=then.document, endpoints=set())
+    assert deleted(drained) == [groups[2].name, f"{groups[2].name}-admin", groups[2].name]
 
 
 def test_fewer_replicas_take_away_one_that_does_not_serve():
     two = make_resolved(replicas=2)
-    broken = make_serving(two, 0, reading=make_reading(make_said("recovering")))
-    found = turn(two, [broken, make_serving(two, 1), make_serving(two, 2)])
+    broken = make_serving(two, 0, reading=make_reading(make_said("starting")))
+    groups = [broken, make_serving(two, 1), make_serving(two, 2)]
+    first = turn(two, groups)
+    found = turn(two, groups, previous=first.document, endpoints=set())
 
-    assert set(deleted(found)) == {broken.name, f"{broken.name}-admin"}
+    assert list(first.document["rollout"]["leaving"]) == [broken.name]
+    assert routes(found) == [("head0", False)]
     assert made(found) == []
-
-
-def test_while_it_is_not_known_who_serves_nobody_is_taken_away():
-    two = make_resolved(replicas=2)
-    unknown = make_serving(two, 1, reading=None)
-    found = turn(two, [make_serving(two, 0), unknown, make_serving(two, 2)])
-
-    assert found.plan.deletions == ()
 
 
 @pytest.mark.parametrize(("numbers", "wanted"), [((0, 2), "-3"), ((0, 8), "-9"), ((0, 99), "-1"), ((), "-0")])

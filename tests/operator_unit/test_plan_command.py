@@ -1,11 +1,17 @@
 """`rayloom-operator plan`: what it prints of a manifest, and how it refuses one."""
 
+import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
 
 from rayloom_operator.__main__ import main
+from rayloom_operator.api_rollout import Rollout
+from rayloom_operator.revision import revision
+from rayloom_operator.rollout_command import explain_rollout
+from rt_operator import make_resolved
 from rt_shapes import LLAMA31_70B
 
 ROOT = Path(__file__).parents[2]
@@ -49,6 +55,7 @@ def test_a_built_in_model_needs_no_facts_and_objects_are_named(capsys):
         "Service",
         "PodDisruptionBudget",
         "NetworkPolicy",
+        "ControllerRevision",
         "ConfigMap",
         "Secret",
         "RayCluster",
@@ -108,3 +115,90 @@ def test_what_does_not_fit_ends_with_2_and_what_does(facts, tmp_path, capsys):
     assert main(["plan", "-f", str(path), "--facts", facts]) == 2
     assert "spec.parallelism: TP8xPP1 does not fit" in (said := capsys.readouterr().err)
     assert said.rstrip().endswith("use tensor 8 and pipeline 2, which fit")
+
+
+@pytest.fixture
+def changed(tmp_path):
+    """The manifest of a small model with changes, as a file."""
+
+    def write(name, **changes):
+        document = yaml.safe_load(SMALL.read_text(encoding="utf-8"))
+        document["spec"] |= changes
+        document["metadata"]["name"] = "chat"
+        path = tmp_path / f"{name}.yaml"
+        path.write_text(yaml.safe_dump(document), encoding="utf-8")
+        return str(path)
+
+    return write
+
+
+def test_a_roll_is_printed_step_by_step(changed, capsys):
+    old, new = changed("old", replicas=2), changed("new", replicas=2, engine={"image": "rayloom/engine:2"})
+
+    assert main(["plan", "--rollout", old, new]) == 0
+    printed = capsys.readouterr().out
+    first, _, *steps = printed.splitlines()
+    before, after = first.split()[1], first.split()[3].rstrip(",")
+    assert first.endswith("2 -> 2 replicas; at most 3 engines, at least 2 that serve.")
+    assert [line[5:] for line in steps[:6]] == [
+        f"Starting   make chat-{after}-0",
+        f"Starting   chat-{after}-0 made its first token: send it requests",
+        "Analyzing  for 60 s compare the requests of both revisions",
+        f"Promoting  send chat-{before}-0 no more requests",
+        f"Promoting  let chat-{before}-0 finish what it has, for at most 30 s",
+        f"Promoting  delete chat-{before}-0",
+    ]
+    assert steps[-1].endswith(f"Complete   Every engine is of revision {after} and serves.")
+
+
+def test_the_document_shows_the_steps_that_are_printed(tmp_path, capsys):
+    old, new = ROOT / "examples" / "smollm2-two-replicas.yaml", tmp_path / "new.yaml"
+    new.write_text(old.read_text(encoding="utf-8").replace("float32", "bfloat16"), encoding="utf-8")
+
+    assert main(["plan", "--rollout", str(old), str(new)]) == 0
+    assert capsys.readouterr().out in (ROOT / "docs" / "rollouts.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("changes", [{"recovery": {"hangSeconds": 99}}, {"drainSeconds": 31}, {"replicas": 1}])
+def test_a_change_that_makes_no_engine_anew_makes_no_roll(changes, changed, capsys):
+    assert main(["plan", "--rollout", changed("old"), changed("new", **changes)]) == 0
+    assert capsys.readouterr().out.startswith("Nothing to do: both are revision ")
+
+
+def test_the_steps_keep_to_the_settings_of_the_new_manifest():
+    old, new = (make_resolved(replicas=2, image=image) for image in ("a", "b"))
+
+    said = explain_rollout(old, new, Rollout.model_validate({"maxSurge": 0, "maxUnavailable": 1}))
+    assert "2 -> 2 replicas; at most 2 engines, at least 1 that serve." in said
+    assert re.findall(r"(?:make|delete) chat-\w+-\d", said)[0] == f"delete chat-{revision(old)}-0"
+
+
+def test_a_suspended_service_has_no_engine_and_comes_back():
+    one = make_resolved()
+    spec = one.service.spec.model_copy(update={"replicas": 0})
+    none = replace(one, service=one.service.model_copy(update={"spec": spec}))
+    name = f"chat-{revision(one)}-0"
+
+    assert re.findall(r"(make|delete) (\S+)", explain_rollout(one, none, Rollout())) == [("delete", name)]
+    assert re.findall(r"(make|delete) (\S+)", explain_rollout(none, one, Rollout())) == [("make", name)]
+
+
+def test_two_models_need_the_facts_of_both(facts, changed, tmp_path, capsys):
+    def on_hub(name, source):
+        return changed(name, model={"source": source}, accelerator={"memory": "80Gi", "perNode": 8}, parallelism={})
+
+    old, new = on_hub("old", "hf://a/b"), on_hub("new", "hf://a/c")
+
+    assert main(["plan", "--rollout", old, new, "--facts", facts]) == 2
+    assert "inspect --model hf://a/b > facts.json` where it can be read, and add --old-facts" in capsys.readouterr().err
+    assert main(["plan", "--rollout", old, new, "--facts", facts, "--old-facts", facts]) == 0
+    assert "Analyzing" in capsys.readouterr().out
+    assert main(["plan", "--rollout", old, old, "--facts", facts]) == 0
+    assert main(["plan", "--rollout", changed("small"), new, "--facts", facts]) == 0
+
+
+def test_what_is_no_change_of_one_service_is_refused(changed, capsys):
+    assert main(["plan", "--rollout", changed("old"), str(SMALL)]) == 2
+    assert "a roll is a change of one" in capsys.readouterr().err
+    assert main(["plan", "--rollout", changed("old"), changed("new"), "-o", "yaml"]) == 2
+    assert "printed as text only" in capsys.readouterr().err

@@ -96,11 +96,11 @@ class Recovery(RuleBasedStateMachine):
 
     @rule(replicas=st.integers(1, 3))
     def the_service_is_scaled(self, replicas):
-        self.world.ask(replicas, self.world.spec["drainSeconds"])
+        self.world.ask(replicas, self.world.spec["engine"]["args"]["threads"])
 
-    @rule(drain=st.sampled_from([30, 31]))
-    def the_spec_changes(self, drain):
-        self.world.ask(self.world.spec["replicas"], drain)
+    @rule(threads=st.sampled_from([1, 2]))
+    def the_spec_changes(self, threads):
+        self.world.ask(self.world.spec["replicas"], threads)
 
     @rule(pick=st.integers(0, 9))
     def somebody_deletes_an_engine(self, pick):

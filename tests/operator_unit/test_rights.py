@@ -89,7 +89,7 @@ def used():
         kube.put(lost | {"status": {"conditions": [ready]}})
         await world.until(lambda: ("", "pods", "delete") in kube.used)
         # A group that another one replaces.
-        changed = service(drainSeconds=31)
+        changed = service(engine={"args": {"threads": 2}})
         changed["metadata"]["generation"] = 2
         world.ask_for(changed)
         await world.until(lambda: ("ray.io", "rayclusters", "delete") in kube.used)

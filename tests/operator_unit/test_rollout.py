@@ -7,8 +7,8 @@ from pydantic import ValidationError
 
 from rayloom_operator.api_rollout import Rollout, RolloutState
 from rayloom_operator.rollout import next_step
-from rayloom_operator.rollout_shares import Engine, Seen
-from rt_rolling import CLOCK, CRASHES, FAILS_REQUESTS, NEVER_STARTS, Rolling, make_order
+from rayloom_operator.rollout_shares import Engine, Seen, shares
+from rt_rolling import CLOCK, CRASHES, FAILS_REQUESTS, NEVER_STARTS, SLOW, Rolling, make_order
 
 
 def serving(revision="a", replicas=2, capacity=99, **rollout):
@@ -132,6 +132,31 @@ def test_a_bad_revision_is_rolled_back_and_not_tried_again(revision, reason, wit
 
     assert acts(world, 300) == []
     assert world.step.message.startswith(f"Revision {revision} failed ({reason}): ")
+
+
+def test_an_engine_so_slow_that_few_of_its_requests_end_is_watched_until_enough_did():
+    world = serving(replicas=2)
+    world.ask(revision=SLOW)
+    # It serves after 16 s. Of its requests 6 end within holdSeconds, 20, and 10 are to be compared.
+    world.run(40)
+    assert (world.memory.step, world.memory.failure) == ("Analyzing", None)
+
+    world.run(10)
+    assert world.memory.failure.reason == "AnalysisFailed"
+    assert world.memory.failure.message == (
+        "99 % of first tokens take more than 1 s in the new revision, and at most 0.25 s in the old; 2 times as long "
+        "is allowed."
+    )
+
+
+def test_too_few_requests_in_three_times_as_long_pass_and_the_deadline_waits_for_that():
+    world = serving(replicas=2, progressDeadlineSeconds=20, analysis={"holdSeconds": 20, "minRequests": 21})
+    world.ask(revision=SLOW)
+    world.run(70)
+    assert world.memory.step == "Analyzing"
+
+    world.run(10)  # 20 requests in 60 s
+    assert (world.memory.step, world.memory.failure) == ("Promoting", None)
 
 
 def test_a_failed_revision_is_tried_again_once_the_spec_had_another():
@@ -300,6 +325,31 @@ def test_an_engine_that_crashes_once_after_its_analysis_undoes_nothing():
 
     assert failure(1) is None
     assert failure(2).reason == "CrashLoop"
+
+
+def well(names):
+    """Engines that serve, `a-0` of revision a."""
+    return tuple(
+        Engine(name=each, revision=each[0], state="well", is_routed=True, is_listed=True) for each in names.split()
+    )
+
+
+def test_an_old_engine_that_was_to_make_room_stays_once_there_may_be_one_more_also_while_paused():
+    # Written with maxSurge 0, when one of two had to go first.
+    state = RolloutState(current_revision="a", update_revision="b", has_served=True, counts={"a": 1, "b": 1})
+    seen = Seen(engines=well("a-0 a-1 b-0"))
+
+    assert shares(make_order("b", 2, maxSurge=1, paused=True), state, seen) == {"a": 2, "b": 1}
+    assert shares(make_order("b", 2, maxSurge=0, maxUnavailable=1, paused=True), state, seen) == {"a": 1, "b": 1}
+
+
+@pytest.mark.parametrize("is_paused", [False, True])
+def test_of_too_many_go_first_those_that_have_yet_to_prove_themselves(is_paused):
+    # There were 4 replicas, and that b had passed its analysis is forgotten. Now 3 engines may be there.
+    state = RolloutState(current_revision="a", update_revision="b", has_served=True, counts={"a": 2, "b": 2})
+
+    found = shares(make_order("b", 2, paused=is_paused), state, Seen(engines=well("a-0 a-1 b-0 b-1")))
+    assert found == {"a": 2, "b": 1}
 
 
 def test_a_roll_in_which_nothing_may_move_is_refused():

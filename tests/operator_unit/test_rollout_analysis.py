@@ -1,9 +1,12 @@
 """The comparison of a new revision's first engine with the old ones: numbers that can be checked by hand."""
 
+from datetime import timedelta
+
 import pytest
 
 from rayloom_operator.api_rollout import Analysis, Figures, Window
-from rayloom_operator.rollout_analysis import problem, since, total
+from rayloom_operator.observed import moment
+from rayloom_operator.rollout_analysis import is_over, problem, since, total
 
 RULE = Analysis.model_validate({"minRequests": 20, "maxErrorPercent": 1, "maxTtftRatio": 2})
 
@@ -92,3 +95,29 @@ def test_one_slow_request_of_a_hundred_is_not_among_the_99_percent():
 
 def test_engines_are_summed():
     assert total([figures(3, 1, _5=2), figures(4, 0, _5=1, _25=1)]) == figures(7, 1, _25=1, _5=3)
+
+
+@pytest.mark.parametrize(
+    ("num_new", "num_old", "ends_after_s"),
+    [
+        (20, 20, 60),
+        (19, 20, 180),  # Only the new revision has too few: it is slow, or unlucky.
+        (0, 1000, 180),
+        (19, 19, 60),  # Few clients there are; time would change nothing.
+        (20, 19, 60),
+        (0, 0, 60),
+    ],
+)
+def test_a_comparison_goes_on_for_three_times_as_long_while_only_the_new_revision_had_too_few(
+    num_new, num_old, ends_after_s
+):
+    rule = RULE.model_copy(update={"hold_seconds": 60})
+    # What was counted before the window does not count.
+    window = Window(time="2026-01-02T03:04:05Z", new=latencies(0.1, 50), old=latencies(0.1, 70))
+    new, old = latencies(0.1, 50 + num_new), latencies(0.1, 70 + num_old)
+
+    def ends_after(seconds):
+        return is_over(window, new, old, rule, moment(window.time) + timedelta(seconds=seconds))
+
+    assert not ends_after(ends_after_s - 1)
+    assert ends_after(ends_after_s)

@@ -47,6 +47,9 @@ def test_a_serving_service_in_full():
         "Scheduled": ("True", "Scheduled"),
         "Available": ("True", "Serving"),
         "Degraded": ("False", "Healthy"),
+        "Progressing": ("False", "Complete"),
+        "RolledBack": ("False", "NotRolledBack"),
+        "Paused": ("False", "NotPaused"),
     }
     (group,) = status.groups
     assert (group.state, group.nodes, group.restarts, group.failure) == ("Serving", ("n1", "n2"), 0, None)
@@ -72,7 +75,7 @@ def test_one_engine_of_two_that_serves_is_enough_to_be_available():
     said = conditions(found.document)
     assert (said["Available"], said["ModelReady"]) == (("True", "Serving"), ("True", "Loaded"))
     assert said["Degraded"] == ("True", "ModelNotFound")
-    assert found.status.conditions[-1].message == f"{broken.name}: no model"
+    assert found.status.conditions[4].message == f"{broken.name}: no model"
 
 
 def test_an_engine_on_its_way_is_better_news_than_a_broken_one():
@@ -111,7 +114,7 @@ def test_a_lost_node_is_named():
     found = turn(TWO, [make_serving(TWO), make_serving(TWO, 1)], lost_nodes=frozenset({"n2", "n9"}))
 
     assert conditions(found.document)["Degraded"] == ("True", "NodeLost")
-    assert found.status.conditions[-1].message.startswith("Node n2 not ready")
+    assert found.status.conditions[4].message.startswith("Node n2 not ready")
 
 
 def test_an_unusable_spec_is_refused_and_leaves_what_runs_alone():
@@ -120,7 +123,7 @@ def test_an_unusable_spec_is_refused_and_leaves_what_runs_alone():
     found = turn(None, groups, problems=("spec.replicas: no", "spec.model: no"), previous=previous)
 
     assert found.status.conditions[0].message == "spec.replicas: no; spec.model: no"
-    assert [each.status for each in found.status.conditions] == ["False", "True", "True", "True", "False"]
+    assert [each.status for each in found.status.conditions[:5]] == ["False", "True", "True", "True", "False"]
     assert (found.status.endpoint, found.status.ready) == ("http://chat.team.svc:8000", "2/2")
     assert (found.plan.wanted, found.plan.deletions) == ((), ())
 
@@ -134,6 +137,9 @@ def test_an_unusable_spec_with_nothing_running_says_so():
         "Scheduled": ("False", "InvalidSpec"),
         "Available": ("False", "InvalidSpec"),
         "Degraded": ("False", "InvalidSpec"),
+        "Progressing": ("False", "InvalidSpec"),
+        "RolledBack": ("False", "NotRolledBack"),
+        "Paused": ("False", "NotPaused"),
     }
 
 
@@ -154,7 +160,7 @@ def test_what_the_api_server_refuses_is_said():
 
 def test_what_runs_is_judged_while_its_successor_is_refused():
     previous = turn(ONE, [make_serving(ONE)]).document
-    changed = make_resolved(drainSeconds=31)
+    changed = make_resolved(engine={"args": {"maxNumSeqs": 9}})
     found = turn(changed, [make_serving(ONE)], previous=previous, refusal="quota")
 
     assert [each.reason for each in found.status.conditions] == [
@@ -163,6 +169,9 @@ def test_what_runs_is_judged_while_its_successor_is_refused():
         Reason.SCHEDULED,
         Reason.SERVING,
         Reason.HEALTHY,
+        Reason.STARTING,
+        Reason.NOT_ROLLED_BACK,
+        Reason.NOT_PAUSED,
     ]
     assert (found.status.current_revision, found.status.ready) == (previous["currentRevision"], "1/1")
     assert found.status.updated_replicas == 0
@@ -185,7 +194,7 @@ def test_what_is_healed_is_an_event_and_what_was_never_broken_is_none():
     well = turn(TWO, [make_serving(TWO), make_serving(TWO, 1)], previous=sick.document)
 
     found = events(SERVICE | {"status": sick.document}, well.status, CLOCK)
-    assert [(each["type"], each["reason"]) for each in found] == [("Normal", "Healthy")]
+    assert [(each["type"], each["reason"]) for each in found] == [("Normal", "Healthy"), ("Normal", "Complete")]
     assert [each["reason"] for each in events(SERVICE, well.status, CLOCK)] == ["Serving"]
 
 
@@ -199,7 +208,7 @@ def test_an_engine_that_serves_is_available_whatever_its_revision():
     failed = make_serving(ONE, uid="a", is_headless=True, pods=())
     before = turn(ONE, [failed], previous=turn(ONE, [failed]).document).document
     before["groups"][0]["restarts"] = 2
-    second = make_serving(make_resolved(drainSeconds=31))
+    second = make_serving(make_resolved(engine={"args": {"maxNumSeqs": 9}}))
     found = turn(ONE, [second], previous=before)
 
     assert found.plan.deletions == ()

@@ -6,14 +6,14 @@ import pytest
 
 from rayloom_operator import status_request
 from rayloom_operator.errors import EngineUnavailable
-from rayloom_operator.status_request import get_status
+from rayloom_operator.status_request import ask
 
 HOST = "127.0.0.1"
 HEADER = "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
 
 
 def asked(parts, *, closes, pause_s=0.0):
-    """What `get_status` makes of a peer that answers so, in these parts."""
+    """What `ask` makes of a peer that answers so, in these parts."""
 
     async def run():
         done = asyncio.Event()
@@ -33,7 +33,7 @@ def asked(parts, *, closes, pause_s=0.0):
             port = server.sockets[0].getsockname()[1]
             try:
                 async with asyncio.timeout(10):
-                    return await get_status(HOST, port, "secret")
+                    return await ask(HOST, port, "secret")
             finally:
                 done.set()
 

@@ -4,9 +4,20 @@ import re
 from pathlib import Path
 from typing import get_args
 
+from rayloom_operator.api_rollout import RolloutFailure
 from rayloom_operator.api_status import FAULTS, ConditionType, Reason
+from rayloom_operator.rollout_words import RolloutStep
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
+
+
+OF_ROLLS = {
+    *map(str, RolloutStep),
+    *get_args(RolloutFailure.model_fields["reason"].annotation),
+    *("Moving", "NotRolledBack", "NotPaused", "Suspended"),
+}
+WORTH_A_LOOK = {"WaitingForCapacity", "RollingBack", "RolledBack", "Halted", "AnalysisFailed", "CrashLoop"}
+WORTH_A_LOOK |= {"DeadlineExceeded"}
 
 
 def rows(head):
@@ -19,17 +30,30 @@ def rows(head):
 def test_every_reason_has_a_row_that_says_whether_it_is_an_event():
     found = rows("| reason | Event |")
 
-    assert set(found) == {str(each) for each in Reason}
+    assert found.keys() | rows("| of a roll | Event |").keys() == {str(each) for each in Reason} | OF_ROLLS
     normal = {Reason.SERVING, Reason.HEALTHY}
-    for reason in Reason:
+    for reason in set(Reason) - OF_ROLLS | {Reason.STARTING}:
         event, meaning, _ = found[str(reason)]
         assert event == ("Warning" if reason in FAULTS else "Normal" if reason in normal else ""), reason
         assert meaning
 
 
 def test_what_is_wrong_has_something_to_do():
-    assert [str(reason) for reason in FAULTS if not rows("| reason | Event |")[str(reason)][2]] == []
+    found = rows("| reason | Event |") | rows("| of a roll | Event |")
+
+    assert [str(reason) for reason in FAULTS | WORTH_A_LOOK if not found[str(reason)][2]] == []
+
+
+def test_every_step_of_a_roll_is_an_event():
+    found = rows("| of a roll | Event |")
+
+    quiet = {"NotRolledBack", "NotPaused", "Suspended"}
+    assert {word: event for word, (event, _, _) in found.items()} == {
+        word: "Warning" if word in WORTH_A_LOOK else "" if word in quiet else "Normal" for word in found
+    }
 
 
 def test_every_condition_is_explained():
-    assert list(rows("| condition |")) == list(get_args(ConditionType))
+    known = dict.fromkeys([*get_args(ConditionType), "Progressing", "RolledBack", "Paused"])
+
+    assert list(rows("| condition |")) == list(known)

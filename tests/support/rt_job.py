@@ -58,7 +58,7 @@ def running_job(
                 process.send_signal(signal.SIGINT)
             try:
                 for process in processes:
-                    process.wait(10.0)
+                    process.wait(60.0)
             finally:
                 for process in processes:
                     process.kill()

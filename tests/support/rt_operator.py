@@ -4,15 +4,19 @@ from datetime import UTC, datetime
 from types import SimpleNamespace
 
 from rayloom_operator.api import parse
-from rayloom_operator.api_status import Reason
-from rayloom_operator.engine_status import EngineStatus, Rank
+from rayloom_operator.api_rollout import RolloutState
+from rayloom_operator.api_status import Reason, stored_rollout
+from rayloom_operator.engine_status import EngineStatus, Rank, Requests
+from rayloom_operator.lineage import lineages
 from rayloom_operator.model_facts import builtin_facts
 from rayloom_operator.names import group_name
 from rayloom_operator.observed import Group, Observed, Reading, Verdict, pod
 from rayloom_operator.plan import Settings, plan
-from rayloom_operator.recovery import remembered, slots
+from rayloom_operator.recovery import remembered
 from rayloom_operator.resolved import resolve
 from rayloom_operator.revision import revision
+from rayloom_operator.rolling import look, order_of
+from rayloom_operator.rollout import next_step
 from rayloom_operator.status import VALID, status
 
 NOW = 110.0  # as readings count
@@ -93,7 +97,7 @@ def restarted(code, message=""):
     return crashed(code, message) | {"state": {"running": {}}}
 
 
-def make_said(state="serving", token_age=1.0, reason="", nodes=("n1", "n2"), startup=()):
+def make_said(state="serving", token_age=1.0, reason="", nodes=("n1", "n2"), startup=(), **requests):
     return EngineStatus(
         state=state,
         reason=reason,
@@ -101,6 +105,7 @@ def make_said(state="serving", token_age=1.0, reason="", nodes=("n1", "n2"), sta
         model=None,
         last_token_age_seconds=token_age,
         ranks=tuple(Rank(node=node) for node in nodes),
+        requests=Requests(**requests),
     )
 
 
@@ -122,33 +127,52 @@ def make_serving(resolved, number=0, **facts):
     return make_group(*facts.pop("pods", pods), name=name, **facts)
 
 
-def turn(resolved, groups=(), *, previous=None, problems=(), refusal="", now=NOW, clock=CLOCK, **facts):
-    """What one pass over a service decides and says: `slots`, `plan`, `status`, and `document`, the status as written.
+def settled(resolved):
+    """What a status remembers of a service whose spec was taken up and never changed."""
+    current = revision(resolved)
+    counts = {current: resolved.service.spec.replicas} if resolved.service.spec.replicas else {}
+    return RolloutState(current_revision=current, update_revision=current, counts=counts)
 
-    `previous` is the document of the turn before.
+
+def turn(
+    resolved,
+    groups=(),
+    *,
+    previous=None,
+    old=(),
+    endpoints=None,
+    problems=(),
+    refusal="",
+    now=NOW,
+    clock=CLOCK,
+    **facts,
+):
+    """What one pass over a service decides and says: `slots`, `step`, `plan`, `status`, and `document`, the status as
+    written.
+
+    `previous` is the document of the turn before; without one the spec was taken up a turn ago. `old` is what engines
+    of earlier revisions are made from, `endpoints` the addresses that clients find.
     """
     previous, seen = previous or {}, Observed(groups=tuple(groups), **facts)
-    current, memory = revision(resolved) if resolved else "", remembered(previous)
-    places = slots(resolved, current, seen, memory, now=now, clock=clock) if resolved else ()
+    memory, rollout, step, parts = remembered(previous), stored_rollout(previous), None, ()
+    if resolved:
+        if not rollout.update_revision:
+            rollout = settled(resolved)
+        order = order_of(resolved, revision(resolved))
+        step = next_step(order, rollout, look(seen, memory, order.revision, endpoints, now=now), clock)
+        made_from = {revision(each): each for each in old}
+        parts = lineages(resolved, made_from, seen, memory, rollout, step, now=now, clock=clock)
+    places = tuple(slot for lineage in parts for slot in lineage.slots)
     accepted = VALID
     if problems or refusal:
         reason = Reason.INVALID_SPEC if problems else Reason.APPLY_REFUSED
         accepted = Verdict(reason=reason, message="; ".join(problems) or refusal)
-    planned = plan(resolved, seen, places, current, memory, SETTINGS.operator_key, now=now, clock=clock)
+    planned = plan(resolved, seen, parts, step, memory, rollout, SETTINGS.operator_key, now=now, clock=clock)
     said = status(
-        resolved,
-        accepted,
-        seen,
-        places,
-        generation=3,
-        revision=current,
-        previous=previous,
-        memory=memory,
-        now=now,
-        clock=clock,
+        resolved, accepted, seen, places, step, generation=3, previous=previous, memory=memory, now=now, clock=clock
     )
     document = said.model_dump(mode="json", by_alias=True, exclude_none=True)
-    return SimpleNamespace(slots=places, plan=planned, status=said, document=document)
+    return SimpleNamespace(slots=places, step=step, plan=planned, status=said, document=document)
 
 
 def conditions(document):

@@ -13,7 +13,7 @@ from rayloom_operator.rollout_shares import Engine, Order, Seen
 CLOCK = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 START_S = 15
 # How engines of a revision are broken, by its first letter. All others are good.
-CRASHES, FAILS_REQUESTS, NEVER_STARTS = "xyz"
+SLOW, CRASHES, FAILS_REQUESTS, NEVER_STARTS = "wxyz"
 
 
 def make_order(revision="a", replicas=1, drain_seconds=10, **rollout):
@@ -39,13 +39,17 @@ class Running:
     is_drained: bool = False  # it was asked to drain
     unfound_s: int = 0  # for so long no client has found it
     num_in_flight: int = 0
-    num_requests: int = 0
+    served_s: int = 0  # seconds in which it took requests
     ends_s: int | None = None
 
     @property
     def figures(self):
-        num_errors = self.num_requests if self.revision.startswith(FAILS_REQUESTS) else 0
-        return Figures(requests=self.num_requests, errors=num_errors)
+        if self.revision.startswith(FAILS_REQUESTS):
+            return Figures(requests=2 * self.served_s, errors=2 * self.served_s)
+        if self.revision.startswith(SLOW):
+            num_requests = self.served_s // 3
+            return Figures(requests=num_requests, ttft={"0.25": 0, "1": 0, "2.5": num_requests})
+        return Figures(requests=2 * self.served_s, ttft=dict.fromkeys(("0.25", "1", "2.5"), 2 * self.served_s))
 
     @property
     def has_crashed(self):
@@ -131,7 +135,7 @@ class Rolling:
         is_well = each.state == "well"
         if is_well and each.is_routed and each.is_listed:
             each.num_in_flight = 3
-            each.num_requests += 2 * seconds
+            each.served_s += seconds
         elif not self.has_stuck_streams and not each.ill_s:
             each.num_in_flight = max(0, each.num_in_flight - seconds)
         each.is_listed = each.is_routed and is_well

@@ -68,7 +68,7 @@ def running_server(folder: Path, *arguments: str, ready_seconds: float = 120.0) 
         finally:
             if process.poll() is None:
                 process.send_signal(signal.SIGINT)
-            process.wait(10.0)
+            process.wait(60.0)
 
 
 def is_ready(server: RunningServer) -> bool:

@@ -66,8 +66,9 @@ class Simulation:
         self.serial = 0
         self.ask()
 
-    def ask(self, replicas=1, drain=30):
-        self.spec = {"replicas": replicas, "drainSeconds": drain, "recovery": {"rebuildSeconds": 60}}
+    def ask(self, replicas=1, threads=1):
+        engine = {"args": {"threads": threads}}  # another number makes another revision
+        self.spec = {"replicas": replicas, "engine": engine, "recovery": {"rebuildSeconds": 60}}
         self.resolved = make_resolved(**self.spec)
         self.made_at = {}
 

@@ -31,7 +31,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         run_operator(**flags)
         return 0
     except SpecError as error:
-        print(f"rayloom-operator: {flags['manifest']} cannot be served:", file=sys.stderr)
+        files = " or ".join(map(str, flags.get("rollout") or [flags["manifest"]]))
+        print(f"rayloom-operator: {files} cannot be served:", file=sys.stderr)
         for problem in error.problems:
             print(f"  {problem}", file=sys.stderr)
         return _EXIT_USAGE
@@ -54,13 +55,19 @@ def _parser() -> argparse.ArgumentParser:
         "plan",
         help="print what a cluster would be told to make of a manifest",
         description="Prints into how many ranks the model of the LLMService in FILE would be cut and why, and the "
-        "objects that would be made. Changes nothing, and needs no cluster.",
+        "objects that would be made; or the steps of a roll. Changes nothing, and needs no cluster.",
     )
-    for command in (local, plan):
+    either = plan.add_mutually_exclusive_group(required=True)
+    for command, is_required in ((local, True), (either, False)):
         file_help = "YAML file with one LLMService"
-        command.add_argument("-f", "--file", dest="manifest", metavar="FILE", type=Path, required=True, help=file_help)
+        names = ("-f", "--file")
+        command.add_argument(*names, dest="manifest", metavar="FILE", type=Path, required=is_required, help=file_help)
+    rollout_help = "print the steps from one manifest to another instead, where all goes well"
+    either.add_argument("--rollout", metavar=("OLD", "NEW"), nargs=2, type=Path, help=rollout_help)
     facts_help = "JSON that `rayloom-engine inspect` prints of the model; not needed for builtin:// models"
     plan.add_argument("--facts", metavar="FILE", type=Path, help=facts_help)
+    old_facts_help = "the same of OLD's model, where NEW has another one"
+    plan.add_argument("--old-facts", metavar="FILE", type=Path, help=old_facts_help)
     image_help = "image of an engine whose LLMService names none (default: %(default)s)"
     plan.add_argument("--engine-image", default="rayloom/engine", help=image_help)
     output_help = "text, or yaml for the objects (default: %(default)s)"

@@ -19,6 +19,7 @@ from rayloom_operator.api_base import rules as _rules
 from rayloom_operator.api_errors import explain
 from rayloom_operator.api_pods import Auth, LocalObject, ModelCache, Scheduling, SecretKey
 from rayloom_operator.api_recovery import Recovery
+from rayloom_operator.api_rollout import Rollout
 from rayloom_operator.api_sizing import Accelerator, Parallelism, Sizing
 from rayloom_operator.errors import SpecError
 
@@ -41,13 +42,11 @@ _SOURCES_IN_WORDS = "hf://ORG/NAME, pvc://CLAIM/PATH, file:///PATH, " + ", ".joi
 
 _NAME_PATTERN = "^[a-z]([-a-z0-9]*[a-z0-9])?$"
 _MAX_REPLICAS = 64
-_REPLICAS_IN_WORDS = (
-    f"use 1 to {_MAX_REPLICAS} replicas; scaling to none is not possible in this version, delete the LLMService instead"
-)
+_REPLICAS_IN_WORDS = f"use 0 to {_MAX_REPLICAS} replicas; 0 suspends the service"
 
 
 def _is_a_number_of_replicas(number: int) -> int:
-    if not 1 <= number <= _MAX_REPLICAS:
+    if not 0 <= number <= _MAX_REPLICAS:
         raise ValueError(f"{number} is not possible: {_REPLICAS_IN_WORDS}")
     return number
 
@@ -250,8 +249,9 @@ class Spec(_Part):
     accelerator: Accelerator | None = Field(None, description="What each rank computes on. Left out: a CPU.")
     replicas: Annotated[int, AfterValidator(_is_a_number_of_replicas)] = Field(
         1,
-        description=f"Engines, each with all ranks of the model; 1 to {_MAX_REPLICAS}. A change restarts none.",
-        json_schema_extra=_rules((f"self >= 1 && self <= {_MAX_REPLICAS}", _REPLICAS_IN_WORDS)),
+        description=f"Engines, each with all ranks of the model; 0 to {_MAX_REPLICAS}. 0 suspends the service: its "
+        "engines finish what they have and go. A change restarts none.",
+        json_schema_extra=_rules((f"self >= 0 && self <= {_MAX_REPLICAS}", _REPLICAS_IN_WORDS)),
     )
     drain_seconds: int = Field(
         30,
@@ -260,6 +260,7 @@ class Spec(_Part):
         description="Seconds that running requests may take to finish when the engine is asked to stop: its pod is "
         "evicted or deleted, its service is, or a change of the spec replaces it.",
     )
+    rollout: Rollout = Field(default_factory=Rollout, description="How a change replaces the engines that run.")
     recovery: Recovery = Field(default_factory=Recovery, description="When what is broken is replaced.")
     engine: Engine = Field(default_factory=Engine, description="The engine's own settings.")
     auth: Auth | None = Field(None, description="Who may use the API. Default: everybody who reaches it.")

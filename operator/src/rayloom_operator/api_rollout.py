@@ -26,8 +26,9 @@ class Analysis(Part):
         20,
         ge=1,
         le=100_000,
-        description="Requests of each revision within these seconds that make its figures count. With fewer the new "
-        "engine's own probes decide: a token through every rank each 10 s. A change restarts none.",
+        description="Requests of each revision within these seconds that make its figures count. Where only the new "
+        "one had fewer, it is compared for up to 3 times as long. With fewer then its own probes decide: a token "
+        "through every rank each 10 s. A change restarts none.",
     )
     max_error_percent: int = Field(
         1,
@@ -132,6 +133,7 @@ class RolloutState(_Stored):
     )
     window: Window | None = Field(None, description="The analysis that runs; absent while there is none.")
     failure: RolloutFailure | None = Field(None, description="Why the update is not rolled out; absent otherwise.")
+    roll_time: str = Field("", description="When the roll to the update began; empty while there is none.")
     step: str = Field("", description="What the roll does, as one word.")
     step_time: str = Field("", description="When that began.")
     progress_time: str = Field("", description="Since when the deadline counts; empty while it does not.")

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, TypeAlias, get_args
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, WithJsonSchema
 from pydantic.alias_generators import to_camel
 
+from rayloom_operator.api_rollout import RolloutState
 from rayloom_operator.model_facts import ModelFacts
 
 
@@ -47,16 +48,45 @@ class Reason(StrEnum):
     GROUP_BACK_OFF = "GroupBackOff"  # an engine keeps failing, and waits before it is made anew
     SCHEDULED = "Scheduled"  # Scheduled
     HEALTHY = "Healthy"  # Degraded is False
+    SUSPENDED = "Suspended"  # spec.replicas is 0; Available, Scheduled and ModelReady
+    # Progressing: the words of `rollout_words.RolloutStep`. Starting is above.
+    COMPLETE = "Complete"
+    SCALING = "Scaling"
+    WAITING_FOR_CAPACITY = "WaitingForCapacity"
+    ANALYZING = "Analyzing"
+    PROMOTING = "Promoting"
+    MOVING = "Moving"
+    REPLACING = "Replacing"
+    ROLLING_BACK = "RollingBack"
+    ROLLED_BACK = "RolledBack"
+    PAUSED = "Paused"  # Paused as well
+    HALTED = "Halted"
+    ANALYSIS_FAILED = "AnalysisFailed"  # RolledBack: why a revision is not tried again
+    CRASH_LOOP = "CrashLoop"
+    DEADLINE_EXCEEDED = "DeadlineExceeded"
+    NOT_ROLLED_BACK = "NotRolledBack"  # RolledBack is False
+    NOT_PAUSED = "NotPaused"  # Paused is False
 
 
 _COURSE = (Reason.LOADING, Reason.INSPECTING, Reason.STARTING, Reason.PODS_PENDING, Reason.RECOVERING, Reason.DRAINING)
+# Steps of a roll that need nobody.
+STEPS = frozenset(
+    {
+        *(Reason.COMPLETE, Reason.SCALING, Reason.ANALYZING, Reason.PROMOTING, Reason.MOVING, Reason.REPLACING),
+        *(Reason.STARTING, Reason.PAUSED),
+    }
+)
 # What an admin must act on: these become Warning events. All but what is well and what passes by itself.
 FAULTS = frozenset(Reason) - {
-    *(Reason.VALID, Reason.LOADED, Reason.SERVING, Reason.SCHEDULED, Reason.HEALTHY),
+    *(Reason.VALID, Reason.LOADED, Reason.SERVING, Reason.SCHEDULED, Reason.HEALTHY, Reason.SUSPENDED),
+    *(Reason.NOT_ROLLED_BACK, Reason.NOT_PAUSED),
     *_COURSE,
+    *STEPS,
 }
 
-ConditionType: TypeAlias = Literal["Accepted", "ModelReady", "Scheduled", "Available", "Degraded"]
+ConditionType: TypeAlias = Literal[
+    "Accepted", "ModelReady", "Scheduled", "Available", "Degraded", "Progressing", "RolledBack", "Paused"
+]
 GroupState: TypeAlias = Literal["Pending", "Starting", "Serving", "Recovering", "Draining", "BackOff", "Failed"]
 
 
@@ -81,7 +111,9 @@ class Condition(_Part):
     type: ConditionType = Field(
         description="Accepted: the spec can be used. ModelReady: every rank of an engine has loaded it. Scheduled: "
         "every pod has a node. Available: a token passed through every rank of an engine a moment ago, and requests "
-        "reach it. Degraded: something is broken, though others may serve meanwhile."
+        "reach it. Degraded: something is broken, though others may serve meanwhile. Progressing: engines are made, "
+        "replaced or taken away. RolledBack: the spec's revision failed, and the one before it runs. Paused: a roll "
+        "stands still because spec.rollout.paused says so."
     )
     status: Literal["True", "False"] = Field(description="Whether it holds.")
     reason: ReasonText = Field(description="Why, as one word of a closed list.")
@@ -162,11 +194,20 @@ def stored_sizing(status: Mapping[str, Any]) -> Sizing | None:
         return None
 
 
+def stored_rollout(status: Mapping[str, Any]) -> RolloutState:
+    """What a status document remembers of rolls. What this version cannot read is as good as not there."""
+    try:
+        return RolloutState.model_validate(status.get("rollout", {}))
+    except ValidationError:
+        return RolloutState()
+
+
 class Status(_Part):
     observed_generation: int = Field(0, description="metadata.generation of the spec that this status is about.")
     conditions: tuple[Condition, ...] = Field(
         (),
-        description="What holds: Accepted, ModelReady, Scheduled, Available, Degraded.",
+        description="What holds: Accepted, ModelReady, Scheduled, Available, Degraded, Progressing, RolledBack, "
+        "Paused.",
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
     )
     shape: str = Field("", description="Tensor and pipeline parallelism, such as TP1xPP2.")
@@ -181,10 +222,16 @@ class Status(_Part):
     available_replicas: int = Field(0, description="Engines that make tokens.")
     updated_replicas: int = Field(0, description="Engines of the spec's own revision.")
     selector: str = Field("", description="Label selector of the engines' head pods, one for each engine.")
-    current_revision: str = Field("", description="Revision of the spec that is applied.")
+    current_revision: str = Field("", description="Revision that has proven itself, or the first one.")
+    update_revision: str = Field(
+        "",
+        description="Revision of the spec that is applied; other than the current one "
+        "during a roll, and after one that failed.",
+    )
+    rollout: RolloutState | None = Field(None, description="What is remembered of rolls. Absent before the first.")
     image: str = Field(
         "",
-        description="Image of the current revision where the spec names none: the operator's default of that time.",
+        description="Image of the update revision where the spec names none: the operator's default of that time.",
     )
     groups: tuple[Group, ...] = Field(
         (),

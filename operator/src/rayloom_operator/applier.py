@@ -6,16 +6,19 @@ import asyncio
 import json
 import logging
 import random
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 
 from rayloom_operator import names
 from rayloom_operator.api import KIND
 from rayloom_operator.drift import Drift, Found
-from rayloom_operator.errors import OperatorError, Refused
+from rayloom_operator.engine_status import shown
+from rayloom_operator.errors import EngineUnavailable, OperatorError, Refused
 from rayloom_operator.kube import CONFLICT, NOT_FOUND, Deposed, Kube, KubeError, KubeUnreachable
 from rayloom_operator.names import Manifest, ServiceKey, object_path, path_of
+from rayloom_operator.objects.old_spec import KIND_OF_OLD_SPECS
 from rayloom_operator.observer import is_owned
-from rayloom_operator.plan import Deletion, Plan, Route
+from rayloom_operator.plan import Deletion, Drain, Plan, Route
+from rayloom_operator.status_request import ask
 
 logger = logging.getLogger(__name__)
 
@@ -42,8 +45,8 @@ class Applier:
     async def carry_out(self, key: ServiceKey, planned: Plan, interval_s: float) -> None:
         """Does what is planned. What was applied before is applied again after `interval_s`.
 
-        What is refused keeps nothing from being done but the deletions that need it. Raises Refused for what the API
-        server will not take before somebody changes something, KubeError otherwise.
+        What is refused keeps nothing else from being done. Raises Refused for what the API server will not take before
+        somebody changes something, KubeError otherwise.
         """
         errors: list[OperatorError] = []
 
@@ -55,15 +58,31 @@ class Applier:
             except OperatorError as error:
                 errors.append(_verdict(error))
 
+        await self._drain(key, [each for each in planned.drains if not each.wanted])
         for route in planned.routes:
             await attempt(self._route(key, route))
         await attempt(self._apply(key, planned, interval_s))
+        await self._drain(key, [each for each in planned.drains if each.wanted])
         for deletion in planned.deletions:
-            if not (errors and deletion.needs_successor):
-                await attempt(self._delete(key, deletion))
+            await attempt(self._delete(key, deletion))
         # A refusal is told before what the next turn may find otherwise.
         for error in sorted(errors, key=lambda error: not isinstance(error, Refused)):
             raise error
+
+    async def _drain(self, key: ServiceKey, drains: Sequence[Drain]) -> None:
+        """An engine that does not take it is asked again in the next turn."""
+        for each in drains:
+            logger.info("%s/%s: %s %s", *key, "drain" if each.wanted else "take back the drain of", each.group)
+            if not self._kube.may_write():
+                raise Deposed(f"drain of {each.group}: not asked, because another operator may lead")
+            try:
+                method = "POST" if each.wanted else "DELETE"
+                code, body = await ask(each.ip, names.ADMIN_PORT, each.token, method, "/drain")
+            except EngineUnavailable as error:
+                logger.warning("%s/%s: the engine of %s cannot be asked to drain: %s", *key, each.group, error)
+                continue
+            if code >= 300:
+                logger.warning("%s/%s: the engine of %s refuses: %s %s", *key, each.group, code, shown(body))
 
     async def _delete(self, key: ServiceKey, deletion: Deletion) -> None:
         logger.info("%s/%s: delete %s", *key, deletion.path)
@@ -115,6 +134,8 @@ class Applier:
         self._applied[key] = (frozenset(hashes), now if is_all else at)
 
     def _is_right(self, key: ServiceKey, manifest: Manifest, new_groups: frozenset[str], found: Found) -> bool:
+        if manifest["kind"] == KIND_OF_OLD_SPECS:
+            return manifest["metadata"]["name"] not in new_groups
         if manifest["kind"] in ("ConfigMap", "Secret"):
             # They were made before their RayCluster.
             return manifest["metadata"]["labels"].get(names.GROUP_LABEL) not in new_groups
@@ -130,7 +151,7 @@ class Applier:
             if is_there and manifest["metadata"]["labels"].get(names.GROUP_LABEL) in new_groups:
                 await self._kube.delete(path_of(manifest))
                 await self._kube.create(manifest)
-        elif manifest["kind"] == "Job":
+        elif manifest["kind"] in ("Job", KIND_OF_OLD_SPECS):
             await self._kube.create(manifest)
         else:
             self._drift.wrote(key, await self._kube.apply(manifest))

@@ -15,7 +15,7 @@ from rayloom_operator.errors import EngineUnavailable
 from rayloom_operator.judgement import TOKEN_AGE_LIMIT_S
 from rayloom_operator.names import ADMIN_PORT, ServiceKey
 from rayloom_operator.observed import Reading
-from rayloom_operator.status_request import get_status
+from rayloom_operator.status_request import ask
 
 logger = logging.getLogger(__name__)
 
@@ -128,7 +128,7 @@ class EnginePoller:
                 await asyncio.wait_for(engine.is_nudged.wait(), interval - _MIN_INTERVAL_S)
 
     async def _ask(self, engine: _Engine) -> EngineStatus:
-        said = engine_status(*await get_status(engine.target.ip, ADMIN_PORT, engine.target.token))
+        said = engine_status(*await ask(engine.target.ip, ADMIN_PORT, engine.target.token))
         # How it started is most of what 10,000 engines that serve say, and nobody reads it any more.
         return said.model_copy(update={"startup": (), "model": None}) if said.state == "serving" else said
 
@@ -160,4 +160,6 @@ def _essence(status: EngineStatus | None) -> object:
     tokens = status.last_token_age_seconds is not None, status.has_token_within(TOKEN_AGE_LIMIT_S)
     # An engine that stands still says for how many seconds.
     reason = re.sub(r"\d+ s\b", "", status.reason)
-    return status.state, reason, phases, tokens, status.nodes
+    # Whoever waits for the end of a drain is told of it.
+    is_drained = status.state == "draining" and status.requests.in_flight == 0
+    return status.state, reason, phases, tokens, status.nodes, is_drained

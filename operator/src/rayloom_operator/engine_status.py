@@ -6,6 +6,7 @@ import json
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from rayloom_operator.api_rollout import Figures
 from rayloom_operator.errors import EngineUnavailable
 
 
@@ -36,6 +37,15 @@ class Rank(_Part):
     node: str
 
 
+class Requests(_Part):
+    """HTTP requests. Engines of an older version count fewer of them."""
+
+    in_flight: int = 0  # accepted, and not answered in full
+    finished: int = 0  # since the front started, well or not
+    failed: int = 0  # of these, in an error of the engine's
+    first_token_seconds: dict[str, int] = {}  # upper edge -> requests whose first token took no longer
+
+
 class EngineStatus(_Part):
     state: str  # starting, serving, recovering, draining or failed
     reason: str
@@ -43,6 +53,13 @@ class EngineStatus(_Part):
     model: ServedModel | None  # None until the model is resolved
     last_token_age_seconds: float | None  # since a token passed through every rank; None before the first
     ranks: tuple[Rank, ...] = Field(strict=False)
+    requests: Requests = Requests()
+
+    @property
+    def figures(self) -> Figures:
+        """What a roll compares."""
+        said = self.requests
+        return Figures(requests=said.finished, errors=said.failed, ttft=said.first_token_seconds)
 
     def has_token_within(self, seconds: float) -> bool:
         """Whether a token passed through every rank so lately."""

@@ -23,6 +23,8 @@ def events(service: Manifest, status: Status, clock: datetime) -> tuple[Manifest
         old = before.get(condition.type, {})
         is_healed = condition.reason is Reason.HEALTHY and old.get("status") == "True"
         is_news = condition.reason in FAULTS or condition.reason is Reason.SERVING or is_healed
+        if condition.type == "Progressing":
+            is_news = bool(old) and old.get("reason") != condition.reason
         if is_news and (old.get("reason"), old.get("message")) != (condition.reason, condition.message):
             found[condition.reason] = _event(service, condition, clock)
     return tuple(found.values())

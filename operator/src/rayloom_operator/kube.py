@@ -77,7 +77,7 @@ class Kube:
         may_write: Callable[[], bool] = lambda: True,
         on_request: Callable[[str, str], object] = lambda verb, code: None,
     ) -> None:
-        self._may_write = may_write
+        self.may_write = may_write
         self._on_request = on_request
         self._logged_in_at = time.monotonic()
         self._info = login()
@@ -199,7 +199,7 @@ class Kube:
         verb: str = "",
     ) -> Manifest:
         verb = verb or _VERBS[method]
-        content = None if body is None else _Content(json.dumps(body).encode(), self._may_write)
+        content = None if body is None else _Content(json.dumps(body).encode(), self.may_write)
         try:
             for is_last in (False, True):
                 async with self._session.request(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter as Count
 from collections.abc import Awaitable, Callable, Iterable
+from datetime import datetime
 
 from prometheus_client import (
     CollectorRegistry,
@@ -18,11 +19,14 @@ from prometheus_client import (
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from rayloom_operator.api_rollout import RolloutState
 from rayloom_operator.errors import OperatorError, Refused
 from rayloom_operator.names import ServiceKey
 
 _PREFIX = "rayloom_operator"
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
+
+_ROLL_SECONDS = (15, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 14400, 43200)  # an engine may load for an hour
 
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
@@ -44,6 +48,19 @@ class Metrics:
         )
         self._requests = Counter(
             f"{_PREFIX}_api_requests", "Requests to the API server.", ["verb", "code"], registry=self._registry
+        )
+        self._rollout_steps = Counter(
+            f"{_PREFIX}_rollout_steps", "Steps of rolls that began, by name.", ["step"], registry=self._registry
+        )
+        self._rollout_failures = Counter(
+            f"{_PREFIX}_rollout_failures", "Revisions that failed, by reason.", ["reason"], registry=self._registry
+        )
+        self._rollout_seconds = Histogram(
+            f"{_PREFIX}_rollout_seconds",
+            "Seconds of rolls that came to an end, from the new spec or the failure on.",
+            ["end"],
+            buckets=_ROLL_SECONDS,
+            registry=self._registry,
         )
 
     def text(self) -> bytes:
@@ -75,6 +92,21 @@ class Metrics:
                 self._reconciles.labels(result).inc()
 
         return measured
+
+    def rolled(self, before: RolloutState, after: RolloutState, clock: datetime) -> None:
+        """Counts what a status that was written says of a roll, and the one before it did not."""
+        if after.step and after.step != before.step:
+            self._rollout_steps.labels(after.step).inc()
+        failure = after.failure
+        if failure is not None and failure != before.failure:
+            self._rollout_failures.labels(failure.reason).inc()
+        if before.roll_time and after.current_revision == after.update_revision == before.update_revision:
+            self._ended("Complete", before.roll_time, clock)
+        if failure is not None and after.step == "RolledBack" != before.step:
+            self._ended("RolledBack", failure.time, clock)
+
+    def _ended(self, end: str, began: str, clock: datetime) -> None:
+        self._rollout_seconds.labels(end).observe((clock - datetime.fromisoformat(began)).total_seconds())
 
     def gauge(self, name: str, text: str, read: Callable[[], float]) -> None:
         Gauge(f"{_PREFIX}_{name}", text, registry=self._registry).set_function(read)

@@ -119,6 +119,7 @@ class Observed:
     groups: tuple[Group, ...] = ()
     # Names of RayClusters that are on their way out, or gone since a moment, or of a deleted service of the same name.
     taken: frozenset[str] = frozenset()
+    num_ending: int = 0  # RayClusters that are being deleted, and hold their nodes until they are gone
     leaving: tuple[Pod, ...] = ()  # pods that are being deleted, of any group
     lost_nodes: frozenset[str] = frozenset()  # not ready for so long that they are given up
     waits: tuple[datetime, ...] = ()  # when others will be

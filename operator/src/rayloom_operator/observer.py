@@ -68,12 +68,13 @@ class Observer:
         told |= self._told_to_go.get(key, set())
         self._told_to_go[key] = told & {each["metadata"]["uid"] for each in self._clusters.of_service(key)}
         given_up_at = {node: self._nodes.unready[node] + patience for node in nodes}
-        groups, targets = [], {}
+        groups, targets, num_ending = [], {}, 0
         taken = {name for name, at in self._gone_at[key].items() if at is not None}
         for cluster in self._clusters.of_service(key):
             meta = cluster["metadata"]
             name = meta["name"]
             if not is_owned(meta, uid) or "deletionTimestamp" in meta:
+                num_ending += is_owned(meta, uid)
                 taken.add(name)
                 continue
             # By uid: pods of a RayCluster that had this name before may be left.
@@ -99,6 +100,7 @@ class Observer:
         return Observed(
             groups=tuple(asked),
             taken=frozenset(taken),
+            num_ending=num_ending,
             leaving=leaving,
             lost_nodes=frozenset(node for node, at in given_up_at.items() if at <= clock),
             waits=tuple(at for at in given_up_at.values() if at > clock),
@@ -154,6 +156,15 @@ class Observer:
         said = await self._said(key, "Pod", "FailedMount")
         volumes = [f'"{name}"' for name in names.USER_VOLUMES]
         return {uid: words for uid, words in said if any(volume in words for volume in volumes)}
+
+    async def endpoints(self, key: ServiceKey) -> frozenset[str]:
+        """The addresses at which clients find engines now. Not watched: they count only while engines come and go."""
+        selector = {"labelSelector": f"kubernetes.io/service-name={key[1]}"}
+        slices, _ = await self._kube.list(object_path("discovery.k8s.io/v1", "EndpointSlice", key[0]), selector)
+        found = (each for one in slices for each in one.get("endpoints") or ())
+        return frozenset(
+            address for each in found if each.get("conditions", {}).get("ready", True) for address in each["addresses"]
+        )
 
     async def job_failures(self, key: ServiceKey) -> dict[str, str]:
         """uid of Jobs -> why they could get no pod."""

@@ -1,24 +1,35 @@
 """What to change in the cluster so that it becomes what a service asks for. Pure.
 
-When the spec changes, groups of the new revision are made and those of the old one are deleted in the same pass: the
-service is away while the new engines start. Nothing of a running group is ever changed but its route label.
+How many engines of which revision there are to be, and which of them go, is `rollout`'s to say; which of them are
+beyond help is `recovery`'s. Nothing of a running group is ever changed but its route label.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime
 
 from rayloom_operator.api import LLMService
+from rayloom_operator.api_rollout import RolloutState
+from rayloom_operator.api_status import Model
 from rayloom_operator.judgement import is_well
+from rayloom_operator.lineage import Lineage
 from rayloom_operator.names import Manifest, admin_secret_name, object_path
-from rayloom_operator.objects.companions import admin_secret, client_service, config_map, service_account
+from rayloom_operator.objects.companions import (
+    admin_secret,
+    admin_token,
+    client_service,
+    config_map,
+    service_account,
+)
 from rayloom_operator.objects.guards import disruption_budget, network_policy
+from rayloom_operator.objects.old_spec import old_spec, old_spec_name, old_spec_path
 from rayloom_operator.objects.ray_cluster import ray_cluster
 from rayloom_operator.observed import Group, Observed, Pod
-from rayloom_operator.recovery import Memory, Slot, remembered_names
+from rayloom_operator.recovery import Memory, Slot
 from rayloom_operator.resolved import Hub, Resolved
+from rayloom_operator.rollout import Step
 
 # States in which an engine takes requests; while it recovers they wait in it.
 _TAKES_REQUESTS = ("serving", "recovering")
@@ -45,7 +56,6 @@ class Deletion:
     uid: str = ""
     grace_s: int | None = None  # None: as the object itself says
     is_foreground: bool = False  # it stays, marked as deleted, until what it owns is gone
-    needs_successor: bool = False  # it waits until all that is wanted was accepted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,80 +67,114 @@ class Route:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Drain:
+    """An engine that is to take no more requests, or is to take them again."""
+
+    group: str
+    ip: str
+    token: str  # of its admin port
+    wanted: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """In this order: `routes`, `wanted`, `deletions`. An engine of another revision goes only when its successor was
-    accepted; whatever else is to go goes in any case."""
+    """In this order: `drains` taken back, `routes`, `wanted`, new `drains`, `deletions`."""
 
     wanted: tuple[Manifest, ...] = ()
-    new: frozenset[str] = frozenset()  # groups whose ConfigMap and Secret, where there are any, are another's remains
+    # Names of groups whose ConfigMap and Secret, where there are any, are another's remains; and of an old spec that no
+    # earlier pass has made.
+    new: frozenset[str] = frozenset()
     deletions: tuple[Deletion, ...] = ()
     routes: tuple[Route, ...] = ()
+    drains: tuple[Drain, ...] = ()
     waits: tuple[datetime, ...] = ()  # when a group that failed may be made anew
 
 
 def plan(
     resolved: Resolved | None,
     seen: Observed,
-    slots: tuple[Slot, ...],
-    current: str,
+    lineages: tuple[Lineage, ...],
+    step: Step | None,
     memory: Memory,
+    rollout: RolloutState,
     operator_key: bytes,
     *,
+    model: Model | None = None,
     now: float,
     clock: datetime,
 ) -> Plan:
-    """What to do now. `resolved` is None while the spec cannot be used: then what runs goes on as it is.
+    """What to do now. `resolved` and `step` are None while the spec cannot be used: then what runs goes on as it is.
 
-    `slots` are the places for engines of the revision `current`, `memory` is what was written of them. One that failed
-    is made anew when its time has come, and until then no group of another revision goes.
+    `memory` and `rollout` are what was written of engines and rolls, `model` is what was found of the spec's. An engine
+    that failed is made anew when its time has come.
     """
     wells = {group.name for group in seen.groups if is_well(group, now)}
-    if resolved is None:
-        kept = tuple(route for group in seen.groups if (route := _route(group, wells)))
-        return Plan(routes=kept, deletions=tuple(_stranded(seen, slots)))
-    service = resolved.service
+    slots = tuple(slot for lineage in lineages for slot in lineage.slots)
+    routes = tuple(route for group in seen.groups if (route := _route(group, wells, step, rollout)))
+    if resolved is None or step is None:
+        return Plan(routes=routes, deletions=tuple(_stranded(seen, slots)))
+    service, update = resolved.service, step.state.update_revision
     wanted = [service_account(service), client_service(service), disruption_budget(service), network_policy(service)]
-    new, waits = set(), []
-    for slot in slots:
-        retry_at = slot.retry_at(service.spec.recovery)
-        if slot.group is None and retry_at is not None and retry_at > clock:
-            waits.append(retry_at)
-        is_written = slot.name in memory or slot.failure is None
-        if not is_written:
-            waits.append(clock)  # Made under a name that nobody remembers, it would have a clean record.
-        if slot.is_condemned or (slot.group is None and (retry_at in waits or not is_written)):
-            continue
-        number = int(slot.name.rpartition("-")[2])
-        # What a group is made of is never changed, also by an operator of another version that would build it
-        # otherwise.
-        wanted += [config_map(resolved, current, number), admin_secret(service, current, operator_key, number)]
-        if slot.group is None:
-            new.add(slot.name)
-            wanted.append(ray_cluster(resolved, current, number))
-    is_whole = all(slot.group is not None or slot.name in new for slot in slots)
-    places = {slot.name for slot in slots}
-    surplus = {group.name for group in seen.groups if group.revision == current and group.name not in places}
-    others = [group for group in seen.groups if group.name in surplus or (group.revision != current and is_whole)]
+    wanted.append(old_spec(resolved, update, model))
+    is_new = rollout.update_revision != update
+    new, waits = {old_spec_name(service.metadata.name, update)} if is_new else set(), []
+    for lineage in lineages:
+        num_left = lineage.num_new
+        for slot in lineage.slots:
+            retry_at = slot.retry_at(service.spec.recovery)
+            if slot.group is None and retry_at is not None and retry_at > clock:
+                waits.append(retry_at)
+            is_written = slot.name in memory or slot.failure is None
+            if not is_written:
+                waits.append(clock)  # Made under a name that nobody remembers, it would have a clean record.
+            if slot.is_condemned or (slot.group is None and (retry_at in waits or not is_written)):
+                continue
+            if lineage.resolved is None or (slot.group is None and num_left <= 0):
+                continue
+            number = int(slot.name.rpartition("-")[2])
+            # What a group is made of is never changed, also by an operator of another version that would build it
+            # otherwise.
+            wanted.append(config_map(lineage.resolved, lineage.revision, number))
+            wanted.append(admin_secret(service, lineage.revision, operator_key, number))
+            if slot.group is None:
+                num_left -= 1
+                new.add(slot.name)
+                wanted.append(ray_cluster(lineage.resolved, lineage.revision, number))
     namespace = service.metadata.namespace
     deletions = [
-        replace(deletion, needs_successor=group.revision != current)
-        for group in others
+        deletion
+        for group in seen.groups
+        if group.name in step.delete
         # The RayCluster goes last: while it is listed, whoever was interrupted here knows what is left to do.
         for deletion in (*_companions(group.name, namespace), _end(group, namespace))
     ]
     # Of groups that went, and whose places have other names now.
-    left = remembered_names(resolved, current, memory) - places - {group.name for group in seen.groups}
+    left = memory.keys() - {slot.name for slot in slots} - {group.name for group in seen.groups}
     deletions += [deletion for name in sorted(left) for deletion in _companions(name, namespace)]
     deletions += [_end(slot.group, namespace) for slot in slots if slot.is_condemned and slot.group is not None]
-    routes = [route for group in seen.groups if (route := _route(group, wells - surplus, group.name in surplus))]
+    forgotten = sorted(_revisions(rollout) - _revisions(step.state))
+    deletions += [Deletion(old_spec_path(namespace, service.metadata.name, each)) for each in forgotten]
     return Plan(
         wanted=tuple(wanted),
         new=frozenset(new),
         deletions=(*deletions, *_stranded(seen, slots)),
         # First on, then off, so that the service is never without an engine for it.
         routes=tuple(sorted(routes, key=lambda route: not route.wanted)),
+        drains=tuple(_drains(service, seen, step, operator_key)),
         waits=tuple(waits),
     )
+
+
+def _revisions(state: RolloutState) -> set[str]:
+    return {state.current_revision, state.update_revision, *state.counts} - {""}
+
+
+def _drains(service: LLMService, seen: Observed, step: Step, operator_key: bytes) -> Iterator[Drain]:
+    meta = service.metadata
+    for group in seen.groups:
+        if group.head is not None and group.head.ip and group.name in (*step.undrain, *step.drain):
+            token = admin_token(operator_key, meta.namespace, meta.uid, group.name)
+            yield Drain(group=group.name, ip=group.head.ip, token=token, wanted=group.name in step.drain)
 
 
 def _companions(group: str, namespace: str) -> tuple[Deletion, ...]:
@@ -159,17 +203,23 @@ def _stranded(seen: Observed, slots: tuple[Slot, ...]) -> Iterator[Deletion]:
             yield Deletion(object_path("v1", "Pod", pod.namespace, pod.name), pod.uid, grace_s)
 
 
-def _route(group: Group, wells: set[str], is_surplus: bool = False) -> Route | None:
+def _route(group: Group, wells: set[str], step: Step | None, rollout: RolloutState) -> Route | None:
     """The change that the head's route label needs; None when it is right, or while nobody knows.
 
-    `wells` names the groups that could take all requests. While there are others of them, a group that recovers, does
-    not answer or is to go gets none; the last one keeps its own, for they wait in it.
+    `wells` names the groups that could take all requests. While there are others of them, a group that recovers or does
+    not answer gets none; the last one keeps its own, for they wait in it. Those that are to go are `rollout`'s.
     """
     head = group.head
     said = group.reading.status if group.reading is not None else None
-    if head is None or (head.is_engine_ready and said is None):
+    if head is not None and step is not None and group.name in step.route_off:
+        return Route(pod=head, wanted=False)
+    going = rollout.leaving.keys() | (step.state.leaving.keys() if step is not None else set())
+    if head is None or group.name in going or (head.is_engine_ready and said is None):
         return None
     wanted = head.is_engine_ready and said is not None and said.state in _TAKES_REQUESTS
-    if wells - {group.name} and (is_surplus or group.name not in wells):
+    if group.name in wells:
+        # The first engine of a revision that has failed gets none, although it is well.
+        wanted = wanted and (head.is_routed or step is None or group.name in step.route_on)
+    elif wells:
         wanted = False
     return None if wanted == head.is_routed else Route(pod=head, wanted=wanted)

@@ -1,43 +1,79 @@
-"""`rayloom-operator plan -f FILE`: what a cluster would be told to make of a manifest, and why in this shape."""
+"""`rayloom-operator plan`: what a cluster would be told to make of a manifest, and why in this shape; or how it would
+get from one manifest to another."""
 
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
 import yaml
 from pydantic import ValidationError
 
+<<<<<<< HEAD
 from rayloom_operator.api import Model
+from rayloom_operator.api_rollout import RolloutState
+=======
+from rayloom_operator.api import LLMService, Model
+from rayloom_operator.api_rollout import Rollout
+>>>>>>> docs
 from rayloom_operator.api_status import Candidate, Figures, Sizing
 from rayloom_operator.errors import SpecError
+from rayloom_operator.lineage import lineages
 from rayloom_operator.manifest import load_service
 from rayloom_operator.model_facts import ModelFacts, builtin_facts
+from rayloom_operator.names import Manifest
 from rayloom_operator.observed import Observed
 from rayloom_operator.plan import plan
 from rayloom_operator.rank_memory import ELEMENT_BYTES, in_words
-from rayloom_operator.recovery import slots
 from rayloom_operator.resolved import Resolved, question, resolve
 from rayloom_operator.revision import revision
+<<<<<<< HEAD
+from rayloom_operator.rolling import look, order_of
+from rayloom_operator.rollout import next_step
+=======
+from rayloom_operator.rollout_command import explain_rollout
+>>>>>>> docs
 from rayloom_operator.sizing import cost
 
 _COLUMNS = ("SHAPE", "RANKS", "NODES", "WEIGHTS/RANK", "KV TOKENS", "LENGTH", "REQUESTS", "")
 
 
-def print_plan(*, manifest: Path, facts: Path | None, engine_image: str, output: str) -> int:
-    """Prints the ways to cut the model and the objects, or with `output` yaml the objects alone.
+def print_plan(
+    *,
+    manifest: Path | None,
+    rollout: Sequence[Path] | None = None,
+    facts: Path | None,
+    old_facts: Path | None = None,
+    engine_image: str,
+    output: str,
+) -> int:
+    """Prints the ways to cut the model and the objects, or with `output` yaml the objects alone; with two manifests in
+    `rollout`, in place of `manifest`, the steps from one to the other.
 
     Raises SpecError for a manifest that cannot be served, or facts that are missing or cannot be used.
     """
+    if rollout is not None:
+        if output != "text":
+            raise SpecError((f"-o {output}: the steps of a roll are printed as text only; leave it out",))
+        old, new = (load_service(path) for path in rollout)
+        print(_steps(old, new, old_facts, facts, engine_image))
+        return 0
+    assert manifest is not None, "it has one or the other"
     service = load_service(manifest)
+<<<<<<< HEAD
     known = builtin_facts(service.spec.model) if facts is None else _read(facts)
     if known is None:
         raise SpecError((f"spec.model.source: run {_advice(service.spec.model)}, and add --facts facts.json",))
     resolved = resolve(service, service.spec.engine.image or engine_image, known)
+    objects = _objects(resolved, datetime.now(UTC))
+=======
+    resolved, known = _resolved(service, facts, engine_image)
     nothing, current, clock = Observed(), revision(resolved), datetime.now(UTC)
     places = slots(resolved, current, nothing, {}, now=0.0, clock=clock)
     objects = plan(resolved, nothing, places, current, {}, b"", now=0.0, clock=clock).wanted
+>>>>>>> docs
     if output == "yaml":
         for each in objects:
             # What is in a Secret follows from the operator's own key.
@@ -49,6 +85,17 @@ def print_plan(*, manifest: Path, facts: Path | None, engine_image: str, output:
     for each in objects:
         print(f"  {each['kind']:<14}  {each['metadata']['name']}")
     return 0
+
+
+def _objects(resolved: Resolved, clock: datetime) -> tuple[Manifest, ...]:
+    """What is made of a new service, once it is written down how many engines it is to have."""
+    nothing, order = Observed(), order_of(resolved, revision(resolved))
+    rollout = RolloutState(
+        current_revision=order.revision, update_revision=order.revision, counts={order.revision: order.replicas}
+    )
+    step = next_step(order, rollout, look(nothing, {}, order.revision, None, now=0.0), clock)
+    parts = lineages(resolved, {}, nothing, {}, rollout, step, now=0.0, clock=clock)
+    return plan(resolved, nothing, parts, step, {}, rollout, b"", now=0.0, clock=clock).wanted
 
 
 def explain(resolved: Resolved, facts: ModelFacts) -> str:
@@ -71,6 +118,27 @@ def explain(resolved: Resolved, facts: ModelFacts) -> str:
         f"{sizing.shape}: {why}. Worker pods: {sizing.pods}, ranks in each: {resolved.ranks_per_pod}.",
     ]
     return "\n".join([*lines, sizing.advice] if sizing.advice else lines)
+
+
+def _steps(old: LLMService, new: LLMService, old_facts: Path | None, facts: Path | None, engine_image: str) -> str:
+    if old.metadata.name != new.metadata.name:
+        names = f"{old.metadata.name} and {new.metadata.name}"
+        raise SpecError((f"metadata.name: {names} are two services; a roll is a change of one",))
+    after, _ = _resolved(new, facts, engine_image)
+    if old_facts is None and old.spec.model.source == new.spec.model.source:
+        old_facts = facts
+    before, _ = _resolved(old, old_facts, engine_image, "--old-facts")
+    return explain_rollout(before, after, getattr(new.spec, "rollout", Rollout()))
+
+
+def _resolved(
+    service: LLMService, facts: Path | None, engine_image: str, flag: str = "--facts"
+) -> tuple[Resolved, ModelFacts]:
+    model = service.spec.model
+    known = builtin_facts(model) if facts is None else _read(facts, flag)
+    if known is None:
+        raise SpecError((f"spec.model.source: run {_advice(model)}, and add {flag} facts.json",))
+    return resolve(service, service.spec.engine.image or engine_image, known), known
 
 
 def _advice(model: Model) -> str:
@@ -101,13 +169,13 @@ def _row(way: Figures) -> tuple[str, ...]:
     return (*sizes, *(str(figure or "-") for figure in figures), note)
 
 
-def _read(path: Path) -> ModelFacts:
+def _read(path: Path, flag: str) -> ModelFacts:
     try:
         return ModelFacts.model_validate_json(path.read_bytes())
     except OSError as error:
-        raise SpecError((f"--facts: cannot read {path}: {error.strerror}",)) from error
+        raise SpecError((f"{flag}: cannot read {path}: {error.strerror}",)) from error
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join(map(str, ("", *first["loc"]))).lstrip(".") or "document"
-        problem = f"--facts: {path} is not what `rayloom-engine inspect` prints: {where}: {first['msg']}"
+        problem = f"{flag}: {path} is not what `rayloom-engine inspect` prints: {where}: {first['msg']}"
         raise SpecError((problem,)) from error

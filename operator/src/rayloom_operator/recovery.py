@@ -14,7 +14,7 @@ back under its name at once it may wait for the old one's, minutes long. It also
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from itertools import chain, count, islice
@@ -81,12 +81,22 @@ def remembered(previous: Mapping[str, Any]) -> Memory:
 
 
 def slots(
-    resolved: Resolved, current: str, seen: Observed, memory: Memory, *, now: float, clock: datetime
+    resolved: Resolved,
+    revision: str,
+    seen: Observed,
+    memory: Memory,
+    *,
+    number: int,
+    num_new: int,
+    leaving: Set[str] = frozenset(),
+    now: float,
+    clock: datetime,
 ) -> tuple[Slot, ...]:
-    """The service's places by number, as many as it has replicas: those that serve, others that are there, new ones.
+    """The places for engines of one revision, by number: those that are there, those that failed and are made anew, and
+    `num_new` at most for new ones; `number` in all, or as many as are there.
 
-    One whose engine went gets another name. `current` is the spec's revision. While it is not known who serves none is
-    given up. `now` counts like the readings' seconds, `clock` is the time of day.
+    One whose engine went gets another name. Engines in `leaving` have no place. `resolved` is the spec's. `now` counts
+    like the readings' seconds, `clock` is the time of day.
     """
     service = resolved.service.metadata.name
     # What failed under one name and is remembered under the next was seen by a cache that lags.
@@ -94,27 +104,32 @@ def slots(
     mine = {
         group.name: group
         for group in seen.groups
-        if group.revision == current and not any(uid == group.uid and name != group.name for uid, name in ended)
+        if group.revision == revision
+        and group.name not in leaving
+        and not any(uid == group.uid and name != group.name for uid, name in ended)
     }
-    known = mine.keys() | remembered_names(resolved, current, memory)
+    known = mine.keys() | (remembered_names(service, revision, memory) - leaving)
 
     def rank(name: str) -> tuple[int, int]:
-        group, number = mine.get(name), _number(service, current, name) or 0
-        return (2 if group is None else 0 if is_well(group, now) else 1), number
+        group, place = mine.get(name), _number(service, revision, name) or 0
+        return (2 if group is None else 0 if is_well(group, now) else 1), place
 
-    is_known = all(group.reading is not None or not group.head or not group.head.ip for group in mine.values())
-    wanted = max(resolved.service.spec.replicas, 0 if is_known else len(mine))
-    kept = sorted(known, key=rank)[:wanted]
-    used = {number for name in known | seen.taken if (number := _number(service, current, name)) is not None}
+    kept = sorted(known, key=rank)[: max(number, len(mine))]
+    # Of what went without a failure nothing is known that a new one could not do without.
+    empty = [name for name in kept if name not in mine and memory[name].failure is None]
+    for name in empty[max(num_new, 0) :]:
+        kept.remove(name)
+    missing = min(number - len(kept), num_new - len(empty))
+    used = {place for name in known | seen.taken if (place := _number(service, revision, name)) is not None}
     numbers = chain(range(max(used, default=-1) + 1, _MAX_NUMBER + 1), count())
-    free = (group_name(service, current, number) for number in numbers if number not in used)
+    free = (group_name(service, revision, place) for place in numbers if place not in used)
     names = {name: next(free) if name in seen.taken and name not in mine else name for name in kept}
-    names |= {name: name for name in islice(free, wanted - len(kept))}
+    names |= {name: name for name in islice(free, max(missing, 0))}
     return tuple(
         _review(name, mine.get(name), memory.get(before), resolved, seen, now, clock)
         if name == before
         else _successor(name, memory[before])
-        for before, name in sorted(names.items(), key=lambda each: _number(service, current, each[1]) or 0)
+        for before, name in sorted(names.items(), key=lambda each: _number(service, revision, each[1]) or 0)
     )
 
 
@@ -122,10 +137,9 @@ def _successor(name: str, before: GroupStatus) -> Slot:
     return Slot(name=name, group=None, restarts=before.restarts, failure=before.failure)
 
 
-def remembered_names(resolved: Resolved, current: str, memory: Memory) -> frozenset[str]:
-    """Of the remembered groups those of the revision `current`."""
-    service = resolved.service.metadata.name
-    return frozenset(name for name in memory if _number(service, current, name) is not None)
+def remembered_names(service: str, revision: str, memory: Memory) -> frozenset[str]:
+    """Of the remembered groups those of a revision."""
+    return frozenset(name for name in memory if _number(service, revision, name) is not None)
 
 
 def _number(service: str, revision: str, name: str) -> int | None:

@@ -18,8 +18,9 @@ def revision(resolved: Resolved) -> str:
 
     Settings that are left out do not count, so a field that a later version adds changes no revision.
     """
-    # The number of engines changes none of them, and how the operator replaces them neither; the image counts as it
-    # was resolved; how it is pulled does not.
+    # The number of engines changes none of them, and neither does how they are drained, mended and rolled: the operator
+    # goes by what the spec says now, engines by what it said when they were made, and no stream is worth ending for
+    # that. The image counts as it was resolved; how it is pulled does not.
     service = resolved.service
     spec = service.spec.model_dump(
         mode="json",
@@ -29,7 +30,9 @@ def revision(resolved: Resolved) -> str:
             "parallelism": True,
             "sizing": True,
             "accelerator": True,
-            "recovery": {"node_loss_seconds", "backoff_base_seconds", "backoff_max_seconds"},
+            "drain_seconds": True,
+            "recovery": True,
+            "rollout": True,
             "engine": {"image": True, "image_pull_policy": True, "args": {"device"}},
         },
         exclude_defaults=True,

@@ -35,7 +35,7 @@ from typing import Literal
 from rayloom_operator.api_rollout import RolloutFailure, RolloutState, Window
 from rayloom_operator.observed import moment
 from rayloom_operator.recovery import stamp
-from rayloom_operator.rollout_analysis import problem, total
+from rayloom_operator.rollout_analysis import MAX_HOLDS, is_over, problem, total
 from rayloom_operator.rollout_shares import IDLE, Engine, Order, Seen, is_held, leavers, shares, target
 from rayloom_operator.rollout_words import course
 
@@ -66,6 +66,8 @@ def next_step(order: Order, memory: RolloutState, seen: Seen, clock: datetime) -
     state = _completed(order, _judged(order, _retargeted(order, state, seen), seen, clock), seen)
     state = state.model_copy(update={"counts": shares(order, state, seen)})
     state = state.model_copy(update={"leaving": _with_drains(memory, leavers(order, state, seen), seen, clock)})
+    is_roll = state.update_revision != state.current_revision
+    state = state.model_copy(update={"roll_time": (state.roll_time or stamp(clock)) if is_roll else ""})
     step, message = course(order, state, seen)
     if step != state.step:
         state = state.model_copy(update={"step": step, "step_time": stamp(clock)})
@@ -103,7 +105,7 @@ def _retargeted(order: Order, state: RolloutState, seen: Seen) -> RolloutState:
     changes: dict[str, object] = {}
     if state.update_revision != order.revision:
         changes = {"update_revision": order.revision, "is_promoted": False, "window": None, "failure": None}
-        changes |= {"progress_time": "", "most_well": 0}
+        changes |= {"progress_time": "", "most_well": 0, "roll_time": ""}
     if seen.num_available(state.current_revision):
         changes["has_served"] = True
     elif not state.has_served:
@@ -135,15 +137,17 @@ def _judged(order: Order, state: RolloutState, seen: Seen, clock: datetime) -> R
         old = total(engine.figures for engine in seen.engines if engine.revision != revision)
         if window is None and num_well:
             window = Window(time=stamp(clock), new=new, old=old)
-        is_over = window is not None and clock >= moment(window.time) + timedelta(seconds=asked.analysis.hold_seconds)
-        if window is not None and (message := problem(window, new, old, asked.analysis, is_over=is_over)):
+        has_end = window is not None and is_over(window, new, old, asked.analysis, clock)
+        if window is not None and (message := problem(window, new, old, asked.analysis, is_over=has_end)):
             return failed("AnalysisFailed", message)
         if not num_well:
             window = None
-        elif is_over:
+        elif has_end:
             progress = {"is_promoted": True, "window": None, "progress_time": stamp(clock), "most_well": most_well}
             return state.model_copy(update=progress)
-    patience_s = asked.progress_deadline_seconds + (asked.analysis.hold_seconds if window is not None else 0)
+    patience_s = asked.progress_deadline_seconds
+    if window is not None:
+        patience_s += MAX_HOLDS * asked.analysis.hold_seconds
     if since and clock > moment(since) + timedelta(seconds=patience_s):
         words = (
             f"No further engine served within {asked.progress_deadline_seconds} s (rollout.progressDeadlineSeconds)."

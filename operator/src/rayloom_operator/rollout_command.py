@@ -35,17 +35,17 @@ def explain_rollout(old: Resolved, new: Resolved, rollout: Rollout) -> str:
     bounds = f"at most {order.most} engines, at least {order.least} that serve."
     change = f"{before} -> {after}" if before != after else before
     lines = [f"Revision {change}, {len(names)} -> {spec.replicas} replicas; {bounds}", ""]
-    for number, (step, words) in enumerate(_steps(order, before, engines), 1):
+    for number, (step, words) in enumerate(_steps(order, before, engines, old.service.metadata.name), 1):
         lines.append(f"{number:>3}  {step:<9}  {words}")
     return "\n".join(lines)
 
 
-def _steps(order: Order, before: str, engines: Engines) -> Iterator[tuple[str, str]]:
-    """Each step's name and what is done in it."""
+def _steps(order: Order, before: str, engines: Engines, service: str) -> Iterator[tuple[str, str]]:
+    """Each step's name and what is done in it, from `engines` of the revision `before`."""
     state, clock, hold_s = _serving(before, len(engines)), _BEGIN, order.rollout.analysis.hold_seconds
     while True:
         memory, step = state, next_step(order, state, Seen(engines=tuple(engines.values())), clock)
-        state, then = step.state, _after(step, engines)
+        state, then = step.state, _after(step, engines, service)
         for words in _words(step, then, order):
             yield state.step, words
         if state.step != memory.step and state.step == RolloutStep.ANALYZING:
@@ -70,7 +70,7 @@ def _words(step: Step, then: Engines, order: Order) -> Iterator[str]:
     yield from (f"delete {name}" for name in step.delete)
 
 
-def _after(step: Step, engines: Engines) -> Engines:
+def _after(step: Step, engines: Engines, service: str) -> Engines:
     """The engines once all of the step is done."""
     found = {}
     for name, engine in engines.items():
@@ -78,7 +78,6 @@ def _after(step: Step, engines: Engines) -> Engines:
         state: EngineState = "draining" if name in step.drain or engine.state == "draining" else "well"
         if name not in step.delete:
             found[name] = replace(engine, state=state, is_routed=is_routed, is_listed=is_routed)
-    service = next(iter(engines)).rpartition("-")[0].rpartition("-")[0]
     for made, number in step.make.items():
         free = (name for each in count() if (name := group_name(service, made, each)) not in engines)
         for name in islice(free, number):

@@ -97,6 +97,9 @@ def shares(order: Order, state: RolloutState, seen: Seen) -> dict[str, int]:
     before, num_available = state.counts.get(wanted, 0), seen.num_available(wanted)
     has_stopped = is_held(order, state)
     is_proven = wanted == current or (state.is_promoted and not has_stopped)
+    if not state.is_promoted and wanted != current:
+        # Where there are more than may be, as after `replicas` fell, what has yet to prove itself goes first.
+        before = min(before, max(1, order.most - min(replicas, len(seen.of(current)))))
     if has_stopped:
         new = min(before, replicas)
         most_old, least_old = min(replicas, order.most - new), replicas - new
@@ -121,9 +124,12 @@ def shares(order: Order, state: RolloutState, seen: Seen) -> dict[str, int]:
     counts, left = {wanted: new}, most_old
     for revision in sorted({current, *state.counts} - {wanted}, key=rank):
         number = state.counts.get(revision, 0)
-        if not is_proven and not has_stopped:
-            # Of the current revision all that is left is worth a place, of one in between only what serves.
-            number = max(number, len(seen.of(current))) if revision == current else seen.num_available(revision)
+        # Until the new one has proven itself, all that is left of the current revision is worth a place; of one in
+        # between only what serves.
+        if not is_proven and not state.is_promoted and revision == current:
+            number = max(number, len(seen.of(current)))
+        elif not is_proven and not has_stopped:
+            number = seen.num_available(revision)
         counts[revision] = min(number, left)
         left -= counts[revision]
     if (missing := least_old - (most_old - left)) > 0:

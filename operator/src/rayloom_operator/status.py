@@ -20,15 +20,18 @@ from rayloom_operator.api_status import (
     Model,
     Reason,
     Status,
+    stored_rollout,
     stored_sizing,
 )
 from rayloom_operator.api_status import Group as GroupStatus
-from rayloom_operator.judgement import judge, silence
-from rayloom_operator.names import NODE_TYPE_LABEL, SERVICE_LABEL
+from rayloom_operator.judgement import is_well, judge, silence
+from rayloom_operator.names import NODE_TYPE_LABEL, SERVICE_LABEL, revision_of
 from rayloom_operator.objects.companions import endpoint
 from rayloom_operator.observed import Group, Observed, Verdict
 from rayloom_operator.recovery import Memory, Slot, has_served, stamp, verdict_of
 from rayloom_operator.resolved import Resolved
+from rayloom_operator.rollout import Step
+from rayloom_operator.rollout_conditions import rollout_conditions
 
 _GROUP_STATES: Mapping[Reason, GroupState] = {
     Reason.SERVING: "Serving",
@@ -40,6 +43,9 @@ _GROUP_STATES: Mapping[Reason, GroupState] = {
     Reason.GROUP_BACK_OFF: "BackOff",
 }
 VALID = Verdict(reason=Reason.VALID, message="The spec can be used.")
+SUSPENDED = Verdict(
+    reason=Reason.SUSPENDED, message="spec.replicas is 0: there are no engines, and requests find none."
+)
 _MODEL_FAULTS = (
     Reason.MODEL_NOT_FOUND,
     Reason.MODEL_UNUSABLE,
@@ -54,12 +60,15 @@ class _Row:
     """An engine that is there, or is to be."""
 
     slot: Slot
-    revision: str
     verdict: Verdict
 
     @property
     def group(self) -> Group | None:
         return self.slot.group
+
+    @property
+    def revision(self) -> str:
+        return revision_of(self.slot.name)
 
 
 def status(
@@ -67,11 +76,11 @@ def status(
     accepted: Verdict,
     seen: Observed,
     slots: tuple[Slot, ...],
+    step: Step | None,
     *,
     missing: Verdict | None = None,
     model: Model | None = None,
     generation: int,
-    revision: str,
     previous: Mapping[str, Any],
     memory: Memory,
     now: float,
@@ -80,42 +89,41 @@ def status(
     """The status to write.
 
     `accepted` is VALID, or says why nothing can be made of the spec; `missing` is why the model is not known, `model`
-    what is known of it. While the spec cannot be used, or the model is not known, `resolved` is None, and `revision`,
-    that of the spec, and `slots`, its places for engines, are empty. `previous` is the status as it was written last,
-    for times of change and for what a refused spec leaves running, `memory` the groups in it. `now` counts like the
+    what is known of it. While the spec cannot be used, or the model is not known, `resolved` and `step`, the next of a
+    roll, are None and `slots`, the places for engines, are empty. `previous` is the status as it was written last, for
+    times of change and for what a refused spec leaves running, `memory` the groups in it. `now` counts like the
     readings' seconds, `clock` is the time of day.
     """
-    places, old_revision = {slot.name for slot in slots}, previous.get("currentRevision", "")
-    # A refused spec has made nothing, unless it was accepted before; what there was goes on then.
-    made = {old_revision, *(group.revision for group in seen.groups)}
+    places, rollout = {slot.name for slot in slots}, stored_rollout(previous)
+    leaving = step.state.leaving if step is not None else rollout.leaving
+    # A refused spec has made nothing, unless it was accepted before.
     is_accepted = accepted.reason is Reason.VALID
-    default_image = resolved.image if resolved is not None and resolved.service.spec.engine.image is None else ""
-    is_made = bool(revision) and (is_accepted or revision in made)
-    rows = [
-        _Row(
-            slot=slot, revision=revision, verdict=verdict_of(slot, resolved.service.spec.recovery, now=now, clock=clock)
-        )
+    update = step.state.update_revision if step is not None else ""
+    made = {rollout.update_revision, *(group.revision for group in seen.groups)} - {""}
+    is_made = is_accepted or update in made
+    shown = [
+        _Row(slot=slot, verdict=verdict_of(slot, resolved.service.spec.recovery, now=now, clock=clock))
         for slot in slots
-        if resolved is not None and is_made
+        if resolved is not None and (slot.group is not None or slot.failure is not None or is_made)
     ]
-    rows += [
-        _Row(slot=Slot(name=group.name, group=group), revision=group.revision, verdict=judge(group, now))
+    others = [
+        _Row(slot=Slot(name=group.name, group=group), verdict=_of_leaver(group, now, is_leaving=group.name in leaving))
         for group in seen.groups
         if group.name not in places
     ]
     if resolved is None:
-        rows += _waiting(memory, {group.name for group in seen.groups})
-    shown_revision = revision if is_made else old_revision
-    # Those above the number of replicas are on their way out.
-    shown = [row for row in rows if row.revision == shown_revision and (row.slot.name in places or not is_made)]
-    # One of another revision stays until its successor can be made, and serves until then.
-    others = [row for row in rows if row.revision != shown_revision and row.verdict.reason is Reason.SERVING]
-    alive = [*shown, *others]
+        shown += [*(row for row in others if row.slot.name not in leaving), *_waiting(memory, seen)]
+        others = [row for row in others if row.slot.name in leaving]
+    rows = [*shown, *others]
+    # One that is on its way out serves until its last request is over.
+    alive = [*shown, *(row for row in others if row.verdict.reason is Reason.SERVING)]
     available = _available(alive)
     if not is_accepted and not any((row.group is not None and row.group.pods) or row.slot.failure for row in alive):
         available = accepted
     elif missing is not None and not any(row.group is not None for row in alive):
         available = missing
+    elif resolved is not None and resolved.service.spec.replicas == 0 and not alive:
+        available = SUSPENDED
 
     def condition(kind: ConditionType, holds: bool, because: Verdict) -> Condition:
         said: Literal["True", "False"] = "True" if holds else "False"
@@ -130,10 +138,12 @@ def status(
         )
 
     is_degraded, degraded = _degraded(shown, seen, available)
-    loaded = missing or _model(shown)
+    loaded = missing or (SUSPENDED if available is SUSPENDED else _model(shown))
     scheduled = _scheduled(shown, available, 1 + resolved.num_pods if resolved is not None and is_made else 0)
+    of_rolls = rollout_conditions(step, previous, missing or accepted)
     num_available = sum(row.verdict.reason is Reason.SERVING for row in alive)
     asked = str(resolved.service.spec.replicas) if resolved is not None else previous.get("ready", "0/1").split("/")[1]
+    default_image = resolved.image if resolved is not None and resolved.service.spec.engine.image is None else ""
     heads = [row.group.head for row in alive if row.group is not None and row.group.head is not None]
     return Status(
         observed_generation=generation,
@@ -143,6 +153,7 @@ def status(
             condition("Scheduled", scheduled.reason is Reason.SCHEDULED, scheduled),
             condition("Available", available.reason is Reason.SERVING, available),
             condition("Degraded", is_degraded, degraded),
+            *(condition(*each) for each in of_rolls),
         ),
         shape=resolved.shape if resolved is not None else previous.get("shape", ""),
         sizing=resolved.sizing if resolved is not None else stored_sizing(previous),
@@ -152,26 +163,39 @@ def status(
         replicas=sum(row.group is not None for row in alive),
         ready_replicas=sum(head.is_engine_ready for head in heads),
         available_replicas=num_available,
-        updated_replicas=sum(row.group is not None and row.revision == revision for row in shown),
+        updated_replicas=sum(row.group is not None and row.revision == update for row in shown),
         selector=(
             f"{SERVICE_LABEL}={resolved.service.metadata.name},{NODE_TYPE_LABEL}=head"
             if resolved is not None
             else previous.get("selector", "")
         ),
-        current_revision=shown_revision,
-        image=default_image if is_made else previous.get("image", ""),
+        current_revision=step.state.current_revision if step is not None else previous.get("currentRevision", ""),
+        update_revision=update or previous.get("updateRevision", ""),
+        rollout=step.state if step is not None else rollout if rollout.update_revision else None,
+        image=default_image if is_made and step is not None else previous.get("image", ""),
         groups=tuple(_group_status(row, resolved, memory.get(row.slot.name), now, clock) for row in rows),
     )
 
 
-def _waiting(memory: Memory, there: set[str]) -> Iterator[_Row]:
+def _of_leaver(group: Group, now: float, *, is_leaving: bool) -> Verdict:
+    """What an engine without a place does."""
+    said = judge(group, now)
+    is_routed = group.head is not None and group.head.is_routed
+    if not is_leaving or is_routed or not is_well(group, now):
+        return said
+    message = f"{group.name} is to go: it gets no more requests, and finishes those that it has."
+    return Verdict(reason=Reason.DRAINING, message=message)
+
+
+def _waiting(memory: Memory, seen: Observed) -> Iterator[_Row]:
     """Engines that failed and are not there, while nothing can be made: what is known of them is kept."""
+    there = {group.name for group in seen.groups}
     for name, before in memory.items():
         if before.failure is not None and name not in there:
             words = f"The engine {name} failed, and is made anew once the spec and its model can be used. At first: "
             because = Verdict(reason=Reason.GROUP_BACK_OFF, message=words + before.failure.message)
             slot = Slot(name=name, group=None, restarts=before.restarts, failure=before.failure)
-            yield _Row(slot=slot, revision=before.revision, verdict=because)
+            yield _Row(slot=slot, verdict=because)
 
 
 def _available(shown: list[_Row]) -> Verdict:

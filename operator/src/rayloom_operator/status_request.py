@@ -17,12 +17,12 @@ _MAX_BYTES = 1 << 20  # a status has some thousand
 _LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*([0-9]{1,9})[ \t]*\r\n", re.IGNORECASE)
 
 
-async def get_status(ip: str, port: int, token: str) -> tuple[int, bytes]:
+async def ask(ip: str, port: int, token: str, method: str = "GET", path: str = "/status") -> tuple[int, bytes]:
     """The answer's code and body. Redirects are answers. Raises EngineUnavailable."""
     host = f"[{ip}]" if ":" in ip else ip
     request = (
-        f"GET /status HTTP/1.1\r\nHost: {host}:{port}\r\nAuthorization: Bearer {token}\r\n"
-        "Accept: application/json\r\nConnection: close\r\n\r\n"
+        f"{method} {path} HTTP/1.1\r\nHost: {host}:{port}\r\nAuthorization: Bearer {token}\r\n"
+        "Accept: application/json\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
     ).encode()
     loop = asyncio.get_running_loop()
     exchange = _Exchange(request, loop.create_future())

@@ -1,17 +1,17 @@
 """`python -m rayloom_engine.launcher.local_ray`: a Ray for this server alone, where no other one is named.
 
 It is a process of its own, so that a launcher that died finds Ray running when it is started again. Ray's processes end
-with this one, however it ends.
+with this one, however it ends; where it is killed, Ray's agents do so within about a minute.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import logging
 import os
 import signal
 import socket
-import sys
 from pathlib import Path
 from typing import NoReturn
 
@@ -20,6 +20,8 @@ import psutil
 from rayloom_engine.config import load_config
 from rayloom_engine.process import end_with_parent, set_up_logging
 from rayloom_engine.worker.machine import usable_cores
+
+logger = logging.getLogger(__name__)
 
 _OBJECT_STORE_BYTES = 80 * 1024 * 1024  # nothing of ours goes through it; Ray's least
 _LOOK_SECONDS = 0.25
@@ -54,12 +56,24 @@ def wait_while_ray_runs() -> None:
                     return
 
 
+def _end_with_ray(code: int) -> NoReturn:
+    """Kills all of Ray, which holds nothing that is of use later, and ends.
+
+    Ray's own shutdown gives its raylet a second before it kills it. On a busy machine that is too little for the raylet
+    to write that it was told to end. Its agents then take that for a fault and try for a minute to report it to a
+    control store that is gone too.
+    """
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    os._exit(code)  # Ray's own way out would wait for what is gone
+
+
 def main() -> NoReturn:
     parser = argparse.ArgumentParser(prog="python -m rayloom_engine.launcher.local_ray", description=__doc__)
     parser.add_argument("--run-dir", type=Path, required=True, help="folder with config.json")
     parser.add_argument("--parent", type=int, required=True, help="process id to end with")
     args = parser.parse_args()
-    # Not killed: Ray's agents outlive a Ray that is killed by a minute.
     end_with_parent(args.parent, signal.SIGTERM)
     config = load_config(args.run_dir / "config.json")
     set_up_logging("ray", config.log_level)
@@ -74,18 +88,15 @@ def main() -> NoReturn:
             object_store_memory=_OBJECT_STORE_BYTES,
             configure_logging=False,
         )
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # Ray has put one there that only prints a trace
+        signal.signal(signal.SIGTERM, lambda *_: _end_with_ray(0))  # Ray has put one there that only prints a trace
         draft = args.run_dir / "ray_address.new"
         draft.write_text(ray.get_runtime_context().gcs_address)
         draft.replace(address_file(args.run_dir))
         wait_while_ray_runs()
         address_file(args.run_dir).unlink(missing_ok=True)  # a launcher that starts now waits for the next one
-        for process in psutil.Process().children(recursive=True):  # Ray's agents would outlive it by a minute
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
-        os._exit(1)  # a shutdown would wait for the part that is gone
-    finally:
-        ray.shutdown()
+    except Exception:
+        logger.exception("Ray did not start")
+    _end_with_ray(1)
 
 
 if __name__ == "__main__":

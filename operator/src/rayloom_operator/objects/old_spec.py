@@ -1,0 +1,63 @@
+"""A ControllerRevision for each revision that is in use: what its engines were made from, to make them again.
+
+Of a change that is undone the spec no longer says what ran before. Kubernetes keeps the templates of StatefulSets so.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import ValidationError
+
+from rayloom_operator.api import API_VERSION, KIND, parse
+from rayloom_operator.api_status import Model
+from rayloom_operator.errors import SpecError
+from rayloom_operator.inspection import stored_model
+from rayloom_operator.model_facts import ModelFacts, builtin_facts
+from rayloom_operator.names import Manifest, metadata, object_path
+from rayloom_operator.resolved import Hub, Resolved, resolve
+
+API_OF_OLD_SPECS = "apps/v1"
+KIND_OF_OLD_SPECS = "ControllerRevision"
+
+
+def old_spec_name(service: str, revision: str) -> str:
+    return f"{service}-{revision}"
+
+
+def old_spec_path(namespace: str, service: str, revision: str) -> str:
+    return object_path(API_OF_OLD_SPECS, KIND_OF_OLD_SPECS, namespace, old_spec_name(service, revision))
+
+
+def old_spec(resolved: Resolved, revision: str, model: Model | None) -> Manifest:
+    """`model` is what was found of a model that is not built in."""
+    service = resolved.service
+    data: dict[str, Any] = {
+        "spec": service.spec.model_dump(mode="json", by_alias=True, exclude_unset=True, exclude_none=True),
+        "image": resolved.image,
+    }
+    if model is not None:
+        data["model"] = model.model_dump(mode="json", by_alias=True, exclude_none=True)
+    if resolved.sizing is not None:
+        # Without the ways that were not taken.
+        data["sizing"] = resolved.sizing.model_dump(mode="json", by_alias=True, exclude={"alternatives", "advice"})
+    return {
+        "apiVersion": API_OF_OLD_SPECS,
+        "kind": KIND_OF_OLD_SPECS,
+        "metadata": metadata(service, old_spec_name(service.metadata.name, revision)),
+        "data": data,
+        "revision": 1,  # the API wants a number; ours are in names
+    }
+
+
+def resolved_of(found: Manifest, service: Manifest, hub: Hub) -> Resolved | None:
+    """What engines of that revision are made from; None where another version of the operator wrote what this one
+    cannot read. `service` is the LLMService's document."""
+    meta = {name: service["metadata"].get(name) for name in ("name", "namespace", "uid", "creationTimestamp")}
+    document = {"apiVersion": API_VERSION, "kind": KIND, "metadata": meta, "spec": found["data"]["spec"]}
+    try:
+        was = parse(document)
+        facts: ModelFacts | None = builtin_facts(was.spec.model) or stored_model(found["data"])
+        return resolve(was, found["data"]["image"], facts, found["data"], hub)
+    except (SpecError, ValidationError, KeyError):
+        return None

@@ -1,0 +1,56 @@
+"""What the status says of rolls: the conditions Progressing, RolledBack and Paused. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from rayloom_operator.api_status import ConditionType, Reason
+from rayloom_operator.observed import Verdict
+from rayloom_operator.rollout import Step
+from rayloom_operator.rollout_words import RolloutStep
+
+# What rests until somebody changes the spec.
+_AT_REST = (RolloutStep.COMPLETE, RolloutStep.ROLLED_BACK, RolloutStep.PAUSED, RolloutStep.HALTED)
+
+Said = tuple[ConditionType, bool, Verdict]
+
+
+def rollout_conditions(step: Step | None, previous: Mapping[str, Any], because: Verdict) -> Iterator[Said]:
+    """Type, whether it holds, and why. `step` is None while nothing can be planned: `because` of the spec, or the
+    model. Then what `previous`, the status as it was written last, says of rolls goes on to hold."""
+    if step is None:
+        yield from _as_before(previous, because)
+        return
+    state, failure = step.state, step.state.failure
+    word = RolloutStep(state.step)
+    yield "Progressing", word not in _AT_REST, Verdict(reason=Reason(word), message=step.message)
+    if failure is not None:
+        words = f"Revision {failure.revision} failed, and is not tried again before the spec changes. {failure.message}"
+        yield "RolledBack", True, Verdict(reason=Reason(failure.reason), message=words)
+    else:
+        message = "No revision has failed since the spec was changed."
+        yield "RolledBack", False, Verdict(reason=Reason.NOT_ROLLED_BACK, message=message)
+    if word is RolloutStep.PAUSED:
+        yield "Paused", True, Verdict(reason=Reason.PAUSED, message=step.message)
+    else:
+        yield "Paused", False, Verdict(reason=Reason.NOT_PAUSED, message="No roll is paused.")
+
+
+def _as_before(previous: Mapping[str, Any], because: Verdict) -> Iterator[Said]:
+    known = {each["type"]: each for each in previous.get("conditions", ())}
+    rest = {
+        "Progressing": because,
+        "RolledBack": Verdict(reason=Reason.NOT_ROLLED_BACK, message="No revision has failed."),
+        "Paused": Verdict(reason=Reason.NOT_PAUSED, message="No roll is paused."),
+    }
+    kinds: tuple[ConditionType, ...] = ("Progressing", "RolledBack", "Paused")
+    for kind in kinds:
+        before = known.get(kind)
+        if before is None or before["reason"] not in frozenset(Reason):
+            yield kind, False, rest[kind]
+            continue
+        # While nothing can be planned, nothing progresses.
+        holds = before["status"] == "True" and kind != "Progressing"
+        verdict = Verdict(reason=Reason(before["reason"]), message=before["message"])
+        yield kind, holds, because if kind == "Progressing" else verdict

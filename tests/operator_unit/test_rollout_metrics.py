@@ -1,0 +1,108 @@
+"""What is counted of rolls, each told by the statuses that the planner writes."""
+
+import re
+from datetime import datetime
+
+from rayloom_operator.api_rollout import RolloutState
+from rayloom_operator.metrics import Metrics
+from rt_rolling import CLOCK, CRASHES, FAILS_REQUESTS, Rolling, make_order
+
+
+def counted(metrics, name):
+    """Of `name`, the value by label."""
+    found = re.findall(rf'^rayloom_operator_rollout_{name}{{\w+="(\w+)"}} (\S+)$', metrics.text().decode(), re.M)
+    return {label: float(value) for label, value in found}
+
+
+def counting(world):
+    """Metrics that are told of every status from here on."""
+    metrics, turn = Metrics(), world.turn
+
+    def told(*args):
+        before = world.memory
+        step = turn(*args)
+        metrics.rolled(before, world.memory, world.clock)
+        return step
+
+    world.turn = told
+    return metrics
+
+
+def serving(revision="a", **rollout):
+    world = Rolling(make_order(revision, 2, **rollout))
+    world.run(20)
+    return world
+
+
+def test_a_roll_is_counted_step_by_step_and_its_time_is_from_the_new_spec_on():
+    world = serving()
+    metrics = counting(world)
+    world.ask(revision="b")
+    began = world.seconds + 1  # the operator sees it with its next turn
+    while world.memory.step != "Complete" or world.memory.current_revision != "b":
+        world.run(1)
+    world.run(30)
+
+    assert counted(metrics, "steps_total") == {"Starting": 1, "Analyzing": 1, "Promoting": 1, "Complete": 1}
+    assert counted(metrics, "failures_total") == {}
+    assert counted(metrics, "seconds_count") == {"Complete": 1}
+    assert counted(metrics, "seconds_sum") == {"Complete": world.seconds - 30 - began}
+
+
+def test_a_revision_that_fails_is_counted_once_and_so_is_the_way_back():
+    world = serving()
+    metrics = counting(world)
+    world.ask(revision=FAILS_REQUESTS)
+    while world.memory.step != "RolledBack":
+        world.run(1)
+        world.turn()  # again with nothing new
+    seconds = (world.clock - datetime.fromisoformat(world.memory.failure.time)).total_seconds()
+    world.run(30)
+
+    assert counted(metrics, "failures_total") == {"AnalysisFailed": 1}
+    assert counted(metrics, "steps_total")["RollingBack"] == counted(metrics, "steps_total")["RolledBack"] == 1
+    assert counted(metrics, "seconds_count") == {"RolledBack": 1}
+    assert counted(metrics, "seconds_sum") == {"RolledBack": seconds}
+    assert seconds >= 3  # it has 3 requests, and ends one a second
+
+
+def test_a_roll_that_stops_where_it_failed_is_no_way_back():
+    world = serving(autoRollback=False)
+    metrics = counting(world)
+    world.ask(revision=CRASHES)
+    world.run(40)
+
+    assert world.memory.step == "Halted"
+    assert counted(metrics, "failures_total") == {"CrashLoop": 1}
+    assert counted(metrics, "seconds_count") == {}
+
+
+def test_a_spec_that_goes_back_ends_no_roll():
+    world = serving()
+    metrics = counting(world)
+    world.ask(revision="b")
+    world.run(20)
+    assert world.memory.roll_time
+    world.ask(revision="a")
+    world.run(40)
+
+    assert (world.memory.step, world.memory.roll_time) == ("Complete", "")
+    assert counted(metrics, "steps_total")["Replacing"] == 1
+    assert counted(metrics, "seconds_count") == {}
+
+
+def test_scaling_is_a_step_and_no_roll():
+    world = serving()
+    metrics = counting(world)
+    world.ask(replicas=3)
+    world.run(40)
+
+    assert counted(metrics, "steps_total") == {"Scaling": 1, "Complete": 1}
+    assert counted(metrics, "seconds_count") == {}
+
+
+def test_what_was_never_written_counts_as_nothing():
+    metrics = Metrics()
+    metrics.rolled(RolloutState(), RolloutState(), CLOCK)
+
+    assert counted(metrics, "steps_total") == {}

@@ -1,0 +1,206 @@
+"""Which fields of the spec make engines anew: each field of the schema is sorted in here, and stands so in the docs.
+
+A field that is new fails the first test until CHANGES shows what a change of it does, and the last until the page does.
+"""
+
+import re
+from copy import deepcopy
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+from pydantic import BaseModel
+
+from rayloom_operator.api import Spec
+from rayloom_operator.model_facts import builtin_facts
+from rayloom_operator.resolved import resolve
+from rayloom_operator.revision import revision
+from rt_operator import make_service
+from rt_shapes import LLAMA31_8B
+
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "what-rolls.md").read_text(encoding="utf-8")
+IMAGE = "rayloom/engine:1"
+MAIN, OTHER = "c" * 40, "d" * 40
+COMMITS = {None: MAIN, "main": MAIN, MAIN: MAIN, "v2": OTHER}  # revision on the hub -> what it stands for
+HUB: dict[str, Any] = {"model": {"source": "hf://a/b"}, "accelerator": {"memory": "80Gi", "perNode": 8}}
+CPU: dict[str, Any] = {"model": {"source": "builtin://smollm2-135m"}}
+# Given so, the length is no longer cut, and where one GPU is too small there are several.
+LONG = HUB | {"model": {"source": "hf://a/b", "maxModelLen": 131_072}}
+CUT = HUB | {"accelerator": {"memory": "24Gi"}}  # what fits there is 54560 tokens
+STAGES = HUB | {"parallelism": {"tensor": 2, "pipeline": 4}}
+TAINT = {"key": "k", "operator": "Equal", "value": "v", "effect": "NoExecute", "tolerationSeconds": 1}
+TAINTED = CPU | {"scheduling": {"tolerations": [TAINT]}}
+SIMPLY_TAINTED = CPU | {"scheduling": {"tolerations": [{"key": "k"}]}}
+
+
+@dataclass(frozen=True)
+class Change:
+    """Of one field from one value to another, None for left out, in a spec that is otherwise `spec`."""
+
+    before: Any
+    after: Any
+    rolls: bool
+    spec: dict[str, Any] = field(default_factory=lambda: CPU)
+
+
+def yes(before, after, spec=CPU):
+    return Change(before, after, True, spec)
+
+
+def no(before, after, spec=CPU):
+    return Change(before, after, False, spec)
+
+
+CHANGES: dict[str, tuple[Change, ...]] = {
+    "model.source": (yes("hf://a/b", "hf://a/c", HUB),),
+    "model.revision": (no(None, "main", HUB), no("main", MAIN, HUB), yes("main", "v2", HUB)),
+    "model.tokenSecretRef.name": (yes("a", "b", HUB | {"model": {**HUB["model"], "tokenSecretRef": {"key": "k"}}}),),
+    "model.tokenSecretRef.key": (yes("a", "b", HUB | {"model": {**HUB["model"], "tokenSecretRef": {"name": "n"}}}),),
+    "model.cache.persistentVolumeClaim": (yes("a", "b", HUB),),
+    "model.cache.hostPath": (yes("/a", "/b", HUB),),
+    "model.servedName": (no(None, "chat"), yes(None, "other")),
+    "model.dtype": (yes("auto", "float32"),),
+    "model.maxModelLen": (no(None, 54_560, CUT), yes(None, 4096, CUT)),
+    "parallelism.tensor": (no(None, 1), yes(None, 3)),
+    "parallelism.pipeline": (no(None, 1), yes(None, 2)),
+    "sizing.minConcurrentRequests": (no(1, 2, LONG), yes(1, 16, LONG)),
+    "accelerator.resource": (yes("nvidia.com/gpu", "amd.com/gpu", HUB),),
+    "accelerator.perNode": (no(8, 16, STAGES), yes(8, 2, STAGES)),
+    "accelerator.memory": (no("80Gi", "81Gi", LONG), yes("80Gi", "24Gi", LONG)),
+    "replicas": (no(1, 5),),
+    "drainSeconds": (no(30, 31),),
+    "recovery.hangSeconds": (no(10, 7),),
+    "recovery.rebuildSeconds": (no(600, 70),),
+    "recovery.nodeLossSeconds": (no(15, 7),),
+    "recovery.restartBudget": (no(5, 7),),
+    "recovery.backoffBaseSeconds": (no(10, 1),),
+    "recovery.backoffMaxSeconds": (no(300, 20),),
+    "rollout.maxSurge": (no(1, 2),),
+    "rollout.maxUnavailable": (no(0, 1),),
+    "rollout.analysis.holdSeconds": (no(60, 5),),
+    "rollout.analysis.minRequests": (no(20, 5),),
+    "rollout.analysis.maxErrorPercent": (no(1, 5),),
+    "rollout.analysis.maxTtftRatio": (no(2, 5),),
+    "rollout.progressDeadlineSeconds": (no(1800, 60),),
+    "rollout.autoRollback": (no(True, False),),
+    "rollout.paused": (no(False, True),),
+    "engine.image": (no(None, IMAGE), yes(None, "rayloom/engine:2")),
+    "engine.imagePullPolicy": (no("IfNotPresent", "Always"),),
+    "engine.imagePullSecrets[].name": (yes("a", "b"),),
+    "engine.resources.requests": (yes({"cpu": "1"}, {"cpu": "2"}),),
+    "engine.resources.limits": (yes({"cpu": "1"}, {"cpu": "2"}),),
+    "engine.args.device": (no(None, "cpu"), no(None, "cuda", HUB), yes(None, "cuda")),
+    "engine.args.maxNumSeqs": (yes(None, 4),),
+    "engine.args.maxNumBatchedTokens": (yes(None, 512),),
+    "engine.args.maxQueuedRequests": (yes(None, 4),),
+    "engine.args.kvCacheMemoryBytes": (yes(None, 1 << 30),),
+    "engine.args.numKvBlocks": (yes(None, 4096),),
+    "engine.args.enablePrefixCaching": (yes(None, False),),
+    "engine.args.threads": (yes(None, 2),),
+    "engine.args.corsAllowedOrigins": (yes(None, ["*"]),),
+    "engine.args.maxBodyBytes": (yes(None, 4096),),
+    "engine.args.maxOutputTokens": (yes(None, 64),),
+    "engine.args.logLevel": (yes(None, "debug"),),
+    "engine.env[].name": (yes("A", "B", CPU | {"engine": {"env": [{"value": "1"}]}}),),
+    "engine.env[].value": (yes("1", "2", CPU | {"engine": {"env": [{"name": "A"}]}}),),
+    "auth.apiKeySecretRef.name": (yes("a", "b", CPU | {"auth": {"apiKeySecretRef": {"key": "k"}}}),),
+    "auth.apiKeySecretRef.key": (yes("a", "b", CPU | {"auth": {"apiKeySecretRef": {"name": "n"}}}),),
+    "scheduling.nodeSelector": (yes({}, {"zone": "a"}),),
+    "scheduling.priorityClassName": (yes(None, "high"),),
+    "scheduling.tolerations[].key": (yes("k", "l", TAINTED),),
+    "scheduling.tolerations[].operator": (yes("Equal", None, TAINTED),),
+    "scheduling.tolerations[].value": (yes("v", "w", TAINTED),),
+    "scheduling.tolerations[].effect": (
+        yes(None, "NoSchedule", CPU | {"scheduling": {"tolerations": [{"key": "k"}]}}),
+    ),
+    "scheduling.tolerations[].tolerationSeconds": (yes(1, 2, TAINTED),),
+}
+if "rollout" not in Spec.model_fields:
+    CHANGES = {path: changes for path, changes in CHANGES.items() if not path.startswith("rollout.")}
+
+
+def models_in(annotation):
+    """The models that a field's type is made of, and whether they are in a list."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation, False
+    for each in get_args(annotation):
+        model, is_list = models_in(each)
+        if model is not None:
+            return model, is_list or getattr(annotation, "__origin__", None) is tuple
+    return None, False
+
+
+def fields(model, prefix=""):
+    """The path of every field that is no part of its own, as manifests write it."""
+    for name, each in model.model_fields.items():
+        path = prefix + (each.alias or name)
+        inner, is_list = models_in(each.annotation)
+        if inner is None:
+            yield path
+        else:
+            yield from fields(inner, f"{path}[]." if is_list else f"{path}.")
+
+
+def with_value(spec, path, value):
+    """The spec with this field set, or left out."""
+    found = deepcopy(spec)
+    *names, last = path.split(".")
+    part = found
+    for name in names:
+        inside = part.setdefault(name.removesuffix("[]"), [{}] if name.endswith("[]") else {})
+        part = inside[0] if name.endswith("[]") else inside
+    part.pop(last, None)
+    if value is not None:
+        part[last] = value
+    return found
+
+
+def revision_of(spec):
+    service = make_service(**spec)
+    model = service.spec.model
+    facts = builtin_facts(model) or LLAMA31_8B.model_copy(update={"commit": COMMITS[model.revision]})
+    return revision(resolve(service, service.spec.engine.image or IMAGE, facts))
+
+
+def verdict(path):
+    rolls = {change.rolls for change in CHANGES[path]}
+    return "if" if len(rolls) == 2 else "yes" if rolls == {True} else "no"
+
+
+def rows():
+    """Of the page's first table: pattern of a field's path, and what the second column says."""
+    for line in PAGE.split("| field of `spec` |")[1].split("\n\n")[0].splitlines():
+        if line.startswith("| `"):
+            names, says, _ = (cell.strip() for cell in line.strip("|").split("|"))
+            for name in re.findall(r"`([^`]+)`", names):
+                yield name, says
+
+
+def covers(pattern, path):
+    return path == pattern or (pattern.endswith(".*") and path.startswith(pattern.removesuffix("*")))
+
+
+def test_every_field_of_the_spec_is_sorted_in():
+    assert sorted(fields(Spec)) == sorted(CHANGES)
+
+
+@pytest.mark.parametrize(
+    ("path", "change"),
+    [pytest.param(path, change, id=f"{path}-{change.after}") for path, each in CHANGES.items() for change in each],
+)
+def test_a_change_rolls_or_does_not(path, change):
+    before, after = (with_value(change.spec, path, value) for value in (change.before, change.after))
+
+    assert before != after
+    assert (revision_of(before) != revision_of(after)) is change.rolls
+
+
+def test_what_the_page_says_of_each_field_is_so():
+    table = list(rows())
+    said = {path: [says for pattern, says in table if covers(pattern, path)] for path in CHANGES}
+
+    assert {path: [each.split()[0].rstrip(",") for each in found] for path, found in said.items()} == {
+        path: [verdict(path)] for path in CHANGES
+    }
+    assert [name for name, _ in table if not any(covers(name, path) for path in CHANGES) and name != "rollout.*"] == []
