@@ -63,7 +63,7 @@ def test_defaults_and_rules_arrive():
     assert spec["model"]["properties"]["dtype"]["default"] == "auto"
     assert "default" not in spec["model"]["properties"]["maxModelLen"]
     (rule,) = spec["replicas"]["x-kubernetes-validations"]
-    assert (rule["rule"], rule["message"][:22]) == ("self >= 1 && self <= 64", "use 1 to 64 replicas; ")
+    assert (rule["rule"], rule["message"][:22]) == ("self >= 0 && self <= 64", "use 0 to 64 replicas; ")
     assert spec["recovery"]["x-kubernetes-validations"][0]["rule"] == (
         "self.backoffMaxSeconds >= self.backoffBaseSeconds"
     )
@@ -74,7 +74,7 @@ def test_defaults_and_rules_arrive():
 def test_kubectl_shows_the_columns_of_the_design():
     columns = [column["name"].upper() for column in VERSION["additionalPrinterColumns"]]
 
-    assert columns == ["MODEL", "SHAPE", "READY", "REASON", "URL", "AGE"]
+    assert columns == ["MODEL", "SHAPE", "READY", "REASON", "ROLLOUT", "URL", "AGE"]
     assert VERSION["subresources"]["status"] == {}
     assert DEFINITION["spec"]["names"]["shortNames"] == ["llm", "llms"]
 

@@ -55,6 +55,19 @@ def test_sigterm_lets_a_stream_finish_and_ends_with_0(tmp_path: Path, model: str
         assert psutil.wait_procs(family, timeout=ENDS_S)[1] == []
 
 
+def test_a_front_that_dies_while_it_drains_is_not_started_again(tmp_path: Path, model: str) -> None:
+    with _serve(tmp_path, model) as server:
+        family = _family(server)
+        front = server.children()["front"]
+        _stream(server, {**BODY, "max_tokens": 4000})
+        server.process.send_signal(signal.SIGTERM)
+        wait_until(lambda: "draining for at most" in server.log_text(), ENDS_S, server.log_text)
+        front.kill()
+        assert server.process.wait(ENDS_S) == 0
+        assert psutil.wait_procs(family, timeout=ENDS_S)[1] == []
+        assert "front died (signal SIGKILL) while it drained" in server.log_text()
+
+
 @pytest.mark.parametrize(
     "signals", [[signal.SIGINT], [signal.SIGTERM, signal.SIGTERM]], ids=["SIGINT", "twice SIGTERM"]
 )

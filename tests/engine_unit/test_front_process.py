@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import http.client
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -128,7 +129,7 @@ def test_sigterm_lets_running_requests_finish_and_refuses_new_ones(tmp_path: Pat
             received += list(stream)
         assert text_of(received) == "Hello there."
         assert received[-1] == "[DONE]"
-        assert front.process.wait(10.0) == 0
+        assert front.process.wait(30.0) == 0
 
 
 @pytest.mark.parametrize("how", ["SIGTERM", "POST /drain"])
@@ -153,6 +154,19 @@ def test_a_drain_ends_kept_connections_so_that_clients_go_elsewhere(tmp_path: Pa
         assert busy.sock.recv(1) == b"", "the busy one ended after its answer"
 
 
+def test_a_refusal_in_a_drain_waits_for_the_body_so_that_no_client_loses_it(tmp_path: Path) -> None:
+    with front_process(tmp_path) as front:
+        assert httpx.post(f"{front.admin_url}/drain").status_code == 200
+        host, port = front.url.removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port)), timeout=30.0) as connection:
+            connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 4\r\n\r\n{")
+            assert select.select([connection], [], [], 0.3)[0] == [], "no answer, and no end, before the body is there"
+            connection.sendall(b'"a"')
+            answer = b"".join(iter(lambda: connection.recv(4096), b""))
+        assert answer.startswith(b"HTTP/1.1 503 ")
+        assert b"engine_draining" in answer
+
+
 def test_a_drain_that_is_taken_back_keeps_connections_again(tmp_path: Path) -> None:
     with front_process(tmp_path) as front:
         assert httpx.post(f"{front.admin_url}/drain").status_code == 200
@@ -168,7 +182,70 @@ def test_what_does_not_finish_in_time_gets_an_error_event(tmp_path: Path) -> Non
             front.process.send_signal(signal.SIGTERM)
             received += list(stream)
         assert "stopped" in received[-1]["error"]["message"]
-        assert front.process.wait(10.0) == 0
+        assert front.process.wait(30.0) == 0
+
+
+def test_a_drain_asked_for_again_is_the_same_and_one_asked_for_anew_is_not(tmp_path: Path) -> None:
+    mark = tmp_path / "draining"
+    with front_process(tmp_path) as front:
+
+        def asked_at(method: str) -> int:
+            assert httpx.request(method, f"{front.admin_url}/drain").json() == {"state": "draining", "in_flight": 0}
+            return mark.stat().st_mtime_ns
+
+        first = asked_at("POST")
+        assert asked_at("POST") == first
+        assert httpx.delete(f"{front.admin_url}/drain").json() == {"state": "serving", "in_flight": 0}
+        assert asked_at("POST") > first
+
+
+def test_a_drain_that_was_asked_for_ends_nothing_and_a_stop_after_it_gives_no_second_term(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    drain_s = 1.0
+    with front_process(tmp_path, drain_seconds=drain_s) as front:
+        with front.chat_stream() as stream:
+            received = [next(stream)]
+            assert httpx.post(f"{front.admin_url}/drain").json() == {"state": "draining", "in_flight": 1}
+            asked_at = time.monotonic()
+            wait_until(lambda: time.monotonic() > asked_at + drain_s, "its time is over")
+            status = httpx.get(f"{front.admin_url}/status").json()
+            assert (status["state"], status["requests"]["in_flight"]) == ("draining", 1)
+            front.process.send_signal(signal.SIGTERM)
+            received += list(stream)
+        assert received[-1]["error"]["message"] == "the engine was stopped before this request was finished"
+        assert front.process.wait(30.0) == 0
+    assert "draining: 1 requests in flight, at most 0 s" in capfd.readouterr().err
+
+
+def test_a_drained_front_lives_and_answers_until_it_is_told_to_end(tmp_path: Path) -> None:
+    with front_process(tmp_path, drain_seconds=0.01) as front:
+        assert httpx.post(f"{front.admin_url}/drain").json() == {"state": "draining", "in_flight": 0}
+        for _ in range(20):
+            status = httpx.get(f"{front.admin_url}/status").json()
+            assert (status["state"], status["requests"]["in_flight"]) == ("draining", 0)
+        assert front.process.poll() is None
+        front.process.send_signal(signal.SIGTERM)
+        assert front.process.wait(30.0) == 0
+
+
+def test_what_does_not_finish_in_time_gets_an_error_with_a_status(tmp_path: Path) -> None:
+    with front_process(tmp_path, drain_seconds=0.1) as front:
+        answers: list[httpx.Response] = []
+        body = {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}]}
+        url = f"{front.url}/v1/chat/completions"
+        client = threading.Thread(target=lambda: answers.append(httpx.post(url, json=body, timeout=60.0)))
+        client.start()
+        wait_until(lambda: front.do(lambda: len(front.core.submits) == 1), "the request runs")
+        front.process.send_signal(signal.SIGTERM)
+        client.join(60.0)
+        assert answers[0].status_code == 503
+        error = answers[0].json()["error"]
+        assert (error["code"], error["message"]) == (
+            "engine_unavailable",
+            "the engine was stopped before this request was finished",
+        )
+        assert front.process.wait(30.0) == 0
 
 
 @pytest.mark.parametrize(
@@ -184,7 +261,7 @@ def test_a_hard_stop_does_not_wait(tmp_path: Path, signals: list[signal.Signals]
                 front.process.send_signal(number)
             received += list(stream)
         assert "stopped" in received[-1]["error"]["message"]
-        assert front.process.wait(10.0) == 0
+        assert front.process.wait(30.0) == 0
 
 
 def test_a_bad_key_file_ends_the_process_with_the_code_for_bad_settings(tmp_path: Path) -> None:

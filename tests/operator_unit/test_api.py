@@ -133,15 +133,13 @@ def test_every_kind_of_source_is_accepted(source):
         ),
         (
             "spec.replicas",
-            0,
-            "spec.replicas: 0 is not possible: use 1 to 64 replicas; scaling to none is not possible in this version, "
-            "delete the LLMService instead",
+            -1,
+            "spec.replicas: -1 is not possible: use 0 to 64 replicas; 0 suspends the service",
         ),
         (
             "spec.replicas",
             65,
-            "spec.replicas: 65 is not possible: use 1 to 64 replicas; scaling to none is not possible in this version, "
-            "delete the LLMService instead",
+            "spec.replicas: 65 is not possible: use 0 to 64 replicas; 0 suspends the service",
         ),
         (
             "spec.engine.resources",

@@ -36,10 +36,10 @@ def with_applier(story, on_change=lambda _: None):
 
 
 @pytest.mark.parametrize("refused", [("apply", "serviceaccounts/chat-rayloom"), ("delete", "pods/first")])
-def test_a_refusal_holds_up_only_what_needs_a_successor(refused):
+def test_a_refusal_holds_up_nothing_else(refused):
     async def story(kube, _, applier):
         kube.refusals[refused] = KubeError(403, "exceeded quota")
-        deletions = (of_pod("first"), of_pod("old", needs_successor=True), of_pod("lost", grace_s=0))
+        deletions = (of_pod("first"), of_pod("lost", grace_s=0))
         with pytest.raises(Refused, match="the API server refused: exceeded quota"):
             await applier.carry_out(KEY, Plan(wanted=(ACCOUNT,), deletions=deletions), 300)
         deleted = [path.rpartition("/")[2] for verb, path in kube.calls if verb == "delete"]

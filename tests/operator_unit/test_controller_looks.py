@@ -115,9 +115,8 @@ def test_a_refused_service_waits_for_its_engines_first_answer_too(monkeypatch):
         world.kube.calls.clear()
         world.controller._applier.forget(KEY)
         world.ask_for(service() | generation(2))
-        await world.until(lambda: ("apply", "/api/v1/namespaces/team/serviceaccounts/chat-rayloom") in world.kube.calls)
         await world.rest()
-        assert world.kube.statuses == []
+        assert (world.kube.statuses, world.kube.calls) == ([], [])
 
     with_world(story)
 

@@ -130,6 +130,33 @@ def test_seconds_that_pass_are_no_news(monkeypatch):
     asyncio.run(run())
 
 
+def test_the_end_of_a_drain_is_news_and_fewer_requests_are_not(monkeypatch):
+    async def run():
+        requests, count = {"in_flight": 3}, 0
+
+        async def answer(request):
+            nonlocal count
+            count += 1
+            return web.json_response(GOOD | {"state": "draining", "requests": dict(requests)})
+
+        async def answers(number):
+            begin = count
+            await until(lambda: count > begin + number)
+
+        async with polled(monkeypatch, answer) as (poller, news):
+            await until(lambda: news == [KEY])
+            requests["in_flight"] = 1
+            await answers(3)
+            assert news == [KEY]
+            requests["in_flight"] = 0
+            await until(lambda: news == [KEY, KEY])
+            await answers(3)
+            assert news == [KEY, KEY]
+            assert poller.reading(KEY, "chat-0").status.requests.in_flight == 0
+
+    asyncio.run(run())
+
+
 PHASE = {"name": "load", "seconds": 1.0, "done": 5, "total": 9, "unit": "B", "finished": False}
 STARTING = GOOD | {"state": "starting", "last_token_age_seconds": None, "startup": [PHASE]}
 

@@ -93,6 +93,19 @@ def used():
         changed["metadata"]["generation"] = 2
         world.ask_for(changed)
         await world.until(lambda: ("ray.io", "rayclusters", "delete") in kube.used)
+        await world.until(lambda: ("ray.io", "rayclusters", "get") in kube.used)
+        # A roll away from a revision of which engines may have to be made again, and that is forgotten in the end.
+        rollout = {"currentRevision": "00000000", "updateRevision": "00000000", "hasServed": True}
+        rolling = service(engine={"args": {"threads": 3}}) | {
+            "status": {"rollout": rollout | {"counts": {"00000000": 1}}}
+        }
+        rolling["metadata"]["generation"] = 3
+        world.ask_for(rolling)
+        await world.until(lambda: ("apps", "controllerrevisions", "get") in kube.used)
+        back = service(replicas=0) | {"status": {"rollout": rollout | {"hasServed": False}}}
+        back["metadata"]["generation"] = 4
+        world.ask_for(back)
+        await world.until(lambda: ("apps", "controllerrevisions", "delete") in kube.used)
 
     leads = asyncio.Event()
     leads.set()

@@ -74,7 +74,7 @@ def test_it_leads_works_and_gives_the_lease_back_when_it_is_asked_to_stop(world)
     assert (operator.get("/healthz"), operator.get("/readyz")) == ("ok", "ok")
     server.put(service())
     operator.until(lambda: kube.statuses)
-    assert len(kube.named("RayCluster")) == 1
+    operator.until(lambda: len(kube.named("RayCluster")) == 1)
     operator.process.send_signal(signal.SIGTERM)
     assert (operator.end(), kube.objects[LEASE]["spec"]["holderIdentity"]) == (0, "")
     assert all(json.loads(line)["time"] for line in operator.log().splitlines())

@@ -1,4 +1,4 @@
-"""GET /status from peers that keep no rule: a raw socket that says what a test gives it."""
+"""Asking peers that keep no rule: a raw socket that says what a test gives it."""
 
 import asyncio
 
@@ -80,3 +80,31 @@ def test_a_part_of_an_answer_is_none_and_the_wait_for_the_rest_ends(monkeypatch)
     monkeypatch.setattr(status_request, "_TIMEOUT_S", 0.1)
     with pytest.raises(EngineUnavailable, match=r"no answer within 0\.1 s"):
         asked([HEADER + "Content-Length: 3\r\n\r\n{}"], closes=False)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [((), "GET /status"), (("POST", "/drain"), "POST /drain"), (("DELETE", "/drain"), "DELETE /drain")],
+)
+def test_what_is_asked_is_a_whole_request_with_the_token_and_no_body(arguments, line):
+    async def run():
+        heard = []
+
+        async def answer(reader, writer):
+            heard.append(await reader.readuntil(b"\r\n\r\n"))
+            writer.write(f"{HEADER}Content-Length: 2\r\n\r\n{{}}".encode())
+            heard.append(await reader.read())  # what comes after it, until the operator ends the connection
+            writer.close()
+
+        server = await asyncio.start_server(answer, HOST, 0)
+        async with server, asyncio.timeout(20):
+            assert await ask(HOST, server.sockets[0].getsockname()[1], "secret", *arguments) == (200, b"{}")
+            while len(heard) < 2:
+                await asyncio.sleep(0.005)
+        return heard
+
+    request, rest = asyncio.run(run())
+    first, *headers = request.decode().removesuffix("\r\n\r\n").split("\r\n")
+    assert first == f"{line} HTTP/1.1"
+    assert {"Authorization: Bearer secret", "Content-Length: 0", "Connection: close"} <= set(headers)
+    assert rest == b""

@@ -66,7 +66,7 @@ def status(state: str, startup: list[dict[str, object]], reason: str = "") -> di
         "model": MODEL if state == "serving" else None,
         "startup": startup,
         "ranks": [],
-        "requests": {"in_flight": 0, "running": 0, "waiting": 0},
+        "requests": {"in_flight": 0, "running": 0, "waiting": 0, "finished": 0, "failed": 0, "first_token_seconds": {}},
         "kv_cache": {"num_blocks": 1, "num_free_blocks": 1, "block_size": 16, "usage": 0.0},
         "recoveries": [],
         "api_url": "",

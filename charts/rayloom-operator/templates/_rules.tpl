@@ -41,6 +41,14 @@ is new.
 - apiGroups: [""]
   resources: [configmaps, secrets]
   verbs: [create, delete]
+# What engines of a revision were made from, to make them again when a change is undone.
+- apiGroups: [apps]
+  resources: [controllerrevisions]
+  verbs: [get, create, delete]
+# An engine is drained once no client finds it any more.
+- apiGroups: [discovery.k8s.io]
+  resources: [endpointslices]
+  verbs: [list]
 # Kubelets say why a volume cannot be mounted only there.
 - apiGroups: [""]
   resources: [events]

@@ -60,6 +60,16 @@ class Requests(_Part):
     in_flight: int = Field(description="Accepted HTTP requests not yet answered in full.")
     running: int = Field(description="Sequences in the running batch.")
     waiting: int = Field(description="Sequences in the core's queue.")
+    finished: int = Field(
+        description="That ended, well or not, since the front started; not those refused, nor whose client left."
+    )
+    failed: int = Field(
+        description="Of `finished`: ended in an error of the engine's, as HTTP 5xx or as an error event in the stream. "
+        "A request that a drain or a full queue refuses is none."
+    )
+    first_token_seconds: dict[str, int] = Field(
+        description="Seconds, +Inf for all -> requests since the front started whose first token took no longer."
+    )
 
 
 class KvCache(_Part):

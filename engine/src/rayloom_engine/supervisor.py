@@ -215,8 +215,10 @@ class Supervisor:
             code = child.process.poll() if child.process is not None else None
             if code is None:
                 continue
-            if child is self._front and code == 0 and self._signals:
+            if child is self._front and self._signals:
                 # Drained; or a job was told to end because a rank died, and the core has just seen that as well.
+                if code != 0:  # the requests have died with it, and another one would only take new ones
+                    logger.warning("%s died (%s) while it drained", child.name, _cause(code))
                 self._exit_code = EXIT_RANK_LOST if self._job and read_failure(self._run_dir) else 0
             elif self._job and child is not self._front and code != EXIT_CONFIG:
                 sentence = f"{child.name} ended ({_cause(code)}), and the job with it; start the job again"

@@ -257,8 +257,9 @@ class Spec(_Part):
         30,
         ge=0,
         le=86400,
-        description="Seconds that running requests may take to finish when the engine is asked to stop: its pod is "
-        "evicted or deleted, its service is, or a change of the spec replaces it.",
+        description="Seconds that running requests may take to finish when an engine is to go. A change restarts none: "
+        "the operator waits so long at once, where it replaces engines or takes them away; when a pod is evicted or "
+        "deleted, engines that run keep what they were made with.",
     )
     rollout: Rollout = Field(default_factory=Rollout, description="How a change replaces the engines that run.")
     recovery: Recovery = Field(default_factory=Recovery, description="When what is broken is replaced.")

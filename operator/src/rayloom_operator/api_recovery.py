@@ -21,14 +21,15 @@ class Recovery(Part):
         ge=1,
         le=3600,
         description="Seconds without a sign of life after which the engine replaces a rank or process of its own. An "
-        "engine that is silent for twice as long, and not ready, is replaced whole. A change makes the engines anew.",
+        "engine that is silent for twice as long, and not ready, is replaced whole. A change restarts none: the "
+        "operator goes by it at once, engines once they are made anew.",
     )
     rebuild_seconds: int = Field(
         600,
         ge=10,
         le=86400,
         description="Seconds that an engine may take to replace lost ranks, or may stand still in its start, before it "
-        "is replaced whole. A change makes the engines anew.",
+        "is replaced whole. A change restarts none: the operator goes by it at once, engines once they are made anew.",
     )
     node_loss_seconds: int = Field(
         15,
@@ -42,17 +43,23 @@ class Recovery(Part):
         ge=0,
         le=1000,
         description="Restarts of a process within 10 minutes before the engine gives up, and replacements of an engine "
-        "before there is only one each backoffMaxSeconds. A change makes the engines anew.",
+        "before there is only one each backoffMaxSeconds. A change restarts none: the operator goes by it at once, "
+        "engines once they are made anew.",
     )
     backoff_base_seconds: int = Field(
         10,
         ge=1,
         le=86400,
         description="Seconds before an engine is replaced for the second time; each further time takes twice as long. "
-        "The first time is at once, and so is that after 10 minutes of service.",
+        "The first time is at once, and so is that after 10 minutes of service. A change has its effect at "
+        "once.",
     )
     backoff_max_seconds: int = Field(
-        300, ge=1, le=86400, description="Most seconds that an engine that keeps failing waits for its replacement."
+        300,
+        ge=1,
+        le=86400,
+        description="Most seconds that an engine that keeps failing waits for its replacement. A change has its effect "
+        "at once.",
     )
 
     @model_validator(mode="after")

@@ -228,6 +228,9 @@ class Status(_Part):
         description="Revision of the spec that is applied; other than the current one "
         "during a roll, and after one that failed.",
     )
+    progress: str = Field(
+        "", description="What the last roll does or came to, such as Analyzing, Complete or RolledBack: AnalysisFailed."
+    )
     rollout: RolloutState | None = Field(None, description="What is remembered of rolls. Absent before the first.")
     image: str = Field(
         "",

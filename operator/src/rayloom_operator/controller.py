@@ -422,6 +422,8 @@ class Controller:
             if written["metadata"]["generation"] != meta["generation"]:
                 # The event of that edit, which is older than this, will be no news.
                 self._queue.add(key, is_new=True)
+        if computed.rollout is not None:
+            self._metrics.rolled(stored_rollout(document.get("status", {})), computed.rollout, datetime.now(UTC))
         news = {each["metadata"]["name"]: each for each in events(document, computed, datetime.now(UTC))}
         self._untold.setdefault(key, {}).update(news)
 

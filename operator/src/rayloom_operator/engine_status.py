@@ -3,11 +3,24 @@
 from __future__ import annotations
 
 import json
+import math
+import sys
+from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from rayloom_operator.api_rollout import Figures
 from rayloom_operator.errors import EngineUnavailable
+
+
+def _edge(text: str) -> str:
+    """An upper edge in seconds, as text. It is the same few in every status, and thousands of them are kept."""
+    if math.isnan(float(text)):
+        raise ValueError(f"{text!r} is no number of seconds")
+    return sys.intern(text)
+
+
+Edge = Annotated[str, AfterValidator(_edge)]
 
 
 class _Part(BaseModel):
@@ -43,7 +56,7 @@ class Requests(_Part):
     in_flight: int = 0  # accepted, and not answered in full
     finished: int = 0  # since the front started, well or not
     failed: int = 0  # of these, in an error of the engine's
-    first_token_seconds: dict[str, int] = {}  # upper edge -> requests whose first token took no longer
+    first_token_seconds: dict[Edge, int] = {}  # upper edge -> requests whose first token took no longer
 
 
 class EngineStatus(_Part):

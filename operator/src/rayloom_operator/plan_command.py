@@ -11,13 +11,8 @@ from pathlib import Path
 import yaml
 from pydantic import ValidationError
 
-<<<<<<< HEAD
-from rayloom_operator.api import Model
-from rayloom_operator.api_rollout import RolloutState
-=======
 from rayloom_operator.api import LLMService, Model
-from rayloom_operator.api_rollout import Rollout
->>>>>>> docs
+from rayloom_operator.api_rollout import RolloutState
 from rayloom_operator.api_status import Candidate, Figures, Sizing
 from rayloom_operator.errors import SpecError
 from rayloom_operator.lineage import lineages
@@ -29,12 +24,9 @@ from rayloom_operator.plan import plan
 from rayloom_operator.rank_memory import ELEMENT_BYTES, in_words
 from rayloom_operator.resolved import Resolved, question, resolve
 from rayloom_operator.revision import revision
-<<<<<<< HEAD
 from rayloom_operator.rolling import look, order_of
 from rayloom_operator.rollout import next_step
-=======
 from rayloom_operator.rollout_command import explain_rollout
->>>>>>> docs
 from rayloom_operator.sizing import cost
 
 _COLUMNS = ("SHAPE", "RANKS", "NODES", "WEIGHTS/RANK", "KV TOKENS", "LENGTH", "REQUESTS", "")
@@ -62,18 +54,8 @@ def print_plan(
         return 0
     assert manifest is not None, "it has one or the other"
     service = load_service(manifest)
-<<<<<<< HEAD
-    known = builtin_facts(service.spec.model) if facts is None else _read(facts)
-    if known is None:
-        raise SpecError((f"spec.model.source: run {_advice(service.spec.model)}, and add --facts facts.json",))
-    resolved = resolve(service, service.spec.engine.image or engine_image, known)
-    objects = _objects(resolved, datetime.now(UTC))
-=======
     resolved, known = _resolved(service, facts, engine_image)
-    nothing, current, clock = Observed(), revision(resolved), datetime.now(UTC)
-    places = slots(resolved, current, nothing, {}, now=0.0, clock=clock)
-    objects = plan(resolved, nothing, places, current, {}, b"", now=0.0, clock=clock).wanted
->>>>>>> docs
+    objects = _objects(resolved, datetime.now(UTC))
     if output == "yaml":
         for each in objects:
             # What is in a Secret follows from the operator's own key.
@@ -128,7 +110,7 @@ def _steps(old: LLMService, new: LLMService, old_facts: Path | None, facts: Path
     if old_facts is None and old.spec.model.source == new.spec.model.source:
         old_facts = facts
     before, _ = _resolved(old, old_facts, engine_image, "--old-facts")
-    return explain_rollout(before, after, getattr(new.spec, "rollout", Rollout()))
+    return explain_rollout(before, after, new.spec.rollout)
 
 
 def _resolved(

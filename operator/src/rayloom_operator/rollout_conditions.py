@@ -37,6 +37,12 @@ def rollout_conditions(step: Step | None, previous: Mapping[str, Any], because: 
         yield "Paused", False, Verdict(reason=Reason.NOT_PAUSED, message="No roll is paused.")
 
 
+def progress(step: Step) -> str:
+    """The step, and of a revision that failed why, for people."""
+    state = step.state
+    return state.step if state.failure is None else f"{state.step}: {state.failure.reason}"
+
+
 def _as_before(previous: Mapping[str, Any], because: Verdict) -> Iterator[Said]:
     known = {each["type"]: each for each in previous.get("conditions", ())}
     rest = {
@@ -48,9 +54,10 @@ def _as_before(previous: Mapping[str, Any], because: Verdict) -> Iterator[Said]:
     for kind in kinds:
         before = known.get(kind)
         if before is None or before["reason"] not in frozenset(Reason):
-            yield kind, False, rest[kind]
+            yield kind, kind == "Progressing" and because.reason is Reason.INSPECTING, rest[kind]
             continue
-        # While nothing can be planned, nothing progresses.
-        holds = before["status"] == "True" and kind != "Progressing"
+        # While nothing can be planned, nothing progresses; but what waits for the model's facts is to go on.
+        is_on_its_way = because.reason is Reason.INSPECTING
+        holds = is_on_its_way if kind == "Progressing" else before["status"] == "True"
         verdict = Verdict(reason=Reason(before["reason"]), message=before["message"])
         yield kind, holds, because if kind == "Progressing" else verdict

@@ -141,15 +141,15 @@ def leavers(order: Order, state: RolloutState, seen: Seen) -> dict[str, str]:
     """Which engines are to go, with the times at which drains began. `state` has the new counts.
 
     Those that are on their way already come first, the furthest first, then those that do not serve, then the least
-    busy. One that serves stays while there would be too few without it.
+    busy, of equal ones the newest. One that serves stays while there would be too few without it.
     """
     found: dict[str, str] = {}
     wanted = target(order, state)
     num_available = sum(engine.is_available for engine in seen.engines)
 
-    def rank(engine: Engine) -> tuple[bool, str, bool, int, str]:
-        drained_at = state.leaving.get(engine.name)
-        return drained_at is None, drained_at or "~", engine.is_available, engine.num_in_flight, engine.name
+    def rank(engine: Engine) -> tuple[bool, str, bool, int, int]:
+        drained_at, number = state.leaving.get(engine.name), int(engine.name.rpartition("-")[2])
+        return drained_at is None, drained_at or "~", engine.is_available, engine.num_in_flight, -number
 
     revisions = {engine.revision for engine in seen.engines}
     for revision in sorted(revisions, key=lambda each: (each == wanted, each == state.current_revision, each)):

@@ -37,6 +37,8 @@ def course(order: Order, state: RolloutState, seen: Seen) -> tuple[RolloutStep, 
         if is_whole and not num_old and failure is not None:
             words = f"Every engine is of revision {wanted} again. Change the spec to try another."
             return RolloutStep.ROLLED_BACK, why + words
+        if is_whole and not num_old and not order.replicas:
+            return RolloutStep.COMPLETE, "There are no engines, for spec.replicas is 0."
         if is_whole and not num_old:
             return RolloutStep.COMPLETE, f"Every engine is of revision {wanted} and serves."
         if failure is not None:

@@ -31,7 +31,7 @@ from rayloom_operator.observed import Group, Observed, Verdict
 from rayloom_operator.recovery import Memory, Slot, has_served, stamp, verdict_of
 from rayloom_operator.resolved import Resolved
 from rayloom_operator.rollout import Step
-from rayloom_operator.rollout_conditions import rollout_conditions
+from rayloom_operator.rollout_conditions import progress, rollout_conditions
 
 _GROUP_STATES: Mapping[Reason, GroupState] = {
     Reason.SERVING: "Serving",
@@ -171,6 +171,7 @@ def status(
         ),
         current_revision=step.state.current_revision if step is not None else previous.get("currentRevision", ""),
         update_revision=update or previous.get("updateRevision", ""),
+        progress=progress(step) if step is not None else previous.get("progress", ""),
         rollout=step.state if step is not None else rollout if rollout.update_revision else None,
         image=default_image if is_made and step is not None else previous.get("image", ""),
         groups=tuple(_group_status(row, resolved, memory.get(row.slot.name), now, clock) for row in rows),

@@ -1,4 +1,4 @@
-"""GET /status of an engine: one request on a connection of its own.
+"""What is asked of an engine's admin port, /status and /drain: one request on a connection of its own.
 
 A general HTTP client takes twice the time for it, which at 600 answers a second would be half a core.
 """
@@ -60,7 +60,7 @@ class _Exchange(asyncio.Protocol):
         if self.received.done():
             return
         if len(self._parts) > _MAX_BYTES:
-            self.received.set_exception(EngineUnavailable(f"/status answered with more than {_MAX_BYTES} bytes"))
+            self.received.set_exception(EngineUnavailable(f"an answer of more than {_MAX_BYTES} bytes"))
         elif _is_whole(self._parts):
             # Not every proxy on the way closes when it is asked to.
             self.received.set_result(bytes(self._parts))

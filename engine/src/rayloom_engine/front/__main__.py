@@ -1,6 +1,7 @@
 """The front's process: `python -m rayloom_engine.front`, started by the supervisor with two listening sockets.
 
-SIGTERM drains: new requests get 503, running ones may finish for drain_seconds. SIGINT, or a second SIGTERM, ends now.
+SIGTERM drains: new requests get 503, running ones may finish for drain_seconds, counted from an earlier POST /drain if
+there was one. SIGINT, or a second SIGTERM, ends now.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from starlette.types import ASGIApp
 
 from rayloom_engine.config import EngineConfig, load_config
 from rayloom_engine.errors import ConfigError, EngineDead
-from rayloom_engine.front.admin import admin_app, load_admin_token
+from rayloom_engine.front.admin import admin_app, age_of_drain, load_admin_token
 from rayloom_engine.front.app import api_app
 from rayloom_engine.front.gate import load_api_keys
 from rayloom_engine.front.service import Service
@@ -99,10 +100,9 @@ class Front:
     async def _drain(self) -> None:
         lifecycle = self._service.lifecycle
         lifecycle.stop()
-        logger.info(
-            "draining: %d requests in flight, at most %.0f s", lifecycle.num_in_flight, self._config.drain_seconds
-        )
-        if await lifecycle.wait_idle(self._config.drain_seconds):
+        left_s = lifecycle.drain_left_s(self._config.drain_seconds)
+        logger.info("draining: %d requests in flight, at most %.0f s", lifecycle.num_in_flight, left_s)
+        if await lifecycle.wait_idle(left_s):
             logger.info("drained")
         else:
             logger.warning("%d requests were not finished in time", lifecycle.num_in_flight)
@@ -157,7 +157,9 @@ def main() -> int:
         )
         start_pulse(args.pulse_fd, lambda: service.lifecycle.was_ready)
         drain_mark = args.run_dir / "draining"
-        service.lifecycle.drain(drain_mark.exists())
+        drain_age_s = age_of_drain(drain_mark)
+        if drain_age_s is not None:
+            service.lifecycle.drain(True, drain_age_s)
         api, admin = api_app(service, api_keys), admin_app(service, admin_token, drain_mark)
         await Front(config, service, (api, api_socket), (admin, admin_socket)).run()
 

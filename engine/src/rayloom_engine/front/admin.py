@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hmac
 import ipaddress
+import time
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -46,10 +47,25 @@ def is_own_request(host: str, origin: str | None) -> bool:
         return False
 
 
+def age_of_drain(mark: Path) -> float | None:
+    """Seconds since the drain that `mark` stands for was asked for; None when there is none."""
+    try:
+        return max(0.0, time.time() - mark.stat().st_mtime)
+    except FileNotFoundError:
+        return None
+
+
+def _mark(mark: Path, is_draining: bool) -> None:
+    if not is_draining:
+        mark.unlink(missing_ok=True)
+    elif not mark.exists():  # asked for again, it keeps its age
+        mark.touch()
+
+
 def admin_app(service: Service, token: str | None, drain_mark: Path | None = None) -> Starlette:
     """The ASGI application of the admin port. Without a token (loopback only) every program of the machine may ask.
 
-    The file `drain_mark` exists while a drain is asked for, so that it outlives this process.
+    The file `drain_mark` exists while a drain is asked for, so that it outlives this process, and is as old as that.
     """
 
     def check(request: Request) -> None:
@@ -82,7 +98,7 @@ def admin_app(service: Service, token: str | None, drain_mark: Path | None = Non
         is_draining = request.method == "POST"
         if drain_mark is not None:
             # The file first: what was answered must hold after a restart.
-            drain_mark.touch() if is_draining else drain_mark.unlink(missing_ok=True)
+            _mark(drain_mark, is_draining)
         service.lifecycle.drain(is_draining)
         state, _reason = service.state()
         return JSONResponse({"state": state, "in_flight": service.lifecycle.num_in_flight})

@@ -94,6 +94,7 @@ class WholeAnswer(Response):
                 part = self.body[start : start + PART_BYTES]
                 await send({"type": "http.response.body", "body": part, "more_body": True})
             await send({"type": "http.response.body", "body": b"", "more_body": False})
+            self._generation.answered()
         finally:
             self._watcher.cancel()
             self._generation.close()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
 from starlette.applications import Starlette
@@ -21,12 +21,14 @@ from rayloom_engine.front.prometheus import CONTENT_TYPE
 from rayloom_engine.front.service import ENGINE_VERSION, Service
 from rayloom_engine.front.tokens import detokenize, tokenize
 
+Handler = Callable[[Request], Awaitable[Response]]
+
 
 def api_app(service: Service, api_keys: Iterable[str]) -> Starlette:
     """The ASGI application of the API port."""
     routes = [
-        Route("/v1/chat/completions", chat_completions, methods=["POST"]),
-        Route("/v1/completions", completions, methods=["POST"]),
+        Route("/v1/chat/completions", _counted(chat_completions), methods=["POST"]),
+        Route("/v1/completions", _counted(completions), methods=["POST"]),
         Route("/v1/models", list_models, methods=["GET"]),
         Route("/v1/models/{model:path}", get_model, methods=["GET"]),
         Route("/tokenize", tokenize, methods=["POST"]),
@@ -54,6 +56,19 @@ def api_app(service: Service, api_keys: Iterable[str]) -> Starlette:
     app.router.redirect_slashes = False
     app.state.service = service
     return app
+
+
+def _counted(handler: Handler) -> Handler:
+    """Counts what ends a request before its answer begins; answers that have begun count their own end."""
+
+    async def handle(request: Request) -> Response:
+        try:
+            return await handler(request)
+        except Exception as error:
+            request.app.state.service.metrics.observe_failure(error)
+            raise
+
+    return handle
 
 
 async def list_models(request: Request) -> Response:

@@ -15,6 +15,9 @@ from rayloom_engine.sampling_params import ContextTooLong
 logger = logging.getLogger(__name__)
 
 
+DRAINING = "engine_draining"  # code of the refusals in a drain
+
+
 class ApiError(Exception):
     """An HTTP status with OpenAI's `error` object: message, type, param (the field at fault) and code."""
 
@@ -72,6 +75,14 @@ def api_error(error: Exception) -> ApiError | None:
     if isinstance(error, EngineDead):
         return ApiError(503, str(error), type="service_unavailable_error", code="engine_unavailable")
     return None
+
+
+def is_fault(error: Exception) -> bool:
+    """Whether a request that ended so has failed by the engine's fault: it was not refused, and its client is there."""
+    if isinstance(error, ClientGone | HTTPException):
+        return False
+    known = api_error(error)
+    return known is None or (known.status >= 500 and known.code != DRAINING)
 
 
 async def answer_error(_request: Request, error: Exception) -> Response:

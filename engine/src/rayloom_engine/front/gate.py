@@ -3,6 +3,8 @@ a restart."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import hmac
 import re
 import secrets
@@ -16,6 +18,7 @@ from rayloom_engine.errors import ConfigError
 from rayloom_engine.front.errors import ApiError
 from rayloom_engine.front.lifecycle import Lifecycle
 
+REST_OF_BODY_S = 5.0  # how long a refused request may take to send the rest of its body before the connection ends
 KEYS_VARIABLE = "RAYLOOM_API_KEYS"
 _GUARDED = ("/v1/", "/tokenize", "/detokenize")
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
@@ -54,6 +57,7 @@ class Gate:
             return
         headers = Headers(scope=scope)
         given = headers.get("x-request-id", "")
+        body = _Body(receive)
         request_id = given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(16)
 
         async def send_with_id(message: Message) -> None:
@@ -62,6 +66,7 @@ class Gate:
                 answer["X-Request-Id"] = request_id
                 if self._lifecycle.drains:
                     answer["Connection"] = "close"
+                    await body.discard()
             await send(message)
 
         if (
@@ -75,14 +80,35 @@ class Gate:
                 code="invalid_api_key",
                 headers={"WWW-Authenticate": "Bearer"},
             )
-            await refusal.response()(scope, receive, send_with_id)
+            await refusal.response()(scope, body.receive, send_with_id)
             return
-        await self._app(scope, receive, send_with_id)
+        await self._app(scope, body.receive, send_with_id)
 
     def _is_known(self, authorization: str) -> bool:
         key = bearer_token(authorization)
         # Every key is compared, so that the time says nothing about which one came close.
         return sum(hmac.compare_digest(key, known) for known in self._api_keys) > 0
+
+
+class _Body:
+    """A request's body, and whether all of it has come."""
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+        self._is_whole = False
+
+    async def receive(self) -> Message:
+        message = await self._receive()
+        self._is_whole = message["type"] != "http.request" or not message.get("more_body", False)
+        return message
+
+    async def discard(self) -> None:
+        """Reads what has not been read. When a connection ends before that, TCP resets it where bytes still come in,
+        and the client loses the answer."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(REST_OF_BODY_S):
+                while not self._is_whole:
+                    await self.receive()
 
 
 def bearer_token(authorization: str) -> bytes:

@@ -83,6 +83,8 @@ class Generation:
         self._service = service
         self._mailbox = Mailbox()
         self._is_closed = False
+        self._is_client_gone = False
+        self._is_silent = True  # no token yet
         self._started_s = time.monotonic()
         self.num_cached_tokens = 0
         check_num_choices(service.config, len(self.prompts) * params.n)
@@ -148,8 +150,18 @@ class Generation:
 
     def client_gone(self) -> None:
         """Free everything at once; the handler hears of it when it looks next."""
+        self._is_client_gone = True
         self._abort_unfinished()
         self._mailbox.fail(ClientGone())
+
+    def answered(self) -> None:
+        """All of the answer was sent."""
+        if not self._is_client_gone:
+            self._service.metrics.finished.add(1)
+
+    def failed(self, error: Exception) -> None:
+        """The answer had begun and ended in `error`."""
+        self._service.metrics.observe_failure(error)
 
     def close(self) -> None:
         """Forget whatever is unfinished. Safe to call again."""
@@ -237,6 +249,9 @@ class Generation:
         if num_tokens == 0:
             return
         metrics.generation_tokens.add(num_tokens)
+        if self._is_silent:
+            self._is_silent = False
+            metrics.request_first_token_s.observe(now_s - self._started_s)
         if lane.last_output_s is None:
             metrics.first_token_s.observe(now_s - self._started_s)
             if num_tokens > 1:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Iterable
 
-from rayloom_engine.front.errors import unavailable
+from rayloom_engine.front.errors import DRAINING, unavailable
 from rayloom_engine.protocol.messages import RankStatus
 from rayloom_engine.status import State
 
@@ -71,6 +72,7 @@ class Lifecycle:
         self.is_core_serving = False
         self.is_draining = False  # asked to by the admin port, which can take it back
         self.is_stopping = False  # the process ends; for good
+        self._draining_since = 0.0  # by time.monotonic; the first of drain and stop
         self.failure = ""  # the first cause, once given up
         self.waiting_for = "waiting for the core"
         self.stall = ""  # which rank hangs
@@ -114,15 +116,23 @@ class Lifecycle:
         self.was_ready = True
         self._wake()
 
-    def drain(self, is_draining: bool) -> None:
-        """Begin or take back a drain that was asked for."""
+    def drain(self, is_draining: bool, age_s: float = 0.0) -> None:
+        """Begin or take back a drain that was asked for `age_s` ago. One that has begun goes on as it is."""
+        if is_draining and not self.drains:
+            self._draining_since = time.monotonic() - age_s
         self.is_draining = is_draining
         if is_draining:
             self.let_go()
         self._wake()
 
+    def drain_left_s(self, drain_s: float) -> float:
+        """What is left of the `drain_s` that running requests have: a stop after a drain gives them no second term."""
+        return max(0.0, drain_s - (time.monotonic() - self._draining_since))
+
     def stop(self) -> None:
         """Refuse new requests for good."""
+        if not self.drains:
+            self._draining_since = time.monotonic()
         self.is_stopping = True
         self.let_go()
         self._wake()
@@ -154,7 +164,7 @@ class Lifecycle:
         if state == "draining":
             raise unavailable(
                 "the engine is draining before it stops; send the request to another one",
-                "engine_draining",
+                DRAINING,
                 RETRY_AFTER_S,
                 close=True,
             )
@@ -174,6 +184,8 @@ class Lifecycle:
 
     async def wait_idle(self, timeout_s: float) -> bool:
         """Wait until nothing is in flight; False when `timeout_s` passed first."""
+        if self._idle.is_set():  # also with no time to wait
+            return True
         try:
             await asyncio.wait_for(self._idle.wait(), timeout_s)
         except TimeoutError:

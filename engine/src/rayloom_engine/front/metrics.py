@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rayloom_engine.front.errors import is_fault
 from rayloom_engine.front.prometheus import Family, Histogram, exposition
 from rayloom_engine.front.recoveries import Recovery
 from rayloom_engine.protocol.messages import CoreStatus, SchedulerStats
@@ -35,6 +36,10 @@ class Metrics:
         self.prompt_tokens = counter("prompt_tokens_total", "Prompt tokens of accepted requests.")
         self.generation_tokens = counter("generation_tokens_total", "Generated tokens.")
         self.success = counter("request_success_total", "Sequences finished, by reason.")
+        self.finished = counter(
+            "requests_finished_total", "Requests that ended, well or not; not those refused, nor whose client left."
+        )
+        self.failed = counter("requests_failed_total", "Finished requests that ended in an error of the engine's.")
         self._core_counters = {
             "num_preemptions_total": counter("num_preemptions_total", "Sequences preempted for want of KV blocks."),
             "prefix_cache_queries_total": counter(
@@ -47,12 +52,15 @@ class Metrics:
         )
         self.replayed = counter("replayed_requests_total", "Requests submitted again after a loss.")
         self.first_token_s = self._histogram("time_to_first_token_seconds", "Seconds to the first token.", _LATENCY_S)
+        # The one above counts each choice of a request. This one is for the status alone.
+        self.request_first_token_s = Histogram("", "Seconds to the first token of a request.", _LATENCY_S)
         self.token_gap_s = self._histogram("inter_token_latency_seconds", "Seconds between tokens.", _TOKEN_S)
         self.request_s = self._histogram("e2e_request_latency_seconds", "Seconds of a whole request.", _REQUEST_S)
         self.request_prompt_tokens = self._histogram("request_prompt_tokens", "Prompt tokens per request.", _TOKENS)
         self.request_output_tokens = self._histogram("request_generation_tokens", "Tokens per sequence.", _TOKENS)
         self.recovery_s = self._histogram("recovery_seconds", "Seconds from a loss until tokens flow.", _REQUEST_S)
-        for family in (self.prompt_tokens, self.generation_tokens, self.replayed, *self._core_counters.values()):
+        own = (self.prompt_tokens, self.generation_tokens, self.replayed, self.finished, self.failed)
+        for family in (*own, *self._core_counters.values()):
             family.add(0)  # a counter that is there from the start can be watched from the start
         self._epoch = 0
         self._last_stats = SchedulerStats()
@@ -88,6 +96,12 @@ class Metrics:
         self.replayed.add(recovery.replayed_requests)
         if recovery.seconds is not None:
             self.recovery_s.observe(recovery.seconds)
+
+    def observe_failure(self, error: Exception) -> None:
+        """Take over what ended a request early. Refusals count as nothing, and so does a client that left."""
+        if is_fault(error):
+            self.finished.add(1)
+            self.failed.add(1)
 
     def text(self) -> str:
         """All metrics in Prometheus' text format."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate
 
 Labels = tuple[tuple[str, str], ...]
 
@@ -50,10 +51,14 @@ class Histogram(Family):
         self._counts[bisect_left(self._bounds, value)] += times
         self._sum += value * times
 
+    def cumulative(self) -> dict[str, int]:
+        """Upper bound as text -> observations up to it; the last bound is +Inf."""
+        bounds = (*map(_number, self._bounds), "+Inf")
+        return dict(zip(bounds, accumulate(self._counts), strict=True))
+
     def lines(self, common: Labels) -> Iterable[str]:
         total = 0
-        for bound, count in zip((*map(_number, self._bounds), "+Inf"), self._counts, strict=True):
-            total += count
+        for bound, total in self.cumulative().items():
             yield _line(f"{self.name}_bucket", (*common, ("le", bound)), total)
         yield _line(f"{self.name}_sum", common, self._sum)
         yield _line(f"{self.name}_count", common, total)

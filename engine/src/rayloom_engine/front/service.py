@@ -186,6 +186,9 @@ class Service:
                 in_flight=self.lifecycle.num_in_flight,
                 running=stats.num_running if stats and is_connected else 0,
                 waiting=stats.num_waiting if stats and is_connected else 0,
+                finished=int(self.metrics.finished.value()),
+                failed=int(self.metrics.failed.value()),
+                first_token_seconds=self.metrics.request_first_token_s.cumulative(),
             ),
             kv_cache=KvCache(
                 num_blocks=num_blocks,

@@ -78,9 +78,10 @@ class EventStream(Response):
                 if data:
                     await send_part(data)
         except Exception as error:
-            known = api_error(error)
             if isinstance(error, ClientGone):
                 raise
+            self._generation.failed(error)
+            known = api_error(error)
             if known is None:
                 # The client gets an end to its stream, the log gets the trace.
                 crash = ApiError(500, "internal error; the server's log says more", type="server_error")
@@ -90,6 +91,7 @@ class EventStream(Response):
             return
         usage = _event(self._writer.usage_chunk(self._generation.usage())) if self._include_usage else b""
         await send_part(usage + DONE, is_last=True)
+        self._generation.answered()
 
     def _encode(self, deltas: list[ChoiceDelta]) -> bytes:
         usage = self._generation.usage() if self._continuous_usage else None

@@ -1,0 +1,62 @@
+"""How long running requests may take in a drain, by a clock that tests set."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from types import SimpleNamespace
+
+import pytest
+
+from rayloom_engine.front import lifecycle as module
+from rayloom_engine.front.lifecycle import Lifecycle
+
+DRAIN_S = 120.0
+Step = tuple[float, Callable[[Lifecycle], object]]
+
+
+def drain(lifecycle: Lifecycle) -> None:
+    lifecycle.drain(True)
+
+
+def take_back(lifecycle: Lifecycle) -> None:
+    lifecycle.drain(False)
+
+
+def stop(lifecycle: Lifecycle) -> None:
+    lifecycle.stop()
+
+
+@pytest.mark.parametrize(
+    ("steps", "left_s"),
+    [
+        ([(100.0, stop)], 120.0),
+        ([(100.0, drain), (160.0, stop)], 60.0),
+        ([(100.0, drain), (150.0, drain), (160.0, stop)], 60.0),
+        ([(100.0, drain), (300.0, stop)], 0.0),
+        ([(100.0, drain), (150.0, take_back), (160.0, stop)], 120.0),
+        ([(100.0, drain), (150.0, take_back), (155.0, drain), (160.0, stop)], 115.0),
+        ([(100.0, stop), (160.0, drain)], 60.0),
+        ([(100.0, lambda restarted: restarted.drain(True, 50.0)), (160.0, stop)], 10.0),
+    ],
+)
+def test_the_time_of_a_drain_counts_from_the_first_of_asked_for_and_stopped(
+    monkeypatch: pytest.MonkeyPatch, steps: list[Step], left_s: float
+) -> None:
+    lifecycle, clock = Lifecycle(), SimpleNamespace(now=0.0)
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    for clock.now, step in steps:
+        step(lifecycle)
+    assert lifecycle.drains
+    assert lifecycle.drain_left_s(DRAIN_S) == left_s
+
+
+def test_what_is_idle_has_drained_also_with_no_time_left() -> None:
+    async def drained(num_requests: int) -> bool:
+        lifecycle = Lifecycle()
+        for _ in range(num_requests):
+            lifecycle.enter()
+        return await lifecycle.wait_idle(0.0)
+
+    assert asyncio.run(drained(0))
+    assert not asyncio.run(drained(1))

@@ -1,0 +1,116 @@
+"""What /status counts of requests: those that ended, those that failed, and how long first tokens took."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rayloom_engine.front.service import Waits
+from rt_front import MODEL, FrontUnderTest, running_front
+
+
+@pytest.fixture
+def front(tmp_path: Path) -> Iterator[FrontUnderTest]:
+    with running_front(tmp_path, waits=Waits(ping_s=0.05, accept_s=0.05)) as running:
+        yield running
+
+
+def counts(front: FrontUnderTest) -> tuple[int, int, int]:
+    """Finished, failed and first tokens, once nothing is in flight."""
+    front.wait_until(lambda: front.service.lifecycle.num_in_flight == 0, "nothing is in flight")
+    requests = front.admin.get("/status").json()["requests"]
+    return requests["finished"], requests["failed"], requests["first_token_seconds"]["+Inf"]
+
+
+def test_nothing_is_counted_before_the_first_request(front: FrontUnderTest) -> None:
+    requests = front.admin.get("/status").json()["requests"]
+    assert (requests["finished"], requests["failed"]) == (0, 0)
+    assert set(requests["first_token_seconds"].values()) == {0}
+
+
+def test_a_request_that_succeeds_is_counted_once_whatever_it_asks_for(front: FrontUnderTest) -> None:
+    assert front.chat().status_code == 200
+    assert counts(front) == (1, 0, 1)
+    with front.chat_stream(n=3) as stream:
+        assert list(stream)[-1] == "[DONE]"
+    assert counts(front) == (2, 0, 2)
+    assert front.complete(["a", "b"]).status_code == 200
+    assert counts(front) == (3, 0, 3)
+    text = front.http.get("/metrics").text
+    assert 'rayloom:requests_finished_total{model_name="tiny"} 3' in text
+    assert 'rayloom:requests_failed_total{model_name="tiny"} 0' in text
+
+
+def test_first_tokens_are_counted_up_to_each_time(front: FrontUnderTest) -> None:
+    for seconds in (0.0005, 0.3, 0.5, 1000.0):
+        front.do(lambda seconds=seconds: front.service.metrics.request_first_token_s.observe(seconds))
+    first = front.admin.get("/status").json()["requests"]["first_token_seconds"]
+    assert [first[edge] for edge in ("0.001", "0.25", "0.5", "160", "+Inf")] == [1, 1, 3, 3, 4]
+    assert [*first] == sorted(first, key=float)
+
+
+def test_an_engine_that_fails_a_request_before_its_answer_began_has_failed_it(front: FrontUnderTest) -> None:
+    front.do(lambda: setattr(front.core, "refusal", ("poison", "the engine died of it")))
+    assert front.chat().status_code == 500
+    assert counts(front) == (1, 1, 0)
+
+
+def test_a_fault_of_the_front_itself_is_a_failure(front: FrontUnderTest, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_request: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("rayloom_engine.front.service.Service.model_text", fail)
+    assert front.chat().status_code == 500
+    assert counts(front) == (1, 1, 0)
+
+
+def test_an_error_event_is_a_failure(front: FrontUnderTest) -> None:
+    front.do(lambda: setattr(front.core, "hold_after", 3))
+    with front.chat_stream() as stream:
+        received = [next(stream)]
+        front.do(lambda: front.core.refuse(front.core.submits[-1].sequence_id, "poison", "the engine died of it"))
+        received += list(stream)
+    assert received[-1]["error"]["code"] == "poisonous_request"
+    assert counts(front) == (1, 1, 1)
+
+
+def test_a_failed_engine_fails_what_runs_and_what_comes(front: FrontUnderTest) -> None:
+    front.do(lambda: setattr(front.core, "hold_after", 3))
+    with front.chat_stream() as stream:
+        next(stream)
+        front.do(lambda: (setattr(front.core, "state", "failed"), front.core.send_status()))
+        assert list(stream)[-1]["error"]["code"] == "engine_unavailable"
+    assert front.chat().status_code == 503
+    assert counts(front) == (2, 2, 1)
+
+
+@pytest.mark.parametrize("stream", [True, False], ids=["stream", "no stream"])
+def test_what_is_refused_is_not_counted(front: FrontUnderTest, stream: bool) -> None:
+    assert front.chat(stream=stream, temperature=-1).status_code == 400
+    assert front.http.post("/v1/completions", content=b"{").status_code == 400
+    assert front.http.get("/v1/completions").status_code == 405
+    for refusal, code in (("queue_full", 429), ("too_long", 400)):
+        front.do(lambda refusal=refusal: setattr(front.core, "refusal", (refusal, "no")))
+        assert front.chat(stream=stream).status_code == code
+    assert front.admin.post("/drain").status_code == 200
+    assert front.chat(stream=stream).status_code == 503
+    assert counts(front) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("stream", [True, False], ids=["stream", "no stream"])
+def test_a_request_whose_client_leaves_is_not_counted(front: FrontUnderTest, stream: bool) -> None:
+    front.do(lambda: setattr(front.core, "hold_after", 3))
+    body: dict[str, Any] = {"model": MODEL, "prompt": "Hi", "stream": stream}
+    content = json.dumps(body).encode()
+    host, port = front.api_url.removeprefix("http://").split(":")
+    # By hand, because an HTTP client closes its socket when it likes.
+    with socket.create_connection((host, int(port))) as connection:
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: {host}\r\nContent-Length: {len(content)}\r\n\r\n"
+        connection.sendall(head.encode() + content)
+        front.wait_until(lambda: front.service.metrics.generation_tokens.value() == 3, "it is under way")
+    assert counts(front) == (0, 0, 1)
