@@ -47,7 +47,8 @@ def test_a_model_that_cannot_be_cut_as_asked_makes_no_pod():
 def test_a_shape_that_another_version_has_chosen_stays():
     async def story(world):
         world.ask_for(service())
-        await world.until(lambda: world.reason() == "PodsPending")
+        await world.until(lambda: world.kube.named("RayCluster"))
+        await world.rest()
         sizing = world.kube.statuses[-1]["sizing"]
         assert (sizing["tensor"], sizing["kvTokens"]) == (1, 11_650 * 16)
         document = world.kube.objects[SERVICE]

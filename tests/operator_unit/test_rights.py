@@ -88,7 +88,9 @@ def used():
         lost = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n2", "namespace": ""}}
         kube.put(lost | {"status": {"conditions": [ready]}})
         await world.until(lambda: ("", "pods", "delete") in kube.used)
-        # A group that another one replaces.
+        # A group that another one replaces, once clients find it no more.
+        del waiting["metadata"]["labels"]["rayloom.dev/route"]
+        kube.put(waiting)
         changed = service(engine={"args": {"threads": 2}})
         changed["metadata"]["generation"] = 2
         world.ask_for(changed)
@@ -96,9 +98,8 @@ def used():
         await world.until(lambda: ("ray.io", "rayclusters", "get") in kube.used)
         # A roll away from a revision of which engines may have to be made again, and that is forgotten in the end.
         rollout = {"currentRevision": "00000000", "updateRevision": "00000000", "hasServed": True}
-        rolling = service(engine={"args": {"threads": 3}}) | {
-            "status": {"rollout": rollout | {"counts": {"00000000": 1}}}
-        }
+        memory = {"status": {"rollout": rollout | {"counts": {"00000000": 1}}}}
+        rolling = service(engine={"args": {"threads": 3}}) | memory
         rolling["metadata"]["generation"] = 3
         world.ask_for(rolling)
         await world.until(lambda: ("apps", "controllerrevisions", "get") in kube.used)

@@ -180,10 +180,10 @@ def test_a_roll_back_takes_back_what_drains_and_makes_what_is_gone():
     world.has_stuck_streams = True
     world.ask(revision=CRASHES)
     world.run(2)
-    assert [each.is_drained for each in world.there] == [True, False]
+    assert [each.is_drained for each in world.there] == [False, True]
 
     world.ask(revision="a")
-    assert acts(world, 5) == [("undrain", "a-0"), ("route_on", "a-0")]
+    assert acts(world, 5) == [("undrain", "a-1"), ("route_on", "a-1")]
     assert (world.memory.step, world.num_available()) == ("Complete", 2)
 
     world.ask(revision=CRASHES)

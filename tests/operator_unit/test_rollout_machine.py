@@ -2,8 +2,8 @@
 
 With every act (asserted in `rt_rolling`): no more than replicas + maxSurge engines, never fewer that serve than
 replicas - maxUnavailable by the planner's doing, no drain or deletion while clients find the engine, no old engine goes
-before the new revision has proven itself, and no failed revision is tried again. And once the faults stop it ends well,
-and nothing moves any more.
+before the new revision has proven itself, what an eviction takes is not deleted, and no failed revision is tried again.
+And once the faults stop every eviction passes, it ends well, and nothing moves any more.
 """
 
 from hypothesis import Phase, settings
@@ -94,6 +94,23 @@ class Rolls(RuleBasedStateMachine):
     def nodes_come_and_go(self, capacity):
         self.world.capacity = capacity
 
+    @rule(pick=st.integers(0, 9), is_cordoned=st.booleans())
+    def a_node_is_cordoned_or_comes_back(self, pick, is_cordoned):
+        engine = self.engine(pick)
+        if engine is not None and engine.is_placed:
+            engine.is_cordoned = is_cordoned
+
+    @rule()
+    def all_nodes_are_cordoned(self):
+        for engine in self.world.there:
+            engine.is_cordoned = engine.is_placed
+
+    @rule(seconds=st.integers(5, 60))
+    def nodes_are_emptied(self, seconds):
+        for _ in range(0, seconds, 5):
+            self.world.run(5, 5)
+            self.world.evict()
+
     @precondition(lambda self: self.world.there)
     @rule()
     def what_was_remembered_is_lost(self):
@@ -112,12 +129,17 @@ class Rolls(RuleBasedStateMachine):
             world.pass_time(10)
             state = world.memory
             has_more = world.turns()
+            world.evict()
             # An engine starts within two of these turns, without a word of the planner's.
             num_quiet = 0 if has_more or world.acts or world.memory != state else num_quiet + 1
             if num_quiet == 4:
                 break
         assert num_quiet == 4, "it does not come to rest"
+        assert not world.step.holds_evictions, "evictions are held for ever"
         state, order = world.memory, world.order
+        if state.step in ("Complete", "RolledBack"):
+            # Otherwise there are engines that never serve, and what does serve is all that the budget leaves.
+            assert not any(engine.is_cordoned for engine in world.there), "an eviction does not pass"
         asked, failure = order.revision, state.failure
         if state.step == "Complete":
             assert world.revisions() == asked * order.replicas

@@ -36,6 +36,7 @@ class Running:
     ill_s: int = 0
     is_routed: bool = False
     is_listed: bool = False
+    is_cordoned: bool = False  # its node is being emptied
     is_drained: bool = False  # it was asked to drain
     unfound_s: int = 0  # for so long no client has found it
     num_in_flight: int = 0
@@ -75,6 +76,8 @@ class Rolling:
         self.has_stuck_streams = False
         self.acts = []  # of the last turn, in their order
         self.step = None
+        self.least_ready = 0  # what the disruption budget says, as written with the last turn
+        self.evicted = []  # with how many then served
 
     @property
     def clock(self):
@@ -103,6 +106,7 @@ class Rolling:
                     state=each.state,
                     is_routed=each.is_routed,
                     is_listed=each.is_listed,
+                    is_cordoned=each.is_cordoned,
                     num_in_flight=each.num_in_flight,
                     figures=each.figures,
                 )
@@ -140,6 +144,15 @@ class Rolling:
             each.num_in_flight = max(0, each.num_in_flight - seconds)
         each.is_listed = each.is_routed and is_well
 
+    def evict(self):
+        """Asks for every engine on a node that is being emptied, as `kubectl drain` does each 5 s. Pods that are not
+        ready always go."""
+        for each in self.there:
+            num_ready = sum(other.state == "well" for other in self.there)
+            if each.is_cordoned and (each.state != "well" or num_ready > self.least_ready):
+                self.end(each)
+                self.evicted.append((each.name, self.num_available()))
+
     def turn(self, num_acts=None):
         """One pass; with `num_acts` the operator dies after so many acts, before anything is written."""
         memory = RolloutState.model_validate_json(self.memory.model_dump_json(by_alias=True))
@@ -152,6 +165,8 @@ class Rolling:
             getattr(self, f"_{verb}")(name)
         if num_acts is None:
             self.memory, self.acts = step.state, acts
+            free = self.order.replicas // 2 if self.order.rollout.max_surge else self.order.least
+            self.least_ready = self.order.most if step.holds_evictions else free
         return step
 
     def run(self, seconds, each_s=1):
@@ -210,10 +225,18 @@ class Rolling:
         each = self.running[name]
         assert name in self.memory.leaving, f"that {name} goes is not written"
         assert not each.is_routed and not each.is_listed, f"{name} is deleted while clients find it"
+        assert not self._is_moved(each), f"{name} is deleted, and its eviction would take it"
         if each.state in ("well", "ill", "draining"):
             is_over = each.unfound_s >= self.order.drain_seconds
             assert (each.is_drained and each.num_in_flight == 0) or is_over, f"{name} has requests"
         self.end(each)
+
+    def _is_moved(self, each):
+        """Whether there is no other reason to take it away."""
+        is_wanted = each.revision == self.memory.current_revision == self.order.revision
+        num_same, rolls = sum(other.revision == each.revision for other in self.there), self.memory.failure is not None
+        is_surplus = num_same > self.order.most or not self.order.replicas or not self.order.rollout.max_surge
+        return each.is_cordoned and each.state in ("well", "draining") and is_wanted and not (rolls or is_surplus)
 
     def end(self, each, seconds=5):
         each.ends_s, each.is_routed, each.is_listed = seconds, False, False

@@ -194,6 +194,14 @@ def stored_sizing(status: Mapping[str, Any]) -> Sizing | None:
         return None
 
 
+def stored_model(status: Mapping[str, Any]) -> Model | None:
+    """None where nothing is stored, or an operator of another version stored less than this one needs."""
+    try:
+        return Model.model_validate(status["model"])
+    except (KeyError, ValidationError):
+        return None
+
+
 def stored_rollout(status: Mapping[str, Any]) -> RolloutState:
     """What a status document remembers of rolls. What this version cannot read is as good as not there."""
     try:

@@ -16,30 +16,27 @@ from datetime import UTC, datetime, timedelta
 
 from rayloom_operator import slim
 from rayloom_operator.api import API_VERSION, KIND, LLMService, parse
-from rayloom_operator.api_rollout import RolloutState
-from rayloom_operator.api_status import Reason, Status, stored_rollout
+from rayloom_operator.api_status import Reason, Status, stored_model, stored_rollout
 from rayloom_operator.applier import Applier
 from rayloom_operator.drift import Drift
 from rayloom_operator.engine_poller import EnginePoller
 from rayloom_operator.errors import DoesNotFit, OperatorError, Refused, SpecError
-from rayloom_operator.inspection import Inspection, inspect, stored_model
+from rayloom_operator.inspection import Inspection, inspect
 from rayloom_operator.judgement import STALE_S, is_well
 from rayloom_operator.k8s_events import events
 from rayloom_operator.kube import CONFLICT, NOT_FOUND, Kube, KubeError
-from rayloom_operator.lineage import Lineage, lineages, old_revisions
+from rayloom_operator.lineage import Lineage
 from rayloom_operator.logs import SERVICE
 from rayloom_operator.metrics import Metrics
 from rayloom_operator.names import Manifest, ServiceKey, object_path
-from rayloom_operator.observed import Group, Observed, Verdict
+from rayloom_operator.observed import Group, Verdict
 from rayloom_operator.observer import Observer
-from rayloom_operator.old_specs import OldSpecs
 from rayloom_operator.plan import Settings, plan
-from rayloom_operator.recovery import Memory, remembered
+from rayloom_operator.recovery import remembered
 from rayloom_operator.reflector import without_managed_fields
 from rayloom_operator.resolved import Resolved, resolve
-from rayloom_operator.revision import revision, with_kept_image
-from rayloom_operator.rolling import look, order_of
-from rayloom_operator.rollout import Step, next_step
+from rayloom_operator.roller import Roller
+from rayloom_operator.rollout import Step
 from rayloom_operator.status import VALID, status
 from rayloom_operator.watches import Watches
 from rayloom_operator.work_queue import WorkQueue
@@ -109,7 +106,7 @@ class Controller:
         self._drift = Drift(kube, self._queue.add, namespaces=namespaces)
         self._applier = Applier(kube, self._drift)
         self._observer = Observer(kube, self.watches, self._poller, settings.operator_key)
-        self._old_specs = OldSpecs(kube, settings.hub)
+        self._roller = Roller(kube, settings.hub, self._observer)
         self._mounting_since: dict[ServiceKey, float] = {}
         self._untold: dict[ServiceKey, dict[str, Manifest]] = {}  # Events that are to be made, by name
         # While services are listed: the versions of those that went meanwhile, which later pages may still have.
@@ -222,7 +219,7 @@ class Controller:
             self._applier.forget(key)
             self._mounting_since.pop(key, None)
             self._untold.pop(key, None)
-            self._old_specs.forget(key)
+            self._roller.forget(key)
             return await self._observer.forget(key, datetime.now(UTC))
         try:
             return await self._bring(key, document)
@@ -250,7 +247,7 @@ class Controller:
             if inspection.facts is not None:
                 image = self._settings.image(service)
                 resolved = resolve(service, image, inspection.facts, previous, self._settings.hub)
-                resolved = await self._with_kept_image(key, document, resolved, previous)
+                resolved = await self._roller.with_kept_image(key, document, resolved, previous)
         except SpecError as error:
             reason = Reason.DOES_NOT_FIT if isinstance(error, DoesNotFit) else Reason.INVALID_SPEC
             accepted = Verdict(reason=reason, message="; ".join(error.problems))
@@ -266,23 +263,11 @@ class Controller:
         step: Step | None = None
         parts: tuple[Lineage, ...] = ()
         if resolved is not None:
-            step = await self._next_step(key, resolved, seen, memory, rollout, now, clock)
-            old = await self._old_specs.of(key, document, old_revisions(step))
-            parts = lineages(resolved, old, seen, memory, rollout, step, now=now, clock=clock)
+            step, parts = await self._roller.next(key, document, resolved, seen, memory, rollout, now=now, clock=clock)
         places = tuple(slot for lineage in parts for slot in lineage.slots)
         wanted = None if unsupported else resolved
-        planned = plan(
-            wanted,
-            seen,
-            parts,
-            step,
-            memory,
-            rollout,
-            self._settings.operator_key,
-            model=inspection.model,
-            now=now,
-            clock=clock,
-        )
+        key_of_tokens, found = self._settings.operator_key, inspection.model
+        planned = plan(wanted, seen, parts, step, memory, rollout, key_of_tokens, model=found, now=now, clock=clock)
         mounting_s = self._mounting_s(key, seen.groups, inspection, now)
         refused: Refused | None = None
         try:
@@ -330,36 +315,6 @@ class Controller:
             self._queue.add_after(key, max(look_s, _REFUSED_LOOK_S))
             raise refused
         return look_s
-
-    async def _with_kept_image(
-        self, key: ServiceKey, document: Manifest, resolved: Resolved, previous: Manifest
-    ) -> Resolved:
-        """With the default image of the time when this spec was first applied, also where it is that of before a roll,
-        which comes back."""
-        current, update = previous.get("currentRevision", ""), previous.get("updateRevision", "")
-        resolved = with_kept_image(resolved, previous.get("image", ""), update or current)
-        if update in ("", current) or revision(resolved) == update:
-            return resolved
-        old = (await self._old_specs.of(key, document, (current,))).get(current)
-        return resolved if old is None else with_kept_image(resolved, old.image, current)
-
-    async def _next_step(
-        self,
-        key: ServiceKey,
-        resolved: Resolved,
-        seen: Observed,
-        memory: Memory,
-        rollout: RolloutState,
-        now: float,
-        clock: datetime,
-    ) -> Step:
-        order = order_of(resolved, revision(resolved))
-        step = next_step(order, rollout, look(seen, memory, order.revision, None, now=now), clock)
-        is_rolling = step.state.update_revision != step.state.current_revision
-        if not (is_rolling or rollout.leaving or step.state.leaving or step.route_off):
-            return step
-        endpoints = await self._observer.endpoints(key)
-        return next_step(order, rollout, look(seen, memory, order.revision, endpoints, now=now), clock)
 
     def _mounting_s(self, key: ServiceKey, groups: Sequence[Group], inspection: Inspection, now: float) -> float | None:
         """For how many seconds a pod has waited, for a volume perhaps; None when none does."""

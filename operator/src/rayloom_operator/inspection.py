@@ -13,10 +13,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from pydantic import ValidationError
-
 from rayloom_operator.api import LLMService
-from rayloom_operator.api_status import Model, Reason
+from rayloom_operator.api_status import Model, Reason, stored_model
 from rayloom_operator.model_facts import ModelFacts, builtin_facts
 from rayloom_operator.names import INSPECT_CONTAINER, SERVICE_LABEL, Manifest
 from rayloom_operator.objects.companions import service_account
@@ -106,14 +104,6 @@ def inspect(
         return Inspection(model=known, verdict=last.verdict, look_again_s=left)
     wanted = service_account(service), inspect_job(service, image, hub, newest + 1)
     return Inspection(model=known, verdict=last.verdict, wanted=wanted)
-
-
-def stored_model(status: Mapping[str, Any]) -> Model | None:
-    """None where nothing is stored, or an operator of another version stored less than this one needs."""
-    try:
-        return Model.model_validate(status["model"])
-    except (KeyError, ValidationError):
-        return None
 
 
 def _without_pod(

@@ -1,4 +1,4 @@
-"""Which nodes of the cluster are not ready, and since when. Nothing else of a node is kept."""
+"""Which nodes of the cluster are not ready, and since when, and which are being emptied. Nothing else is kept."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ from rayloom_operator.kube import Kube
 from rayloom_operator.names import Manifest, ServiceKey
 from rayloom_operator.observed import moment
 from rayloom_operator.reflector import Reflector
+
+# Set before pods are evicted, and not by cordoning.
+_EMPTYING_TAINTS = frozenset({"ToBeDeletedByClusterAutoscaler", "karpenter.sh/disrupted"})
 
 
 def unready_since(node: Manifest) -> datetime | None:
@@ -23,12 +26,21 @@ def unready_since(node: Manifest) -> datetime | None:
     return moment(ready.get("lastTransitionTime", ""))
 
 
+def is_cordoned(node: Manifest) -> bool:
+    """Whether a Node document says that its pods are to go, or will be told to: by hand, by `kubectl drain`, or by a
+    cluster's autoscaler, which taints first."""
+    spec = node.get("spec", {})
+    return bool(spec.get("unschedulable")) or any(each["key"] in _EMPTYING_TAINTS for each in spec.get("taints", ()))
+
+
 class Nodes:
-    """`on_change` gets the name of a node that became ready, or ceased to be. Lives in one event loop."""
+    """`on_change` gets the name of a node that became ready, or ceased to be; or is to be emptied, or no more. Lives in
+    one event loop."""
 
     def __init__(self, kube: Kube, on_change: Callable[[str], None]) -> None:
         self._on_change = on_change
         self._unready: dict[str, datetime] = {}
+        self.cordoned: set[str] = set()  # names of nodes that are being emptied
         self._nodes = Reflector(kube, "v1", "Node", self._changed, selector={}, key_of=_key, slim=_without_all_else)
 
     async def run(self) -> None:
@@ -46,7 +58,9 @@ class Nodes:
         was_ready = self._unready.pop(name, None) is None
         if since is not None:
             self._unready[name] = since
-        if was_ready != (since is None):
+        was_cordoned, is_there = name in self.cordoned, any(map(is_cordoned, self._nodes.of_service(key)))
+        (self.cordoned.add if is_there else self.cordoned.discard)(name)
+        if was_ready != (since is None) or was_cordoned != is_there:
             self._on_change(name)
 
 
@@ -57,4 +71,5 @@ def _key(node: Manifest) -> ServiceKey:
 
 def _without_all_else(node: Manifest) -> Manifest:
     ready = [each for each in node.get("status", {}).get("conditions", ()) if each["type"] == "Ready"]
-    return {"metadata": {"name": node["metadata"]["name"]}, "status": {"conditions": ready}}
+    spec = {"unschedulable": True} if is_cordoned(node) else {}
+    return {"metadata": {"name": node["metadata"]["name"]}, "spec": spec, "status": {"conditions": ready}}

@@ -61,6 +61,7 @@ class Pod:
     owner_uid: str  # of its RayCluster
     grace_s: float | None  # how long it may take to end; None while it is to stay
     fault: Verdict | None
+    stays_when_cordoned: bool = False  # it tolerates a node that is being emptied
     was_starved: bool = False  # a container ended for want of memory, and may have been started again
 
     @property
@@ -92,6 +93,7 @@ class Group:
     is_headless: bool  # its head pod was there and is gone; KubeRay makes no other
     num_new_pods: int  # pods that were made for it in the last minutes, also those that are gone
     reading: Reading | None  # None until its engine was asked
+    is_cordoned: bool = False  # the node of its head pod is being emptied
     is_told_to_go: bool = False  # its head pod was deleted or evicted, and not because its node is away
 
     @property
@@ -198,6 +200,7 @@ def pod(document: Manifest, mount_failure: str = "") -> Pod:
         is_spent=any(_is_spent(container) for container in containers.values()),
         num_engine_starts=containers.get(ENGINE_CONTAINER, {}).get("restartCount", 0),
         owner_uid=owner,
+        stays_when_cordoned=spec.get("staysWhenCordoned", False),
         grace_s=meta.get("deletionGracePeriodSeconds", 0) if "deletionTimestamp" in meta else None,
         fault=fault
         or next((found for container in everything if (found := _container_fault(meta["name"], container))), None),

@@ -114,7 +114,8 @@ def plan(
     if resolved is None or step is None:
         return Plan(routes=routes, deletions=tuple(_stranded(seen, slots)))
     service, update = resolved.service, step.state.update_revision
-    wanted = [service_account(service), client_service(service), disruption_budget(service), network_policy(service)]
+    budget = disruption_budget(service, holds_evictions=step.holds_evictions)
+    wanted = [service_account(service), client_service(service), budget, network_policy(service)]
     wanted.append(old_spec(resolved, update, model))
     is_new = rollout.update_revision != update
     new, waits = {old_spec_name(service.metadata.name, update)} if is_new else set(), []

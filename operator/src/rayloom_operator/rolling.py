@@ -48,6 +48,7 @@ def _engine(group: Group, memory: Memory, endpoints: Set[str] | None, now: float
         state=_state(group, memory, now),
         is_routed=is_routed,
         is_listed=is_routed if endpoints is None or head is None else head.ip in endpoints,
+        is_cordoned=group.is_cordoned,
         num_in_flight=said.requests.in_flight if said is not None else 0,
         figures=said.figures if said is not None else Figures(),
     )

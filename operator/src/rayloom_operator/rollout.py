@@ -9,6 +9,7 @@
 | Paused, Halted | stay | stay | `paused` is false; the spec changes |
 | RollingBack | go | are taken back, or made again | all are of the old revision: RolledBack |
 | Replacing | are all that is to be | go | as above, for a spec that went back: Complete |
+| Moving | one more is made, for one whose node is being emptied | there are none | an eviction took that one |
 | Scaling | made, or go | there are none | there are `replicas` that serve: Complete |
 
 An engine goes in this order, each seen before the next: no route label, no endpoint, `POST /drain`, no request or
@@ -16,6 +17,7 @@ drainSeconds over, deletion. Until then it can be taken back, with `DELETE /drai
 
 What is decided is remembered first and done in the next turn, and only what both turns agree on. So an operator that
 ends in between goes on where it was, and a failed revision is not tried again: only another one in the spec clears it.
+An engine whose node is being emptied goes like that once another serves in its place, but its eviction takes it.
 A first revision, or one of which no engine ever served, is no roll: there is nothing to protect.
 
 How this is wired: `observe` makes `Seen`; `next_step` follows it, with `status.rollout` as memory, and its state is
@@ -36,7 +38,8 @@ from rayloom_operator.api_rollout import RolloutFailure, RolloutState, Window
 from rayloom_operator.observed import moment
 from rayloom_operator.recovery import stamp
 from rayloom_operator.rollout_analysis import MAX_HOLDS, is_over, problem, total
-from rayloom_operator.rollout_shares import IDLE, Engine, Order, Seen, is_held, leavers, shares, target
+from rayloom_operator.rollout_moves import holds, time_left, watched
+from rayloom_operator.rollout_shares import IDLE, Order, Seen, is_drained, is_held, leavers, moved_out, shares, target
 from rayloom_operator.rollout_words import course
 
 # How soon to look again at an engine that drains, and at figures: one that fails requests is to be seen within 10 s.
@@ -57,6 +60,7 @@ class Step:
     route_off: tuple[str, ...] = ()
     drain: tuple[str, ...] = ()
     delete: tuple[str, ...] = ()
+    holds_evictions: bool = False  # the service's disruption budget is to let none through
     look_again_s: float | None = None  # None: when something changes
 
 
@@ -68,6 +72,7 @@ def next_step(order: Order, memory: RolloutState, seen: Seen, clock: datetime) -
     state = state.model_copy(update={"leaving": _with_drains(memory, leavers(order, state, seen), seen, clock)})
     is_roll = state.update_revision != state.current_revision
     state = state.model_copy(update={"roll_time": (state.roll_time or stamp(clock)) if is_roll else ""})
+    state = watched(order, memory, state, seen, clock)
     step, message = course(order, state, seen)
     if step != state.step:
         state = state.model_copy(update={"step": step, "step_time": stamp(clock)})
@@ -77,6 +82,7 @@ def next_step(order: Order, memory: RolloutState, seen: Seen, clock: datetime) -
     staying = [engine for engine in seen.engines if engine.name not in memory.leaving.keys() | state.leaving.keys()]
     barred = _barred(order, memory, seen) & _barred(order, state, seen)
     unlisted = [engine for engine in going if not engine.is_routed and not engine.is_listed]
+    moved = moved_out(order, state, seen)
     drained_at = {name: memory.leaving[name] for name in sure if memory.leaving[name]}
     return Step(
         state=state,
@@ -86,8 +92,11 @@ def next_step(order: Order, memory: RolloutState, seen: Seen, clock: datetime) -
         route_on=tuple(e.name for e in staying if e.state == "well" and not e.is_routed and e.name not in barred),
         route_off=tuple(e.name for e in seen.engines if e.is_routed and (e.name in sure or e.name in barred)),
         drain=tuple(e.name for e in unlisted if e.name in drained_at and e.state in ("well", "ill")),
-        delete=tuple(e.name for e in unlisted if _is_drained(e, drained_at.get(e.name, ""), order, clock)),
-        look_again_s=0.0 if state != memory else min(_looks(order, state, clock), default=None),
+        delete=tuple(
+            e.name for e in unlisted if e not in moved and is_drained(e, drained_at.get(e.name, ""), order, clock)
+        ),
+        holds_evictions=holds(order, state, clock),
+        look_again_s=0.0 if state != memory else min(_looks(order, state, seen, clock), default=None),
     )
 
 
@@ -187,15 +196,6 @@ def _with_drains(memory: RolloutState, leaving: dict[str, str], seen: Seen, cloc
     return leaving
 
 
-def _is_drained(engine: Engine, drained_at: str, order: Order, clock: datetime) -> bool:
-    if engine.state in IDLE:
-        return True
-    if not drained_at:
-        return False
-    is_empty = engine.state == "draining" and engine.num_in_flight == 0
-    return is_empty or clock >= moment(drained_at) + timedelta(seconds=order.drain_seconds)
-
-
 def _barred(order: Order, state: RolloutState, seen: Seen) -> set[str]:
     """A first engine that failed its analysis and is kept, for `autoRollback` is false: nobody is sent to it."""
     if not is_held(order, state) or state.failure is None or state.is_promoted:
@@ -220,9 +220,13 @@ def _missing(order: Order, memory: RolloutState, state: RolloutState, seen: Seen
     return found
 
 
-def _looks(order: Order, state: RolloutState, clock: datetime) -> Iterator[float]:
-    if state.window is not None or state.leaving:
+def _looks(order: Order, state: RolloutState, seen: Seen, clock: datetime) -> Iterator[float]:
+    # What is moved out and has no requests any more waits for an eviction, which is seen when it comes.
+    moved = moved_out(order, state, seen)
+    waiting = {each.name for each in moved if is_drained(each, state.leaving.get(each.name, ""), order, clock)}
+    if state.window is not None or state.leaving.keys() - waiting:
         yield _LOOK_S
+    yield from (max(left_s, _LOOK_S) for left_s in time_left(order, state, clock) if left_s > 0)
     if state.progress_time:
         since = moment(state.progress_time) + timedelta(seconds=order.rollout.progress_deadline_seconds)
         yield max((since - clock).total_seconds(), _LOOK_S)

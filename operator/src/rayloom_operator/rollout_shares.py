@@ -8,9 +8,11 @@ that serve.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from datetime import datetime, timedelta
 from typing import Literal, TypeAlias
 
 from rayloom_operator.api_rollout import Figures, Rollout, RolloutState
+from rayloom_operator.observed import moment
 
 EngineState: TypeAlias = Literal[
     "pending",  # no process of it runs; also after its container ended
@@ -34,6 +36,7 @@ class Engine:
     state: EngineState
     is_routed: bool = False  # its head pod carries the route label
     is_listed: bool = False  # an EndpointSlice of the service has its address
+    is_cordoned: bool = False  # a pod of it is on a node that is being emptied
     num_in_flight: int = 0  # requests
     figures: Figures = field(default_factory=Figures)
 
@@ -114,6 +117,7 @@ def shares(order: Order, state: RolloutState, seen: Seen) -> dict[str, int]:
         new = min(max(before, 1), replicas)
         most_old = min(replicas, order.most - new)
         least_old = min(replicas - num_available, most_old)
+    new += is_one_to_surge(order, state, seen)
 
     def rank(revision: str) -> tuple[bool, bool, bool, str]:
         # What has proven itself is kept the longest, and what has failed goes first. Before any of that, once all that
@@ -137,23 +141,64 @@ def shares(order: Order, state: RolloutState, seen: Seen) -> dict[str, int]:
     return {revision: number for revision, number in counts.items() if number > 0}
 
 
+def moved_out(order: Order, state: RolloutState, seen: Seen) -> list[Engine]:
+    """Engines whose nodes are being emptied, and without which as many serve as are to. They go without a deletion: the
+    eviction takes them, and should it never come, they can come back.
+
+    No more than may be surged; what is above that is surplus like any other.
+    """
+    if not _may_move(order, state):
+        return []
+    here, there = _served(order, state, seen)
+    number = min(len(there), len(here) + len(there) - order.replicas, order.rollout.max_surge)
+    return sorted(there, key=lambda each: _departure(state, each))[: max(number, 0)]
+
+
+def is_one_to_surge(order: Order, state: RolloutState, seen: Seen) -> bool:
+    """Whether an engine is to be made for one whose node is being emptied; one at a time."""
+    here, there = _served(order, state, seen)
+    is_missed = len(here) < order.replicas and len(there) > len(moved_out(order, state, seen))
+    return _may_move(order, state) and is_missed
+
+
+def _may_move(order: Order, state: RolloutState) -> bool:
+    # A roll has its own use for the room; what it takes away first are those that would be moved.
+    return order.rollout.max_surge > 0 and order.replicas > 0 and target(order, state) == state.current_revision
+
+
+def _served(order: Order, state: RolloutState, seen: Seen) -> tuple[list[Engine], list[Engine]]:
+    """The engines of the wanted revision that serve, and those that do or could on nodes that are being emptied."""
+    engines = seen.of(target(order, state))
+    here = [engine for engine in engines if engine.is_available and not engine.is_cordoned]
+    return here, [engine for engine in engines if engine.is_cordoned and engine.state in ("well", "draining")]
+
+
+def _departure(state: RolloutState, engine: Engine) -> tuple[bool, str, bool, bool, int, int]:
+    """By this order engines go."""
+    drained_at, is_apt = state.leaving.get(engine.name), not engine.is_cordoned
+    number = int(engine.name.rpartition("-")[2])
+    return drained_at is None, drained_at or "~", engine.is_available, is_apt, engine.num_in_flight, -number
+
+
 def leavers(order: Order, state: RolloutState, seen: Seen) -> dict[str, str]:
     """Which engines are to go, with the times at which drains began. `state` has the new counts.
 
-    Those that are on their way already come first, the furthest first, then those that do not serve, then the least
-    busy, of equal ones the newest. One that serves stays while there would be too few without it.
+    Those that are on their way already come first, the furthest first, then those that do not serve, then those whose
+    node is being emptied, then the least busy, of equal ones the newest. One that serves stays while there would be too
+    few without it.
     """
     found: dict[str, str] = {}
     wanted = target(order, state)
     num_available = sum(engine.is_available for engine in seen.engines)
-
-    def rank(engine: Engine) -> tuple[bool, str, bool, int, int]:
-        drained_at, number = state.leaving.get(engine.name), int(engine.name.rpartition("-")[2])
-        return drained_at is None, drained_at or "~", engine.is_available, engine.num_in_flight, -number
+    moved = moved_out(order, state, seen)
+    for engine in moved:
+        if not engine.is_available or num_available > order.least:
+            num_available -= engine.is_available
+            found[engine.name] = state.leaving.get(engine.name, "")
 
     revisions = {engine.revision for engine in seen.engines}
     for revision in sorted(revisions, key=lambda each: (each == wanted, each == state.current_revision, each)):
-        engines = sorted(seen.of(revision), key=rank)
+        engines = sorted((e for e in seen.of(revision) if e not in moved), key=lambda each: _departure(state, each))
         excess = len(engines) - state.counts.get(revision, 0)
         for engine in engines:
             if excess <= 0 or (engine.is_available and num_available <= order.least):
@@ -162,3 +207,13 @@ def leavers(order: Order, state: RolloutState, seen: Seen) -> dict[str, str]:
             found[engine.name] = state.leaving.get(engine.name, "")
             excess -= 1
     return found
+
+
+def is_drained(engine: Engine, drained_at: str, order: Order, clock: datetime) -> bool:
+    """Whether an engine has no requests any more, or had its time to finish them; `drained_at` as in `leaving`."""
+    if engine.state in IDLE:
+        return True
+    if not drained_at:
+        return False
+    is_empty = engine.state == "draining" and engine.num_in_flight == 0
+    return is_empty or clock >= moment(drained_at) + timedelta(seconds=order.drain_seconds)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from enum import StrEnum
 
 from rayloom_operator.api_rollout import RolloutState
-from rayloom_operator.rollout_shares import Order, Seen, target
+from rayloom_operator.rollout_shares import Order, Seen, is_one_to_surge, moved_out, target
 
 
 class RolloutStep(StrEnum):
@@ -16,6 +16,7 @@ class RolloutStep(StrEnum):
 
     COMPLETE = "Complete"
     SCALING = "Scaling"
+    MOVING = "Moving"
     STARTING = "Starting"
     WAITING_FOR_CAPACITY = "WaitingForCapacity"
     ANALYZING = "Analyzing"
@@ -33,7 +34,10 @@ def course(order: Order, state: RolloutState, seen: Seen) -> tuple[RolloutStep, 
     engines, num_old = seen.of(wanted), len(seen.engines) - len(seen.of(wanted))
     why = f"Revision {failure.revision} failed ({failure.reason}): {failure.message} " if failure is not None else ""
     if wanted == state.current_revision:
-        is_whole = len(engines) == order.replicas and seen.num_available(wanted) >= order.replicas
+        moved = moved_out(order, state, seen)
+        is_moving = bool(moved) or is_one_to_surge(order, state, seen)
+        has_all = len(engines) == order.replicas and seen.num_available(wanted) >= order.replicas
+        is_whole = has_all and not is_moving
         if is_whole and not num_old and failure is not None:
             words = f"Every engine is of revision {wanted} again. Change the spec to try another."
             return RolloutStep.ROLLED_BACK, why + words
@@ -41,7 +45,7 @@ def course(order: Order, state: RolloutState, seen: Seen) -> tuple[RolloutStep, 
             return RolloutStep.COMPLETE, "There are no engines, for spec.replicas is 0."
         if is_whole and not num_old:
             return RolloutStep.COMPLETE, f"Every engine is of revision {wanted} and serves."
-        if failure is not None:
+        if failure is not None and not is_moving:
             return RolloutStep.ROLLING_BACK, why + f"The engines of revision {wanted} come back."
     elif failure is not None:
         return RolloutStep.HALTED, why + "The roll stops here, for rollout.autoRollback is false. Change the spec."
@@ -55,6 +59,9 @@ def course(order: Order, state: RolloutState, seen: Seen) -> tuple[RolloutStep, 
     if wanted == state.current_revision:
         if num_old:
             return RolloutStep.REPLACING, f"Engines of other revisions than {wanted} go."
+        if is_moving:
+            words = "Engines on nodes that are being emptied are made elsewhere, one by one; then their evictions pass."
+            return RolloutStep.MOVING, words
         return RolloutStep.SCALING, f"The engines of revision {wanted} become {order.replicas}."
     if state.is_promoted:
         return RolloutStep.PROMOTING, f"Engines of revision {new} take the place of the others, one by one."

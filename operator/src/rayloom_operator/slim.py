@@ -32,10 +32,12 @@ def pod(found: Manifest) -> Manifest:
     """Of a Pod, what `observed.pod` and the observer read."""
     spec, status = found["spec"], found.get("status", {})
     volumes = [{"name": each["name"]} for each in spec.get("volumes", ()) if each["name"] in USER_VOLUMES]
+    # Such as a DaemonSet's: a drain leaves it where it is.
+    stays = {"staysWhenCordoned": True} if any(map(_admits_cordoned, spec.get("tolerations") or ())) else {}
     containers = {each: [_part(one, _CONTAINER) for one in status.get(each) or ()] for each in _CONTAINERS}
     return {
         "metadata": _metadata(found),
-        "spec": _part(spec, ("nodeName",)) | {"volumes": volumes},
+        "spec": _part(spec, ("nodeName",)) | {"volumes": volumes} | stays,
         "status": _part(status, _POD_STATUS) | containers | _conditions(found),
     }
 
@@ -57,6 +59,11 @@ def shared(found: Any) -> Any:
     if isinstance(found, list):
         return [shared(each) for each in found]
     return sys.intern(found) if type(found) is str else found
+
+
+def _admits_cordoned(toleration: Mapping[str, Any]) -> bool:
+    is_of_all = toleration.get("operator") == "Exists" and not toleration.get("key")
+    return is_of_all or toleration.get("key") == "node.kubernetes.io/unschedulable"
 
 
 def _metadata(found: Manifest) -> Manifest:

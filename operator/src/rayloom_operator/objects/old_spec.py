@@ -10,9 +10,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from rayloom_operator.api import API_VERSION, KIND, parse
-from rayloom_operator.api_status import Model
+from rayloom_operator.api_status import Model, stored_model
 from rayloom_operator.errors import SpecError
-from rayloom_operator.inspection import stored_model
 from rayloom_operator.model_facts import ModelFacts, builtin_facts
 from rayloom_operator.names import Manifest, metadata, object_path
 from rayloom_operator.resolved import Hub, Resolved, resolve

@@ -1,0 +1,64 @@
+"""Looks up what a roll needs beside what is cached, and asks the planner what comes next."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from rayloom_operator.api_rollout import RolloutState
+from rayloom_operator.kube import Kube
+from rayloom_operator.lineage import Lineage, lineages, old_revisions
+from rayloom_operator.names import Manifest, ServiceKey
+from rayloom_operator.observed import Observed
+from rayloom_operator.observer import Observer
+from rayloom_operator.old_specs import OldSpecs
+from rayloom_operator.recovery import Memory
+from rayloom_operator.resolved import Hub, Resolved
+from rayloom_operator.revision import revision, with_kept_image
+from rayloom_operator.rolling import look, order_of
+from rayloom_operator.rollout import Step, next_step
+
+
+class Roller:
+    """Lives in one event loop."""
+
+    def __init__(self, kube: Kube, hub: Hub, observer: Observer) -> None:
+        self._old_specs = OldSpecs(kube, hub)
+        self._observer = observer
+
+    def forget(self, key: ServiceKey) -> None:
+        """The service is gone."""
+        self._old_specs.forget(key)
+
+    async def with_kept_image(
+        self, key: ServiceKey, document: Manifest, resolved: Resolved, previous: Manifest
+    ) -> Resolved:
+        """`resolved` with the default image of the time when this spec was first applied, also where it is the spec of
+        before a roll, which comes back. `previous` is the status as it was written last."""
+        current, update = previous.get("currentRevision", ""), previous.get("updateRevision", "")
+        resolved = with_kept_image(resolved, previous.get("image", ""), update or current)
+        if update in ("", current) or revision(resolved) == update:
+            return resolved
+        old = (await self._old_specs.of(key, document, (current,))).get(current)
+        return resolved if old is None else with_kept_image(resolved, old.image, current)
+
+    async def next(
+        self,
+        key: ServiceKey,
+        document: Manifest,
+        resolved: Resolved,
+        seen: Observed,
+        memory: Memory,
+        rollout: RolloutState,
+        *,
+        now: float,
+        clock: datetime,
+    ) -> tuple[Step, tuple[Lineage, ...]]:
+        """What to do next, and the engines of each revision. `rollout` is what was written of rolls."""
+        order = order_of(resolved, revision(resolved))
+        step = next_step(order, rollout, look(seen, memory, order.revision, None, now=now), clock)
+        is_rolling = step.state.update_revision != step.state.current_revision
+        if is_rolling or rollout.leaving or step.state.leaving or step.route_off:
+            endpoints = await self._observer.endpoints(key)
+            step = next_step(order, rollout, look(seen, memory, order.revision, endpoints, now=now), clock)
+        old = await self._old_specs.of(key, document, old_revisions(step))
+        return step, lineages(resolved, old, seen, memory, rollout, step, now=now, clock=clock)

@@ -1,0 +1,66 @@
+"""Whether evictions are held while engines move away from nodes that are being emptied. Pure.
+
+Another engine is surged, then the old one loses its route and drains, and then its eviction takes it. Until then the
+service's disruption budget lets none through, so long as that gets on. An eviction is never held for ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime, timedelta
+
+from rayloom_operator.api_rollout import RolloutState
+from rayloom_operator.observed import moment
+from rayloom_operator.recovery import stamp
+from rayloom_operator.rollout_shares import Order, Seen, is_drained, target
+
+# For how long no room for another engine may be a chance.
+_SHORT_S = 30
+
+
+def watched(order: Order, memory: RolloutState, state: RolloutState, seen: Seen, clock: datetime) -> RolloutState:
+    """The state with the times since when evictions are held, and since when there is no room for what would let them
+    through."""
+    if not _has_guarded(order, state, seen, clock):
+        return state.model_copy(update={"held_time": "", "short_time": ""})
+    cordoned = {engine.name for engine in seen.engines if engine.is_cordoned}
+    gets_further = bool(cordoned & state.leaving.keys() - memory.leaving.keys())
+    held_time = stamp(clock) if gets_further or not state.held_time else state.held_time
+    short_time = "" if _gets_on(order, state, seen, clock) else state.short_time or stamp(clock)
+    return state.model_copy(update={"held_time": held_time, "short_time": short_time})
+
+
+def holds(order: Order, state: RolloutState, clock: datetime) -> bool:
+    """Whether evictions are to wait. `state` is that of `watched`."""
+    return bool(state.held_time) and all(left_s > 0 for left_s in time_left(order, state, clock))
+
+
+def time_left(order: Order, state: RolloutState, clock: datetime) -> Iterator[float]:
+    """Seconds after which evictions are held no longer; none of them where none are held."""
+    patience_s = order.rollout.progress_deadline_seconds + order.drain_seconds
+    for time, seconds in ((state.held_time, patience_s), (state.short_time, _SHORT_S)):
+        if time:
+            yield (moment(time) + timedelta(seconds=seconds) - clock).total_seconds()
+
+
+def _has_guarded(order: Order, state: RolloutState, seen: Seen, clock: datetime) -> bool:
+    """Whether an engine that would be evicted serves, or finishes what it has. With maxSurge 0 nothing could take its
+    place."""
+    return order.rollout.max_surge > 0 and any(
+        engine.is_cordoned
+        and engine.state in ("well", "draining")
+        and not is_drained(engine, state.leaving.get(engine.name, ""), order, clock)
+        for engine in seen.engines
+    )
+
+
+def _gets_on(order: Order, state: RolloutState, seen: Seen, clock: datetime) -> bool:
+    """Whether there is an engine to wait for, to come or to go; or room to make one."""
+    wanted = [engine for engine in seen.of(target(order, state)) if not engine.is_cordoned]
+    if any(engine.state == "unschedulable" for engine in wanted):
+        return False
+    is_coming = any(not engine.is_available for engine in wanted if engine.name not in state.leaving)
+    has_room = order.most > len(seen.engines) + seen.num_ending
+    going = [engine for engine in seen.engines if engine.name in state.leaving]
+    is_going = any(not is_drained(engine, state.leaving[engine.name], order, clock) for engine in going)
+    return is_coming or has_room or is_going or state.window is not None

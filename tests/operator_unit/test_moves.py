@@ -1,0 +1,166 @@
+"""Engines that move away from nodes that are being emptied, with numbers that can be checked by hand."""
+
+import pytest
+
+from rt_rolling import Rolling, make_order
+
+
+def serving(replicas=2, capacity=99, **rollout):
+    """A world in which engines of the first revision serve."""
+    world = Rolling(make_order("a", replicas, **rollout), capacity)
+    world.run(20)
+    assert (world.memory.step, world.num_available()) == ("Complete", replicas)
+    return world
+
+
+def cordon(world, *names):
+    for name in names:
+        world.running[name].is_cordoned = True
+    world.turns()
+
+
+def story(world, seconds):
+    """Each step, the engines, how many serve and whether evictions are held, whenever one of these changes."""
+    found = []
+    for _ in range(seconds):
+        world.run(1)
+        names = " ".join(sorted(each.name for each in world.there))
+        line = (world.memory.step, names, world.num_available(), world.step.holds_evictions)
+        if not found or found[-1] != line:
+            found.append(line)
+    return found
+
+
+def evicting(world, seconds):
+    """The fewest that served while evictions were asked for each second."""
+    fewest = world.num_available()
+    for _ in range(seconds):
+        world.run(1)
+        world.evict()
+        fewest = min(fewest, world.num_available())
+    return fewest
+
+
+def test_another_engine_is_made_first_and_the_old_one_drains_and_waits_for_its_eviction():
+    world = serving(replicas=2)
+    cordon(world, "a-0")
+
+    assert story(world, 60) == [
+        ("Moving", "a-0 a-1 a-2", 2, True),
+        ("Moving", "a-0 a-1 a-2", 2, False),  # a-2 serves; a-0 has no route, and its three requests have ended.
+    ]
+    assert list(world.memory.leaving) == ["a-0"]
+    assert (world.running["a-0"].is_drained, world.turn().look_again_s) == (True, None)
+
+    world.evict()
+    assert world.evicted == [("a-0", 2)]
+    assert story(world, 20) == [("Complete", "a-1 a-2", 2, False)]
+
+
+@pytest.mark.parametrize("replicas", [1, 2, 3])
+def test_every_node_is_emptied_and_as_many_serve_all_the_time(replicas):
+    world = serving(replicas=replicas)
+    cordon(world, *world.running)
+
+    assert evicting(world, 150) == replicas
+    assert [available for _, available in world.evicted] == [replicas] * replicas
+    assert (world.memory.step, world.num_available()) == ("Complete", replicas)
+
+
+def test_an_engine_whose_node_comes_back_before_another_serves_stays():
+    world = serving(replicas=2)
+    cordon(world, "a-0")
+    world.run(5)
+    world.running["a-0"].is_cordoned = False
+    world.run(5)
+
+    assert (world.memory.step, [each.name for each in world.there]) == ("Complete", ["a-0", "a-1"])
+
+
+def test_an_engine_whose_node_comes_back_after_it_drained_is_one_too_many():
+    world = serving(replicas=2)
+    cordon(world, "a-0")
+    world.run(60)
+    world.running["a-0"].is_cordoned = False
+    world.run(5)
+
+    assert (world.memory.step, [each.name for each in world.there]) == ("Complete", ["a-1", "a-2"])
+
+
+def test_an_engine_that_drained_comes_back_when_the_one_in_its_stead_fails():
+    world = serving(replicas=1)
+    cordon(world, "a-0")
+    world.run(60)
+    world.running["a-1"].ill_s = 99
+    world.run(3)
+
+    assert (world.num_available(), world.is_available(world.running["a-0"])) == (1, True)
+
+
+@pytest.mark.parametrize("capacity", [2, 3])
+def test_where_there_is_no_room_evictions_are_held_for_30_seconds(capacity):
+    # Either no node has room, or the only one above the replicas is there already: it drained, and stays.
+    world = serving(replicas=2, capacity=capacity)
+    cordon(world, *(["a-0"] if capacity == 2 else ["a-0", "a-1"]))
+    while world.memory.short_time == "":
+        world.run(1)
+    began = world.seconds
+    assert world.step.holds_evictions
+    while world.step.holds_evictions:
+        world.run(1)
+
+    assert world.seconds - began in (30, 31, 32)  # It looks again each 2 s.
+    world.evict()
+    assert world.evicted[0][0] == "a-0"
+
+
+def test_a_new_engine_that_never_serves_holds_an_eviction_until_the_deadline():
+    world = serving(replicas=1)
+    cordon(world, "a-0")
+    began = world.seconds
+    while world.step.holds_evictions:
+        world.running["a-1"].age = 0
+        world.run(1)
+
+    assert world.seconds - began in (130, 131, 132)  # progressDeadlineSeconds, 120, and drainSeconds, 10
+    assert (world.num_available(), world.memory.step) == (1, "Moving")
+
+
+@pytest.mark.parametrize("state", ["ill", "starting"])
+def test_the_eviction_of_an_engine_that_does_not_serve_is_not_held(state):
+    world = serving(replicas=2)
+    world.running["a-0"].ill_s, world.running["a-0"].age = (99, 99) if state == "ill" else (0, 0)
+    cordon(world, "a-0")
+
+    assert (world.step.holds_evictions, world.memory.counts) == (False, {"a": 2})
+
+
+def test_without_surge_nothing_moves_and_evictions_pass():
+    world = serving(replicas=2, maxSurge=0, maxUnavailable=1)
+    cordon(world, "a-0")
+
+    assert (world.memory.step, world.memory.leaving, world.step.holds_evictions) == ("Complete", {}, False)
+    world.evict()
+    assert world.evicted == [("a-0", 1)]
+
+
+def test_a_roll_goes_on_and_takes_away_first_what_is_on_nodes_that_are_being_emptied():
+    world = serving(replicas=3)
+    world.ask(revision="b")
+    world.run(5)
+    cordon(world, "a-2")
+    while not world.memory.leaving:
+        world.run(1)
+        assert world.step.holds_evictions
+    assert (world.memory.step, list(world.memory.leaving)) == ("Promoting", ["a-2"])
+    world.run(120)
+    assert (world.memory.step, world.revisions(), world.evicted) == ("Complete", "bbb", [])
+
+
+def test_what_is_cordoned_and_nobody_needs_is_deleted():
+    world = serving(replicas=3)
+    cordon(world, "a-0", "a-1", "a-2")
+    world.ask(replicas=0)
+    world.run(30)
+
+    assert (world.memory.step, world.there) == ("Complete", [])
