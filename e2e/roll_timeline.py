@@ -110,6 +110,8 @@ class RollTimeline(Timeline):
             self.note(at, "engine", f"{engine.name} has made a token")
         if status["state"] == "draining":
             self._touch(engine, at, "it drains")
+            if not status["requests"]["in_flight"]:
+                self._touch(engine, at, "its last request has ended")
 
     def _touch(self, engine: Engine, at: float, what: str) -> None:
         if what not in {before for _, before in engine.touches}:
