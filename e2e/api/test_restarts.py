@@ -6,14 +6,13 @@ before a write leaves is what a kill just after the write before it leaves.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
 
 from api.conftest import llm_service
+from api.whole import end_state
 from standins.operators import OperatorProcess, wait_until
 from standins.proxy import Request
 from standins.world import LLM, World
@@ -116,7 +115,7 @@ def _play(
         world.take_lease()
         world.release(successor.proxy)
     _wait_whole(world, namespace, name)
-    end = _end_state(world, namespace, name)
+    end = end_state(world, namespace, name)
     world.delete(f"{LLM}/namespaces/{namespace}/llmservices/{name}")
     return end
 
@@ -164,32 +163,3 @@ def _wait_whole(world: World, namespace: str, name: str) -> None:
         40,
         lambda: f"{sorted(world.objects(namespace, name))}\n{world.story()}",
     )
-
-
-_OF_THIS_RUN = frozenset(
-    {"uid", "resourceVersion", "creationTimestamp", "managedFields", "namespace", "generation"}
-    | {"clusterIP", "clusterIPs", "lastTransitionTime", "nodes", "lastUpdateTime", "stateTransitionTimes", "head"}
-)
-
-
-def _end_state(world: World, namespace: str, name: str) -> object:
-    """All objects of the service and its status, without what differs from one time to the next."""
-    status = world.services[(namespace, name)]["status"]
-    objects: dict[str, Any] = {"status": status}
-    for path, each in world.objects(namespace, name).items():
-        if path.startswith("RayCluster/"):
-            each = each | {"status": {}}  # KubeRay's, and it may be behind
-        if path.startswith("Secret/"):
-            each = each | {"data": sorted(each["data"])}  # tokens hang on the service's uid
-        objects[path] = each
-    pods = world.pods(namespace, name)
-    objects["pods"] = sorted((each["metadata"]["labels"] for each in pods), key=json.dumps)
-    text = json.dumps(_plain(objects)).replace(name, "NAME")
-    # Which number was free hangs on when the old engine went.
-    return json.loads(re.sub(r"(NAME-[0-9a-f]{8})-\d+", r"\1-N", text))
-
-
-def _plain(found: Any) -> Any:
-    if isinstance(found, dict):
-        return {key: _plain(value) for key, value in sorted(found.items()) if key not in _OF_THIS_RUN}
-    return [_plain(each) for each in found] if isinstance(found, list) else found

@@ -14,7 +14,8 @@ from cluster.processes import Processes
 from cluster.shell import wait_until
 
 _USUAL_API_PORT = 6443
-_OF_ENDPOINTS = ("-endpoints-controller", "-endpointslice-controller", "-endpointslice-mirroring-controller")
+# What nobody reads where nodes are played: there EndpointSlices are enough.
+_OF_OLD_ENDPOINTS = ("-endpoints-controller", "-endpointslice-mirroring-controller")
 
 
 class ControlPlane:
@@ -81,8 +82,7 @@ class ControlPlane:
             use_service_account_credentials="true",
             root_ca_file=self.authority.ca.certificate,
             service_account_private_key_file=accounts.key,
-            # Without nodes of its own, pods have addresses that no endpoint may have, and nobody reads endpoints.
-            controllers=",".join(("*", *(() if self._has_nodes else _OF_ENDPOINTS))),
+            controllers=",".join(("*", *(() if self._has_nodes else _OF_OLD_ENDPOINTS))),
             node_monitor_grace_period="20s",  # the default of 50 s would only make tests of a lost node longer
             leader_elect="false",
             secure_port=0,

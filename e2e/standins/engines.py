@@ -1,4 +1,4 @@
-"""A stand-in for engines: one HTTP server that answers `/status` at the address of each pod, all of them 127.x.y.z.
+"""A stand-in for engines: one HTTP server that answers `/status` at the address of each pod (`addresses.py`).
 
 It speaks the schema of the real one (schemas/status.v1.json) and asks for the same bearer token. It stands in where no
 container runs; `make e2e` runs the real engine in real pods.
@@ -8,8 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
+
+from standins.addresses import pod_ip_at
 
 ADMIN_PORT = 8001
 
@@ -24,6 +28,8 @@ _MODEL = {
     "weight_bytes": 269_030_016,
     "max_model_len": 8192,
 }
+# Upper edges, in seconds, between which the real one counts how long first tokens take.
+_EDGES = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -39,12 +45,40 @@ class Engine:
     token_age: float | None = 1.0
     is_silent: bool = False  # closes connections without an answer
     is_draining: bool = False
-    in_flight: int = 0
+    in_flight: int = 0  # requests that a test says are there, besides those of a Traffic
+    # How long after the beginning of a drain those end; None: they never do.
+    finish_s: float | None = 0.3
     num_asked: int = 0
+    # What becomes of the requests of a Traffic.
+    first_token_s: float = 0.03
+    is_failing: bool = False  # all of them end in an error
+    num_running: int = 0
+    num_finished: int = 0
+    num_failed: int = 0
+    first_tokens: list[float] = field(default_factory=list)  # the seconds of each
+    # Times of time.monotonic(), for the order of events.
+    served_at: float | None = None  # when it first said that it serves
+    drains: list[tuple[float, str]] = field(default_factory=list)  # and the methods of the requests for /drain
+    found_at_drain: tuple[str, ...] = ()  # by which ways clients still found it at the last POST /drain
 
     @property
     def said_state(self) -> str:
         return self.state or ("draining" if self.is_draining else "serving" if self._has_ranks else "starting")
+
+    @property
+    def num_in_flight(self) -> int:
+        has_ended = (
+            self.is_draining
+            and self.drains
+            and self.finish_s is not None
+            and time.monotonic() >= self.drains[-1][0] + self.finish_s
+        )
+        return self.num_running + (0 if has_ended else self.in_flight)
+
+    @property
+    def takes_requests(self) -> bool:
+        """Whether its front accepts a request; while it recovers they wait."""
+        return not self.is_silent and self.is_ready
 
     @property
     def is_ready(self) -> bool:
@@ -58,6 +92,8 @@ class Engine:
     def document(self) -> dict[str, Any]:
         """`/status`, version v1."""
         is_loaded = self._has_ranks and self.said_state != "starting"
+        times = self.first_tokens
+        within = {f"{edge:g}": sum(each <= edge for each in times) for edge in _EDGES} | {"+Inf": len(times)}
         return {
             "version": "v1",
             "engine_version": "0.1.0",
@@ -73,7 +109,14 @@ class Engine:
                 {"name": "load", "seconds": 1.0, "done": 0, "total": 0, "unit": "", "finished": is_loaded},
             ],
             "ranks": [_rank(index, node) for index, node in enumerate(self.nodes)],
-            "requests": {"in_flight": self.in_flight, "running": self.in_flight, "waiting": 0},
+            "requests": {
+                "in_flight": self.num_in_flight,
+                "running": self.num_in_flight,
+                "waiting": 0,
+                "finished": self.num_finished,
+                "failed": self.num_failed,
+                "first_token_seconds": within,
+            },
             "kv_cache": {"num_blocks": 64, "num_free_blocks": 64, "block_size": 16, "usage": 0.0},
             "recoveries": [],
             "api_url": "",
@@ -86,6 +129,8 @@ class Engines:
     def __init__(self) -> None:
         self.by_ip: dict[str, Engine] = {}
         self.num_answers = 0
+        # Called with the address of each engine that is told to drain, before it has answered.
+        self.on_drain: Callable[[str], None] = lambda ip: None
         self._server: asyncio.Server | None = None
 
     async def start(self) -> None:
@@ -99,8 +144,9 @@ class Engines:
 
     def answer(self, address: str, method: str, path: str, token: str) -> tuple[int, object] | None:
         """Code and document; None closes the connection without an answer."""
-        engine = self.by_ip.get(address)
-        if not address.startswith("127.") or engine is None or engine.is_silent:
+        ip = pod_ip_at(address)
+        engine = self.by_ip.get(ip)
+        if engine is None or engine.is_silent:
             return None
         engine.num_asked += 1
         self.num_answers += 1
@@ -108,9 +154,15 @@ class Engines:
             return 401, {"error": {"message": "wrong token"}}
         match method, path:
             case "GET", "/status":
-                return 200, engine.document()
+                document = engine.document()
+                if engine.served_at is None and document["state"] == "serving":
+                    engine.served_at = time.monotonic()
+                return 200, document
             case "POST" | "DELETE", "/drain":
                 engine.is_draining = method == "POST"
+                engine.drains.append((time.monotonic(), method))
+                if engine.is_draining:
+                    self.on_drain(ip)
                 return 200, {}
         return 404, {"error": {"message": "not found"}}
 

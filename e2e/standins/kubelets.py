@@ -12,9 +12,11 @@ import json
 from datetime import UTC, datetime
 from typing import Any
 
+from standins.addresses import pod_ip
 from standins.client import MERGE, Api, ApiError
+from standins.crashes import crash
 from standins.engines import Engine, Engines
-from standins.pod_status import RUN, Document, Play, pod_status
+from standins.pod_status import RUN, Document, Play, Release, pod_status
 
 NODES = ("standin-a", "standin-b")
 SERVICE_LABEL = "rayloom.dev/service"
@@ -22,6 +24,7 @@ _LABEL = "rayloom.dev/standin"
 # The controllers take a node for lost after 20 s of silence.
 _HEARTBEAT_S = 4.0
 _RETRY_S = 0.5
+_GOOD = Release()
 _CAPACITY = {"cpu": "100000", "memory": "1000000Gi", "pods": "100000", "nvidia.com/gpu": "8"}
 
 
@@ -32,9 +35,11 @@ class Kubelets:
         self._api = api
         self._engines = engines
         self._plays: dict[tuple[str, str, str], Play] = {}  # (namespace, service, role)
+        self._releases: dict[str, Release] = {}  # by image
         self._pods: dict[str, Document] = {}  # by uid; those on our nodes
         self._services: dict[tuple[str, str], dict[str, None]] = {}  # (namespace, service) -> uids of its pods
         self._ips: dict[str, str] = {}  # by uid
+        self._crashing_since: dict[str, float] = {}  # by uid
         self._sent: dict[str, str] = {}  # uid -> the status that was sent last, without times
         self._well: set[str] = set()  # uids of pods that are ready
         self._tasks: dict[str, asyncio.Task[None]] = {}
@@ -62,11 +67,25 @@ class Kubelets:
         for uid in self._of_service(namespace, service):
             self._sync_soon(uid)
 
-    def engine(self, namespace: str, service: str) -> Engine | None:
-        """The engine in the head pod that came last."""
-        found = [self._ips[uid] for uid in self._of_service(namespace, service) if uid in self._ips]
-        engines = [self._engines.by_ip[ip] for ip in found if ip in self._engines.by_ip]
-        return engines[-1] if engines else None
+    def release(self, image: str, release: Release) -> None:
+        """What engines of this image do that start from now on."""
+        self._releases[image] = release
+
+    def engine(self, namespace: str, service: str, cluster: str = "") -> Engine | None:
+        """The engine of this RayCluster; without one, that in the head pod that came last."""
+        engines = self.engines(namespace, service)
+        return engines.get(cluster) if cluster else next(reversed(engines.values()), None)
+
+    def engines(self, namespace: str, service: str) -> dict[str, Engine]:
+        """By their RayClusters."""
+        return {
+            self._pods[uid]["metadata"]["labels"]["ray.io/cluster"]: engine
+            for uid in self._of_service(namespace, service)
+            if (engine := self._engines.by_ip.get(self._ips.get(uid, ""))) is not None
+        }
+
+    def pod_at(self, ip: str) -> Document | None:
+        return next((self._pods[uid] for uid, each in self._ips.items() if each == ip and uid in self._pods), None)
 
     def changed(self, namespace: str, service: str) -> None:
         """A test has changed an engine, and its pod may have become ready, or not."""
@@ -80,6 +99,12 @@ class Kubelets:
             if pod["spec"]["nodeName"] == node and (engine := self._engines.by_ip.get(self._ips.get(uid, ""))):
                 engine.is_silent = True
         await self._report(node, "Unknown")
+
+    async def cordon(self, node: str, is_cordoned: bool = True) -> None:
+        """No more pods come to the node, or they may again."""
+        await self._api.request(
+            "PATCH", f"/api/v1/nodes/{node}", {"spec": {"unschedulable": is_cordoned}}, content_type=MERGE
+        )
 
     async def bring_back(self, node: str) -> None:
         """The machine has started again: none of its containers runs any more, and kubelets start them anew."""
@@ -103,6 +128,7 @@ class Kubelets:
                 mates.pop(uid, None)
                 self._pods.pop(uid, None)
                 self._sent.pop(uid, None)
+                self._crashing_since.pop(uid, None)
                 self._well.discard(uid)
                 self._engines.by_ip.pop(self._ips.pop(uid, ""), None)
                 self._refresh_cluster(pod)
@@ -158,7 +184,12 @@ class Kubelets:
             return delay
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         is_ready = engine is not None and engine.is_ready
-        status = pod_status(pod, play, ip=ip, host_ip="127.0.0.1", is_ready=is_ready, now=now)
+        crashed = None
+        if play.is_restarted:
+            began = self._crashing_since.setdefault(uid, asyncio.get_running_loop().time())
+            crashed = crash(asyncio.get_running_loop().time() - began)
+            delay = min(crashed.changes_in_s, _RETRY_S)
+        status = pod_status(pod, play, ip=ip, host_ip="127.0.0.1", is_ready=is_ready, now=now, crash=crashed)
         essence = json.dumps(status).replace(now, "")
         if self._sent.get(uid) != essence:
             if play.mount_failure and uid not in self._sent:
@@ -176,7 +207,11 @@ class Kubelets:
         labels = meta.get("labels", {})
         kinds = {owner["kind"] for owner in meta.get("ownerReferences", ())}
         role = "job" if "Job" in kinds else labels.get("ray.io/node-type", "")
-        return self._plays.get((meta["namespace"], labels.get(SERVICE_LABEL, ""), role), RUN)
+        otherwise = self._release_of(pod).play if role == "head" else RUN
+        return self._plays.get((meta["namespace"], labels.get(SERVICE_LABEL, ""), role), otherwise)
+
+    def _release_of(self, pod: Document) -> Release:
+        return self._releases.get(pod["spec"]["containers"][-1]["image"], _GOOD)
 
     async def _missing(self, uid: str, pod: Document) -> str:
         """Why the volumes of a head pod cannot be mounted; empty when they can. Then its engine runs."""
@@ -206,7 +241,10 @@ class Kubelets:
             )
             num_pods = sum(group["replicas"] for group in ray["spec"]["workerGroupSpecs"])
         self._engines.by_ip[self._next_ip(uid)] = Engine(
-            token=token, num_ranks=num_ranks, ranks_per_pod=max(1, num_ranks // max(1, num_pods))
+            token=token,
+            num_ranks=num_ranks,
+            ranks_per_pod=max(1, num_ranks // max(1, num_pods)),
+            **self._release_of(pod).engine,
         )
         self._refresh_cluster(pod)
         return ""
@@ -233,8 +271,7 @@ class Kubelets:
     def _next_ip(self, uid: str) -> str:
         if uid not in self._ips:
             self._num_ips += 1
-            number = self._num_ips
-            self._ips[uid] = f"127.{1 + number // 60000}.{number // 250 % 240}.{1 + number % 250}"
+            self._ips[uid] = pod_ip(self._num_ips)
         return self._ips[uid]
 
     async def _tell(self, pod: Document, reason: str, message: str) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import yaml
 
+from standins import addresses
 from standins.client import Document
 from standins.proxy import Proxy
 
@@ -31,7 +32,8 @@ class Credentials:
 
 class OperatorProcess:
     def __init__(self, server: Proxy | Document, credentials: Credentials, folder: Path, *command: str) -> None:
-        """Starts it. `folder` is its own; the log is in it. What all operators are told is added to `command`.
+        """Starts it. `folder` is its own; the log is in it. What all operators are told is added to `command`, which is
+        Python's, and the engines' addresses lead to the stand-ins.
 
         `server` is its proxy, or the cluster of a kubeconfig.
         """
@@ -52,9 +54,11 @@ class OperatorProcess:
         }
         (folder / "kubeconfig").write_text(json.dumps(config))
         environment = {name: value for name, value in os.environ.items() if not name.startswith("KUBERNETES_")}
+        python, *arguments = command
+        own = (f"--key-file={folder / 'key'}", f"--health-port={self.health_port}")
         with self.log.open("wb") as output:
             self.process = subprocess.Popen(
-                [*command, f"--key-file={folder / 'key'}", f"--health-port={self.health_port}"],
+                [python, addresses.__file__, *arguments, *own],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -123,7 +127,8 @@ def wait_until(is_so: object, what: str, timeout_s: float = 20.0, story: object 
     assert callable(is_so)
     began = time.monotonic()
     while not is_so():
-        more = f"\n{story()}" if callable(story) else ""
-        assert time.monotonic() - began < timeout_s, f"waited {timeout_s:g} s for {what}{more}"
+        if time.monotonic() - began >= timeout_s:
+            more = f"\n{story()}" if callable(story) else ""
+            raise AssertionError(f"waited {timeout_s:g} s for {what}{more}")
         time.sleep(0.02)
     return time.monotonic() - began

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
+
+from standins.crashes import Crash
 
 Document = dict[str, Any]
 
@@ -14,6 +17,8 @@ class Play:
 
     waiting: tuple[str, str] | None = None  # reason and message of a container that cannot start
     ended: tuple[int, str] | None = None  # exit code and termination message of a container that keeps ending
+    # Such a container is started again, ever later (`crashes.py`). Otherwise it waits from its first end on.
+    is_restarted: bool = False
     is_oom: bool = False  # the kernel ended it, with code 137
     mount_failure: str = ""  # what the kubelet says about a volume, in an event
     is_never_ready: bool = False
@@ -30,8 +35,19 @@ RUN = Play()
 _NO_EVENT = {"restartCount": 0, "containerID": "", "imageID": ""}
 
 
-def pod_status(pod: Document, play: Play, *, ip: str, host_ip: str, is_ready: bool, now: str) -> Document:
-    """The fields of `status` that a kubelet writes. `is_ready`: what the engine's readiness probe would find."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Release:
+    """What the engines of one image do."""
+
+    play: Play = RUN  # what happens to their head pods
+    engine: Mapping[str, Any] = field(default_factory=dict)  # fields of `engines.Engine`
+
+
+def pod_status(
+    pod: Document, play: Play, *, ip: str, host_ip: str, is_ready: bool, now: str, crash: Crash | None = None
+) -> Document:
+    """The fields of `status` that a kubelet writes. `is_ready`: what the engine's readiness probe would find; `crash`:
+    where a container is that is started again and again."""
     containers = [container["name"] for container in pod["spec"]["containers"]]
     images = {container["name"]: container["image"] for container in pod["spec"]["containers"]}
     chosen = play.container or containers[-1]
@@ -50,6 +66,8 @@ def pod_status(pod: Document, play: Play, *, ip: str, host_ip: str, is_ready: bo
             ended = _ended(code, "OOMKilled" if play.is_oom else "", words, now)
             if is_job:
                 state, ready = {"terminated": ended}, False
+            elif crash is not None and crash.is_running:
+                last, ready = {"terminated": ended} if crash.num_restarts else {}, False
             else:
                 state = {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 5m0s restarting failed"}}
                 last, ready = {"terminated": ended}, False
@@ -68,6 +86,7 @@ def pod_status(pod: Document, play: Play, *, ip: str, host_ip: str, is_ready: bo
                 "state": state,
                 "lastState": last,
                 **_NO_EVENT,
+                "restartCount": crash.num_restarts if crash is not None and name == chosen else 0,
             }
         )
     is_well = all(status["ready"] for status in statuses)

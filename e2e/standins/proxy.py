@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,8 @@ from aiohttp import web
 from standins.client import tls
 
 _WRITES = ("POST", "PUT", "PATCH", "DELETE")
+# The first one in an object is its own.
+_VERSION = re.compile(rb'"resourceVersion": ?"(\d+)"')
 _HOP_HEADERS = {"host", "connection", "transfer-encoding", "content-length", "content-encoding", "accept-encoding"}
 
 
@@ -23,6 +26,7 @@ class Request(NamedTuple):
     method: str
     path: str
     code: int  # of the answer; 0 while there is none
+    version: str = ""  # of the object that a write left; empty where the answer has none
 
     @property
     def is_write(self) -> bool:
@@ -97,7 +101,11 @@ class Proxy:
                         await answer.write(chunk)
                 return answer
             content = await upstream.read()
-            self.log[index] = Request(at, request.method, request.path_qs, upstream.status)
-            if self.after_write is not None and self.log[index].is_write:
+            is_write = self.log[index].is_write
+            version = _VERSION.search(content) if is_write else None
+            self.log[index] = self.log[index]._replace(
+                code=upstream.status, version="" if version is None else version[1].decode()
+            )
+            if self.after_write is not None and is_write:
                 self.after_write(self.log[index])
             return web.Response(status=upstream.status, body=content, content_type=upstream.content_type)

@@ -3,6 +3,8 @@
 world.create({...})                          a manifest, as `kubectl apply` checks it
 world.play(ns, "chat", "head", Play(...))    what happens to its pods, from now on
 world.engine(ns, "chat", token_age=20.0)     what its engine says, from now on
+world.ship("acme/engine:2", Release(...))    what engines of this image do
+with world.traffic(ns, "chat") as traffic:   it has clients
 world.wait(ns, "chat", "Available", "Serving")
 world.operator()                             one is running
 """
@@ -14,22 +16,30 @@ import contextlib
 import itertools
 import json
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
 from cluster.install import NAMESPACE
 from standins.chart import credentials
 from standins.client import Api, ApiError, Document
-from standins.engines import Engines
-from standins.kubelets import Kubelets
+from standins.engines import Engine, Engines
+from standins.history import History
+from standins.kubelets import SERVICE_LABEL, Kubelets
 from standins.operators import OPERATOR, Credentials, OperatorProcess, wait_until
-from standins.pod_status import Play
+from standins.pod_status import Play, Release
 from standins.proxy import Proxy
+from standins.traffic import SLICE_LABEL, Traffic, ready_addresses
 
 LLM = "/apis/rayloom.dev/v1alpha1"
 ENGINE_IMAGE = "rayloom/engine:test"
 LEASE = (f"--lease-namespace={NAMESPACE}",)
+
+_GROUPS = {
+    "rayclusters": "/apis/ray.io/v1",
+    "controllerrevisions": "/apis/apps/v1",
+    "poddisruptionbudgets": "/apis/policy/v1",
+}
 
 _T = TypeVar("_T")
 
@@ -40,6 +50,8 @@ class World:
         self.services: dict[tuple[str, str], Document] = {}  # as the API server has them
         self.seen: set[tuple[str, str, str]] = set()  # (type, status, reason) of all conditions so far
         self._told: dict[tuple[str, str], dict[tuple[str, str], Document]] = {}  # service -> (type, reason) -> last one
+        self.history = History()
+        self._looks: set[asyncio.Task[None]] = set()
         self._folder = folder
         self._numbers = itertools.count()
         self._operators: list[OperatorProcess] = []
@@ -52,9 +64,10 @@ class World:
         self.api = Api(self.kubeconfig)
         self.engines = Engines()
         self.kubelets = Kubelets(self.api, self.engines)
+        self.engines.on_drain = lambda ip: self._looks.add(asyncio.create_task(self._look_at_drain(ip)))
         await self.engines.start()
         await self.kubelets.start()
-        self._following = asyncio.create_task(self._follow())
+        self._following = [asyncio.create_task(each) for each in (self._follow(), self.history.follow(self.api))]
 
     async def _follow(self) -> None:
         async for kind, found in self.api.follow(f"{LLM}/llmservices"):
@@ -67,13 +80,27 @@ class World:
                 self.seen.add((each["type"], each["status"], each["reason"]))
                 self._told.setdefault(key, {})[(each["type"], each["reason"])] = each
 
+    async def _look_at_drain(self, ip: str) -> None:
+        """Writes down how clients would still find an engine that is told to drain."""
+        pod, engine = self.kubelets.pod_at(ip), self.engines.by_ip[ip]
+        assert pod is not None
+        meta = pod["metadata"]
+        path, service = f"/api/v1/namespaces/{meta['namespace']}", meta["labels"][SERVICE_LABEL]
+        labels = (await self.api.request("GET", f"{path}/pods/{meta['name']}"))["metadata"]["labels"]
+        path = path.replace("/api/v1", "/apis/discovery.k8s.io/v1")
+        slices = await self.api.request("GET", f"{path}/endpointslices", labelSelector=f"{SLICE_LABEL}={service}")
+        is_listed = any(ip in ready_addresses(each) for each in slices["items"])
+        found = {"route": labels.get("rayloom.dev/route") == "true", "endpoint": is_listed}
+        engine.found_at_drain = tuple(way for way, is_open in found.items() if is_open)
+
     def close(self) -> None:
         self.stop_operators()
         self.do(self._close())
         self._loop.call_soon_threadsafe(self._loop.stop)
 
     async def _close(self) -> None:
-        self._following.cancel()
+        for each in self._following:
+            each.cancel()
         await self.kubelets.close()
         await self.engines.close()
         await self.api.close()
@@ -119,10 +146,9 @@ class World:
 
     def objects(self, namespace: str, service: str, *plurals: str) -> dict[str, Document]:
         """Everything that is made of a service, or what is of these kinds, by kind/name, but for pods."""
-        found = {}
-        for plural in plurals or ("services", "serviceaccounts", "configmaps", "secrets", "rayclusters"):
-            group = "/apis/ray.io/v1" if plural == "rayclusters" else "/api/v1"
-            path = f"{group}/namespaces/{namespace}/{plural}"
+        found: dict[str, Document] = {}
+        for plural in plurals or ("services", "serviceaccounts", "configmaps", "secrets", *_GROUPS):
+            path = f"{_GROUPS.get(plural, '/api/v1')}/namespaces/{namespace}/{plural}"
             answer = self.request("GET", path, labelSelector=f"rayloom.dev/service={service}")
             kind = answer["kind"].removesuffix("List")
             found |= {f"{kind}/{each['metadata']['name']}": each for each in answer["items"]}
@@ -135,17 +161,50 @@ class World:
         return [each for each in answer["items"] if "deletionTimestamp" not in each["metadata"]]
 
     def play(self, namespace: str, service: str, role: str, play: Play) -> None:
+        self.do(_called(lambda: self.kubelets.play(namespace, service, role, play)))
+
+    def ship(self, image: str, release: Release) -> None:
+        """What engines of this image do that start from now on."""
+        self.do(_called(lambda: self.kubelets.release(image, release)))
+
+    def engines_of(self, namespace: str, service: str) -> dict[str, Engine]:
+        """Those that run, by their RayClusters."""
+        return self.do(_called(lambda: self.kubelets.engines(namespace, service)))
+
+    @contextlib.contextmanager
+    def traffic(self, namespace: str, service: str, per_s: float = 10.0, seconds: float = 0.3) -> Iterator[Traffic]:
+        """Clients send so many requests, from the first endpoint on and until the end; the last ones end then."""
+        traffic = Traffic(self.api, self.engines, namespace, service, per_s=per_s, seconds=seconds)
+        self.do(_called(traffic.start))
+        try:
+            yield traffic
+        finally:
+            self.do(traffic.close())
+
+    def cordon(self, node: str, is_cordoned: bool = True) -> None:
+        self.do(self.kubelets.cordon(node, is_cordoned))
+
+    def evict(self, pod: Document) -> bool:
+        """Whether the pod may go, as `kubectl drain` asks; if so it goes."""
+        meta = pod["metadata"]
+        path = f"/api/v1/namespaces/{meta['namespace']}/pods/{meta['name']}/eviction"
+        names = {"name": meta["name"], "namespace": meta["namespace"]}
+        try:
+            self.request("POST", path, {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": names})
+        except ApiError as error:
+            if error.code not in (404, 429):
+                raise
+            return error.code == 404
+        return True
+
+    def engine(self, namespace: str, service: str, cluster: str = "", **fields: object) -> None:
+        """Sets fields of the service's engine, once it has one: of the last one, or that of a RayCluster."""
+        wait_until(
+            lambda: self.kubelets.engine(namespace, service, cluster), f"the engine of {service}", story=self.story
+        )
+
         async def go() -> None:
-            self.kubelets.play(namespace, service, role, play)
-
-        self.do(go())
-
-    def engine(self, namespace: str, service: str, **fields: object) -> None:
-        """Sets fields of the service's engine, once it has one."""
-        wait_until(lambda: self.kubelets.engine(namespace, service), f"the engine of {service}", story=self.story)
-
-        async def go() -> None:
-            engine = self.kubelets.engine(namespace, service)
+            engine = self.kubelets.engine(namespace, service, cluster)
             for name, value in fields.items():
                 setattr(engine, name, value)
             self.kubelets.changed(namespace, service)
@@ -241,3 +300,8 @@ class World:
         last = self._operators[-2:]
         waiting = [(each.method, each.path) for one in last for each in one.proxy.log if each.is_waiting]
         return "\n".join(process.story() for process in last) + f"\nunanswered: {waiting}"
+
+
+async def _called(call: Callable[[], _T]) -> _T:
+    """What it returns, called in the event loop that runs this."""
+    return call()

@@ -85,6 +85,26 @@ def test_what_went_after_its_page_was_read_is_found_when_the_list_begins_again(m
     with_world(story)
 
 
+def test_what_was_made_anew_after_its_page_was_read_stays():
+    async def story(world):
+        for name in ("first", "second"):
+            world.controller.set_service(world.kube.put(named(name)), False)
+        await world.rest()
+        path = "/apis/rayloom.dev/v1alpha1/namespaces/team/llmservices/first"
+
+        def turn_page(_):
+            world.controller.set_service(world.kube.put(named("first")), False)
+
+        real = world.kube.objects.pop(path)
+        world.kube.page_size, world.kube.turn_page = 1, turn_page
+        world.kube.put(named("third"))
+        await world.controller._list_services()
+        assert real["metadata"]["resourceVersion"] != world.kube.objects[path]["metadata"]["resourceVersion"]
+        assert sorted(name for _, name in world.controller._services) == ["first", "second", "third"]
+
+    with_world(story)
+
+
 def test_which_clusters_there_are_is_listed_again_before_it_leads():
     leads = asyncio.Event()
 

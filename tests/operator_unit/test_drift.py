@@ -145,7 +145,8 @@ SERVICE_DEFAULTS = {
 
 def is_right(manifest, found):
     drift = Drift(FakeKube(), lambda _: None)
-    return drift.is_right(KEY, manifest, {(manifest["kind"], manifest["metadata"]["name"]): module.json.dumps(found)})
+    packed = drift._packers[manifest["kind"]].pack(found)
+    return drift.is_right(KEY, manifest, {(manifest["kind"], manifest["metadata"]["name"]): packed})
 
 
 @pytest.mark.parametrize(

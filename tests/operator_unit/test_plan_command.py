@@ -144,9 +144,9 @@ def test_a_roll_is_printed_step_by_step(changed, capsys):
         f"Starting   make chat-{after}-0",
         f"Starting   chat-{after}-0 made its first token: send it requests",
         "Analyzing  for 60 s compare the requests of both revisions",
-        f"Promoting  send chat-{before}-0 no more requests",
-        f"Promoting  let chat-{before}-0 finish what it has, for at most 30 s",
-        f"Promoting  delete chat-{before}-0",
+        f"Promoting  send chat-{before}-1 no more requests",
+        f"Promoting  let chat-{before}-1 finish what it has, for at most 30 s",
+        f"Promoting  delete chat-{before}-1",
     ]
     assert steps[-1].endswith(f"Complete   Every engine is of revision {after} and serves.")
 
@@ -170,7 +170,7 @@ def test_the_steps_keep_to_the_settings_of_the_new_manifest():
 
     said = explain_rollout(old, new, Rollout.model_validate({"maxSurge": 0, "maxUnavailable": 1}))
     assert "2 -> 2 replicas; at most 2 engines, at least 1 that serve." in said
-    assert re.findall(r"(?:make|delete) chat-\w+-\d", said)[0] == f"delete chat-{revision(old)}-0"
+    assert re.findall(r"(?:make|delete) chat-\w+-\d", said)[0] == f"delete chat-{revision(old)}-1"
 
 
 def test_a_suspended_service_has_no_engine_and_comes_back():

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 
-from rayloom_operator import reflector
+from rayloom_operator import reflector, slim
 from rayloom_operator.kube import KubeError
 from rayloom_operator.reflector import Reflector
 from rt_fake_kube import FakeKube
@@ -303,5 +303,25 @@ def test_what_changes_its_label_leaves_nothing_under_the_old_one(monkeypatch):
             kube.end_watches("/pods", KubeError(410, "too old resource version"))
             await until(lambda: names(found, ("team", "third")) == ["a"])
             assert names(found, ("team", "other")) == []
+
+    asyncio.run(run())
+
+
+def test_by_its_mark_it_is_known_who_has_an_object_somewhere():
+    def on(node, name, service="chat"):
+        return pod(name, service) | {"spec": {"nodeName": node} if node else {}}
+
+    async def run():
+        kube = FakeKube()
+        for each in (on("n1", "a"), on("n2", "b"), on("n2", "c", "other"), on("", "d", "third")):
+            kube.put(each)
+        async with reflecting(kube, slim=slim.pod, mark=slim.node_of) as found:
+            await until(lambda: kube._watches)
+            assert found.marked("n1") == {("team", "chat")}
+            assert found.marked("n2") == {("team", "chat"), ("team", "other")}
+            assert found.marked("n3") == set()
+            kube.put(on("n3", "d", "third"))
+            kube.remove("/api/v1/namespaces/team/pods/a")
+            await until(lambda: found.marked("n3") == {("team", "third")} and not found.marked("n1"))
 
     asyncio.run(run())

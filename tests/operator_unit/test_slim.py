@@ -45,11 +45,3 @@ def test_of_a_cluster_its_metadata_and_conditions_are_kept():
 def test_a_revision_is_read_from_the_name_whatever_the_service_is_called():
     assert revision_of(group_name("my-chat-0", "0a1b2c3d", 12)) == "0a1b2c3d"
     assert revision_of("somebodys") == ""
-
-
-def test_what_many_documents_say_is_in_memory_once():
-    first, second = (slim.shared(json.loads('{"conditions": [{"type": "Ready", "age": 3}]}')) for _ in range(2))
-    assert first == second == {"conditions": [{"type": "Ready", "age": 3}]}
-    ((name, text), _), ((same_name, same_text), _) = (each["conditions"][0].items() for each in (first, second))
-    assert name is same_name
-    assert text is same_text

@@ -3,6 +3,7 @@
 import asyncio
 
 import pytest
+import uvloop
 
 from rayloom_operator import status_request
 from rayloom_operator.errors import EngineUnavailable
@@ -37,7 +38,9 @@ def asked(parts, *, closes, pause_s=0.0):
             finally:
                 done.set()
 
-    return asyncio.run(run())
+    # The operator's own loop, whose transports are others than Python's.
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(run())
 
 
 @pytest.mark.parametrize(

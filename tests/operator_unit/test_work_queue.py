@@ -224,3 +224,30 @@ def test_a_queue_that_is_not_open_takes_nothing():
         assert queue.depth == 3
 
     asyncio.run(run())
+
+
+def test_a_turn_that_ended_well_replaces_what_an_earlier_one_asked_for_and_one_that_failed_does_not():
+    async def run():
+        queue, turns = WorkQueue(), []
+
+        async def handle(key):
+            turns.append(key)
+            if key == "failing" and turns.count(key) == 2:
+                raise RuntimeError("trouble")
+            return {1: 0.3, 2: 60.0}.get(turns.count(key))
+
+        worker = asyncio.create_task(queue.work(handle))
+        for key in ("well", "failing"):
+            queue.add(key)
+        await until(lambda: len(turns) == 2)
+        dues = {key: timer.when() for key, timer in queue._timers.items()}
+        for key in ("well", "failing"):
+            queue.add(key)
+        await until(lambda: len(turns) == 4 and not queue._working)
+        assert queue._timers["well"].when() > dues["well"] + 50
+        assert queue._timers["failing"].when() == dues["failing"]
+        await until(lambda: turns.count("failing") == 3)
+        assert turns.count("well") == 2
+        await stop([worker])
+
+    asyncio.run(run())

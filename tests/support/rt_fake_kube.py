@@ -47,6 +47,7 @@ class FakeKube:
         self.page_size = 250  # objects
         self.turn_page = lambda path: None  # called between two pages of a list; may raise
         self.version = 100
+        self.may_write = lambda: True
         self._watches = []  # (path of the collection, params, queue)
         self.put(make_definition())
 
@@ -179,4 +180,5 @@ def _is_of(path, collection):
 
 
 def _is_chosen(found, params):
-    return params.get("labelSelector", "") in ("", *found["metadata"].get("labels", ()))
+    labels = found["metadata"].get("labels", {})
+    return params.get("labelSelector", "") in ("", *labels, *(f"{name}={text}" for name, text in labels.items()))

@@ -54,6 +54,7 @@ def make_pod_document(
     owner="uid-cluster",
     started="2026-01-01T00:00:00Z",
     phase="Running",
+    ip="10.0.0.1",
 ):
     """A Pod document; `engine` is the state of the engine's container (or a worker's), None for a running one.
 
@@ -73,7 +74,7 @@ def make_pod_document(
         "spec": {"nodeName": node, "volumes": list(volumes)},
         "status": {
             "phase": phase,
-            "podIP": "10.0.0.1",
+            "podIP": ip,
             "conditions": conditions or [{"type": "Ready", "status": str(ready)}],
             "containerStatuses": [container],
         },

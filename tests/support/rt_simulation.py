@@ -3,53 +3,19 @@
 The operator's pure parts act on it turn by turn; nothing of it runs. `run_turn` asserts what must hold in every turn.
 """
 
-from dataclasses import dataclass, field
 from datetime import timedelta
 
 from rayloom_operator.judgement import is_well
-from rayloom_operator.names import group_name
-from rayloom_operator.observed import Observed, is_headless, pod
+from rayloom_operator.names import revision_of
+from rayloom_operator.observed import Observed
 from rayloom_operator.revision import revision
-from rt_operator import (
-    CLOCK,
-    crashed,
-    make_group,
-    make_pod_document,
-    make_reading,
-    make_resolved,
-    make_said,
-    restarted,
-    turn,
-)
+from rt_operator import CLOCK, make_resolved, turn
+from rt_simulated_engine import START_S, Cluster, Place
 
-START_S = 20.0
-DRAIN_S = 45.0
+DRAIN_S = 45.0  # of an engine that does not hear that it is to end
+DRAIN_SECONDS = 20  # spec.drainSeconds
 NODES = ("n0", "n1", "n2")
-UNREADY = restarted(0) | {"state": {"running": {"startedAt": "2026-01-01T00:00:00Z"}}}
-
-
-@dataclass
-class Place:
-    """A pod."""
-
-    name: str
-    node: str
-    ends_at: float | None = None  # when its kubelet is done with it, once it was deleted
-
-
-@dataclass
-class Cluster:
-    name: str
-    uid: str
-    line: str  # of engines of which each was made for the one before, which failed: uid of the first
-    pods: dict = field(default_factory=dict)  # head and worker -> Place
-    serves_at: float = 0.0
-    fault: str = ""  # hung or spent
-    was_whole: bool = False
-    is_leaving: bool = False
-    silent_since: float | None = None
-    has_answered: bool = False  # to the operator that runs now
-    num_pods: int = 0  # that the operator which runs now has seen made
+FAILS_REQUESTS = 3  # threads with which no request of an engine ends well
 
 
 class Simulation:
@@ -57,24 +23,51 @@ class Simulation:
         self.t = 1000.0
         self.lost = {}  # node -> since when
         self.clusters = {}
+        self.endpoints = frozenset()  # addresses that clients find
         self.gone_at = {}  # name -> when
         self.known_gone_at = None  # as the operator that runs now knows it, of those there None; None before it looked
         self.line_of = {}  # uid -> line
         self.document = {}
         self.made_at = {}  # line -> times, since the spec was changed
         self.cursed = set()  # lines of engines that give up as soon as they start
+        self.has_stuck_streams = False  # requests never end
+        self.asked = {}  # revision -> Resolved, of all that the spec ever said
+        self.old_specs = {}  # the same, of those of which a ControllerRevision is there
+        self.proven = set()  # revisions of which an engine served since the spec was changed
+        self.bounds = {}  # of rolls
         self.serial = 0
         self.ask()
 
     def ask(self, replicas=1, threads=1):
-        engine = {"args": {"threads": threads}}  # another number makes another revision
-        self.spec = {"replicas": replicas, "engine": engine, "recovery": {"rebuildSeconds": 60}}
+        """Another number of threads makes another revision."""
+        self.spec = {
+            "replicas": replicas,
+            "drainSeconds": DRAIN_SECONDS,
+            "engine": {"args": {"threads": threads}},
+            "recovery": {"rebuildSeconds": 60},
+            "rollout": {"analysis": {"holdSeconds": 5, "minRequests": 1}, **self.bounds},
+        }
         self.resolved = make_resolved(**self.spec)
-        self.made_at = {}
+        self.revision = revision(self.resolved)
+        self.asked[self.revision] = self.resolved
+        self.made_at, self.proven = {}, set()
 
     @property
     def clock(self):
         return CLOCK + timedelta(seconds=self.t)
+
+    @property
+    def there(self):
+        return [each for each in self.clusters.values() if not each.is_leaving]
+
+    @property
+    def order(self):
+        return self.resolved.service.spec
+
+    @property
+    def rollout(self):
+        """As it was written."""
+        return self.document.get("rollout", {})
 
     def number(self):
         self.serial += 1
@@ -85,6 +78,13 @@ class Simulation:
             self.t += 1.0
             for cluster in list(self.clusters.values()):
                 self._live(cluster)
+                cluster.take_requests(self.t, self.lost, self.is_found(cluster), self.has_stuck_streams)
+                if self.is_available(cluster):
+                    self.proven.add(cluster.revision)
+            routed = (each for each in self.clusters.values() if each.is_routed and each.is_ready(self.lost))
+            self.endpoints = frozenset(each.head.ip for each in routed)
+            for cluster in self.clusters.values():
+                cluster.be_found(self.t, self.is_found(cluster))
 
     def _live(self, cluster):
         for kind, place in list(cluster.pods.items()):
@@ -102,55 +102,25 @@ class Simulation:
             free = [node for node in NODES if node not in self.lost]
             if kind not in cluster.pods and free and not (cluster.was_whole and "head" not in cluster.pods):
                 number = self.number()
-                cluster.pods[kind] = Place(f"{kind}-{number}", free[number % len(free)])
+                cluster.pods[kind] = Place(f"{kind}-{number}", free[number % len(free)], f"10.{number}")
                 cluster.num_pods += 1
                 cluster.serves_at = self.t + START_S
-        if not self.is_connected(cluster):
+        if not cluster.is_connected(self.lost):
             cluster.serves_at = self.t + START_S
         elif cluster.line in self.cursed:
             cluster.fault = "spent"
         elif self.t >= cluster.serves_at and not cluster.fault:
             cluster.was_whole = True
 
-    def is_connected(self, cluster):
-        places = cluster.pods.values()
-        return len(places) == 2 and all(place.node not in self.lost and place.ends_at is None for place in places)
-
     def serves(self, cluster):
-        is_up = self.is_connected(cluster) and not cluster.fault and not cluster.is_leaving
-        return is_up and self.t >= cluster.serves_at
+        return cluster.serves(self.t, self.lost)
 
-    def pod(self, cluster, kind):
-        place = cluster.pods[kind]
-        state = {"": None, "hung": UNREADY, "spent": crashed(70, "ranks died")}[cluster.fault if kind == "head" else ""]
-        grace = None if place.ends_at is None else max(place.ends_at - self.t, 0.0)
-        return pod(
-            make_pod_document(
-                place.name,
-                is_head=kind == "head",
-                node=place.node,
-                engine=state,
-                route=True,
-                ready=place.node not in self.lost,
-                deletion_grace=grace,
-                owner=cluster.uid,
-            )
-        )
+    def is_found(self, cluster):
+        return cluster.head is not None and cluster.head.ip in self.endpoints
 
-    def reading(self, cluster):
-        head = cluster.pods.get("head")
-        if head is None or head.ends_at is not None:
-            return None
-        if cluster.fault or head.node in self.lost:
-            cluster.silent_since = cluster.silent_since or self.t
-            said = make_said() if cluster.has_answered else None
-            since = cluster.silent_since
-            return make_reading(said, at=since, failing_since=since, error="no answer", advanced_at=since)
-        cluster.silent_since, cluster.has_answered = None, True
-        if self.serves(cluster):
-            return make_reading(make_said(), at=self.t, advanced_at=self.t)
-        said = make_said("recovering" if cluster.was_whole else "starting", None)
-        return make_reading(said, at=self.t, advanced_at=cluster.serves_at - START_S)
+    def is_available(self, cluster):
+        is_reached = cluster.is_routed and self.is_found(cluster)
+        return is_reached and self.serves(cluster) and not cluster.is_drained
 
     def seen(self):
         if self.known_gone_at is None:
@@ -160,81 +130,146 @@ class Simulation:
         known = self.known_gone_at
         known |= {name: self.t for name, at in known.items() if at is None and name not in self.clusters}
         known |= dict.fromkeys(self.clusters)
-        groups, leaving, taken = [], [], {name for name, at in known.items() if at is not None and self.t - at <= 60}
-        for cluster in self.clusters.values():
-            pods = [self.pod(cluster, kind) for kind in cluster.pods]
-            leaving += [each for each in pods if each.grace_s is not None]
-            if cluster.is_leaving:
-                taken.add(cluster.name)
-                continue
-            conditions = [{"type": "RayClusterProvisioned", "status": str(cluster.was_whole)}]
-            if "head" not in cluster.pods:
-                conditions.append({"type": "HeadPodReady", "status": "False", "reason": "HeadPodNotFound"})
-            group = make_group(
-                *(each for each in pods if each.grace_s is None),
-                name=cluster.name,
-                uid=cluster.uid,
-                reading=self.reading(cluster),
-                is_headless=is_headless({"status": {"conditions": conditions}}),
-                num_new_pods=cluster.num_pods,
-            )
-            groups.append(group)
-        lost = frozenset(node for node, since in self.lost.items() if self.t - since >= 15)
-        return Observed(groups=tuple(groups), taken=frozenset(taken), leaving=tuple(leaving), lost_nodes=lost)
+        taken = {name for name, at in known.items() if at is not None and self.t - at <= 60}
+        pods = [each for cluster in self.clusters.values() for each in cluster.seen_pods(self.t, self.lost)]
+        return Observed(
+            groups=tuple(cluster.group(self.t, self.lost) for cluster in self.there),
+            taken=frozenset(taken | {each.name for each in self.clusters.values() if each.is_leaving}),
+            num_ending=len(self.clusters) - len(self.there),
+            leaving=tuple(each for each in pods if each.grace_s is not None),
+            lost_nodes=frozenset(node for node, since in self.lost.items() if self.t - since >= 15),
+        )
+
+    def run(self, seconds, each_s):
+        """Lets time pass with a turn after each so many seconds, and more while there is something new."""
+        for _ in range(0, seconds, each_s):
+            self.pass_time(each_s)
+            self.run_turns()
+
+    def run_turns(self):
+        for _ in range(9):
+            if self.run_turn().step.look_again_s != 0.0:
+                return
+        raise AssertionError(f"decides without end: {self.rollout}")
 
     def run_turn(self, num_actions=None):
         """One pass; with `num_actions` the operator dies after so many changes, before its status is written."""
         seen = self.seen()
-        facts = {"taken": seen.taken, "leaving": seen.leaving, "lost_nodes": seen.lost_nodes}
-        found = turn(self.resolved, seen.groups, previous=self.document, now=self.t, clock=self.clock, **facts)
+        found = turn(
+            self.resolved,
+            seen.groups,
+            previous=self.document,
+            old=self.old_specs.values(),
+            endpoints=self.endpoints,
+            now=self.t,
+            clock=self.clock,
+            taken=seen.taken,
+            num_ending=seen.num_ending,
+            leaving=seen.leaving,
+            lost_nodes=seen.lost_nodes,
+        )
         failed = {slot.name: slot.failure.uid for slot in found.slots if slot.failure is not None}
-        changes = [
-            lambda each=each: self._make(each["metadata"]["name"], failed)
-            for each in found.plan.wanted
-            if each["kind"] == "RayCluster"
+        condemned = {slot.name for slot in found.slots if slot.is_condemned}
+        planned = found.plan
+        changes = [lambda each=each: self._drain(each) for each in planned.drains if not each.wanted]
+        changes += [lambda each=each: self._route(each) for each in planned.routes]
+        changes += [
+            lambda each=each: self._make(each, failed)
+            for each in planned.wanted
+            if each["kind"] in ("ControllerRevision", "RayCluster")
         ]
-        changes += [lambda each=each: self._delete(each, seen) for each in found.plan.deletions]
+        changes += [lambda each=each: self._drain(each) for each in planned.drains if each.wanted]
+        changes += [lambda each=each: self._delete(each, seen, condemned) for each in planned.deletions]
         for change in changes[:num_actions]:
             change()
         if num_actions is None:
             self.document = found.document
-        current = [each for each in self.clusters.values() if not each.is_leaving and self.is_current(each)]
-        assert len(current) <= self.spec["replicas"] or num_actions is not None
         return found
 
-    def is_current(self, cluster):
-        return cluster.name.split("-")[1] == revision(self.resolved)
-
-    def _make(self, name, failed):
+    def _make(self, manifest, failed):
+        name = manifest["metadata"]["name"]
+        if manifest["kind"] == "ControllerRevision":
+            number = name.rpartition("-")[2]
+            self.old_specs.setdefault(number, self.asked[number])
+            return
+        made = revision_of(name)
         assert name not in self.clusters, f"{name} is made while it is there"
         assert self.t - self.gone_at.get(name, -100.0) > 60, f"{name} was there a moment ago"
+        assert len(self.clusters) < self.order.replicas + self.order.rollout.max_surge, "more than maxSurge allows"
+        assert made in self.old_specs, f"{name} could not be made again"
+        failure = self.rollout.get("failure", {})
+        assert made != self.revision or failure.get("revision") != made, f"{made} failed, and is tried again"
         uid = f"uid-{self.number()}"
         self.line_of[uid] = line = self.line_of.get(failed.get(name), uid)
-        self.clusters[name] = Cluster(name=name, uid=uid, line=line)
+        is_bad = self.asked[made].service.spec.engine.args.threads == FAILS_REQUESTS
+        self.clusters[name] = Cluster(name=name, uid=uid, line=line, fails_requests=is_bad)
         self.made_at.setdefault(line, []).append(self.t)
 
-    def _delete(self, deletion, seen):
+    def _route(self, route):
+        cluster = next(each for each in self.there if each.head is not None and each.head.name == route.pod.name)
+        if not route.wanted and self.is_available(cluster):
+            self._may_go(cluster)
+        assert not route.wanted or cluster.name not in self.rollout.get("leaving", {}), f"{cluster.name} is to go"
+        cluster.head.is_routed = route.wanted
+        cluster.be_found(self.t, self.is_found(cluster))
+
+    def _may_go(self, cluster):
+        """Of an engine that serves."""
+        name, made, spec = cluster.name, cluster.revision, self.order
+        assert name in self.rollout["leaving"], f"that {name} goes is not written"
+        num_available = sum(self.is_available(each) for each in self.there)
+        least = spec.replicas - spec.rollout.max_unavailable
+        assert num_available > least, f"{name} goes, and no more than {num_available} serve"
+        num_like_it = sum(each.revision == made for each in self.there)
+        is_one_too_many = num_like_it > spec.replicas
+        if made == self.rollout["currentRevision"] and spec.rollout.max_surge and not is_one_too_many:
+            assert made != self.revision, f"{name} goes, and is none too many"
+            assert self.revision in self.proven, f"{name} goes before one of {self.revision} served"
+
+    def _drain(self, drain):
+        cluster = self.clusters[drain.group]
+        assert cluster.head.ip == drain.ip
+        is_clear = not cluster.is_routed and not self.is_found(cluster)
+        assert not drain.wanted or is_clear, f"{cluster.name} drains while clients find it"
+        if cluster.answers(self.lost):
+            cluster.is_drained = drain.wanted
+
+    def _delete(self, deletion, seen, condemned):
         name = deletion.path.split("/")[-1]
         if "/pods/" in deletion.path:
-            for cluster in self.clusters.values():
-                for kind, place in list(cluster.pods.items()):
-                    if place.name == name:
-                        assert deletion.grace_s or place.node in self.lost, "force is for lost nodes"
-                        place.ends_at = min(place.ends_at or self.t + DRAIN_S, self.t + deletion.grace_s)
-                        if deletion.grace_s == 0:
-                            del cluster.pods[kind]
-            return
-        cluster = self.clusters.get(name)
-        if "/rayclusters/" not in deletion.path or cluster is None or cluster.uid != deletion.uid:
-            return
-        group = next(each for each in seen.groups if each.uid == cluster.uid)
-        names = {group_name("chat", revision(self.resolved), number) for number in range(self.spec["replicas"])}
-        is_spare = len([each for each in self.clusters.values() if self.is_current(each)]) > len(names)
-        assert not is_well(group, self.t) or is_spare or not self.is_current(cluster), f"{name} served"
-        cluster.is_leaving = True
-        for place in cluster.pods.values():
-            drain_s = DRAIN_S if cluster.fault == "hung" else 2.0
-            place.ends_at = min(place.ends_at or self.t + drain_s, self.t + drain_s)
+            self._delete_pod(name, deletion.grace_s)
+        elif "/controllerrevisions/" in deletion.path:
+            self.old_specs.pop(name.rpartition("-")[2], None)
+        elif "/rayclusters/" in deletion.path:
+            cluster = self.clusters.get(name)
+            assert cluster is not None and cluster.uid == deletion.uid
+            if name in condemned:
+                group = next(each for each in seen.groups if each.uid == cluster.uid)
+                assert not is_well(group, self.t), f"{name} served"
+            else:
+                self._is_drained(cluster)
+            cluster.is_leaving = True
+            for place in cluster.pods.values():
+                drain_s = DRAIN_S if cluster.fault == "hung" else 2.0
+                place.ends_at = min(place.ends_at or self.t + drain_s, self.t + drain_s)
+
+    def _is_drained(self, cluster):
+        name, since = cluster.name, cluster.unfound_since
+        assert name in self.rollout["leaving"], f"that {name} goes is not written"
+        assert not cluster.is_routed and not self.is_found(cluster), f"{name} is deleted while clients find it"
+        if cluster.was_found and cluster.answers(self.lost):
+            is_empty = cluster.is_drained and cluster.num_in_flight == 0
+            is_over = since is not None and self.t - since >= DRAIN_SECONDS
+            assert is_empty or is_over, f"{name} has requests"
+
+    def _delete_pod(self, name, grace_s):
+        for cluster in self.clusters.values():
+            for kind, place in list(cluster.pods.items()):
+                if place.name == name:
+                    assert grace_s or place.node in self.lost, "force is for lost nodes"
+                    place.ends_at = min(place.ends_at or self.t + DRAIN_S, self.t + grace_s)
+                    if grace_s == 0:
+                        del cluster.pods[kind]
 
     def restart_operator(self):
         for cluster in self.clusters.values():

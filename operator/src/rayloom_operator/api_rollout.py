@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
 from pydantic.alias_generators import to_camel
 
 from rayloom_operator.api_base import Part, rules
@@ -89,6 +89,10 @@ class Rollout(Part):
         return self
 
 
+# Replaced as a whole. An applied map of which the last key goes becomes null otherwise, which no schema here allows.
+_ATOMIC: dict[str, JsonValue] = {"x-kubernetes-map-type": "atomic"}
+
+
 class _Stored(BaseModel):
     # Read back from clusters, where an operator of another version may have written it.
     model_config = ConfigDict(frozen=True, extra="ignore", alias_generator=to_camel, populate_by_name=True)
@@ -102,6 +106,7 @@ class Figures(_Stored):
     ttft: dict[str, int] = Field(
         default_factory=dict,
         description="Requests whose first token took no longer than so many seconds, +Inf for all that had one.",
+        json_schema_extra=_ATOMIC,
     )
 
 
@@ -127,9 +132,15 @@ class RolloutState(_Stored):
     update_revision: str = Field("", description="Revision of the spec.")
     has_served: bool = Field(False, description="Whether an engine of the current revision ever served.")
     is_promoted: bool = Field(False, description="Whether the first engine of the update has passed its analysis.")
-    counts: dict[str, int] = Field(default_factory=dict, description="Engines of each revision that are to be there.")
+    counts: dict[str, int] = Field(
+        default_factory=dict,
+        description="Engines of each revision that are to be there.",
+        json_schema_extra=_ATOMIC,
+    )
     leaving: dict[str, str] = Field(
-        default_factory=dict, description="Engines that are to go, and when their drain began; empty before it did."
+        default_factory=dict,
+        description="Engines that are to go, and when their drain began; empty before it did.",
+        json_schema_extra=_ATOMIC,
     )
     window: Window | None = Field(None, description="The analysis that runs; absent while there is none.")
     failure: RolloutFailure | None = Field(None, description="Why the update is not rolled out; absent otherwise.")

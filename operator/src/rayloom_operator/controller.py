@@ -13,8 +13,8 @@ import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from itertools import chain
 
-from rayloom_operator import slim
 from rayloom_operator.api import API_VERSION, KIND, LLMService, parse
 from rayloom_operator.api_status import Reason, Status, stored_model, stored_rollout
 from rayloom_operator.applier import Applier
@@ -24,6 +24,7 @@ from rayloom_operator.errors import DoesNotFit, OperatorError, Refused, SpecErro
 from rayloom_operator.inspection import Inspection, inspect
 from rayloom_operator.judgement import STALE_S, is_well
 from rayloom_operator.k8s_events import events
+from rayloom_operator.known import Known
 from rayloom_operator.kube import CONFLICT, NOT_FOUND, Kube, KubeError
 from rayloom_operator.lineage import Lineage
 from rayloom_operator.logs import SERVICE
@@ -31,6 +32,7 @@ from rayloom_operator.metrics import Metrics
 from rayloom_operator.names import Manifest, ServiceKey, object_path
 from rayloom_operator.observed import Group, Verdict
 from rayloom_operator.observer import Observer
+from rayloom_operator.packed import PackedDict
 from rayloom_operator.plan import Settings, plan
 from rayloom_operator.recovery import remembered
 from rayloom_operator.reflector import without_managed_fields
@@ -90,7 +92,7 @@ class Controller:
             "engines_polled", "Engines that are asked for their status.", lambda: self._poller.num_engines
         )
         self._metrics.follow(self._conditions, lambda: self._poller.num_failures)
-        self._services: dict[ServiceKey, Manifest] = {}
+        self._services: PackedDict[ServiceKey, Known] = PackedDict(Known.of)
         # Opened when it leads: a standby would gather the keys of all services that ever were.
         self._queue = WorkQueue(is_open=False)
         self._poller = EnginePoller(self._queue.add)
@@ -116,23 +118,23 @@ class Controller:
         """Takes what kopf saw of an LLMService, unless something newer is known of it or of one made anew."""
         meta = without_managed_fields(document)["metadata"]
         key = (meta["namespace"], meta["name"])
-        known = self._services.get(key, {}).get("metadata", {})
+        known = self._services.mark(key)
         is_gone, version = is_deleted or "deletionTimestamp" in meta, int(meta["resourceVersion"])
-        if known and version < int(known["resourceVersion"]):
+        if known and version < known.version:
             return
         if not is_gone and self._gone and version <= self._gone.get(key, 0):
             return
-        if not is_gone and meta["resourceVersion"] == known.get("resourceVersion"):
+        if not is_gone and known and version == known.version:
             return  # the echo of a status that this operator wrote
-        if is_gone and known.get("uid", meta["uid"]) != meta["uid"]:
+        if is_gone and known and known.uid != meta["uid"]:
             return
         if is_gone:
             self._services.pop(key, None)
             if self._gone is not None:
                 self._gone[key] = version
         else:
-            self._services[key] = slim.shared(document)
-        self._queue.add(key, is_new=is_gone or known.get("generation") != meta["generation"])
+            self._services[key] = document
+        self._queue.add(key, is_new=is_gone or not known or known.generation != meta["generation"])
 
     async def run(self) -> None:
         """Works until it is cancelled."""
@@ -162,9 +164,7 @@ class Controller:
 
     def _conditions(self) -> Iterator[tuple[str, str]]:
         """(type, status) of every condition of every service."""
-        for document in self._services.values():
-            for condition in document.get("status", {}).get("conditions", ()):
-                yield condition["type"], condition["status"]
+        return chain.from_iterable(each.conditions for each in self._services.marks())
 
     async def _relist(self) -> None:
         while True:
@@ -176,7 +176,7 @@ class Controller:
         self._gone = {}
         for namespace in self._namespaces or ("",):
             while True:
-                before = {key: each for key, each in self._services.items() if namespace in ("", key[0])}
+                before = {key: self._services.mark(key) for key in self._services if namespace in ("", key[0])}
                 try:
                     async for items, _ in self._kube.pages(object_path(API_VERSION, KIND, namespace), {}):
                         for document in items:
@@ -186,8 +186,10 @@ class Controller:
                 except OperatorError as error:
                     logger.warning("the services cannot be listed: %s; trying again", error)
                     await asyncio.sleep(_SOON_S)
-            for document in before.values():
-                self.set_service(document, True)
+            for key, known in before.items():
+                # What was told meanwhile is newer than the list.
+                if known and self._services.mark(key) == known:
+                    self.set_service(self._services[key], True)
         self._gone = None
 
     def _kuberay_changed(self) -> None:
@@ -199,10 +201,8 @@ class Controller:
         self._queue.add(key)
 
     def _node_changed(self, name: str) -> None:
-        # All pods are looked at. It is seldom that a node changes so, and 10,000 pods take some milliseconds.
-        for key in self._services:
-            if any(each["spec"].get("nodeName") == name for each in self._pods.of_service(key)):
-                self._queue.add(key)
+        for key in self._pods.marked(name) & self._services.keys():
+            self._queue.add(key)
 
     async def _watch_silence(self) -> None:
         """Services that are well have no turn of their own that would find an engine of which nothing is heard."""
@@ -367,13 +367,13 @@ class Controller:
             if error.code != NOT_FOUND and not (error.code == CONFLICT and "UID" in str(error)):
                 raise
             # It was deleted, or made anew. kopf does not say so when that happened while its watch was broken.
-            if self._services.get(key) is document:
+            if self._services.mark(key) == Known.of(document):
                 self.set_service(document, True)
             return
-        known, version = self._services.get(key, {}).get("metadata", {}), written["metadata"]["resourceVersion"]
+        known, version = self._services.mark(key), int(written["metadata"]["resourceVersion"])
         # Also where the spec has changed meanwhile: what is remembered of failures is in it.
-        if known.get("uid") == meta["uid"] and int(known["resourceVersion"]) < int(version):
-            self._services[key] = slim.shared(without_managed_fields(written))
+        if known and known.uid == meta["uid"] and known.version < version:
+            self._services[key] = without_managed_fields(written)
             if written["metadata"]["generation"] != meta["generation"]:
                 # The event of that edit, which is older than this, will be no news.
                 self._queue.add(key, is_new=True)

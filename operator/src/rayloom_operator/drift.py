@@ -8,13 +8,13 @@ has no right to read them.
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Callable
 from itertools import repeat
 from typing import Any
 
 from rayloom_operator.kube import Kube
 from rayloom_operator.names import Manifest, ServiceKey
+from rayloom_operator.packed import Packer
 from rayloom_operator.reflector import Reflector, service_of, without_managed_fields
 
 _KINDS = {
@@ -28,8 +28,8 @@ _LIST_S = 3.0
 # What the API server adds to a port of a Service that is reached from outside.
 _DEFAULTED = {"nodePort"}
 
-# (kind, name) -> the object as JSON, which takes a fifth of the memory; empty when it is gone.
-Found = dict[tuple[str, str], str]
+# (kind, name) -> the object, packed; empty when it is gone.
+Found = dict[tuple[str, str], bytes]
 
 
 class Drift:
@@ -40,6 +40,7 @@ class Drift:
         self._written: dict[ServiceKey, dict[str, str]] = {}  # uid -> version of what was applied, or found right, last
         self._seen: dict[ServiceKey, dict[str, str]] = {}  # the same of what was seen since; empty when it is gone
         self._found: dict[ServiceKey, Found] = {}  # of services that had no pass yet
+        self._packers = {kind: Packer() for kind in _KINDS}
         self.reflectors = tuple(_Teller(kube, version, kind, self._see, options) for kind, version in _KINDS.items())
 
     async def listed(self) -> None:
@@ -63,8 +64,8 @@ class Drift:
 
     def is_right(self, key: ServiceKey, manifest: Manifest, found: Found) -> bool:
         """Whether the object was found as it should be, so that it need not be applied."""
-        text = found.get((manifest["kind"], manifest["metadata"]["name"]))
-        there = json.loads(text) if text else {}
+        packed = found.get((manifest["kind"], manifest["metadata"]["name"]))
+        there = self._packers[manifest["kind"]].unpack(packed) if packed else {}
         if not _covers(there, manifest):
             return False
         self.wrote(key, there)
@@ -83,8 +84,8 @@ class Drift:
     def _see(self, key: ServiceKey, found: Manifest, is_gone: bool) -> None:
         uid, version = found["metadata"]["uid"], "" if is_gone else _version(found)
         if key not in self._written:
-            name = found["kind"], found["metadata"]["name"]
-            self._found.setdefault(key, {})[name] = "" if is_gone else json.dumps(found)
+            kind, name = found["kind"], found["metadata"]["name"]
+            self._found.setdefault(key, {})[kind, name] = b"" if is_gone else self._packers[kind].pack(found)
         if self._written.get(key, {}).get(uid) != version:
             self._seen.setdefault(key, {})[uid] = version
             self._on_change(key)

@@ -131,7 +131,8 @@ def cluster_refusal(cluster: Manifest) -> str:
     """Why KubeRay could not make a pod of a RayCluster, such as a quota; empty when it could."""
     failing = _condition(cluster, "ReplicaFailure")
     message = failing.get("message", "") if failing.get("status") == "True" else ""
-    return without_suffixes(message, cluster["metadata"]["name"])
+    # The pattern of each name is compiled anew, and mostly there is no message.
+    return without_suffixes(message, cluster["metadata"]["name"]) if message else ""
 
 
 def without_suffixes(message: str, owner: str) -> str:

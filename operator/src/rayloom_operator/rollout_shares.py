@@ -175,9 +175,9 @@ def _served(order: Order, state: RolloutState, seen: Seen) -> tuple[list[Engine]
 
 def _departure(state: RolloutState, engine: Engine) -> tuple[bool, str, bool, bool, int, int]:
     """By this order engines go."""
-    drained_at, is_apt = state.leaving.get(engine.name), not engine.is_cordoned
-    number = int(engine.name.rpartition("-")[2])
-    return drained_at is None, drained_at or "~", engine.is_available, is_apt, engine.num_in_flight, -number
+    drained_at, number = state.leaving.get(engine.name), int(engine.name.rpartition("-")[2])
+    is_safe = not engine.is_cordoned
+    return drained_at is None, drained_at or "~", engine.is_available, is_safe, engine.num_in_flight, -number
 
 
 def leavers(order: Order, state: RolloutState, seen: Seen) -> dict[str, str]:

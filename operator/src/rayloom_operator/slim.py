@@ -42,6 +42,11 @@ def pod(found: Manifest) -> Manifest:
     }
 
 
+def node_of(found: Manifest) -> str:
+    """Of a Pod, the node; empty while it has none."""
+    return sys.intern(found["spec"].get("nodeName", ""))
+
+
 def cluster(found: Manifest) -> Manifest:
     """Of a RayCluster, who owns it and what KubeRay says of it."""
     return {"metadata": _metadata(found), "status": _conditions(found)}
@@ -50,15 +55,6 @@ def cluster(found: Manifest) -> Manifest:
 def job(found: Manifest) -> Manifest:
     """Of a Job, whether it is over."""
     return cluster(found)
-
-
-def shared(found: Any) -> Any:
-    """The document with each of its texts in memory once, whatever other documents have the same."""
-    if isinstance(found, dict):
-        return {sys.intern(name): shared(each) for name, each in found.items()}
-    if isinstance(found, list):
-        return [shared(each) for each in found]
-    return sys.intern(found) if type(found) is str else found
 
 
 def _admits_cordoned(toleration: Mapping[str, Any]) -> bool:

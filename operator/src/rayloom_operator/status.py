@@ -117,12 +117,12 @@ def status(
     rows = [*shown, *others]
     # One that is on its way out serves until its last request is over.
     alive = [*shown, *(row for row in others if row.verdict.reason is Reason.SERVING)]
-    available = _available(alive)
+    available = _available(alive or others)
     if not is_accepted and not any((row.group is not None and row.group.pods) or row.slot.failure for row in alive):
         available = accepted
     elif missing is not None and not any(row.group is not None for row in alive):
         available = missing
-    elif resolved is not None and resolved.service.spec.replicas == 0 and not alive:
+    elif resolved is not None and resolved.service.spec.replicas == 0 and not rows:
         available = SUSPENDED
 
     def condition(kind: ConditionType, holds: bool, because: Verdict) -> Condition:

@@ -9,6 +9,7 @@ import asyncio
 import http.client
 import io
 import re
+from typing import cast
 
 from rayloom_operator.errors import EngineUnavailable
 
@@ -52,8 +53,8 @@ class _Exchange(asyncio.Protocol):
         self._parts = bytearray()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        transport.write(self._request)
+        # A cast, because those of uvloop are no subclass.
+        cast(asyncio.Transport, transport).write(self._request)
 
     def data_received(self, data: bytes) -> None:
         self._parts += data

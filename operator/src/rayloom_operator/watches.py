@@ -34,7 +34,7 @@ class Watches:
         on_kuberay: Callable[[], None],
     ) -> None:
         self.clusters = Reflector(kube, "ray.io/v1", "RayCluster", on_change, namespaces=namespaces, slim=slim.cluster)
-        self.pods = Reflector(kube, "v1", "Pod", on_pod, namespaces=namespaces, slim=slim.pod)
+        self.pods = Reflector(kube, "v1", "Pod", on_pod, namespaces=namespaces, slim=slim.pod, mark=slim.node_of)
         self.jobs = Reflector(kube, "batch/v1", "Job", on_change, namespaces=namespaces, slim=slim.job)
         self.nodes = Nodes(kube, on_node)
         self._definitions = Reflector(

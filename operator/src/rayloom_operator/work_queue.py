@@ -88,8 +88,13 @@ class WorkQueue:
                 return
             self._queued.discard(key)
             self._working.add(key)
+            timer = self._timers.get(key)
             try:
                 delay = await handle(key)
+                # A turn that ended well knows when the next is due, whatever those before it said.
+                if timer is not None and self._timers.get(key) is timer:
+                    timer.cancel()
+                    del self._timers[key]
                 self._num_failures.pop(key, None)
                 self._failed_at.pop(key, None)
             except Exception:  # noqa: BLE001 - one service's trouble is not another's

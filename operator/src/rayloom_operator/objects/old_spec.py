@@ -53,9 +53,8 @@ def resolved_of(found: Manifest, service: Manifest, hub: Hub) -> Resolved | None
     """What engines of that revision are made from; None where another version of the operator wrote what this one
     cannot read. `service` is the LLMService's document."""
     meta = {name: service["metadata"].get(name) for name in ("name", "namespace", "uid", "creationTimestamp")}
-    document = {"apiVersion": API_VERSION, "kind": KIND, "metadata": meta, "spec": found["data"]["spec"]}
     try:
-        was = parse(document)
+        was = parse({"apiVersion": API_VERSION, "kind": KIND, "metadata": meta, "spec": found["data"]["spec"]})
         facts: ModelFacts | None = builtin_facts(was.spec.model) or stored_model(found["data"])
         return resolve(was, found["data"]["image"], facts, found["data"], hub)
     except (SpecError, ValidationError, KeyError):

@@ -1,0 +1,92 @@
+"""A node that is to go: engines on it are moved first, and only then do evictions go through.
+
+Apart from test_rolls.py, because a node that takes no more pods is everybody's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from api.rolling import ANALYSIS, Service
+from standins.client import Document
+from standins.kubelets import NODES
+from standins.operators import OperatorProcess
+from standins.world import World
+
+
+@pytest.fixture
+def nodes(world: World) -> Iterator[None]:
+    """They take pods again after the test."""
+    yield
+    for name in NODES:
+        world.cordon(name, False)
+
+
+def _heads(service: Service) -> list[Document]:
+    pods = service.world.pods(*service.key)
+    return [each for each in pods if each["metadata"]["labels"]["ray.io/node-type"] == "head"]
+
+
+def test_an_engine_on_a_node_that_is_drained_is_moved_before_it_may_be_evicted(
+    world: World, operator: OperatorProcess, namespace: str, nodes: None
+) -> None:
+    service = Service(world, namespace, "chat", operator)
+    service.start()
+    (old,), (head,) = service.clusters, _heads(service)
+    engine = service.engine(old)
+    answers: list[bool] = []
+
+    def is_evicted() -> bool:
+        answers.append(world.evict(head))
+        return answers[-1]
+
+    with service.traffic() as traffic:
+        world.cordon(head["spec"]["nodeName"])
+        service.wait("Progressing", "Moving")
+        service.wait_until(is_evicted, "the eviction to go through")
+        # All that clients would have noticed is over by then.
+        assert engine.found_at_drain == ()
+        assert {method for _, method in engine.drains} == {"POST"}
+        assert engine.num_running == 0
+        service.wait_until(lambda: old not in service.clusters, "the old engine's end")
+        service.wait_complete()
+    (new,) = _heads(service)
+    assert new["spec"]["nodeName"] != head["spec"]["nodeName"]
+    assert (service.most, service.num_ever) == (2, 2)
+    assert traffic.fewest == 1
+    assert traffic.failures == []
+    assert service.status["groups"][0]["restarts"] == 0
+
+
+def test_an_eviction_is_refused_until_the_other_engine_serves(
+    world: World, operator: OperatorProcess, namespace: str, nodes: None
+) -> None:
+    service = Service(world, namespace, "chat", operator)
+    service.start(replicas=2)
+    with service.traffic() as traffic:
+        for head in _heads(service):
+            world.cordon(head["spec"]["nodeName"])
+        # Nowhere is room, so none may go.
+        service.wait("Progressing", "WaitingForCapacity")
+        assert [world.evict(head) for head in _heads(service)] == [False, False]
+        for name in NODES:
+            world.cordon(name, False)
+        service.wait_complete()
+    assert traffic.failures == []
+    assert len(service.clusters) == 2
+
+
+def test_without_surge_nothing_is_moved_and_one_at_a_time_may_be_evicted(
+    world: World, operator: OperatorProcess, namespace: str, nodes: None
+) -> None:
+    service = Service(world, namespace, "chat", operator)
+    service.start(replicas=2, rollout={"analysis": ANALYSIS, "maxSurge": 0, "maxUnavailable": 1})
+    first, second = _heads(service)
+    world.cordon(first["spec"]["nodeName"])
+    service.wait_until(lambda: world.evict(first), "the first eviction to go through")
+    assert not world.evict(second)
+    world.cordon(first["spec"]["nodeName"], False)
+    service.wait_until(lambda: service.status["availableReplicas"] == 2, "two that serve again")
+    assert service.most == 2

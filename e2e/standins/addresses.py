@@ -1,0 +1,51 @@
+"""Where pods of the stand-ins are: each at an address of its own, which leads to this machine's loopback.
+
+Kubernetes lists no endpoint on a loopback address, and without root no other address leads here. So pods are told to
+have 198.18.0.0/15, a range that is nobody's (https://www.rfc-editor.org/rfc/rfc2544), and an operator that is started
+by this file finds 198.X.Y.Z at 127.X.Y.Z. It is started as `python FILE -m MODULE ...` or `python FILE -c CODE ...`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import runpy
+import sys
+from typing import Any
+
+_PODS, _LOOPBACK = ("198.18.", "198.19."), ("127.18.", "127.19.")
+_NUM = 2 * 240 * 250
+
+
+def pod_ip(number: int) -> str:
+    """The address of the pod with this number; after 120,000 of them the first comes again."""
+    number %= _NUM
+    return f"{_PODS[number // 60000]}{number // 250 % 240}.{1 + number % 250}"
+
+
+def pod_ip_at(address: str) -> str:
+    """The pod's address that an address of this machine stands for; empty when it is no such."""
+    return f"198{address.removeprefix('127')}" if address.startswith(_LOOPBACK) else ""
+
+
+def _where(host: Any) -> Any:
+    return f"127{host.removeprefix('198')}" if isinstance(host, str) and host.startswith(_PODS) else host
+
+
+def _main(kind: str, what: str, *arguments: str) -> None:
+    connect = asyncio.BaseEventLoop.create_connection
+
+    async def create_connection(self: Any, factory: Any, host: Any = None, *more: Any, **options: Any) -> Any:
+        return await connect(self, factory, _where(host), *more, **options)
+
+    asyncio.BaseEventLoop.create_connection = create_connection  # type: ignore[method-assign,assignment]
+    # The folder of this file is no place for anybody's modules.
+    del sys.path[0]
+    sys.argv = [kind, *arguments]
+    if kind == "-m":
+        runpy.run_module(what, run_name="__main__", alter_sys=True)
+    else:
+        exec(compile(what, "<command>", "exec"), {"__name__": "__main__"})
+
+
+if __name__ == "__main__":
+    _main(*sys.argv[1:])

@@ -1,0 +1,141 @@
+"""A roll with a controller at work: endpoints, the drain of an engine, and what is remembered of revisions."""
+
+import asyncio
+
+import pytest
+
+from rayloom_operator import applier, engine_poller
+from rt_operator import make_pod_document
+from rt_world import SERVICE, service, with_world
+
+SLICES = {"apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice"}
+
+
+class Engines:
+    """Answers for engines, by address."""
+
+    def __init__(self):
+        self.asked = []
+        self.draining = set()
+
+    async def ask(self, ip, port, token, method="GET", path="/status"):
+        if path == "/drain":
+            self.asked.append((method, ip))
+            (self.draining.add if method == "POST" else self.draining.discard)(ip)
+            return 200, b"{}"
+        state = "draining" if ip in self.draining else "serving"
+        said = (
+            f'{{"version": "v1", "state": "{state}", "reason": "", "startup": [], "model": null, "ranks": [], '
+            '"last_token_age_seconds": 1.0, "requests": {"in_flight": 0, "finished": 9, "failed": 0, '
+            '"first_token_seconds": {"1": 9, "+Inf": 9}}}'
+        )
+        return 200, said.encode()
+
+
+@pytest.fixture
+def engines(monkeypatch):
+    found = Engines()
+    monkeypatch.setattr(engine_poller, "ask", found.ask)
+    monkeypatch.setattr(applier, "ask", found.ask)
+    return found
+
+
+def run_pods(world):
+    """Each RayCluster has its two pods, ready, and those with the route label are in the EndpointSlice."""
+    kube, ips = world.kube, []
+    clusters = [each for each in kube.objects.values() if each["kind"] == "RayCluster"]
+    for cluster in clusters:
+        name, uid = cluster["metadata"]["name"], cluster["metadata"]["uid"]
+        ip = f"10.0.{sum(map(ord, name)) % 200}.{1 + int(name[-1])}"
+        for kind in ("head", "worker"):
+            document = make_pod_document(f"{name}-{kind}", is_head=kind == "head", owner=uid)
+            path = f"/api/v1/namespaces/team/pods/{name}-{kind}"
+            known = kube.objects.get(path)
+            document["metadata"]["labels"] |= {"rayloom.dev/service": "chat", "rayloom.dev/group": name}
+            document["status"]["podIP"] = ip if kind == "head" else ""
+            if known is None:
+                kube.put({"apiVersion": "v1", "kind": "Pod", **document})
+            elif kind == "head" and known["metadata"]["labels"].get("rayloom.dev/route") == "true":
+                ips.append(ip)
+    names = {each["metadata"]["name"] for each in clusters}
+    for path, each in list(kube.objects.items()):
+        if each["kind"] == "Pod" and each["metadata"]["name"].rpartition("-")[0] not in names:
+            kube.remove(path)
+    meta = {"name": "chat-abc", "namespace": "team", "labels": {"kubernetes.io/service-name": "chat"}}
+    kube.put(SLICES | {"metadata": meta, "endpoints": [{"addresses": [ip]} for ip in ips]})
+
+
+async def settle(world, condition):
+    async with asyncio.timeout(30):
+        while not condition():
+            run_pods(world)
+            await asyncio.sleep(0.01)
+
+
+@pytest.fixture
+def patched(monkeypatch):
+    """FakeKube keeps no labels that are patched; this one does."""
+
+    async def patch(self, path, body):
+        self._note("patch", path)
+        known = self.objects.get(path)
+        if known is None:
+            return {}
+        if known["kind"] == "Lease":
+            return self.put(known | {"spec": body["spec"]})
+        labels = known["metadata"]["labels"] | body["metadata"].get("labels", {})
+        meta = known["metadata"] | {"labels": {name: text for name, text in labels.items() if text is not None}}
+        return self.put(known | {"metadata": meta})
+
+    monkeypatch.setattr("rt_fake_kube.FakeKube.patch", patch)
+
+
+def test_a_roll_from_the_first_engine_to_the_last_object_of_the_old_one(engines, patched):
+    quick = {"analysis": {"holdSeconds": 0, "minRequests": 1}}
+
+    def progress(world):
+        return world.kube.statuses[-1].get("progress") if world.kube.statuses else None
+
+    async def story(world):
+        world.ask_for(service(rollout=quick))
+        await settle(world, lambda: progress(world) == "Complete")
+        (old,) = world.kube.named("RayCluster")
+        before = world.kube.statuses[-1]
+        assert world.kube.named("ControllerRevision") == [f"chat-{before['currentRevision']}"]
+        lists = [path for path in world.kube.lists if path.endswith("/endpointslices")]
+        assert lists == [], "at rest the route label says as much"
+        changed = service(rollout=quick, engine={"args": {"threads": 2}})
+        changed["metadata"]["generation"] = 2
+        world.ask_for(changed | {"status": world.kube.objects[SERVICE]["status"]})
+        await settle(world, lambda: len(world.kube.named("RayCluster")) == 2)
+        assert world.kube.statuses[-1]["currentRevision"] == before["currentRevision"]
+        await settle(world, lambda: progress(world) == "Complete" and old not in world.kube.named("RayCluster"))
+        await world.rest()
+        after = world.kube.statuses[-1]
+        assert [method for method, _ in engines.asked][:1] == ["POST"]
+        assert after["currentRevision"] == after["updateRevision"] != before["currentRevision"]
+        assert world.kube.named("ControllerRevision") == [f"chat-{after['currentRevision']}"]
+        assert [name for name in world.kube.named("ConfigMap") if name == old] == []
+        # First the route, then the drain, then the end.
+        calls = [path for verb, path in world.kube.calls if old in path and verb in ("patch", "delete")]
+        kinds = dict.fromkeys(path.split("/")[-2] for path in calls)
+        assert list(kinds) == ["pods", "configmaps", "secrets", "rayclusters"]
+
+    with_world(story)
+
+
+def test_a_service_is_suspended_and_resumes(engines, patched):
+    async def story(world):
+        world.ask_for(service())
+        await settle(world, lambda: world.reason() == "Serving")
+        none = service(replicas=0)
+        none["metadata"]["generation"] = 2
+        world.ask_for(none | {"status": world.kube.objects[SERVICE]["status"]})
+        await settle(world, lambda: world.reason() == "Suspended")
+        assert world.kube.named("RayCluster") == []
+        again = service()
+        again["metadata"]["generation"] = 3
+        world.ask_for(again | {"status": world.kube.objects[SERVICE]["status"]})
+        await settle(world, lambda: world.reason() == "Serving")
+
+    with_world(story)
