@@ -147,7 +147,8 @@ def show_roll(capsys: pytest.CaptureFixture[str]) -> Callable[[Roll], None]:
     def shown(seen: Roll) -> None:
         _rolls.append(seen.row())
         with capsys.disabled():
-            print(f"\n{seen.timeline.table()}")
+            pause_s, at = seen.longest_pause
+            print(f"\n{seen.timeline.table()}\n  longest pause of the prober: {pause_s:.1f} s, from {at:.1f} s on")
             for failure in seen.failures:
                 print(f"  FAILED at {seen.timeline.seconds(failure.began):.1f} s: {failure.what[:1000]}")
             for lie in seen.lies:

@@ -6,6 +6,7 @@ whenever an engine is touched. Tokens are compared across revisions, so these se
 
 from __future__ import annotations
 
+import itertools
 import json
 import statistics
 import time
@@ -48,6 +49,12 @@ class Roll:
     @property
     def num_requests(self) -> int:
         return len(self.streams) + len(self.probes)
+
+    @property
+    def longest_pause(self) -> tuple[float, float]:
+        """Seconds between two answers that the prober got, and when they began, in seconds from the change."""
+        answers = sorted(answered for _, answered, failure in self.probes if not failure)
+        return max((later - earlier, self.timeline.seconds(earlier)) for earlier, later in itertools.pairwise(answers))
 
     def began_between(self, since: float, until: float) -> int:
         """Requests that clients sent in this time."""
