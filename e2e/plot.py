@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -13,13 +14,13 @@ from pathlib import Path
 from xml.sax.saxutils import escape
 
 from roll import Roll
-from roll_timeline import Engine
+from roll_timeline import CLUSTER_DELETED, Engine
 
 _FOLDER = Path(__file__).parent.parent / "docs" / "images"
 
 # Pixels.
 _WIDTH, _LEFT, _RIGHT = 960, 150, 20
-_TOP, _STEP, _LANE, _REQUESTS, _BOTTOM = 34, 30, 34, 170, 74
+_TOP, _STEP, _LANE, _REQUESTS, _BOTTOM = 34, 30, 34, 170, 94
 _BEFORE_S = 5.0  # of the time before the change
 
 _STEP_COLOURS = ("#e8eef7", "#f4efe3")
@@ -28,6 +29,7 @@ _COLOURS = {
     "serves, gets no requests": "#a9cfee",
     "gets requests": "#2f7fc1",
     "finishes its requests": "#e8a33d",
+    "is deleted": "#d9c7ad",
     "first token of a stream": "#2f7fc1",
     "request failed": "#c62828",
 }
@@ -72,8 +74,8 @@ def picture(seen: Roll) -> Picture:
         spans = [Span(at(span.begin), at(span.end), span.what) for span in _life(engine, seen.over_at)]
         lanes.append((f"{revisions[engine.revision]} engine {engine.name.rpartition('-')[2]}", spans))
     return Picture(
-        title=f"{seen.what}: seconds from the change",
-        begin=-_BEFORE_S,
+        title=f"Seconds from the change: {seen.what}",
+        begin=max(-_BEFORE_S, at(timeline.steps[0][0])),
         end=end,
         steps=[(at(since), word) for since, word in timeline.steps],
         lanes=lanes,
@@ -85,6 +87,7 @@ def picture(seen: Roll) -> Picture:
 def _life(engine: Engine, until: float) -> Iterator[Span]:
     """What the engine did, piece by piece, in Unix time."""
     end = engine.gone_at or until
+    deleted_at = next((at for at, what in engine.touches if what == CLUSTER_DELETED), end)
     token_at = engine.token_seen_at or end
     moments = [*engine.routes, (end, False)]
     if engine.routed_at is None or engine.routed_at > engine.made_at:
@@ -95,8 +98,9 @@ def _life(engine: Engine, until: float) -> Iterator[Span]:
         if is_routed:
             yield Span(begin, following, "gets requests")
         elif was_routed:
-            yield Span(begin, following, "finishes its requests")
+            yield Span(begin, min(deleted_at, following), "finishes its requests")
         was_routed = was_routed or is_routed
+    yield Span(deleted_at, end, "is deleted")
 
 
 def svg(drawn: Picture) -> str:
@@ -137,7 +141,7 @@ def _lanes(drawn: Picture) -> Iterator[str]:
 def _requests(drawn: Picture) -> Iterator[str]:
     top = _TOP + _STEP + len(drawn.lanes) * _LANE + 10
     bottom = top + _REQUESTS - 20
-    most = max([1.0, *(seconds for _, seconds in drawn.first_tokens)])
+    most = float(math.ceil(max([1.0, *(seconds for _, seconds in drawn.first_tokens)])))
     yield _text(8, top + 12, "seconds to")
     yield _text(8, top + 27, "the first token")
     for part in (0.0, 0.5, 1.0):
@@ -162,7 +166,7 @@ def _axis(drawn: Picture, height: int) -> Iterator[str]:
 
 def _legend(height: int) -> Iterator[str]:
     for number, (what, colour) in enumerate(_COLOURS.items()):
-        x, y = _LEFT + number % 3 * 250, height - 34 + number // 3 * 20
+        x, y = _LEFT + number % 3 * 250, height - 54 + number // 3 * 20
         if what == "request failed":
             yield _cross(x + 6, y - 4)
         elif what == "first token of a stream":

@@ -21,6 +21,7 @@ from timeline import Timeline
 
 _AGENT = Path(__file__).with_name("engine_agent.py")
 _SAMPLE_S = 1.0
+CLUSTER_DELETED = "its RayCluster is deleted"  # among the touches of an engine
 
 
 @dataclass(slots=True, kw_only=True)
@@ -147,7 +148,7 @@ class RollTimeline(Timeline):
     def _take_cluster(self, now: float, meta: dict[str, Any], is_deleted: bool) -> None:
         engine = self._engine(now, meta)
         if is_deleted or "deletionTimestamp" in meta:
-            self._touch(engine, now, "its RayCluster is deleted")
+            self._touch(engine, now, CLUSTER_DELETED)
         engine.is_there, engine.gone_at = not is_deleted, now if is_deleted else None
         self.watched.append((now, sum(each.is_there for each in list(self.engines.values()))))
 

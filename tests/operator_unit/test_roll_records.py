@@ -79,24 +79,32 @@ def test_requests_of_a_time_are_those_that_began_in_it():
 
 
 def test_a_picture_shows_each_engine_from_its_start_to_its_end():
-    old = old_engine()
+    old = old_engine((152.0, "its RayCluster is deleted"))
     old.routes.append((150.0, False))
     old.gone_at = 155.0
     failure = Failure(began=131.0, ended=131.1, what="HTTP 500", is_cut=False)
     drawn = picture(make_roll(old, new_engine(), failures=[failure], streams=[{**STREAM, "times": [101.5, 102.0]}]))
     assert drawn == Picture(
-        title="a change: seconds from the change",
+        title="Seconds from the change: a change",
         begin=-5.0,
         end=60.0,
         steps=[(-50.0, "Complete"), (0.5, "Starting"), (30.0, "Analyzing")],
         lanes=[
-            ("old engine 0", [Span(-80.0, 50.0, "gets requests"), Span(50.0, 55.0, "finishes its requests")]),
+            (
+                "old engine 0",
+                [
+                    Span(-80.0, 50.0, "gets requests"),
+                    Span(50.0, 52.0, "finishes its requests"),
+                    Span(52.0, 55.0, "is deleted"),
+                ],
+            ),
             (
                 "new engine 0",
                 [
                     Span(1.0, 28.0, "starts"),
                     Span(28.0, 30.0, "serves, gets no requests"),
                     Span(30.0, 60.0, "gets requests"),
+                    Span(60.0, 60.0, "is deleted"),
                 ],
             ),
         ],
