@@ -89,7 +89,7 @@ e2e: $(STAMP) ## Test on real pods: cluster, images, operator by Helm, then pyte
 	  code=$$?; \
 	  echo "stage tests: $$(($$(date +%s) - start)) s"; exit $$code
 
-e2e-full: $(STAMP) ## The same with what takes long: lost nodes, drains, two engines, too little memory
+e2e-full: $(STAMP) ## The same with what takes long: lost nodes, drains, two engines, too little memory, most rolls
 	@$(MAKE) e2e ARGS='-m "slow or not slow" $(ARGS)'
 
 e2e-tool: $(STAMP) ## Test the cluster tool itself, on a second cluster that it makes and removes

@@ -38,10 +38,12 @@ from cluster.kubectl import Kubectl
 from cluster.prepare import prepare
 
 if TYPE_CHECKING:
+    from roll import Roll
     from streams import Seen
 
 ARTIFACTS = Path(__file__).parent / "artifacts"
 _measured: list[str] = []
+_rolls: list[str] = []
 _HEADER = (
     "| fault | s to the next token of a running stream | s to Available | failed requests | failed probes |",
     "|---|---|---|---|---|",
@@ -138,13 +140,33 @@ def show(capsys: pytest.CaptureFixture[str]) -> Callable[[str, Seen], None]:
     return shown
 
 
+@pytest.fixture
+def show_roll(capsys: pytest.CaptureFixture[str]) -> Callable[[Roll], None]:
+    """Prints what became of a change, and keeps a line of it for the table at the end."""
+
+    def shown(seen: Roll) -> None:
+        _rolls.append(seen.row())
+        with capsys.disabled():
+            pause_s, at = seen.longest_pause
+            print(f"\n{seen.timeline.table()}\n  longest pause of the prober: {pause_s:.1f} s, from {at:.1f} s on")
+            for failure in seen.failures:
+                print(f"  FAILED at {seen.timeline.seconds(failure.began):.1f} s: {failure.what[:1000]}")
+            for lie in seen.lies:
+                print(f"  UNTRUE: {lie}")
+
+    return shown
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Seconds from each fault; also in artifacts/faults.md."""
-    if _measured:
-        table = "\n".join([*_HEADER, *_measured]) + "\n"
-        ARTIFACTS.mkdir(exist_ok=True)
-        (ARTIFACTS / "faults.md").write_text(table)
-        terminalreporter.write(f"\n{table}")
+    """Seconds from each fault and of each roll; also in artifacts/faults.md and artifacts/rolls.md."""
+    from roll import HEADER
+
+    for name, header, rows in (("faults", _HEADER, _measured), ("rolls", HEADER, _rolls)):
+        if rows:
+            table = "\n".join([*header, *rows]) + "\n"
+            ARTIFACTS.mkdir(exist_ok=True)
+            (ARTIFACTS / f"{name}.md").write_text(table)
+            terminalreporter.write(f"\n{table}")
 
 
 @contextlib.contextmanager

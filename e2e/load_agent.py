@@ -1,7 +1,8 @@
 """Runs inside a pod, by `python -c` of this text: streams, requests that keep arriving, and a prober. No retries.
 
 stdin, a JSON object a line: first the settings, then {"do": "struck"} when the fault was made and {"do": "stop"}.
-stdout: {"ready": time} once every stream has as many tokens as the fault waits for; at the end all that was seen.
+stdout: {"ready": time} once every stream has as many tokens as the fault waits for; {"ended": time} once nothing runs
+or arrives any more; at the end all that was seen.
 Times are Unix times. Tokens of a stream are compared by whoever reads this.
 """
 
@@ -148,11 +149,17 @@ class Agent:
         self.had = [len(each.tokens) for each in first]
 
     async def _arrive(self, session: aiohttp.ClientSession, tasks: set[Any], running: asyncio.Future[Any]) -> None:
-        """New requests, from the fault on, for `late_for_s` and until nobody waits for its end any more."""
+        """New requests from the fault on: until `stop`, or for `late_for_s` and until the first streams have ended."""
         asked = self.settings
         await self.struck.wait()
         number, until = 0, time.time() + asked["late_for_s"]
-        while asked["late_every_s"] and (time.time() < until or not running.done()):
+
+        def goes_on() -> bool:
+            if asked["late_until_stop"]:
+                return not self.stop.is_set()
+            return time.time() < until or not running.done()
+
+        while asked["late_every_s"] and goes_on():
             self._start(session, tasks, number % len(PROMPTS), asked["late_url"], asked["late_tokens"], True)
             number += 1
             await asyncio.sleep(asked["late_every_s"])

@@ -61,6 +61,20 @@ class Service:
         assert status == 200, body
         return tokens_of(json.loads(body))
 
+    def change(self, **spec: Any) -> None:
+        """Merges these fields into the spec; None takes one away."""
+        patch = json.dumps({"spec": spec})
+        self.kubectl("patch", "llm", self.name, "--namespace", self.namespace, "--type", "merge", "--patch", patch)
+
+    def scale(self, replicas: int) -> None:
+        self.kubectl("scale", f"llm/{self.name}", "--namespace", self.namespace, f"--replicas={replicas}")
+
+    def clusters(self) -> list[str]:
+        """Names of its RayClusters, those included that are being deleted."""
+        selector = f"rayloom.dev/service={self.name}"
+        found = self.kubectl.json("get", "rayclusters", "--namespace", self.namespace, "--selector", selector)["items"]
+        return [each["metadata"]["name"] for each in found]
+
     def pods(self, kind: str) -> list[dict[str, Any]]:
         """Pods of the RayCluster: kind is head or worker."""
         selector = f"rayloom.dev/service={self.name},ray.io/node-type={kind}"

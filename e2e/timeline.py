@@ -46,10 +46,13 @@ class Timeline:
             ("cluster", f"/apis/ray.io/v1/{own}/rayclusters"),
             ("node", "/api/v1/nodes"),
         ):
-            watch = self._service.kubectl.start("get", "--raw", f"{path}?watch=1&timeoutSeconds=900")
-            self._watches.append(watch)
-            threading.Thread(target=self._read, args=(kind, watch), daemon=True).start()
+            self._watch(kind, path)
         return self
+
+    def _watch(self, kind: str, path: str) -> None:
+        watch = self._service.kubectl.start("get", "--raw", f"{path}?watch=1&timeoutSeconds=900")
+        self._watches.append(watch)
+        threading.Thread(target=self._read, args=(kind, watch), daemon=True).start()
 
     def __exit__(self, *_: object) -> None:
         for watch in self._watches:
@@ -109,7 +112,7 @@ class Timeline:
     def _take_status(self, now: float, status: dict[str, Any]) -> None:
         self.statuses.append((now, status))
         conditions = {each["type"]: each for each in status.get("conditions", ())}
-        for kind in ("Available", "Degraded"):
+        for kind in ("Available", "Degraded", "Progressing", "RolledBack"):
             if each := conditions.get(kind):
                 # Messages tell of each phase; here the first one of a reason is enough.
                 text = f"{kind} {each['status']} ({each['reason']})"

@@ -6,7 +6,7 @@ import os
 import shutil
 import tempfile
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -86,6 +86,24 @@ def build_with_buildah(image: Image, base: str) -> None:
         raise ClusterError(f"{image.name} is too heavy: find what a new dependency brought, or do without it")
 
 
+def derive_with_buildah(name: str, folder: Path, arguments: Mapping[str, str]) -> None:
+    """Builds the folder's Dockerfile FROM the engine's image, under this name, where one of its inputs changed.
+
+    `remove_unused` removes it again once no node has it, if its repository is the engine's.
+    """
+    store = Store.of_buildah()
+    files = [path.read_bytes() for path in sorted(folder.iterdir()) if path.is_file()]
+    words = [f"{key}={value}" for key, value in sorted(arguments.items())]
+    engine = store.label(ENGINE.name, _INPUTS_LABEL) or ""
+    inputs = digest(engine.encode(), *files, *(word.encode() for word in words))
+    if store.label(name, _INPUTS_LABEL) == inputs:
+        return
+    with stage(f"image {name}"):
+        build = ["buildah", "bud", "--quiet", "--layers", "--isolation", "chroot", "--network", "host", "--pull-never"]
+        build += ["--label", f"{LABEL}={ENGINE.project}", "--label", f"{_INPUTS_LABEL}={inputs}", "--tag", name]
+        run_shown(*build, *_arguments(words), folder)
+
+
 def remove_unused(base: str, layers_in_use: frozenset[str]) -> None:
     """Removes of our images what nothing needs: other versions, and those without a name.
 
@@ -142,6 +160,18 @@ def build_with_docker(image: Image) -> None:
     tool = docker()
     with stage(f"image {image.name}"), _secrets() as secrets:
         run_shown(tool, "build", *secrets, "--file", image.dockerfile, "--tag", image.name, REPOSITORY)
+
+
+def derive_with_docker(name: str, folder: Path, arguments: Mapping[str, str]) -> None:
+    """The same with Docker or Podman, for a cluster of kind."""
+    with stage(f"image {name}"):
+        words = [f"{key}={value}" for key, value in sorted(arguments.items())]
+        run_shown(docker(), "build", "--tag", name, *_arguments(words), folder)
+
+
+def _arguments(words: list[str]) -> Iterator[str]:
+    for word in (f"BASE={ENGINE.name}", *words):
+        yield from ("--build-arg", word)
 
 
 def docker() -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal, Protocol, runtime_checkable
 
@@ -23,6 +24,9 @@ class Cluster(Protocol):
 
     def build_images(self) -> tuple[str, ...]:
         """The names of Rayloom's images, built from the repository where it changed."""
+
+    def derive_image(self, name: str, folder: Path, arguments: Mapping[str, str]) -> None:
+        """An image of this name FROM the engine's, by the folder's Dockerfile with these build arguments."""
 
     def load_image(self, name: str) -> None:
         """Every node can start containers of a built image without a registry."""

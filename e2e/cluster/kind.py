@@ -8,6 +8,7 @@ this one has not been measured.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from cluster import images
@@ -50,6 +51,9 @@ class KindCluster:
         for image in images.IMAGES:
             images.build_with_docker(image)
         return tuple(image.name for image in images.IMAGES)
+
+    def derive_image(self, name: str, folder: Path, arguments: Mapping[str, str]) -> None:
+        images.derive_with_docker(name, folder, arguments)
 
     def load_image(self, name: str) -> None:
         run_shown("kind", "load", "docker-image", "--name", self._name, name)

@@ -6,7 +6,7 @@ import contextlib
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -88,6 +88,10 @@ class LocalCluster:
             nodes = [root for state in living_clusters() for root in state.glob("nodes/*/containerd")]
             images.remove_unused(base, frozenset().union(*(grafted_layers(root) for root in nodes)))
         return tuple(image.name for image in images.IMAGES)
+
+    def derive_image(self, name: str, folder: Path, arguments: Mapping[str, str]) -> None:
+        with storage_lock():
+            images.derive_with_buildah(name, folder, arguments)
 
     def load_image(self, name: str) -> None:
         with storage_lock():

@@ -1,0 +1,1 @@
+ENGINE_VERSION = "0.1.0+next"
