@@ -58,7 +58,7 @@ class Service:
         self.world.history.ever.pop(self.key, None)  # of a namespace that a killed run left
         self.apply(GOOD, **{"rollout": {"analysis": ANALYSIS}, **spec})
         self.wait_complete()
-        self.world.history.most.pop(self.key, None)
+        self.world.history.most[self.key] = len(self.clusters)
 
     def apply(self, image: str = "", **spec: Any) -> None:
         """Changes these fields of the manifest, and applies it."""
