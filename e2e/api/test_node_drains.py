@@ -65,6 +65,7 @@ def test_without_room_elsewhere_evictions_wait(
 ) -> None:
     service = Service(world, namespace, "chat", operator)
     service.start(replicas=2)
+    pods, heads = service.pods, _heads(service)
     with service.traffic() as traffic:
         for name in NODES:
             world.cordon(name)
