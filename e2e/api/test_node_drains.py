@@ -60,22 +60,23 @@ def test_an_engine_on_a_node_that_is_drained_is_moved_before_it_may_be_evicted(
     assert service.status["groups"][0]["restarts"] == 0
 
 
-def test_an_eviction_is_refused_until_the_other_engine_serves(
+def test_without_room_elsewhere_evictions_wait(
     world: World, operator: OperatorProcess, namespace: str, nodes: None
 ) -> None:
     service = Service(world, namespace, "chat", operator)
     service.start(replicas=2)
+    pods, heads = service.pods, _heads(service)
     with service.traffic() as traffic:
-        for head in _heads(service):
-            world.cordon(head["spec"]["nodeName"])
-        # Nowhere is room, so none may go.
+        for name in NODES:
+            world.cordon(name)
         service.wait("Progressing", "WaitingForCapacity")
-        assert [world.evict(head) for head in _heads(service)] == [False, False]
+        assert [world.evict(head) for head in heads] == [False, False]
         for name in NODES:
             world.cordon(name, False)
         service.wait_complete()
+    assert (service.pods, service.most) == (pods, 3)
+    assert traffic.fewest == 2
     assert traffic.failures == []
-    assert len(service.clusters) == 2
 
 
 def test_without_surge_nothing_is_moved_and_one_at_a_time_may_be_evicted(
@@ -84,9 +85,11 @@ def test_without_surge_nothing_is_moved_and_one_at_a_time_may_be_evicted(
     service = Service(world, namespace, "chat", operator)
     service.start(replicas=2, rollout={"analysis": ANALYSIS, "maxSurge": 0, "maxUnavailable": 1})
     first, second = _heads(service)
+    old = first["metadata"]["labels"]["ray.io/cluster"]
     world.cordon(first["spec"]["nodeName"])
     service.wait_until(lambda: world.evict(first), "the first eviction to go through")
     assert not world.evict(second)
     world.cordon(first["spec"]["nodeName"], False)
+    service.wait_until(lambda: old not in service.clusters, "its engine to be made anew")
     service.wait_until(lambda: service.status["availableReplicas"] == 2, "two that serve again")
     assert service.most == 2

@@ -217,7 +217,7 @@ def test_a_manifest_that_goes_back_keeps_the_engines_that_run(it: Service) -> No
 
 @scene
 def test_an_engine_that_drains_already_is_taken_back(it: Service) -> None:
-    it.start(drainSeconds=600)
+    it.start(drainSeconds=90)
     (old,) = it.clusters
     pods, engine = it.pods, it.engine(old)
     it.world.engine(*it.key, old, in_flight=1, finish_s=None)
@@ -257,7 +257,7 @@ def test_without_auto_rollback_a_failed_roll_halts_and_the_failed_engine_gets_no
 
 @scene
 def test_scaling_down_drains_the_least_busy_and_waits_for_their_requests(it: Service) -> None:
-    it.start(drainSeconds=600)
+    it.start(drainSeconds=90)
     kubectl = Kubectl(it.world.kubeconfig)
     (first,) = it.clusters
     kubectl("scale", "llm", it.name, "--replicas=3", "--namespace", it.namespace)

@@ -7,7 +7,7 @@ by this file finds 198.X.Y.Z at 127.X.Y.Z. It is started as `python FILE -m MODU
 
 from __future__ import annotations
 
-import asyncio
+import importlib
 import runpy
 import sys
 from typing import Any
@@ -27,19 +27,17 @@ def pod_ip_at(address: str) -> str:
     return f"198{address.removeprefix('127')}" if address.startswith(_LOOPBACK) else ""
 
 
-def _where(host: Any) -> Any:
-    return f"127{host.removeprefix('198')}" if isinstance(host, str) and host.startswith(_PODS) else host
-
-
 def _main(kind: str, what: str, *arguments: str) -> None:
-    connect = asyncio.BaseEventLoop.create_connection
-
-    async def create_connection(self: Any, factory: Any, host: Any = None, *more: Any, **options: Any) -> Any:
-        return await connect(self, factory, _where(host), *more, **options)
-
-    asyncio.BaseEventLoop.create_connection = create_connection  # type: ignore[method-assign,assignment]
     # The folder of this file is no place for anybody's modules.
     del sys.path[0]
+    # Before anything imports the function from there.
+    status_request = importlib.import_module("rayloom_operator.status_request")
+    ask = status_request.ask
+
+    async def ask_here(ip: str, *more: Any, **options: Any) -> Any:
+        return await ask(f"127{ip.removeprefix('198')}" if ip.startswith(_PODS) else ip, *more, **options)
+
+    vars(status_request)["ask"] = ask_here
     sys.argv = [kind, *arguments]
     if kind == "-m":
         runpy.run_module(what, run_name="__main__", alter_sys=True)

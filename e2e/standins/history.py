@@ -16,7 +16,7 @@ class History:
     def __init__(self) -> None:
         self.clusters: dict[Key, dict[str, Document]] = defaultdict(dict)  # those that are there, by name
         self.ever: dict[Key, list[str]] = defaultdict(list)  # the names of all that were, the oldest first
-        self.most: dict[Key, int] = defaultdict(int)  # at once; a test begins anew by taking it away
+        self.most: dict[Key, int] = defaultdict(int)  # at once; a test begins anew with those that are there
 
     async def follow(self, api: Api) -> None:
         async for kind, found in api.follow("/apis/ray.io/v1/rayclusters"):
