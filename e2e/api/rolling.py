@@ -1,6 +1,6 @@
 """One service that rolls: what a test does to it, and what it can say of it afterwards.
 
-Rolls wait more than they work, so those of a module are begun at once, each in a thread and with a service of its own;
+Rolls wait more than they work, so several of a module go on at once, each in a thread and with a service of its own;
 `scene` makes a test of what one of them does.
 """
 
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
@@ -36,6 +35,8 @@ RELEASES = {
 ANALYSIS = {"holdSeconds": 2, "minRequests": 4}
 LONG = {"holdSeconds": 600, "minRequests": 4}
 _PATIENCE_S = 120.0
+# With more of them KubeRay, which makes pods for one RayCluster after the other, is what all wait for.
+_NUM_AT_ONCE = 6
 
 
 class Service:
@@ -54,6 +55,7 @@ class Service:
 
     def start(self, **spec: Any) -> None:
         """Returns once it serves with all its engines, and has no roll."""
+        self.world.history.ever.pop(self.key, None)  # of a namespace that a killed run left
         self.apply(GOOD, **{"rollout": {"analysis": ANALYSIS}, **spec})
         self.wait_complete()
         self.world.history.most.pop(self.key, None)
@@ -147,9 +149,8 @@ class Service:
         return [each for each in self._operator.proxy.writes(part, since) if each.method == method and each.code < 300]
 
     def deletion(self, cluster: str) -> Request:
-        """That of a RayCluster."""
-        (found,) = self.writes("DELETE", f"/namespaces/{self.namespace}/rayclusters/{cluster}")
-        return found
+        """The first one of a RayCluster; a watch that is behind may cause another."""
+        return self.writes("DELETE", f"/namespaces/{self.namespace}/rayclusters/{cluster}")[0]
 
     def routings(self, cluster: str) -> list[Request]:
         """The changes of the route label of its head, in their order."""
@@ -177,7 +178,7 @@ _scenes: dict[str, Scene] = {}
 
 
 def scene(play: Scene) -> Callable[[Stage], None]:
-    """A test of the same name that waits for the end of `play`, which the stage has begun."""
+    """A test of the same name that waits for the end of `play`, which goes on on the stage."""
     _scenes[play.__name__] = play
 
     def test(stage: Stage) -> None:
@@ -189,15 +190,14 @@ def scene(play: Scene) -> Callable[[Stage], None]:
 
 
 class Stage:
-    """All scenes that were asked for, begun."""
+    """All scenes that were asked for, in their order."""
 
     def __init__(self, world: World, names: list[str]) -> None:
         operator = world.operator()
         namespace = new_namespace(world, "rolls")
         self._path = f"/api/v1/namespaces/{namespace}"
         self._world = world
-        self._threads = ThreadPoolExecutor(max_workers=len(names))
-        self._began_at = time.monotonic()
+        self._threads = ThreadPoolExecutor(max_workers=_NUM_AT_ONCE)
         self._plays: dict[str, Future[None]] = {}
         for number, name in enumerate(names):
             service = Service(world, namespace, f"roll-{number}", operator)

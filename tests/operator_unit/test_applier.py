@@ -1,25 +1,29 @@
 """What is carried out although something was refused, and what is done again after that."""
 
 import asyncio
+import contextlib
 
 import pytest
 
 from rayloom_operator.applier import Applier
 from rayloom_operator.drift import Drift
 from rayloom_operator.errors import Refused
-from rayloom_operator.kube import KubeError
+from rayloom_operator.kube import KubeError, KubeUnreachable
 from rayloom_operator.names import path_of
 from rayloom_operator.objects.companions import admin_secret, client_service, service_account
 from rayloom_operator.objects.guards import disruption_budget, network_policy
+from rayloom_operator.objects.old_spec import old_spec
+from rayloom_operator.objects.ray_cluster import ray_cluster
 from rayloom_operator.plan import Deletion, Plan
 from rt_fake_kube import FakeKube
-from rt_operator import make_service
+from rt_operator import make_resolved, make_service
 
 KEY = ("team", "chat")
 ACCOUNT, SERVICE = service_account(make_service()), client_service(make_service())
 NETWORK_POLICY = network_policy(make_service())
 SECRET = admin_secret(make_service(), "abcd", b"key")
 GROUP = "chat-abcd-0"
+CLUSTER = ray_cluster(make_resolved(), "abcd", 0)
 
 
 def of_pod(name, **options):
@@ -135,5 +139,35 @@ def test_what_is_left_of_another_is_replaced_once_its_name_is_found_taken():
         applier.forget(KEY)
         await applier.carry_out(KEY, Plan(wanted=(SECRET,), new=frozenset({GROUP})), 300)
         assert [verb for verb, _ in kube.calls] == ["create", "delete", "create"]
+
+    with_applier(story)
+
+
+def test_it_is_told_which_clusters_were_made_or_may_have_been():
+    async def story(kube, drift, _):
+        told = []
+        applier = Applier(kube, drift, lambda key, name: told.append(name))
+        clusters = [CLUSTER | {"metadata": CLUSTER["metadata"] | {"name": name}} for name in ("a", "b", "c")]
+        kube.refusals["apply", "rayclusters/b"] = KubeError(403, "exceeded quota")
+        kube.refusals["apply", "rayclusters/c"] = KubeUnreachable("no answer")
+        for cluster in clusters:
+            with contextlib.suppress(Refused, KubeUnreachable):
+                await applier.carry_out(KEY, Plan(wanted=(cluster,)), 300)
+        assert told == ["a", "c"]
+
+    with_applier(story)
+
+
+def test_an_old_spec_of_a_deleted_service_is_made_anew():
+    async def story(kube, _, applier):
+        made = old_spec(make_resolved(), "0a0a0a0a", None)
+        kube.put(made | {"metadata": made["metadata"] | {"ownerReferences": [{"uid": "uid-0"}]}})
+        name = made["metadata"]["name"]
+        await applier.carry_out(KEY, Plan(wanted=(made,), new=frozenset({name})), 300)
+        (kept,) = [each for each in kube.objects.values() if each["kind"] == "ControllerRevision"]
+        assert kept["metadata"]["ownerReferences"][0]["uid"] == "uid-1"
+        kube.calls.clear()
+        await applier.carry_out(KEY, Plan(wanted=(made,)), 300)
+        assert kube.calls == []
 
     with_applier(story)

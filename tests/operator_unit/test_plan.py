@@ -1,9 +1,12 @@
 """What is made, what is deleted, and which engines take requests."""
 
+from datetime import timedelta
+
 import pytest
 
 from rayloom_operator.revision import revision
 from rt_operator import (
+    CLOCK,
     crashed,
     make_group,
     make_pod,
@@ -94,11 +97,12 @@ def test_fewer_replicas_take_the_least_busy_away_and_its_requests_first():
     groups[2] = make_serving(two, 2, pods=(make_pod("head2"), make_pod("worker2", is_head=False)))
     still_found = turn(two, groups, previous=found.document, endpoints=found_at)
     unfound = turn(two, groups, previous=still_found.document, endpoints=set())
-    then = turn(two, groups, previous=unfound.document, endpoints=set())
+    soon = turn(two, groups, previous=unfound.document, endpoints=set(), clock=CLOCK + timedelta(seconds=1))
+    then = turn(two, groups, previous=unfound.document, endpoints=set(), clock=CLOCK + timedelta(seconds=2))
 
     assert (routes(first), first.document["rollout"]["leaving"]) == ([], {groups[2].name: ""})
     assert (routes(found), deleted(found)) == ([("head2", False)], [])
-    assert still_found.plan.drains == unfound.plan.drains == ()
+    assert still_found.plan.drains == unfound.plan.drains == soon.plan.drains == ()
     assert [(each.group, each.wanted) for each in then.plan.drains] == [(groups[2].name, True)]
     groups[2] = make_serving(two, 2, pods=groups[2].pods, reading=make_reading(make_said("draining")))
     drained = turn(two, groups, previous=then.document, endpoints=set())

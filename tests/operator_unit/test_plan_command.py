@@ -148,7 +148,7 @@ def test_a_roll_is_printed_step_by_step(changed, capsys):
         f"Promoting  let chat-{before}-1 finish what it has, for at most 30 s",
         f"Promoting  delete chat-{before}-1",
     ]
-    assert steps[-1].endswith(f"Complete   Every engine is of revision {after} and serves.")
+    assert steps[-1].endswith(f"Complete   Every engine is of revision {after}.")
 
 
 def test_the_document_shows_the_steps_that_are_printed(tmp_path, capsys):

@@ -179,7 +179,7 @@ def test_a_roll_back_takes_back_what_drains_and_makes_what_is_gone():
     world = serving(replicas=2, maxSurge=0, maxUnavailable=1)
     world.has_stuck_streams = True
     world.ask(revision=CRASHES)
-    world.run(2)
+    world.run(5)
     assert [each.is_drained for each in world.there] == [False, True]
 
     world.ask(revision="a")
@@ -355,3 +355,45 @@ def test_of_too_many_go_first_those_that_have_yet_to_prove_themselves(is_paused)
 def test_a_roll_in_which_nothing_may_move_is_refused():
     with pytest.raises(ValidationError, match="maxSurge and maxUnavailable are both 0"):
         Rollout.model_validate({"maxSurge": 0, "maxUnavailable": 0})
+
+
+def test_what_drains_comes_back_when_too_few_serve_without_it():
+    world = serving(replicas=2)
+    world.has_stuck_streams = True
+    world.ask(replicas=1)
+    world.run(5)
+    assert [(each.name, each.is_drained) for each in world.there] == [("a-0", False), ("a-1", True)]
+
+    world.running["a-0"].ill_s = 30
+    assert {("undrain", "a-1"), ("route_on", "a-1")} <= set(acts(world, 3))
+    assert world.num_available() == 1
+    world.has_stuck_streams = False
+    world.run(60)
+    assert (world.memory.step, world.revisions(), world.num_available()) == ("Complete", "a", 1)
+
+
+def test_nodes_have_time_to_hear_that_an_engine_goes_before_it_refuses_requests():
+    world = serving(replicas=2)
+    world.ask(replicas=1)
+    unlisted_at = drained_at = None
+    for second in range(20):
+        world.run(1)
+        (engine,) = [each for each in world.running.values() if each.name == "a-1"] or [None]
+        if engine is None or engine.ends_s is not None:
+            break
+        if unlisted_at is None and not engine.is_routed and not engine.is_listed:
+            unlisted_at = second
+        if drained_at is None and engine.is_drained:
+            drained_at = second
+
+    assert drained_at - unlisted_at >= 2
+
+
+def test_an_engine_that_is_ill_for_a_moment_is_no_new_step():
+    world = serving(replicas=2)
+    began = world.memory.step_time
+    world.running["a-1"].ill_s = 10
+    world.run(5)
+
+    assert world.num_available() == 1
+    assert (world.memory.step, world.memory.step_time) == ("Complete", began)

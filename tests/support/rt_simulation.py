@@ -155,19 +155,22 @@ class Simulation:
     def run_turn(self, num_actions=None):
         """One pass; with `num_actions` the operator dies after so many changes, before its status is written."""
         seen = self.seen()
-        found = turn(
-            self.resolved,
-            seen.groups,
-            previous=self.document,
-            old=self.old_specs.values(),
-            endpoints=self.endpoints,
-            now=self.t,
-            clock=self.clock,
-            taken=seen.taken,
-            num_ending=seen.num_ending,
-            leaving=seen.leaving,
-            lost_nodes=seen.lost_nodes,
-        )
+        facts = {
+            "previous": self.document,
+            "old": self.old_specs.values(),
+            "now": self.t,
+            "clock": self.clock,
+            "taken": seen.taken,
+            "num_ending": seen.num_ending,
+            "leaving": seen.leaving,
+            "lost_nodes": seen.lost_nodes,
+        }
+        found = turn(self.resolved, seen.groups, **facts)
+        state = found.step.state
+        is_rolling = state.update_revision != state.current_revision
+        if is_rolling or self.rollout.get("leaving") or state.leaving or found.step.route_off:
+            # What clients find is not asked for while nothing depends on it.
+            found = turn(self.resolved, seen.groups, endpoints=self.endpoints, **facts)
         failed = {slot.name: slot.failure.uid for slot in found.slots if slot.failure is not None}
         condemned = {slot.name for slot in found.slots if slot.is_condemned}
         planned = found.plan
@@ -199,6 +202,8 @@ class Simulation:
         assert made in self.old_specs, f"{name} could not be made again"
         failure = self.rollout.get("failure", {})
         assert made != self.revision or failure.get("revision") != made, f"{made} failed, and is tried again"
+        if self.known_gone_at is not None:
+            self.known_gone_at.setdefault(name, None)  # it may be gone before it is seen
         uid = f"uid-{self.number()}"
         self.line_of[uid] = line = self.line_of.get(failed.get(name), uid)
         is_bad = self.asked[made].service.spec.engine.args.threads == FAILS_REQUESTS

@@ -6,7 +6,7 @@ import asyncio
 import json
 import logging
 import random
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from rayloom_operator import names
 from rayloom_operator.api import KIND
@@ -31,9 +31,13 @@ _LAST = ("RayCluster", "Job")
 class Applier:
     """Lives in one event loop."""
 
-    def __init__(self, kube: Kube, drift: Drift) -> None:
+    def __init__(
+        self, kube: Kube, drift: Drift, on_cluster: Callable[[ServiceKey, str], None] = lambda key, name: None
+    ) -> None:
+        """`on_cluster` gets the service and the name of each RayCluster that was made, or may have been."""
         self._kube = kube
         self._drift = drift
+        self._on_cluster = on_cluster
         # Hashes of the last plan's manifests, which would be most of the memory; and when all of it was done.
         self._applied: dict[ServiceKey, tuple[frozenset[int], float]] = {}
 
@@ -70,19 +74,22 @@ class Applier:
             raise error
 
     async def _drain(self, key: ServiceKey, drains: Sequence[Drain]) -> None:
-        """An engine that does not take it is asked again in the next turn."""
-        for each in drains:
-            logger.info("%s/%s: %s %s", *key, "drain" if each.wanted else "take back the drain of", each.group)
-            if not self._kube.may_write():
-                raise Deposed(f"drain of {each.group}: not asked, because another operator may lead")
-            try:
-                method = "POST" if each.wanted else "DELETE"
-                code, body = await ask(each.ip, names.ADMIN_PORT, each.token, method, "/drain")
-            except EngineUnavailable as error:
-                logger.warning("%s/%s: the engine of %s cannot be asked to drain: %s", *key, each.group, error)
-                continue
-            if code >= 300:
-                logger.warning("%s/%s: the engine of %s refuses: %s %s", *key, each.group, code, shown(body))
+        """Engines that do not take it are asked again in the next turn."""
+        if drains and not self._kube.may_write():
+            raise Deposed("drains: not asked for, because another operator may lead")
+        await asyncio.gather(*(self._ask(key, each) for each in drains))
+
+    async def _ask(self, key: ServiceKey, drain: Drain) -> None:
+        logger.info("%s/%s: %s %s", *key, "drain" if drain.wanted else "take back the drain of", drain.group)
+        try:
+            code, body = await ask(
+                drain.ip, names.ADMIN_PORT, drain.token, "POST" if drain.wanted else "DELETE", "/drain"
+            )
+        except EngineUnavailable as error:
+            logger.warning("%s/%s: the engine of %s cannot be asked to drain: %s", *key, drain.group, error)
+            return
+        if code >= 300:
+            logger.warning("%s/%s: the engine of %s refuses: %s %s", *key, drain.group, code, shown(body))
 
     async def _delete(self, key: ServiceKey, deletion: Deletion) -> None:
         logger.info("%s/%s: delete %s", *key, deletion.path)
@@ -151,8 +158,21 @@ class Applier:
             if is_there and manifest["metadata"]["labels"].get(names.GROUP_LABEL) in new_groups:
                 await self._kube.delete(path_of(manifest))
                 await self._kube.create(manifest)
-        elif manifest["kind"] in ("Job", KIND_OF_OLD_SPECS):
+        elif manifest["kind"] == KIND_OF_OLD_SPECS:
+            is_there = not await self._kube.create(manifest)
+            # That of a deleted service of the same name goes with it, sooner or later.
+            if is_there and manifest["metadata"]["name"] in new_groups:
+                await self._kube.delete(path_of(manifest))
+                await self._kube.create(manifest)
+        elif manifest["kind"] == "Job":
             await self._kube.create(manifest)
+        elif manifest["kind"] == "RayCluster":
+            try:
+                await self._kube.apply(manifest)
+            except KubeUnreachable:
+                self._on_cluster(key, manifest["metadata"]["name"])
+                raise
+            self._on_cluster(key, manifest["metadata"]["name"])
         else:
             self._drift.wrote(key, await self._kube.apply(manifest))
 

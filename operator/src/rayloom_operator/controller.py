@@ -106,8 +106,8 @@ class Controller:
         )
         self._clusters, self._pods, self._jobs = self.watches.clusters, self.watches.pods, self.watches.jobs
         self._drift = Drift(kube, self._queue.add, namespaces=namespaces)
-        self._applier = Applier(kube, self._drift)
         self._observer = Observer(kube, self.watches, self._poller, settings.operator_key)
+        self._applier = Applier(kube, self._drift, self._observer.note_cluster)
         self._roller = Roller(kube, settings.hub, self._observer)
         self._mounting_since: dict[ServiceKey, float] = {}
         self._untold: dict[ServiceKey, dict[str, Manifest]] = {}  # Events that are to be made, by name
@@ -240,6 +240,7 @@ class Controller:
         inspection = Inspection(model=stored_model(previous))
         # Over a spec that cannot be read no node is given up: how long the user would wait for it is not known.
         accepted, patience = VALID, timedelta(days=36_500)
+        service: LLMService | None = None
         try:
             service = parse(document)
             patience = timedelta(seconds=service.spec.recovery.node_loss_seconds)
@@ -266,8 +267,8 @@ class Controller:
             step, parts = await self._roller.next(key, document, resolved, seen, memory, rollout, now=now, clock=clock)
         places = tuple(slot for lineage in parts for slot in lineage.slots)
         wanted = None if unsupported else resolved
-        key_of_tokens, found = self._settings.operator_key, inspection.model
-        planned = plan(wanted, seen, parts, step, memory, rollout, key_of_tokens, model=found, now=now, clock=clock)
+        operator_key, model = self._settings.operator_key, inspection.model
+        planned = plan(wanted, seen, parts, step, memory, rollout, operator_key, service, model, now=now, clock=clock)
         mounting_s = self._mounting_s(key, seen.groups, inspection, now)
         refused: Refused | None = None
         try:
@@ -289,7 +290,7 @@ class Controller:
             # Without KubeRay nothing is done of it, so nothing of it is remembered either.
             None if unsupported else step,
             missing=inspection.verdict,
-            model=inspection.model,
+            model=model,
             generation=document["metadata"]["generation"],
             previous=previous,
             memory=memory,

@@ -49,6 +49,10 @@ class Observer:
         del self._gone_at[key]
         return None
 
+    def note_cluster(self, key: ServiceKey, name: str) -> None:
+        """A RayCluster of this name was made. It may be gone before it is seen, and its name rests all the same."""
+        self._gone_at.setdefault(key, {}).setdefault(name, None)
+
     async def observe(
         self, key: ServiceKey, uid: str, remembered: Iterable[str], patience: timedelta, clock: datetime
     ) -> Observed:

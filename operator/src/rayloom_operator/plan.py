@@ -6,7 +6,7 @@ beyond help is `recovery`'s. Nothing of a running group is ever changed but its 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from dataclasses import dataclass, field
 from datetime import datetime
 
@@ -98,21 +98,25 @@ def plan(
     memory: Memory,
     rollout: RolloutState,
     operator_key: bytes,
-    *,
+    service: LLMService | None = None,
     model: Model | None = None,
+    *,
     now: float,
     clock: datetime,
 ) -> Plan:
     """What to do now. `resolved` and `step` are None while the spec cannot be used: then what runs goes on as it is.
 
-    `memory` and `rollout` are what was written of engines and rolls, `model` is what was found of the spec's. An engine
-    that failed is made anew when its time has come.
+    `memory` and `rollout` are what was written of engines and rolls, `service` is the spec as far as it can be read,
+    `model` is what was found of its model. An engine that failed is made anew when its time has come.
     """
+    going = rollout.leaving.keys() | (step.state.leaving.keys() if step is not None else set())
     wells = {group.name for group in seen.groups if is_well(group, now)}
     slots = tuple(slot for lineage in lineages for slot in lineage.slots)
-    routes = tuple(route for group in seen.groups if (route := _route(group, wells, step, rollout)))
+    routes = tuple(route for group in seen.groups if (route := _route(group, seen, wells, going, step)))
     if resolved is None or step is None:
-        return Plan(routes=routes, deletions=tuple(_stranded(seen, slots)))
+        # Nothing is moved now, so nothing is to be waited for.
+        freed = (disruption_budget(service),) if service is not None and rollout.held_time else ()
+        return Plan(wanted=freed, routes=routes, deletions=tuple(_stranded(seen, slots)))
     service, update = resolved.service, step.state.update_revision
     budget = disruption_budget(service, holds_evictions=step.holds_evictions)
     wanted = [service_account(service), client_service(service), budget, network_policy(service)]
@@ -204,23 +208,24 @@ def _stranded(seen: Observed, slots: tuple[Slot, ...]) -> Iterator[Deletion]:
             yield Deletion(object_path("v1", "Pod", pod.namespace, pod.name), pod.uid, grace_s)
 
 
-def _route(group: Group, wells: set[str], step: Step | None, rollout: RolloutState) -> Route | None:
+def _route(group: Group, seen: Observed, wells: set[str], going: Set[str], step: Step | None) -> Route | None:
     """The change that the head's route label needs; None when it is right, or while nobody knows.
 
-    `wells` names the groups that could take all requests. While there are others of them, a group that recovers or does
-    not answer gets none; the last one keeps its own, for they wait in it. Those that are to go are `rollout`'s.
+    While others of the `wells` take requests, or will with this step, a group that recovers or does not answer gets
+    none; the last one keeps its own, for they wait in it. Those that are `going` are the roll's.
     """
     head = group.head
     said = group.reading.status if group.reading is not None else None
     if head is not None and step is not None and group.name in step.route_off:
         return Route(pod=head, wanted=False)
-    going = rollout.leaving.keys() | (step.state.leaving.keys() if step is not None else set())
     if head is None or group.name in going or (head.is_engine_ready and said is None):
         return None
     wanted = head.is_engine_ready and said is not None and said.state in _TAKES_REQUESTS
     if group.name in wells:
         # The first engine of a revision that has failed gets none, although it is well.
         wanted = wanted and (head.is_routed or step is None or group.name in step.route_on)
-    elif wells:
-        wanted = False
+    else:
+        others = [each for each in seen.groups if each.name in wells - going and each.head is not None]
+        on = step.route_on if step is not None else wells
+        wanted = wanted and not any(each.name in on or (each.head and each.head.is_routed) for each in others)
     return None if wanted == head.is_routed else Route(pod=head, wanted=wanted)

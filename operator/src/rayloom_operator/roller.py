@@ -16,6 +16,7 @@ from rayloom_operator.resolved import Hub, Resolved
 from rayloom_operator.revision import revision, with_kept_image
 from rayloom_operator.rolling import look, order_of
 from rayloom_operator.rollout import Step, next_step
+from rayloom_operator.rollout_words import RolloutStep
 
 
 class Roller:
@@ -56,8 +57,9 @@ class Roller:
         """What to do next, and the engines of each revision. `rollout` is what was written of rolls."""
         order = order_of(resolved, revision(resolved))
         step = next_step(order, rollout, look(seen, memory, order.revision, None, now=now), clock)
+        is_moving = step.state.step == RolloutStep.MOVING
         is_rolling = step.state.update_revision != step.state.current_revision
-        if is_rolling or rollout.leaving or step.state.leaving or step.route_off:
+        if is_moving or is_rolling or rollout.leaving or step.state.leaving or step.route_off:
             endpoints = await self._observer.endpoints(key)
             step = next_step(order, rollout, look(seen, memory, order.revision, endpoints, now=now), clock)
         old = await self._old_specs.of(key, document, old_revisions(step))

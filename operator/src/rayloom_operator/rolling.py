@@ -12,6 +12,8 @@ from rayloom_operator.recovery import Memory, has_served
 from rayloom_operator.resolved import Resolved
 from rayloom_operator.rollout_shares import Engine, EngineState, Order, Seen
 
+_OF_OTHERS = (Reason.NODE_LOST, Reason.HEAD_LOST)
+
 
 def order_of(resolved: Resolved, revision: str) -> Order:
     """What the spec asks for."""
@@ -25,11 +27,11 @@ def look(seen: Observed, memory: Memory, revision: str, endpoints: Set[str] | No
     `endpoints` are the addresses that clients find; None while nothing depends on them: then those of engines with the
     route label count as found. `revision` is the spec's, whose failures are counted from `memory`.
     """
-    # A lost node says nothing about what ran there.
+    # A lost node or pod says nothing about what ran there.
     failed = [
         each
         for each in memory.values()
-        if each.revision == revision and each.failure is not None and each.failure.reason is not Reason.NODE_LOST
+        if each.revision == revision and each.failure is not None and each.failure.reason not in _OF_OTHERS
     ]
     return Seen(
         engines=tuple(_engine(group, memory, endpoints, now) for group in seen.groups),

@@ -39,8 +39,19 @@ from rayloom_operator.observed import moment
 from rayloom_operator.recovery import stamp
 from rayloom_operator.rollout_analysis import MAX_HOLDS, is_over, problem, total
 from rayloom_operator.rollout_moves import holds, time_left, watched
-from rayloom_operator.rollout_shares import IDLE, Order, Seen, is_drained, is_held, leavers, moved_out, shares, target
-from rayloom_operator.rollout_words import course
+from rayloom_operator.rollout_shares import (
+    IDLE,
+    UNFOUND_S,
+    Order,
+    Seen,
+    is_drained,
+    is_held,
+    leavers,
+    moved_out,
+    shares,
+    target,
+)
+from rayloom_operator.rollout_words import RolloutStep, course
 
 # How soon to look again at an engine that drains, and at figures: one that fails requests is to be seen within 10 s.
 _LOOK_S = 2.0
@@ -74,7 +85,7 @@ def next_step(order: Order, memory: RolloutState, seen: Seen, clock: datetime) -
     is_roll = state.update_revision != state.current_revision
     state = state.model_copy(update={"roll_time": (state.roll_time or stamp(clock)) if is_roll else ""})
     state = watched(order, memory, state, seen, clock)
-    step, message = course(order, state, seen)
+    step, message = course(order, state, seen, is_at_rest=_is_at_rest(memory, state))
     if step != state.step:
         state = state.model_copy(update={"step": step, "step_time": stamp(clock)})
     # What only one of the two has is not written yet, or no longer wanted.
@@ -92,13 +103,26 @@ def next_step(order: Order, memory: RolloutState, seen: Seen, clock: datetime) -
         undrain=tuple(each.name for each in staying if each.state == "draining"),
         route_on=tuple(e.name for e in staying if e.state == "well" and not e.is_routed and e.name not in barred),
         route_off=tuple(e.name for e in seen.engines if e.is_routed and (e.name in sure or e.name in barred)),
-        drain=tuple(e.name for e in unlisted if e.name in drained_at and e.state in ("well", "ill")),
+        drain=tuple(
+            e.name
+            for e in unlisted
+            if e.name in drained_at
+            and e.state in ("well", "ill")
+            and clock >= moment(drained_at[e.name]) + timedelta(seconds=UNFOUND_S)
+        ),
         delete=tuple(
             e.name for e in unlisted if e not in moved and is_drained(e, drained_at.get(e.name, ""), order, clock)
         ),
         holds_evictions=holds(order, state, clock),
         look_again_s=0.0 if state != memory else min(_looks(order, state, seen, clock), default=None),
     )
+
+
+def _is_at_rest(memory: RolloutState, state: RolloutState) -> bool:
+    """Whether a roll had come to its end, and nobody asks for anything else: what fails then is recovered."""
+    same = ("counts", "current_revision", "update_revision", "failure")
+    is_same = all(getattr(memory, name) == getattr(state, name) for name in same)
+    return memory.step in (RolloutStep.COMPLETE, RolloutStep.ROLLED_BACK) and is_same
 
 
 def _first(order: Order, seen: Seen) -> RolloutState:
@@ -156,7 +180,8 @@ def _judged(order: Order, state: RolloutState, seen: Seen, clock: datetime) -> R
             progress = {"is_promoted": True, "window": None, "progress_time": stamp(clock), "most_well": most_well}
             return state.model_copy(update=progress)
     patience_s = asked.progress_deadline_seconds
-    if window is not None:
+    if not state.is_promoted and most_well:
+        # Also while the one that is compared is ill for a moment.
         patience_s += MAX_HOLDS * asked.analysis.hold_seconds
     if since and clock > moment(since) + timedelta(seconds=patience_s):
         words = (

@@ -22,6 +22,8 @@ EngineState: TypeAlias = Literal[
     "ill",  # it has served and does not; it may hold requests
     "draining",  # it takes no new requests
 ]
+# Nodes hear that an engine is in no EndpointSlice a moment after the API server; until then new requests may come.
+UNFOUND_S = 2.0
 # Such an engine has no requests.
 IDLE: tuple[EngineState, ...] = ("pending", "unschedulable", "starting")
 
@@ -173,11 +175,16 @@ def _served(order: Order, state: RolloutState, seen: Seen) -> tuple[list[Engine]
     return here, [engine for engine in engines if engine.is_cordoned and engine.state in ("well", "draining")]
 
 
-def _departure(state: RolloutState, engine: Engine) -> tuple[bool, str, bool, bool, int, int]:
+# Of those that do not serve, the one that has the furthest to go is missed the least.
+_NEARNESS: tuple[EngineState, ...] = ("unschedulable", "pending", "starting", "ill", "draining", "well")
+
+
+def _departure(state: RolloutState, engine: Engine) -> tuple[bool, str, bool, int, bool, int, int]:
     """By this order engines go."""
     drained_at, number = state.leaving.get(engine.name), int(engine.name.rpartition("-")[2])
     is_safe = not engine.is_cordoned
-    return drained_at is None, drained_at or "~", engine.is_available, is_safe, engine.num_in_flight, -number
+    near = _NEARNESS.index(engine.state)
+    return drained_at is None, drained_at or "~", engine.is_available, near, is_safe, engine.num_in_flight, -number
 
 
 def leavers(order: Order, state: RolloutState, seen: Seen) -> dict[str, str]:
@@ -185,13 +192,20 @@ def leavers(order: Order, state: RolloutState, seen: Seen) -> dict[str, str]:
 
     Those that are on their way already come first, the furthest first, then those that do not serve, then those whose
     node is being emptied, then the least busy, of equal ones the newest. One that serves stays while there would be too
-    few without it.
+    few without it; and where too few serve, one comes back that could, although it drains.
     """
     found: dict[str, str] = {}
+    num_missed = max(0, order.least - sum(engine.is_available for engine in seen.engines))
+    # By what does not depend on who leaves, lest another one comes back in each turn.
+    able = [engine for engine in seen.engines if not engine.is_available and engine.state in ("well", "draining")]
+    able.sort(key=lambda each: (each.is_cordoned, each.revision != target(order, state), each.name))
+    kept = {engine.name for engine in able[:num_missed]}
     wanted = target(order, state)
     num_available = sum(engine.is_available for engine in seen.engines)
     moved = moved_out(order, state, seen)
     for engine in moved:
+        if engine.name in kept:
+            continue
         if not engine.is_available or num_available > order.least:
             num_available -= engine.is_available
             found[engine.name] = state.leaving.get(engine.name, "")
@@ -201,7 +215,7 @@ def leavers(order: Order, state: RolloutState, seen: Seen) -> dict[str, str]:
         engines = sorted((e for e in seen.of(revision) if e not in moved), key=lambda each: _departure(state, each))
         excess = len(engines) - state.counts.get(revision, 0)
         for engine in engines:
-            if excess <= 0 or (engine.is_available and num_available <= order.least):
+            if excess <= 0 or engine.name in kept or (engine.is_available and num_available <= order.least):
                 continue
             num_available -= engine.is_available
             found[engine.name] = state.leaving.get(engine.name, "")
@@ -216,4 +230,4 @@ def is_drained(engine: Engine, drained_at: str, order: Order, clock: datetime) -
     if not drained_at:
         return False
     is_empty = engine.state == "draining" and engine.num_in_flight == 0
-    return is_empty or clock >= moment(drained_at) + timedelta(seconds=order.drain_seconds)
+    return is_empty or clock >= moment(drained_at) + timedelta(seconds=UNFOUND_S + order.drain_seconds)

@@ -28,8 +28,8 @@ class RolloutStep(StrEnum):
     HALTED = "Halted"
 
 
-def course(order: Order, state: RolloutState, seen: Seen) -> tuple[RolloutStep, str]:
-    """The step, and what it waits for."""
+def course(order: Order, state: RolloutState, seen: Seen, *, is_at_rest: bool) -> tuple[RolloutStep, str]:
+    """The step, and what it waits for. What is at rest stays so while an engine is ill, or made anew."""
     wanted, new, failure = target(order, state), state.update_revision, state.failure
     engines, num_old = seen.of(wanted), len(seen.engines) - len(seen.of(wanted))
     why = f"Revision {failure.revision} failed ({failure.reason}): {failure.message} " if failure is not None else ""
@@ -37,14 +37,14 @@ def course(order: Order, state: RolloutState, seen: Seen) -> tuple[RolloutStep, 
         moved = moved_out(order, state, seen)
         is_moving = bool(moved) or is_one_to_surge(order, state, seen)
         has_all = len(engines) == order.replicas and seen.num_available(wanted) >= order.replicas
-        is_whole = has_all and not is_moving
+        is_whole = (has_all or is_at_rest) and not is_moving
         if is_whole and not num_old and failure is not None:
             words = f"Every engine is of revision {wanted} again. Change the spec to try another."
             return RolloutStep.ROLLED_BACK, why + words
         if is_whole and not num_old and not order.replicas:
             return RolloutStep.COMPLETE, "There are no engines, for spec.replicas is 0."
         if is_whole and not num_old:
-            return RolloutStep.COMPLETE, f"Every engine is of revision {wanted} and serves."
+            return RolloutStep.COMPLETE, f"Every engine is of revision {wanted}."
         if failure is not None and not is_moving:
             return RolloutStep.ROLLING_BACK, why + f"The engines of revision {wanted} come back."
     elif failure is not None:

@@ -172,7 +172,12 @@ def status(
         current_revision=step.state.current_revision if step is not None else previous.get("currentRevision", ""),
         update_revision=update or previous.get("updateRevision", ""),
         progress=progress(step) if step is not None else previous.get("progress", ""),
-        rollout=step.state if step is not None else rollout if rollout.update_revision else None,
+        # While nothing can be done, no deadline counts.
+        rollout=step.state
+        if step is not None
+        else rollout.model_copy(update={"progress_time": "", "held_time": ""})
+        if rollout.update_revision
+        else None,
         image=default_image if is_made and step is not None else previous.get("image", ""),
         groups=tuple(_group_status(row, resolved, memory.get(row.slot.name), now, clock) for row in rows),
     )
