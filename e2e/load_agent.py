@@ -57,6 +57,7 @@ class Stream:
         self.failure = ""
         self.began = time.time()
         self.ended: float | None = None
+        self.task: asyncio.Task[None]
 
     async def run(self, session: aiohttp.ClientSession, content: dict[str, Any]) -> None:
         try:
@@ -149,27 +150,34 @@ class Agent:
         self.had = [len(each.tokens) for each in first]
 
     async def _arrive(self, session: aiohttp.ClientSession, tasks: set[Any], running: asyncio.Future[Any]) -> None:
-        """New requests from the fault on: until `stop`, or for `late_for_s` and until the first streams have ended."""
+        """New requests, from the fault on, for `late_for_s` and until nobody waits for its end any more."""
         asked = self.settings
         await self.struck.wait()
+        if asked["steady"]:
+            await asyncio.gather(*(self._repeat(session, tasks, number) for number in range(asked["steady"])))
+            return
         number, until = 0, time.time() + asked["late_for_s"]
-
-        def goes_on() -> bool:
-            if asked["late_until_stop"]:
-                return not self.stop.is_set()
-            return time.time() < until or not running.done()
-
-        while asked["late_every_s"] and goes_on():
+        while asked["late_every_s"] and (time.time() < until or not running.done()):
             self._start(session, tasks, number % len(PROMPTS), asked["late_url"], asked["late_tokens"], True)
             number += 1
             await asyncio.sleep(asked["late_every_s"])
+
+    async def _repeat(self, session: aiohttp.ClientSession, tasks: set[Any], number: int) -> None:
+        """One stream after the other until `stop`, but no more than one in `late_every_s`: what fails fails fast."""
+        asked = self.settings
+        while not self.stop.is_set():
+            pause = asyncio.create_task(asyncio.sleep(asked["late_every_s"]))
+            stream = self._start(session, tasks, number % len(PROMPTS), asked["late_url"], asked["late_tokens"], True)
+            await asyncio.gather(pause, stream.task)
+            number += asked["steady"]
 
     def _start(
         self, session: aiohttp.ClientSession, tasks: set[Any], index: int, url: str, num_tokens: int, is_late: bool
     ) -> Stream:
         stream = Stream(url, index, num_tokens, is_late)
         self.streams.append(stream)
-        tasks.add(asyncio.create_task(stream.run(session, body(self.settings["model"], index, num_tokens))))
+        stream.task = asyncio.create_task(stream.run(session, body(self.settings["model"], index, num_tokens)))
+        tasks.add(stream.task)
         return stream
 
     async def _probe(self, session: aiohttp.ClientSession) -> None:

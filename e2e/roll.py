@@ -21,7 +21,8 @@ from streams import STRIKE_AT, Agent, Said, problem_of
 
 NUM_TOKENS = 96  # of streams that run when the change is made, which takes a moment
 LATE_TOKENS = 32
-LATE_EVERY_S = 1.0
+# Streams at a time, at first and from then on: a slow machine is not to be given more and more.
+NUM_FIRST, NUM_STEADY = 4, 3
 # Time enough for a busy machine: what is tested is that streams end, not how fast.
 DRAIN_SECONDS = 90
 # How long streams go on after the end of a roll.
@@ -104,12 +105,12 @@ def roll(
     change: Callable[[], object],
     *,
     is_over: Callable[[], bool],
-    seconds: float = 240.0,
+    seconds: float = 360.0,
     **settings: Any,
 ) -> Roll:
     """Makes the change under streams. `expected` is what `undisturbed` returned, with NUM_TOKENS tokens."""
-    load = {"num_tokens": NUM_TOKENS, "late_tokens": LATE_TOKENS, "late_every_s": LATE_EVERY_S}
-    load |= {"late_until_stop": True, "probe_url": service.url, "strike_at": STRIKE_AT}
+    load: dict[str, Any] = {"steady": NUM_STEADY, "late_tokens": LATE_TOKENS, "strike_at": STRIKE_AT}
+    load |= {"urls": [service.url] * NUM_FIRST, "num_tokens": NUM_TOKENS, "probe_url": service.url}
     agent = Agent(service, **(load | settings))
     try:
         with RollTimeline(service) as timeline:

@@ -44,7 +44,7 @@ class Agent:
             "late_tokens": LATE_TOKENS,
             "late_every_s": 1.0,
             "late_for_s": 0.0,
-            "late_until_stop": False,
+            "steady": 0,  # so many streams at a time instead, one after the other, until it is told to stop
             "probe_url": "",
             "probe_timeout_s": 120.0,
             "probe_rest_s": 30.0,  # for probes on their way at the end, once the service is Available
