@@ -28,8 +28,9 @@ def end_state(world: World, namespace: str, name: str) -> object:
     pods = world.pods(namespace, name)
     objects["pods"] = sorted((each["metadata"]["labels"] for each in pods), key=json.dumps)
     text = json.dumps(_plain(objects)).replace(name, "NAME")
-    # Which number was free hangs on when the old engine went.
-    return json.loads(re.sub(r"(NAME-[0-9a-f]{8})-\d+", r"\1-N", text))
+    # Which number was free hangs on when the old engine went; and the names of pods are KubeRay's.
+    text = re.sub(r"(NAME-[0-9a-f]{8})-\d+", r"\1-N", text)
+    return json.loads(re.sub(r"-N-head-[a-z0-9]{5}\b", "-N-head", text))
 
 
 def _plain(found: Any) -> Any:
