@@ -145,11 +145,11 @@ def roll(
     )
 
 
-def rollable(namespace: str, hold_seconds: int, **spec: Any) -> dict[str, Any]:
+def rollable(namespace: str, hold_seconds: int, min_requests: int = 20, **spec: Any) -> dict[str, Any]:
     """The manifest of one rank in float32: two engines and all else share two cores."""
     model = {"source": "builtin://smollm2-135m", "dtype": "float32"}
     engine = {"args": {"threads": 1}, "resources": {"requests": {"cpu": "250m", "memory": "1Gi"}}}
-    rollout = {"analysis": {"holdSeconds": hold_seconds}}
+    rollout = {"analysis": {"holdSeconds": hold_seconds, "minRequests": min_requests}}
     path = ROOT / "examples" / "smollm2.yaml"
     return manifest(path, namespace, model=model, engine=engine, rollout=rollout, drainSeconds=DRAIN_SECONDS, **spec)
 

@@ -21,8 +21,9 @@ from roll import NUM_TOKENS, Roll, is_rolled_back, roll, rollable
 from service import Service
 from streams import Said, undisturbed
 
-# Of a request and a probe a second each of two engines gets 30 in this time, and 20 are enough to judge their times.
-HOLD_SECONDS = 30
+# The prober's requests alone are 15 for each of two engines in this time. Those of a slow release hold up the streams
+# that would follow them.
+HOLD_SECONDS, MIN_REQUESTS = 30, 10
 ROLLBACK_SECONDS = 60.0
 # For so long a release may get requests that fails them.
 EXPOSED_SECONDS = 10.0
@@ -32,7 +33,7 @@ EXPOSED_SECONDS = 10.0
 def serving(operator: Kubectl) -> Iterator[tuple[Service, Said]]:
     with new_namespace(operator, "release") as namespace:
         service = Service(operator, Client.start(operator, namespace), namespace, "smollm2")
-        operator.apply(rollable(namespace, HOLD_SECONDS))
+        operator.apply(rollable(namespace, HOLD_SECONDS, MIN_REQUESTS))
         service.wait_available()
         yield service, undisturbed(service, NUM_TOKENS)
 

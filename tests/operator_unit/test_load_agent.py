@@ -42,6 +42,7 @@ async def _probes(answers_from: str, rest_s: float) -> list[Any]:
         "strike_at": 1,
         "late_every_s": 0,
         "late_for_s": 0,
+        "steady": 0,
         "probe_url": url,
         "probe_timeout_s": 60,
         "probe_rest_s": rest_s,
