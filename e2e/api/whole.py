@@ -11,7 +11,7 @@ from standins.world import World
 _OF_THIS_RUN = frozenset(
     {"uid", "resourceVersion", "creationTimestamp", "managedFields", "namespace", "generation"}
     | {"clusterIP", "clusterIPs", "lastTransitionTime", "nodes", "lastUpdateTime", "stateTransitionTimes", "head"}
-    | {"time", "stepTime", "progressTime"}
+    | {"time", "stepTime", "progressTime", "rollTime", "heldTime", "shortTime"}
 )
 
 
