@@ -70,6 +70,7 @@ AT_ADMISSION: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("a tensor in text", _spec(parallelism={"tensor": "two"}), "must be of type integer"),
     ("parallelism as a number", _spec(parallelism=2), "spec.parallelism in body must be of type object"),
     ("negative replicas", _spec(replicas=-1), "replicas"),
+    ("a roll that may move nothing", _spec(rollout={"maxSurge": 0, "maxUnavailable": 0}), "raise one of them"),
     ("replicas in text", _spec(replicas="one"), "must be of type integer"),
     ("a negative drain", _spec(drainSeconds=-1), "should be greater than or equal to 0"),
     ("a drain of days", _spec(drainSeconds=1_000_000), "should be less than or equal to 86400"),

@@ -75,9 +75,9 @@ def test_an_upgrade_with_another_default_image_and_another_builder_rolls_nothing
     wait_until(lambda: engine.num_asked > asked, "it to look at the old one", 15, world.story)
     assert _uids(world, namespace, "chat") == before
     # What changes it anyway takes the new default.
-    world.create(manifest(engine={"args": {"threads": 2}}))
+    world.create(manifest(engine={"args": {"threads": 2}}, rollout={"analysis": {"holdSeconds": 0}}))
     world.wait_serving(namespace, "chat")
-    wait_until(lambda: not _uids(world, namespace, "chat") & before, "the old engine to go", 20)
+    wait_until(lambda: not _uids(world, namespace, "chat") & before, "the old engine to go", 60, world.story)
     assert {each["spec"]["containers"][0]["image"] for each in world.pods(namespace, "chat")} == {"rayloom/engine:2"}
 
 

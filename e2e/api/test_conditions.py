@@ -159,6 +159,11 @@ SCENES = {
         says="Traceback",
     ),
     "scheduled": Scene(reason=Reason.SCHEDULED, kind="Scheduled"),
+    "suspended": Scene(reason=Reason.SUSPENDED, spec={"replicas": 0}),
+    "complete": Scene(reason=Reason.COMPLETE, kind="Progressing", says="serves"),
+    "scaling": Scene(reason=Reason.SCALING, kind="Progressing", head=_waiting("ContainerCreating")),
+    "not-rolled-back": Scene(reason=Reason.NOT_ROLLED_BACK, kind="RolledBack"),
+    "not-paused": Scene(reason=Reason.NOT_PAUSED, kind="Paused"),
     "healthy": Scene(reason=Reason.HEALTHY, kind="Degraded"),
     "head-lost": Scene(reason=Reason.HEAD_LOST, kind="Degraded", says="head pod", loses_head=True),
     "back-off": Scene(
@@ -236,7 +241,13 @@ def test_every_reason_has_a_scene() -> None:
     # The first two are about whole clusters: test_drift.py, and the last test here. The third takes 40 s of nothing:
     # tests/operator_unit/test_recovery.py.
     others = {Reason.UNSUPPORTED_KUBERAY, Reason.NODE_LOST, Reason.ENGINE_STUCK}
-    assert {scene.reason for scene in SCENES.values()} == set(Reason) - others
+    # test_rolls.py and test_node_drains.py.
+    of_rolls = {
+        *(Reason.WAITING_FOR_CAPACITY, Reason.ANALYZING, Reason.PROMOTING, Reason.MOVING, Reason.REPLACING),
+        *(Reason.ROLLING_BACK, Reason.ROLLED_BACK, Reason.PAUSED, Reason.HALTED),
+        *(Reason.ANALYSIS_FAILED, Reason.CRASH_LOOP, Reason.DEADLINE_EXCEEDED),
+    }
+    assert {scene.reason for scene in SCENES.values()} == set(Reason) - others - of_rolls
 
 
 def test_every_status_of_the_session_is_told_by_the_closed_list(stage: str, world: World) -> None:
