@@ -115,13 +115,13 @@ def test_two_ranks_on_two_nodes_say_what_one_rank_says_here(
     assert {pod["metadata"]["name"] for pod in service.pods("worker")} == {rank["host"] for rank in status["ranks"]}
 
 
-def test_kubectl_get_shows_model_shape_ready_reason_url_age(pipeline: tuple[Service, float]) -> None:
+def test_kubectl_get_shows_model_shape_ready_reason_rollout_url_age(pipeline: tuple[Service, float]) -> None:
     service, _ = pipeline
     service.wait_available(15.0)
     header, row = service.kubectl("get", "llm", "--namespace", service.namespace).splitlines()
-    assert header.split() == ["NAME", "MODEL", "SHAPE", "READY", "REASON", "URL", "AGE"]
-    assert row.split()[:5] == ["smollm2-pp2", "builtin://smollm2-135m", "TP1xPP2", "1/1", "Serving"]
-    url = row.split()[5]
+    assert header.split() == ["NAME", "MODEL", "SHAPE", "READY", "REASON", "ROLLOUT", "URL", "AGE"]
+    assert row.split()[:6] == ["smollm2-pp2", "builtin://smollm2-135m", "TP1xPP2", "1/1", "Serving", "Complete"]
+    url = row.split()[6]
     status, body = service.client.request(f"{url}/v1/models")
     assert (status, json.loads(body)["data"][0]["id"]) == (200, "smollm2-pp2")
 
@@ -311,7 +311,9 @@ def test_one_rank_serves_a_model_of_a_claim(operator: Kubectl, client: Client, n
     with claim_on_the_nodes(operator, namespace, "models", "smollm2"):
         operator.apply(manifest(ROOT / "examples" / "pvc-model.yaml", namespace))
         service.wait_available()
-        status, body = service.chat(messages=[{"role": "user", "content": "What is the capital of France?"}])
+        # In bfloat16 a shorter question has two answers that are nearly as likely, and the processor decides.
+        question = "What is the capital of France? Answer in one sentence."
+        status, body = service.chat(messages=[{"role": "user", "content": question}])
         assert status == 200 and "Paris" in body, body
         assert len(service.engine_status()["ranks"]) == 1
         _expect_predicted_kv_cache(service)
