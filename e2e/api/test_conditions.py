@@ -160,7 +160,7 @@ SCENES = {
     ),
     "scheduled": Scene(reason=Reason.SCHEDULED, kind="Scheduled"),
     "suspended": Scene(reason=Reason.SUSPENDED, spec={"replicas": 0}),
-    "complete": Scene(reason=Reason.COMPLETE, kind="Progressing", says="serves"),
+    "complete": Scene(reason=Reason.COMPLETE, kind="Progressing", says="Every engine is of revision"),
     "scaling": Scene(reason=Reason.SCALING, kind="Progressing", head=_waiting("ContainerCreating")),
     "not-rolled-back": Scene(reason=Reason.NOT_ROLLED_BACK, kind="RolledBack"),
     "not-paused": Scene(reason=Reason.NOT_PAUSED, kind="Paused"),
