@@ -74,7 +74,9 @@ class Api:
                 await asyncio.sleep(0.2)
 
     async def _watch(self, path: str, version: str, params: dict[str, str]) -> AsyncIterator[tuple[str, Document]]:
-        query = {"watch": "true", "allowWatchBookmarks": "true", "resourceVersion": version, **params}
+        # A watch of a kind that was removed meanwhile may say nothing any more.
+        query = {"watch": "true", "allowWatchBookmarks": "true", "resourceVersion": version, "timeoutSeconds": "20"}
+        query |= params
         timeout = aiohttp.ClientTimeout(total=None)
         async with self.session.get(self.server + path, params=query, timeout=timeout) as response:
             if response.status >= 400:

@@ -21,7 +21,7 @@ class History:
     async def follow(self, api: Api) -> None:
         async for kind, found in api.follow("/apis/ray.io/v1/rayclusters"):
             meta = found["metadata"]
-            key, name = (meta["namespace"], meta["labels"].get(SERVICE_LABEL, "")), meta["name"]
+            key, name = (meta["namespace"], meta.get("labels", {}).get(SERVICE_LABEL, "")), meta["name"]
             if kind == "DELETED":
                 self.clusters[key].pop(name, None)
                 continue
