@@ -70,7 +70,8 @@ class Api:
                         version = item["metadata"]["resourceVersion"]
                         if kind != "BOOKMARK":
                             yield kind, item
-            except (ApiError, aiohttp.ClientError, TimeoutError):
+            except (ApiError, aiohttp.ClientError, TimeoutError, ValueError):
+                # The last one is of a kind that is not there: the answer to it is no JSON.
                 await asyncio.sleep(0.2)
 
     async def _watch(self, path: str, version: str, params: dict[str, str]) -> AsyncIterator[tuple[str, Document]]:
