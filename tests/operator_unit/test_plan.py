@@ -4,6 +4,9 @@ from datetime import timedelta
 
 import pytest
 
+from rayloom_operator.api_rollout import RolloutState
+from rayloom_operator.observed import Observed
+from rayloom_operator.plan import plan
 from rayloom_operator.revision import revision
 from rt_operator import (
     CLOCK,
@@ -13,8 +16,10 @@ from rt_operator import (
     make_reading,
     make_resolved,
     make_said,
+    make_service,
     make_serving,
     restarted,
+    settled,
     turn,
     waiting,
 )
@@ -225,3 +230,20 @@ def test_an_engine_that_cannot_use_its_settings_is_left_to_its_kubelet():
     first = turn(ONE, [group])
 
     assert turn(ONE, [group], previous=first.document).plan.deletions == ()
+
+
+def test_evictions_are_held_no_longer_while_nothing_can_be_planned():
+    service = make_service(replicas=2)
+    held = RolloutState(update_revision="a", held_time="2026-01-02T03:04:05Z")
+    for rollout, budgets in ((held, [1]), (RolloutState(update_revision="a"), [])):
+        planned = plan(None, Observed(), (), None, {}, rollout, b"", service, now=0.0, clock=CLOCK)
+        assert [each["spec"]["minAvailable"] for each in planned.wanted] == budgets
+
+
+def test_the_last_engine_with_a_route_keeps_it_beside_one_that_is_to_go():
+    leaver = make_serving(ONE, 1, pods=(make_pod("head1"), make_pod("worker1", is_head=False)))
+    ill = make_serving(ONE, 0, reading=make_reading(make_said("recovering")))
+    rollout = settled(ONE).model_copy(update={"leaving": {leaver.name: ""}, "has_served": True})
+    previous = {"rollout": rollout.model_dump(mode="json", by_alias=True)}
+
+    assert ("head0", False) not in routes(turn(ONE, [ill, leaver], previous=previous, endpoints=set()))

@@ -223,3 +223,23 @@ def test_groups_of_an_old_revision_are_listed_and_count_for_nothing():
     assert (found.status.replicas, found.status.ready) == (1, "1/1")
     assert sorted(each.name for each in found.status.groups)[0] == "chat-00000000-0"
     assert isinstance(datetime.fromisoformat(found.status.groups[0].last_transition_time), datetime)
+
+
+def test_no_deadline_counts_and_nothing_is_held_while_nothing_can_be_planned():
+    previous = turn(ONE, [make_serving(ONE)]).document
+    previous["rollout"] |= {"progressTime": "2026-01-02T03:04:05Z", "heldTime": "2026-01-02T03:04:05Z"}
+    found = turn(None, [make_serving(ONE)], problems=("spec.model: no",), previous=previous).document
+
+    assert (found["rollout"]["progressTime"], found["rollout"]["heldTime"]) == ("", "")
+    assert found["rollout"]["counts"] == previous["rollout"]["counts"]
+
+
+def test_what_is_to_go_and_finishes_its_requests_is_said_to_drain():
+    none = make_resolved(replicas=0)
+    unrouted = make_serving(none, pods=(make_pod("head0"), make_pod("worker0", is_head=False)))
+    first = turn(none, [unrouted])
+    found = turn(none, [unrouted], previous=first.document, endpoints=set())
+
+    assert found.document["groups"][0]["reason"] == "Draining"
+    assert conditions(found.document)["Available"] == ("False", "Draining")
+    assert conditions(turn(none, previous=found.document).document)["Available"] == ("False", "Suspended")

@@ -144,7 +144,9 @@ class RolloutState(_Stored):
     )
     window: Window | None = Field(None, description="The analysis that runs; absent while there is none.")
     failure: RolloutFailure | None = Field(None, description="Why the update is not rolled out; absent otherwise.")
-    roll_time: str = Field("", description="When the roll to the update began; empty while there is none.")
+    roll_time: str = Field(
+        "", description="When the roll to the update began; empty once every engine is of it, kept when it has failed."
+    )
     step: str = Field("", description="What the roll does, as one word.")
     step_time: str = Field("", description="When that began.")
     progress_time: str = Field("", description="Since when the deadline counts; empty while it does not.")

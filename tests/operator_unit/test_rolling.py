@@ -1,0 +1,73 @@
+"""What the planner of rolls is told of engines."""
+
+import pytest
+
+from rayloom_operator.api_status import Failure, Group, Reason
+from rayloom_operator.observed import Observed
+from rayloom_operator.rolling import look
+from rt_operator import (
+    NOW,
+    crashed,
+    make_group,
+    make_pod,
+    make_reading,
+    make_resolved,
+    make_said,
+    make_serving,
+    waiting,
+)
+
+ONE = make_resolved()
+UNPLACED = [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}]
+
+
+def of(*groups, memory=None, endpoints=None):
+    return look(Observed(groups=groups), memory or {}, "00000000", endpoints, now=NOW)
+
+
+@pytest.mark.parametrize(
+    ("group", "state"),
+    [
+        (make_serving(ONE), "well"),
+        (make_serving(ONE, reading=make_reading(make_said("draining"))), "draining"),
+        (make_serving(ONE, reading=make_reading(make_said("recovering"))), "ill"),
+        (make_serving(ONE, reading=make_reading(make_said("starting", None))), "starting"),
+        (make_group(make_pod(engine=waiting("ContainerCreating"))), "pending"),
+        (make_group(make_pod(engine=crashed(1))), "pending"),
+        (make_group(make_pod(node="", conditions=UNPLACED, engine=waiting("x"))), "unschedulable"),
+        (make_group(), "pending"),
+    ],
+)
+def test_what_an_engine_does_is_one_word(group, state):
+    (engine,) = of(group).engines
+
+    assert engine.state == state
+
+
+def test_clients_find_what_is_in_an_endpoint_slice_and_at_rest_what_has_the_route():
+    routed = make_serving(ONE)
+
+    assert [of(routed, endpoints=found).engines[0].is_listed for found in (None, set(), {"10.0.0.1"})] == [
+        True,
+        False,
+        True,
+    ]
+    assert not of(make_group(), endpoints={"10.0.0.1"}).engines[0].is_listed
+
+
+@pytest.mark.parametrize(
+    ("reason", "revision", "num_crashes"),
+    [
+        (Reason.ENGINE_FAILED, "00000000", 2),
+        (Reason.NODE_LOST, "00000000", 0),
+        (Reason.HEAD_LOST, "00000000", 0),
+        (Reason.ENGINE_FAILED, "11111111", 0),
+    ],
+)
+def test_crashes_are_the_update_s_own(reason, revision, num_crashes):
+    failure = Failure(uid="u", reason=reason, message="It ended.", time="2026-01-02T03:04:05Z")
+    times = {"last_transition_time": "2026-01-02T03:04:05Z", "restarts": 2, "failure": failure}
+    before = Group(name=f"chat-{revision}-0", revision=revision, state="BackOff", reason=reason, **times)
+    seen = of(memory={before.name: before})
+
+    assert (seen.num_crashes, seen.cause) == (num_crashes, "It ended." if num_crashes else "")
