@@ -172,9 +172,10 @@ def test_an_image_that_was_replaced_is_let_go(second: LocalCluster, tmp_path: Pa
             run("buildah", "commit", "-q", "--rm", container, name)
             second.load_image(name)
             layers.append(Store.of_buildah().layers(name)[0].id)
-        node = PLACE.node("node-a").folder / "containerd"
-        assert layers[1] in grafted_layers(node)
-        wait_until("containerd to remove the first layer", lambda: layers[0] not in grafted_layers(node), 30)
+        for node in NODE_NAMES:
+            grafted = grafted_layers(PLACE.node(node).folder / "containerd")
+            assert layers[1] in grafted
+            assert layers[0] not in grafted
     finally:
         run("buildah", "rmi", name)
 

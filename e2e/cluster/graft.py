@@ -16,7 +16,7 @@ import tarfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from cluster.shell import ClusterError, run
+from cluster.shell import ClusterError, run, wait_until
 from cluster.store import Layer, Store
 
 _SNAPSHOTS = "io.containerd.snapshotter.v1.overlayfs/snapshots"
@@ -28,7 +28,8 @@ def graft(store: Store, name: str, socket: Path) -> None:
     The nodes read buildah's layers in place, so the storage must keep them while containers run on them.
     """
     layers = store.layers(name)
-    index, archive = _archive(name, store.config(name), layers)
+    config = store.config(name)
+    index, archive = _archive(name, config, layers)
     if index in _run(socket, "images", "list", f"name=={name}"):
         return
     chain_id = ""
@@ -42,6 +43,16 @@ def graft(store: Store, name: str, socket: Path) -> None:
     # From here on the image itself keeps its snapshots, so they go when it is replaced and nothing runs on it.
     for snapshot in with_root:
         _run(socket, "snapshots", "label", snapshot, "containerd.io/gc.root=")
+    # The part of containerd that kubelets ask learns of an image a moment later, and not at all that one was replaced:
+    # it leaves a name alone that carries its label, and the import keeps labels. Before it knows the image a pod would
+    # not find it, and once this image is replaced itself that could not be seen.
+    _run(socket, "images", "label", name, "io.cri-containerd.image=")
+    known = _digest(config)
+    wait_until(
+        f"containerd to know image {name} as {known}",
+        lambda: known in _run(socket, "images", "list", f"name=={known}"),
+        30,
+    )
     _forget_replaced(socket)
 
 
@@ -58,7 +69,9 @@ def _forget_replaced(socket: Path) -> None:
     named = {digest for name, _, digest, *_ in rows if not name.startswith("sha256:")}
     for name, _, digest, *_ in rows:
         if name.startswith("sha256:") and digest not in named:
-            _run(socket, "images", "remove", name)
+            # Without --sync the garbage collection comes when containerd thinks fit: fifty times as long after the last
+            # one as they take on average, which is minutes where the disk is slow.
+            _run(socket, "images", "remove", "--sync", name)
 
 
 def _link(socket: Path, layer: Layer, chain_id: str, parent: str) -> None:
