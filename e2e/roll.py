@@ -166,6 +166,13 @@ def failures_of(
     return sorted(found, key=lambda failure: failure.began)
 
 
+def expect_unnoticed(seen: Roll, show: Callable[[Roll], None]) -> None:
+    """Shows it, and expects that no client noticed anything and that the status was true all the time."""
+    show(seen)
+    assert [failure.what for failure in seen.failures] == []
+    assert seen.lies == []
+
+
 def is_rolled(service: Service, old: str) -> Callable[[], bool]:
     """Whether every engine is of another revision than `old`, and serves."""
 

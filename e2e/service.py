@@ -51,7 +51,7 @@ class Service:
         return self.condition("Available")["status"] == "True"
 
     def wait_available(self, seconds: float = READY_SECONDS) -> float:
-        return wait(self.is_available, seconds, lambda: json.dumps(self.get().get("status"), indent=1))
+        return wait(self.is_available, seconds, self.story)
 
     def chat(self, **other: Any) -> tuple[int, str]:
         return self.client.request(f"{self.url}/v1/chat/completions", {"model": self.name, **CHAT, **other}, 120)
@@ -74,6 +74,14 @@ class Service:
         selector = f"rayloom.dev/service={self.name}"
         found = self.kubectl.json("get", "rayclusters", "--namespace", self.namespace, "--selector", selector)["items"]
         return [each["metadata"]["name"] for each in found]
+
+    def has(self, number: int) -> bool:
+        """Whether so many engines are there, and no other, and all serve."""
+        return self.get().get("status", {}).get("ready") == f"{number}/{number}" and len(self.clusters()) == number
+
+    def story(self) -> str:
+        """What a test that waited in vain says."""
+        return json.dumps(self.get().get("status"), indent=1)
 
     def pods(self, kind: str) -> list[dict[str, Any]]:
         """Pods of the RayCluster: kind is head or worker."""

@@ -14,7 +14,7 @@ import pytest
 
 from cluster.kubectl import Kubectl
 from conftest import Client, new_namespace
-from service import ROOT, Service, manifest, wait
+from service import ROOT, Service, is_ready, manifest, wait
 from streams import STRIKE_AT, Agent, Said, problem_of, undisturbed
 
 pytestmark = pytest.mark.slow
@@ -37,11 +37,12 @@ def replicas(operator: Kubectl) -> Iterator[tuple[Service, Said]]:
 
 
 def _wait_for_both(service: Service) -> None:
-    wait(
-        lambda: service.get().get("status", {}).get("ready") == "2/2",
-        120.0,
-        lambda: json.dumps(service.get().get("status"), indent=1),
-    )
+    def is_so() -> bool:
+        # Engines are asked every few seconds. Until a pod that was made anew is ready that has shown what it lacked.
+        pods = [*service.pods("head"), *service.pods("worker")]
+        return len(pods) == 4 and all(map(is_ready, pods)) and service.get().get("status", {}).get("ready") == "2/2"
+
+    wait(is_so, 120.0, service.story)
 
 
 def _streams_during(service: Service, strike: Callable[[], object], **settings: Any) -> list[dict[str, Any]]:
@@ -74,6 +75,12 @@ def _names(service: Service) -> set[str]:
     return {pod["metadata"]["name"] for kind in ("head", "worker") for pod in service.pods(kind)}
 
 
+def _seconds_to_delete(service: Service, pod: str) -> float:
+    began = time.monotonic()
+    service.kubectl("delete", "pod", pod, "--namespace", service.namespace, "--timeout=40s")
+    return time.monotonic() - began
+
+
 def test_an_evicted_engine_finishes_its_streams_and_no_request_is_refused(
     replicas: tuple[Service, Said], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -103,13 +110,34 @@ def test_a_pod_with_ranks_that_goes_alone_goes_in_seconds(
 ) -> None:
     service, _ = replicas
     _wait_for_both(service)
-    victim = service.pods("worker")[0]["metadata"]["name"]
-    began = time.monotonic()
-    service.kubectl("delete", "pod", victim, "--namespace", service.namespace, "--timeout=40s")
-    seconds = time.monotonic() - began
-    assert seconds < 20.0, "it waits six seconds for a drain that does not come, and not for its grace of 45"
+    before = {pod["metadata"]["name"] for pod in service.pods("worker")}
+    seconds = _seconds_to_delete(service, min(before))
+    assert seconds < 20.0, "it waits six seconds for a drain that does not come, and not for its grace of 105"
     with capsys.disabled():
         print(f"\n  a worker pod was deleted alone: gone after {seconds:.1f} s")
+
+
+def test_a_pod_that_waits_for_the_head_goes_in_seconds(
+    replicas: tuple[Service, Said], capsys: pytest.CaptureFixture[str]
+) -> None:
+    service, _ = replicas
+    _wait_for_both(service)
+    before = {pod["metadata"]["name"] for pod in service.pods("worker")}
+    service.delete_pod(min(before))
+    waiting: list[str] = []
+
+    def waits() -> bool:
+        for pod in service.pods("worker"):
+            states = [each["state"] for each in pod["status"].get("initContainerStatuses", ())]
+            if pod["metadata"]["name"] not in before and any("running" in state for state in states):
+                waiting.append(pod["metadata"]["name"])
+        return bool(waiting)
+
+    wait(waits, 60.0, lambda: f"none of {_names(service)} waits for its head", pause_s=0.1)
+    seconds = _seconds_to_delete(service, waiting[0])
+    assert seconds < 20.0, "there are no ranks in it yet, and it does not stay for its grace of 105 seconds"
+    with capsys.disabled():
+        print(f"\n  a worker pod that waited for its head was deleted: gone after {seconds:.1f} s")
 
 
 def test_a_service_that_is_deleted_finishes_its_streams(

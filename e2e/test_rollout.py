@@ -6,7 +6,6 @@ is in test_bad_release.py.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -18,7 +17,7 @@ from conftest import Client, new_namespace
 from models import model_on_the_nodes
 from plot import plotted
 from release_images import NEXT, NEXT_VERSION, release
-from roll import NUM_TOKENS, Roll, is_rolled, roll, rollable
+from roll import NUM_TOKENS, Roll, expect_unnoticed, is_rolled, roll, rollable
 from service import Service, wait
 from streams import Said, undisturbed
 
@@ -40,9 +39,7 @@ def _roll(rolling: tuple[Service, Said], show: Callable[[Roll], None], what: str
     service, expected = rolling
     old = service.get()["status"]["currentRevision"]
     seen = roll(service, expected, what, lambda: service.change(**spec), is_over=is_rolled(service, old))
-    show(seen)
-    assert [failure.what for failure in seen.failures] == []
-    assert seen.lies == []
+    expect_unnoticed(seen, show)
     assert seen.timeline.most_clusters <= most and len(seen.timeline.sampled) > HOLD_SECONDS // 2
     new = service.get()["status"]["currentRevision"]
     assert {engine.revision for engine in seen.timeline.engines.values()} == {old, new}
@@ -84,7 +81,7 @@ def test_another_image_of_two_replicas_is_rolled_out_and_nobody_notices(
     image = release(cluster, NEXT)
     before = service.clusters()
     service.scale(2)
-    wait(lambda: service.get()["status"]["ready"] == "2/2", 120.0, lambda: json.dumps(service.get()["status"]))
+    wait(lambda: service.has(2), 120.0, service.story)
     assert set(before) < set(service.clusters()), "more replicas restart no engine"
     seen = _roll(rolling, show_roll, "the image, two replicas", 3, engine={"image": image})
     (new,) = {engine.revision for engine in seen.timeline.engines.values() if engine.name in service.clusters()}

@@ -70,6 +70,8 @@ def test_ray_is_the_first_container_of_the_head_and_the_engine_the_second():
     assert [each["name"] for each in head["containers"]] == ["ray-head", "engine"]
     assert [each["name"] for each in worker["containers"]] == ["ray-worker"]
     assert head["shareProcessNamespace"] is True
+    # No process of ours or KubeRay's is number 1, which does not hear that it is to end unless it asked to.
+    assert worker["shareProcessNamespace"] is True
 
 
 def test_pods_keep_to_restricted_security():

@@ -205,6 +205,9 @@ def _worker_pod(resolved: Resolved, group: str) -> Manifest:
         **_ray_probes(_RAYLET_PORT),
     }
     return pod_basics(service) | {
+        # KubeRay's container that waits for the head runs in a shell, which as process 1 would not hear that it is to
+        # end: a pod that is deleted meanwhile would keep its place for the whole grace.
+        "shareProcessNamespace": True,
         "terminationGracePeriodSeconds": service.spec.drain_seconds + _END_SECONDS,
         "topologySpreadConstraints": [
             {
