@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from cluster.kubectl import Kubectl
+from cluster.shell import ClusterError
 from conftest import Client, new_namespace
 from service import ROOT, Service, is_ready, manifest, wait
 from streams import STRIKE_AT, Agent, Said, problem_of, undisturbed
@@ -81,27 +82,35 @@ def _seconds_to_delete(service: Service, pod: str) -> float:
     return time.monotonic() - began
 
 
-def test_an_evicted_engine_finishes_its_streams_and_no_request_is_refused(
+def test_no_pod_is_evicted_while_no_node_is_being_emptied(replicas: tuple[Service, Said]) -> None:
+    service, _ = replicas
+    for kind in ("head", "worker"):
+        name = service.pods(kind)[0]["metadata"]["name"]
+        path = f"/api/v1/namespaces/{service.namespace}/pods/{name}/eviction"
+        eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": name}}
+        with pytest.raises(ClusterError, match="disruption budget"):
+            service.kubectl("create", "--raw", path, "--filename", "-", stdin=json.dumps(eviction).encode())
+
+
+def test_an_engine_whose_head_pod_is_deleted_finishes_its_streams_and_no_request_is_refused(
     replicas: tuple[Service, Said], capsys: pytest.CaptureFixture[str]
 ) -> None:
     service, expected = replicas
     name = service.pods("head")[0]["metadata"]["name"]
-    path = f"/api/v1/namespaces/{service.namespace}/pods/{name}/eviction"
-    eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": name}}
     struck_at = 0.0
 
-    def evict() -> None:
+    def delete() -> None:
         nonlocal struck_at
-        service.kubectl("create", "--raw", path, "--filename", "-", stdin=json.dumps(eviction).encode())
+        service.delete_pod(name)
         struck_at = time.time()
 
-    streams = _streams_during(service, evict, late_every_s=0.4, late_for_s=_UNROUTED_SECONDS + 2.0)
+    streams = _streams_during(service, delete, late_every_s=0.4, late_for_s=_UNROUTED_SECONDS + 2.0)
     assert _failures(streams, expected) == []
     later = [each for each in streams if each["began"] > struck_at + _UNROUTED_SECONDS]
     assert len(later) >= NUM_STREAMS, "requests kept coming after the pod had left its Service"
     with capsys.disabled():
         print(
-            f"\n  a head pod was evicted: 0 of {len(streams)} requests failed, {len(later)} of them came after it left"
+            f"\n  a head pod was deleted: 0 of {len(streams)} requests failed, {len(later)} of them came after it left"
         )
 
 

@@ -24,36 +24,33 @@ def nodes(world: World) -> Iterator[None]:
         world.cordon(name, False)
 
 
-def _heads(service: Service) -> list[Document]:
+def _pods(service: Service, kind: str) -> list[Document]:
     pods = service.world.pods(*service.key)
-    return [each for each in pods if each["metadata"]["labels"]["ray.io/node-type"] == "head"]
+    return [each for each in pods if each["metadata"]["labels"]["ray.io/node-type"] == kind]
 
 
+@pytest.mark.parametrize("kind", ["head", "worker"])
 def test_an_engine_on_a_node_that_is_drained_is_moved_before_it_may_be_evicted(
-    world: World, operator: OperatorProcess, namespace: str, nodes: None
+    world: World, operator: OperatorProcess, namespace: str, nodes: None, kind: str
 ) -> None:
     service = Service(world, namespace, "chat", operator)
     service.start()
-    (old,), (head,) = service.clusters, _heads(service)
+    (old,), (pod,) = service.clusters, _pods(service, kind)
     engine = service.engine(old)
-    answers: list[bool] = []
-
-    def is_evicted() -> bool:
-        answers.append(world.evict(head))
-        return answers[-1]
 
     with service.traffic() as traffic:
-        world.cordon(head["spec"]["nodeName"])
+        # `kubectl drain` does both at once, before anybody could notice.
+        world.cordon(pod["spec"]["nodeName"])
+        assert not world.evict(pod)
         service.wait("Progressing", "Moving")
-        service.wait_until(is_evicted, "the eviction to go through")
+        service.wait_until(lambda: world.evict(pod), "the eviction to go through")
         # All that clients would have noticed is over by then.
         assert engine.found_at_drain == ()
         assert {method for _, method in engine.drains} == {"POST"}
         assert engine.num_running == 0
         service.wait_until(lambda: old not in service.clusters, "the old engine's end")
         service.wait_complete()
-    (new,) = _heads(service)
-    assert new["spec"]["nodeName"] != head["spec"]["nodeName"]
+    assert pod["spec"]["nodeName"] not in {each["spec"]["nodeName"] for each in world.pods(*service.key)}
     assert (service.most, service.num_ever) == (2, 2)
     assert traffic.fewest == 1
     assert traffic.failures == []
@@ -65,7 +62,7 @@ def test_without_room_elsewhere_evictions_wait(
 ) -> None:
     service = Service(world, namespace, "chat", operator)
     service.start(replicas=2)
-    pods, heads = service.pods, _heads(service)
+    pods, heads = service.pods, _pods(service, "head")
     with service.traffic() as traffic:
         for name in NODES:
             world.cordon(name)
@@ -84,7 +81,7 @@ def test_without_surge_nothing_is_moved_and_one_at_a_time_may_be_evicted(
 ) -> None:
     service = Service(world, namespace, "chat", operator)
     service.start(replicas=2, rollout={"analysis": ANALYSIS, "maxSurge": 0, "maxUnavailable": 1})
-    first, second = _heads(service)
+    first, second = _pods(service, "head")
     old = first["metadata"]["labels"]["ray.io/cluster"]
     world.cordon(first["spec"]["nodeName"])
     service.wait_until(lambda: world.evict(first), "the first eviction to go through")

@@ -16,8 +16,24 @@ def test_a_drain_leaves_half_of_the_engines_and_one_alone_hinders_none(replicas,
     spec = disruption_budget(make_service(replicas=replicas))["spec"]
 
     assert spec["minAvailable"] == stay
-    assert spec["selector"]["matchLabels"] == {"rayloom.dev/service": "chat", "ray.io/node-type": "head"}
+    assert guarded(spec) == ["head"]
     assert spec["unhealthyPodEvictionPolicy"] == "AlwaysAllow"
+
+
+def test_a_held_budget_guards_heads_and_workers():
+    spec = disruption_budget(make_service(replicas=2), num_held=6)["spec"]
+
+    assert spec["minAvailable"] == 6
+    assert guarded(spec) == ["head", "worker"]
+    assert spec["unhealthyPodEvictionPolicy"] == "AlwaysAllow"
+
+
+def guarded(spec):
+    """Kinds of pods."""
+    assert spec["selector"]["matchLabels"] == {"rayloom.dev/service": "chat"}
+    (kinds,) = spec["selector"]["matchExpressions"]
+    assert (kinds["key"], kinds["operator"]) == ("ray.io/node-type", "In")
+    return kinds["values"]
 
 
 def test_strangers_reach_the_api_alone_and_the_operator_the_admin_port():

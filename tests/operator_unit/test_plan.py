@@ -233,10 +233,9 @@ def test_an_engine_that_cannot_use_its_settings_is_left_to_its_kubelet():
 
 
 def test_evictions_are_held_no_longer_while_nothing_can_be_planned():
-    service = make_service(replicas=2)
-    held = RolloutState(update_revision="a", held_time="2026-01-02T03:04:05Z")
-    for rollout, budgets in ((held, [1]), (RolloutState(update_revision="a"), [])):
-        planned = plan(None, Observed(), (), None, {}, rollout, b"", service, now=0.0, clock=CLOCK)
+    service, rollout = make_service(replicas=2), RolloutState(update_revision="a")
+    for seen, budgets in ((Observed(groups=(make_serving(ONE),)), [1]), (Observed(), [])):
+        planned = plan(None, seen, (), None, {}, rollout, b"", service, now=0.0, clock=CLOCK)
         assert [each["spec"]["minAvailable"] for each in planned.wanted] == budgets
 
 

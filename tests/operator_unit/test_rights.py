@@ -96,6 +96,7 @@ def used():
         world.ask_for(changed)
         await world.until(lambda: ("ray.io", "rayclusters", "delete") in kube.used)
         await world.until(lambda: ("ray.io", "rayclusters", "get") in kube.used)
+        await world.rest()  # What a pass writes that is under way would take the place of what follows.
         # A roll away from a revision of which engines may have to be made again, and that is forgotten in the end.
         rollout = {"currentRevision": "00000000", "updateRevision": "00000000", "hasServed": True}
         memory = {"status": {"rollout": rollout | {"counts": {"00000000": 1}}}}

@@ -166,7 +166,8 @@ class Rolling:
         if num_acts is None:
             self.memory, self.acts = step.state, acts
             free = self.order.replicas // 2 if self.order.rollout.max_surge else self.order.least
-            self.least_ready = self.order.most if step.holds_evictions else free
+            num_held = max(self.order.replicas, len(self.there))
+            self.least_ready = num_held if step.holds_evictions else free
         return step
 
     def run(self, seconds, each_s=1):
@@ -225,18 +226,10 @@ class Rolling:
         each = self.running[name]
         assert name in self.memory.leaving, f"that {name} goes is not written"
         assert not each.is_routed and not each.is_listed, f"{name} is deleted while clients find it"
-        assert not self._is_moved(each), f"{name} is deleted, and its eviction would take it"
         if each.state in ("well", "ill", "draining"):
             is_over = each.unfound_s >= self.order.drain_seconds
             assert (each.is_drained and each.num_in_flight == 0) or is_over, f"{name} has requests"
         self.end(each)
-
-    def _is_moved(self, each):
-        """Whether there is no other reason to take it away."""
-        is_wanted = each.revision == self.memory.current_revision == self.order.revision
-        num_same, rolls = sum(other.revision == each.revision for other in self.there), self.memory.failure is not None
-        is_surplus = num_same > self.order.most or not self.order.replicas or not self.order.rollout.max_surge
-        return each.is_cordoned and each.state in ("well", "draining") and is_wanted and not (rolls or is_surplus)
 
     def end(self, each, seconds=5):
         each.ends_s, each.is_routed, each.is_listed = seconds, False, False

@@ -93,7 +93,7 @@ class Group:
     is_headless: bool  # its head pod was there and is gone; KubeRay makes no other
     num_new_pods: int  # pods that were made for it in the last minutes, also those that are gone
     reading: Reading | None  # None until its engine was asked
-    is_cordoned: bool = False  # the node of its head pod is being emptied
+    is_cordoned: bool = False  # the node of a pod of it is being emptied, and that pod does not tolerate it
     is_told_to_go: bool = False  # its head pod was deleted or evicted, and not because its node is away
 
     @property

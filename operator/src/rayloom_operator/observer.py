@@ -94,9 +94,7 @@ class Observer:
                 reading=None,
                 is_told_to_go=meta["uid"] in told,
             )
-            # Ranks on such a node are replaced by the engine, whose requests wait meanwhile.
-            head = group.head
-            if head is not None and head.node in self._nodes.cordoned and not head.stays_when_cordoned:
+            if any(each.node in self._nodes.cordoned and not each.stays_when_cordoned for each in group.pods):
                 group = replace(group, is_cordoned=True)
             groups.append(group)
             if group.head is not None and group.head.ip:

@@ -115,10 +115,10 @@ def plan(
     routes = tuple(route for group in seen.groups if (route := _route(group, seen, wells, going, step)))
     if resolved is None or step is None:
         # Nothing is moved now, so nothing is to be waited for.
-        freed = (disruption_budget(service),) if service is not None and rollout.held_time else ()
+        freed = (disruption_budget(service),) if service is not None and seen.groups else ()
         return Plan(wanted=freed, routes=routes, deletions=tuple(_stranded(seen, slots)))
     service, update = resolved.service, step.state.update_revision
-    budget = disruption_budget(service, holds_evictions=step.holds_evictions)
+    budget = disruption_budget(service, _num_pods(resolved, lineages, seen, step) if step.holds_evictions else 0)
     wanted = [service_account(service), client_service(service), budget, network_policy(service)]
     wanted.append(old_spec(resolved, update, model))
     is_new = rollout.update_revision != update
@@ -168,6 +168,13 @@ def plan(
         drains=tuple(_drains(service, seen, step, operator_key)),
         waits=tuple(waits),
     )
+
+
+def _num_pods(resolved: Resolved, lineages: tuple[Lineage, ...], seen: Observed, step: Step) -> int:
+    """No fewer than there are of the service's engines after this step, and of as many as are to serve."""
+    num_engines = max(resolved.service.spec.replicas, len(seen.groups) + sum(step.make.values()))
+    kinds = [resolved, *(each.resolved for each in lineages if each.resolved is not None)]
+    return num_engines * max(1 + each.num_pods for each in kinds)
 
 
 def _revisions(state: RolloutState) -> set[str]:

@@ -9,7 +9,7 @@
 | Paused, Halted | stay | stay | `paused` is false; the spec changes |
 | RollingBack | go | are taken back, or made again | all are of the old revision: RolledBack |
 | Replacing | are all that is to be | go | as above, for a spec that went back: Complete |
-| Moving | one more is made, for one whose node is being emptied | there are none | an eviction took that one |
+| Moving | one more is made, for one on a node that is being emptied, which goes | there are none | none is left there |
 | Scaling | made, or go | there are none | there are `replicas` that serve: Complete |
 
 An engine goes in this order, each seen before the next: no route label, no endpoint, `POST /drain`, no request or
@@ -17,7 +17,7 @@ drainSeconds over, deletion. Until then it can be taken back, with `DELETE /drai
 
 What is decided is remembered first and done in the next turn, and only what both turns agree on. So an operator that
 ends in between goes on where it was, and a failed revision is not tried again: only another one in the spec clears it.
-An engine whose node is being emptied goes like that once another serves in its place, but its eviction takes it.
+An engine on a node that is being emptied goes like that once another serves in its place.
 A first revision, or one of which no engine ever served, is no roll: there is nothing to protect.
 
 How this is wired: `observe` makes `Seen`; `next_step` follows it, with `status.rollout` as memory, and its state is
@@ -47,7 +47,6 @@ from rayloom_operator.rollout_shares import (
     is_drained,
     is_held,
     leavers,
-    moved_out,
     shares,
     target,
 )
@@ -94,7 +93,6 @@ def next_step(order: Order, memory: RolloutState, seen: Seen, clock: datetime) -
     staying = [engine for engine in seen.engines if engine.name not in memory.leaving.keys() | state.leaving.keys()]
     barred = _barred(order, memory, seen) & _barred(order, state, seen)
     unlisted = [engine for engine in going if not engine.is_routed and not engine.is_listed]
-    moved = moved_out(order, state, seen)
     drained_at = {name: memory.leaving[name] for name in sure if memory.leaving[name]}
     return Step(
         state=state,
@@ -110,10 +108,8 @@ def next_step(order: Order, memory: RolloutState, seen: Seen, clock: datetime) -
             and e.state in ("well", "ill")
             and clock >= moment(drained_at[e.name]) + timedelta(seconds=UNFOUND_S)
         ),
-        delete=tuple(
-            e.name for e in unlisted if e not in moved and is_drained(e, drained_at.get(e.name, ""), order, clock)
-        ),
-        holds_evictions=holds(order, state, clock),
+        delete=tuple(e.name for e in unlisted if is_drained(e, drained_at.get(e.name, ""), order, clock)),
+        holds_evictions=holds(order, state, seen, clock),
         look_again_s=0.0 if state != memory else min(_looks(order, state, seen, clock), default=None),
     )
 
@@ -250,10 +246,7 @@ def _looks(order: Order, state: RolloutState, seen: Seen, clock: datetime) -> It
     # Endpoints follow the label a moment later, and are not watched.
     if any(engine.is_routed and engine.state == "well" and not engine.is_listed for engine in seen.engines):
         yield _LISTED_S
-    # What is moved out and has no requests any more waits for an eviction, which is seen when it comes.
-    moved = moved_out(order, state, seen)
-    waiting = {each.name for each in moved if is_drained(each, state.leaving.get(each.name, ""), order, clock)}
-    if state.window is not None or state.leaving.keys() - waiting:
+    if state.window is not None or state.leaving:
         yield _LOOK_S
     yield from (max(left_s, _LOOK_S) for left_s in time_left(order, state, clock) if left_s > 0)
     if state.progress_time:

@@ -1,7 +1,8 @@
-"""Whether evictions are held while engines move away from nodes that are being emptied. Pure.
+"""Whether evictions are held, above all while engines move away from nodes that are being emptied. Pure.
 
-Another engine is surged, then the old one loses its route and drains, and then its eviction takes it. Until then the
-service's disruption budget lets none through, so long as that gets on. An eviction is never held for ever.
+`kubectl drain` asks for evictions in the moment in which it cordons, so they are held before there is a node to empty.
+Then another engine is surged, and the old one loses its route, drains and goes. Until then the service's disruption
+budget lets no pod of it through, so long as that gets on. An eviction is never held for ever.
 """
 
 from __future__ import annotations
@@ -30,8 +31,12 @@ def watched(order: Order, memory: RolloutState, state: RolloutState, seen: Seen,
     return state.model_copy(update={"held_time": held_time, "short_time": short_time})
 
 
-def holds(order: Order, state: RolloutState, clock: datetime) -> bool:
+def holds(order: Order, state: RolloutState, seen: Seen, clock: datetime) -> bool:
     """Whether evictions are to wait. `state` is that of `watched`."""
+    if not order.rollout.max_surge:
+        return False
+    if not any(engine.is_cordoned for engine in seen.engines):
+        return True
     return bool(state.held_time) and all(left_s > 0 for left_s in time_left(order, state, clock))
 
 

@@ -144,8 +144,7 @@ def shares(order: Order, state: RolloutState, seen: Seen) -> dict[str, int]:
 
 
 def moved_out(order: Order, state: RolloutState, seen: Seen) -> list[Engine]:
-    """Engines whose nodes are being emptied, and without which as many serve as are to. They go without a deletion: the
-    eviction takes them, and should it never come, they can come back.
+    """Engines whose nodes are being emptied, and without which as many serve as are to.
 
     No more than may be surged; what is above that is surplus like any other.
     """

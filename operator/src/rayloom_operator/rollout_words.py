@@ -60,7 +60,7 @@ def course(order: Order, state: RolloutState, seen: Seen, *, is_at_rest: bool) -
         if num_old:
             return RolloutStep.REPLACING, f"Engines of other revisions than {wanted} go."
         if is_moving:
-            words = "Engines on nodes that are being emptied are made elsewhere, one by one; then their evictions pass."
+            words = "Engines on nodes that are being emptied are made elsewhere, one by one; then the old ones go."
             return RolloutStep.MOVING, words
         return RolloutStep.SCALING, f"The engines of revision {wanted} become {order.replicas}."
     if state.is_promoted:

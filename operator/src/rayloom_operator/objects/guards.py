@@ -10,28 +10,31 @@ from rayloom_operator.names import Manifest, metadata
 _OPERATOR = {"app.kubernetes.io/name": "rayloom-operator"}
 
 
-def disruption_budget(service: LLMService, *, holds_evictions: bool = False) -> Manifest:
-    """How many head pods stay when nodes are drained: an engine is one of them, whatever its number of ranks.
+def disruption_budget(service: LLMService, num_held: int = 0) -> Manifest:
+    """Which pods stay when nodes are drained.
 
-    While `holds_evictions`, all that there are: another engine is made first for each whose node is being emptied.
-    Otherwise half of the engines, rounded down, so that with one engine every drain goes on, and so it does while fewer
-    than half of several are broken; where nothing may be surged, as many as are to serve.
+    While evictions are held: all of an engine's, heads and workers, for there are `num_held` of them. So it is also
+    while no node is being emptied, because `kubectl drain` evicts in the moment in which it cordons. Otherwise the head
+    pods of half of the engines, rounded down, so that with one engine every drain goes on, and so it does while fewer
+    than half of several are broken; where nothing may be surged, of as many as are to serve. Worker pods are not
+    guarded then: requests wait in the engine until their ranks are replaced.
 
     A whole number of pods that stay is the only budget that Kubernetes can reckon for pods of a RayCluster
     (https://kubernetes.io/docs/tasks/run-application/configure-pdb/#arbitrary-controllers-and-selectors).
-
-    Worker pods are not guarded. Where those of several engines share a node, its drain takes ranks from all of them at
-    once; their heads stay, and requests wait there until the ranks are replaced.
     """
     replicas, rollout = service.spec.replicas, service.spec.rollout
     least = replicas // 2 if rollout.max_surge else max(0, replicas - rollout.max_unavailable)
+    kinds = ["head", "worker"] if num_held else ["head"]
     return {
         "apiVersion": "policy/v1",
         "kind": "PodDisruptionBudget",
         "metadata": metadata(service, names.account_name(service.metadata.name)),
         "spec": {
-            "minAvailable": replicas + rollout.max_surge if holds_evictions else least,
-            "selector": {"matchLabels": {names.SERVICE_LABEL: service.metadata.name, names.NODE_TYPE_LABEL: "head"}},
+            "minAvailable": num_held or least,
+            "selector": {
+                "matchLabels": {names.SERVICE_LABEL: service.metadata.name},
+                "matchExpressions": [{"key": names.NODE_TYPE_LABEL, "operator": "In", "values": kinds}],
+            },
             # What is broken already is no reason to keep a node.
             "unhealthyPodEvictionPolicy": "AlwaysAllow",
         },
