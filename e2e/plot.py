@@ -123,8 +123,8 @@ def _steps(drawn: Picture, height: int) -> Iterator[str]:
         left, right = _x(drawn, begin), _x(drawn, end)
         colour = _STEP_COLOURS[number % len(_STEP_COLOURS)]
         yield _box(left, _TOP, right - left, height - _TOP - _BOTTOM, colour)
-        if right - left > 6.5 * len(word):
-            yield _text(left + 4, _TOP + 18, word)
+        if right - left > 6.0 * len(word):
+            yield _text(left + 3, _TOP + 18, word, 'font-size="11"')
     yield _text(8, _TOP + 18, "step")
 
 
