@@ -48,7 +48,8 @@ def run_pods(world):
         name, uid = cluster["metadata"]["name"], cluster["metadata"]["uid"]
         ip = f"10.0.{sum(map(ord, name)) % 200}.{1 + int(name[-1])}"
         for kind in ("head", "worker"):
-            document = make_pod_document(f"{name}-{kind}", is_head=kind == "head", owner=uid)
+            node = "n1" if kind == "head" else "n2"
+            document = make_pod_document(f"{name}-{kind}", is_head=kind == "head", owner=uid, node=node)
             path = f"/api/v1/namespaces/team/pods/{name}-{kind}"
             known = kube.objects.get(path)
             document["metadata"]["labels"] |= {"rayloom.dev/service": "chat", "rayloom.dev/group": name}
@@ -141,23 +142,70 @@ def test_a_service_is_suspended_and_resumes(engines, patched):
     with_world(story)
 
 
-def test_an_engine_on_a_node_that_is_being_emptied_is_moved(engines, patched):
-    def budget(world):
-        (found,) = [each for each in world.kube.objects.values() if each["kind"] == "PodDisruptionBudget"]
-        return found["spec"]["minAvailable"]
+def budget(world):
+    (found,) = [each for each in world.kube.objects.values() if each["kind"] == "PodDisruptionBudget"]
+    return found["spec"]["minAvailable"]
 
+
+async def serve(world):
+    world.ask_for(service())
+    await settle(world, lambda: world.reason() == "Serving" and world.reason("Progressing") == "Complete")
+    (old,) = world.kube.named("RayCluster")
+    assert budget(world) == 2  # a head and a worker
+    return old
+
+
+def cordon(world, name, is_cordoned=True):
+    node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "namespace": ""}}
+    world.kube.put(node | {"spec": {"unschedulable": True} if is_cordoned else {}, "status": {}})
+
+
+@pytest.mark.parametrize("node", ["n1", "n2"])  # of the head and of the worker
+def test_an_engine_on_a_node_that_is_being_emptied_is_moved(engines, patched, node):
     async def story(world):
-        world.ask_for(service())
-        await settle(world, lambda: world.reason() == "Serving" and world.reason("Progressing") == "Complete")
-        (old,) = world.kube.named("RayCluster")
-        assert budget(world) == 2  # a head and a worker
-        node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n1", "namespace": ""}}
-        world.kube.put(node | {"spec": {"unschedulable": True}, "status": {}})
+        old = await serve(world)
+        cordon(world, node)
         await settle(world, lambda: world.reason("Progressing") == "Moving" and budget(world) == 4)
-        # Its pods are made where the first one's are, in this cluster of one node; uncordoned, it is one too many.
+        # Its pods are made where the first one's are, in this cluster of two nodes; uncordoned, it is one too many.
         await settle(world, lambda: len(world.kube.named("RayCluster")) == 2)
-        world.kube.put(node | {"spec": {}, "status": {}})
+        cordon(world, node, False)
         await settle(world, lambda: world.reason("Progressing") == "Complete" and budget(world) == 2)
         assert old in world.kube.named("RayCluster")
+
+    with_world(story)
+
+
+@pytest.mark.parametrize(
+    ("toleration", "stays"),
+    [
+        ({"operator": "Exists"}, True),
+        ({"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"}, True),
+        ({"operator": "Exists", "effect": "NoExecute"}, False),
+    ],
+)
+def test_the_eviction_of_a_pod_that_tolerates_a_cordon_is_not_held(engines, patched, toleration, stays):
+    async def story(world):
+        old = await serve(world)
+        path = f"/api/v1/namespaces/team/pods/{old}-worker"
+        worker = world.kube.objects[path]
+        world.kube.put(worker | {"spec": worker["spec"] | {"tolerations": [toleration]}})
+        cordon(world, "n2")
+        if stays:
+            await settle(world, lambda: budget(world) == 0)
+            assert (world.reason("Progressing"), world.kube.named("RayCluster")) == ("Complete", [old])
+        else:
+            await settle(world, lambda: world.reason("Progressing") == "Moving" and budget(world) == 4)
+
+    with_world(story)
+
+
+def test_evictions_pass_while_the_spec_cannot_be_read(engines, patched):
+    async def story(world):
+        old = await serve(world)
+        bad = service(model={"source": 7})
+        bad["metadata"]["generation"] = 2
+        world.ask_for(bad | {"status": world.kube.objects[SERVICE]["status"]})
+        await settle(world, lambda: world.reason("Accepted") == "InvalidSpec" and budget(world) == 0)
+        assert world.kube.named("RayCluster") == [old]
 
     with_world(story)

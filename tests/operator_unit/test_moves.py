@@ -132,12 +132,35 @@ def test_a_new_engine_that_never_serves_holds_an_eviction_until_the_deadline():
 
 
 @pytest.mark.parametrize("state", ["ill", "starting"])
-def test_the_eviction_of_an_engine_that_does_not_serve_is_not_held(state):
+def test_the_eviction_of_an_engine_that_does_not_serve_is_not_held_and_others_are(state):
     world = serving(replicas=2)
     world.running["a-0"].ill_s, world.running["a-0"].age = (99, 99) if state == "ill" else (0, 0)
     cordon(world, "a-0")
 
-    assert (world.step.holds_evictions, world.memory.counts) == (False, {"a": 2})
+    assert (world.step.holds_evictions, world.step.num_freed, world.memory.counts) == (True, 1, {"a": 2})
+    world.running["a-1"].is_cordoned = True
+    world.evict()
+    assert world.evicted == [("a-0", 1)]
+
+
+def test_where_nodes_are_not_known_or_tolerated_no_eviction_is_held():
+    world = serving(replicas=1)
+    assert world.step.holds_evictions
+    world.knows_nodes = False
+    assert not world.turn().holds_evictions
+    world.knows_nodes, world.running["a-0"].is_tolerant = True, True
+    assert not world.turn().holds_evictions
+    # Nothing would be won by a move to the same node.
+    world.run(60)
+    assert (world.memory.step, [each.name for each in world.there]) == ("Complete", ["a-0"])
+
+
+def test_while_a_moved_engine_is_deleted_those_that_stay_are_held():
+    world = serving(replicas=2)
+    cordon(world, "a-0")
+    found = {(world.step.holds_evictions, world.least_ready) for _ in range(60) if world.run(1) is None}
+    assert "a-0" not in world.running
+    assert found == {(True, 2), (True, 3)}, "before and after, and while there are three"
 
 
 def test_without_surge_nothing_moves_and_evictions_pass():

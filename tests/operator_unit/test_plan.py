@@ -232,6 +232,15 @@ def test_an_engine_that_cannot_use_its_settings_is_left_to_its_kubelet():
     assert turn(ONE, [group], previous=first.document).plan.deletions == ()
 
 
+def test_a_held_budget_counts_every_pod_that_there_is():
+    # The engine of an old revision, of which nothing is known any more, has a head and three workers.
+    other = make_group(make_pod(), *(make_pod(f"w{each}", is_head=False) for each in range(3)), name="chat-00000001-0")
+    found = turn(ONE, [make_serving(ONE), other])
+    (budget,) = [each for each in found.plan.wanted if each["kind"] == "PodDisruptionBudget"]
+
+    assert (found.step.holds_evictions, budget["spec"]["minAvailable"]) == (True, 8)
+
+
 def test_evictions_are_held_no_longer_while_nothing_can_be_planned():
     service, rollout = make_service(replicas=2), RolloutState(update_revision="a")
     for seen, budgets in ((Observed(groups=(make_serving(ONE),)), [1]), (Observed(), [])):

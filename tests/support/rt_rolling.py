@@ -37,6 +37,7 @@ class Running:
     is_routed: bool = False
     is_listed: bool = False
     is_cordoned: bool = False  # its node is being emptied
+    is_tolerant: bool = False  # the same, and it tolerates that
     is_drained: bool = False  # it was asked to drain
     unfound_s: int = 0  # for so long no client has found it
     num_in_flight: int = 0
@@ -73,7 +74,7 @@ class Rolling:
     def __init__(self, order=None, capacity=99):
         self.order, self.capacity = order or make_order(), capacity
         self.seconds, self.running, self.memory = 0, {}, RolloutState()
-        self.has_stuck_streams = False
+        self.has_stuck_streams, self.knows_nodes = False, True
         self.acts = []  # of the last turn, in their order
         self.step = None
         self.least_ready = 0  # what the disruption budget says, as written with the last turn
@@ -107,6 +108,7 @@ class Rolling:
                     is_routed=each.is_routed,
                     is_listed=each.is_listed,
                     is_cordoned=each.is_cordoned,
+                    is_tolerant=each.is_tolerant,
                     num_in_flight=each.num_in_flight,
                     figures=each.figures,
                 )
@@ -115,6 +117,7 @@ class Rolling:
             num_ending=len(self.running) - len(self.there),
             num_crashes=sum(each.has_crashed and each.revision == self.order.revision for each in self.there),
             cause="It ended with code 1.",
+            knows_nodes=self.knows_nodes,
         )
 
     def pass_time(self, seconds):
@@ -166,7 +169,7 @@ class Rolling:
         if num_acts is None:
             self.memory, self.acts = step.state, acts
             free = self.order.replicas // 2 if self.order.rollout.max_surge else self.order.least
-            num_held = max(self.order.replicas, len(self.there))
+            num_held = max(self.order.replicas, len(self.running)) - step.num_freed
             self.least_ready = num_held if step.holds_evictions else free
         return step
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 
@@ -310,6 +311,14 @@ def parse(document: object) -> LLMService:
         return LLMService.model_validate(_without_server_fields(document))
     except ValidationError as error:
         raise SpecError(explain(error, LLMService)) from error
+
+
+def without_spec(document: Mapping[str, Any]) -> LLMService | None:
+    """A service whose spec cannot be read, with the least of a spec; None where its name cannot be read either."""
+    try:
+        return parse({**document, "spec": {"model": {"source": "builtin://smollm2-135m"}}})
+    except SpecError:
+        return None
 
 
 def _without_server_fields(document: object) -> object:

@@ -151,5 +151,5 @@ class RolloutState(_Stored):
     step_time: str = Field("", description="When that began.")
     progress_time: str = Field("", description="Since when the deadline counts; empty while it does not.")
     most_well: int = Field(0, description="Most engines of the update that served at once.")
-    held_time: str = Field("", description="Since when evictions wait; empty while none does.")
+    held_time: str = Field("", description="Since when evictions wait for engines that move; empty while none does.")
     short_time: str = Field("", description="Since when there is no room for what evictions wait for; empty otherwise.")

@@ -15,7 +15,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from itertools import chain
 
-from rayloom_operator.api import API_VERSION, KIND, LLMService, parse
+from rayloom_operator.api import API_VERSION, KIND, LLMService, parse, without_spec
 from rayloom_operator.api_status import Reason, Status, stored_model, stored_rollout
 from rayloom_operator.applier import Applier
 from rayloom_operator.drift import Drift
@@ -268,7 +268,8 @@ class Controller:
         places = tuple(slot for lineage in parts for slot in lineage.slots)
         wanted = None if unsupported else resolved
         operator_key, model = self._settings.operator_key, inspection.model
-        planned = plan(wanted, seen, parts, step, memory, rollout, operator_key, service, model, now=now, clock=clock)
+        named = service or without_spec(document)
+        planned = plan(wanted, seen, parts, step, memory, rollout, operator_key, named, model, now=now, clock=clock)
         mounting_s = self._mounting_s(key, seen.groups, inspection, now)
         refused: Refused | None = None
         try:

@@ -93,7 +93,8 @@ class Group:
     is_headless: bool  # its head pod was there and is gone; KubeRay makes no other
     num_new_pods: int  # pods that were made for it in the last minutes, also those that are gone
     reading: Reading | None  # None until its engine was asked
-    is_cordoned: bool = False  # the node of a pod of it is being emptied, and that pod does not tolerate it
+    is_cordoned: bool = False  # the node of a pod of it is being emptied
+    is_tolerant: bool = False  # the same, and the pod tolerates that: its successor may be put there again
     is_told_to_go: bool = False  # its head pod was deleted or evicted, and not because its node is away
 
     @property
@@ -125,6 +126,7 @@ class Observed:
     leaving: tuple[Pod, ...] = ()  # pods that are being deleted, of any group
     lost_nodes: frozenset[str] = frozenset()  # not ready for so long that they are given up
     waits: tuple[datetime, ...] = ()  # when others will be
+    knows_nodes: bool = True  # that a node is being emptied would be known
 
 
 def cluster_refusal(cluster: Manifest) -> str:

@@ -94,8 +94,12 @@ class Observer:
                 reading=None,
                 is_told_to_go=meta["uid"] in told,
             )
-            if any(each.node in self._nodes.cordoned and not each.stays_when_cordoned for each in group.pods):
-                group = replace(group, is_cordoned=True)
+            if cordoned := [each for each in group.pods if each.node in self._nodes.cordoned]:
+                group = replace(
+                    group,
+                    is_cordoned=not all(each.stays_when_cordoned for each in cordoned),
+                    is_tolerant=any(each.stays_when_cordoned for each in cordoned),
+                )
             groups.append(group)
             if group.head is not None and group.head.ip:
                 token = admin_token(self._operator_key, key[0], uid, name)
@@ -110,6 +114,7 @@ class Observer:
             leaving=leaving,
             lost_nodes=frozenset(node for node, at in given_up_at.items() if at <= clock),
             waits=tuple(at for at in given_up_at.values() if at > clock),
+            knows_nodes=self._nodes.is_known,
         )
 
     async def _look_for_gone(self, key: ServiceKey, uid: str, remembered: Iterable[str], clock: datetime) -> None:

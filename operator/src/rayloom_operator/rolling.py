@@ -36,6 +36,7 @@ def look(seen: Observed, memory: Memory, revision: str, endpoints: Set[str] | No
     return Seen(
         engines=tuple(_engine(group, memory, endpoints, now) for group in seen.groups),
         num_ending=seen.num_ending,
+        knows_nodes=seen.knows_nodes,
         num_crashes=sum(each.restarts for each in failed),
         cause=next((each.failure.message for each in failed if each.failure is not None), ""),
     )
@@ -51,6 +52,7 @@ def _engine(group: Group, memory: Memory, endpoints: Set[str] | None, now: float
         is_routed=is_routed,
         is_listed=is_routed if endpoints is None or head is None else head.ip in endpoints,
         is_cordoned=group.is_cordoned,
+        is_tolerant=group.is_tolerant,
         num_in_flight=said.requests.in_flight if said is not None else 0,
         figures=said.figures if said is not None else Figures(),
     )

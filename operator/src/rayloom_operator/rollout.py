@@ -38,7 +38,7 @@ from rayloom_operator.api_rollout import RolloutFailure, RolloutState, Window
 from rayloom_operator.observed import moment
 from rayloom_operator.recovery import stamp
 from rayloom_operator.rollout_analysis import MAX_HOLDS, is_over, problem, total
-from rayloom_operator.rollout_moves import holds, time_left, watched
+from rayloom_operator.rollout_moves import freed, holds, time_left, watched
 from rayloom_operator.rollout_shares import (
     IDLE,
     UNFOUND_S,
@@ -72,6 +72,7 @@ class Step:
     drain: tuple[str, ...] = ()
     delete: tuple[str, ...] = ()
     holds_evictions: bool = False  # the service's disruption budget is to let none through
+    num_freed: int = 0  # but those of so many engines
     look_again_s: float | None = None  # None: when something changes
 
 
@@ -94,6 +95,7 @@ def next_step(order: Order, memory: RolloutState, seen: Seen, clock: datetime) -
     barred = _barred(order, memory, seen) & _barred(order, state, seen)
     unlisted = [engine for engine in going if not engine.is_routed and not engine.is_listed]
     drained_at = {name: memory.leaving[name] for name in sure if memory.leaving[name]}
+    doomed = {e.name for e in unlisted if is_drained(e, drained_at.get(e.name, ""), order, clock)}
     return Step(
         state=state,
         message=message,
@@ -108,8 +110,9 @@ def next_step(order: Order, memory: RolloutState, seen: Seen, clock: datetime) -
             and e.state in ("well", "ill")
             and clock >= moment(drained_at[e.name]) + timedelta(seconds=UNFOUND_S)
         ),
-        delete=tuple(e.name for e in unlisted if is_drained(e, drained_at.get(e.name, ""), order, clock)),
+        delete=tuple(e.name for e in unlisted if e.name in doomed),
         holds_evictions=holds(order, state, seen, clock),
+        num_freed=len(freed(state, seen) - doomed),
         look_again_s=0.0 if state != memory else min(_looks(order, state, seen, clock), default=None),
     )
 

@@ -2,7 +2,7 @@
 
 `kubectl drain` asks for evictions in the moment in which it cordons, so they are held before there is a node to empty.
 Then another engine is surged, and the old one loses its route, drains and goes. Until then the service's disruption
-budget lets no pod of it through, so long as that gets on. An eviction is never held for ever.
+budget lets no pod of it through, so long as that gets on.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ _SHORT_S = 30
 
 
 def watched(order: Order, memory: RolloutState, state: RolloutState, seen: Seen, clock: datetime) -> RolloutState:
-    """The state with the times since when evictions are held, and since when there is no room for what would let them
-    through."""
+    """The state with the times since when evictions wait for engines to move, and since when there is no room for what
+    would let them through."""
     if not _has_guarded(order, state, seen, clock):
         return state.model_copy(update={"held_time": "", "short_time": ""})
     cordoned = {engine.name for engine in seen.engines if engine.is_cordoned}
@@ -32,16 +32,23 @@ def watched(order: Order, memory: RolloutState, state: RolloutState, seen: Seen,
 
 
 def holds(order: Order, state: RolloutState, seen: Seen, clock: datetime) -> bool:
-    """Whether evictions are to wait. `state` is that of `watched`."""
+    """Whether evictions are to wait. `state` is that of `watched`. Those of engines in `freed` need not."""
     if not order.rollout.max_surge:
         return False
-    if not any(engine.is_cordoned for engine in seen.engines):
-        return True
-    return bool(state.held_time) and all(left_s > 0 for left_s in time_left(order, state, clock))
+    if state.held_time:
+        return all(left_s > 0 for left_s in time_left(order, state, clock))
+    # Nobody would move what tolerates to be there, nor hear of a drain.
+    return seen.knows_nodes and not any(engine.is_tolerant for engine in seen.engines)
+
+
+def freed(state: RolloutState, seen: Seen) -> frozenset[str]:
+    """Engines on nodes that are being emptied which may go as they are, for they do not serve. While others there are
+    waited for these wait as well: a budget does not tell them apart."""
+    return frozenset(engine.name for engine in seen.engines if engine.is_cordoned and not state.held_time)
 
 
 def time_left(order: Order, state: RolloutState, clock: datetime) -> Iterator[float]:
-    """Seconds after which evictions are held no longer; none of them where none are held."""
+    """Seconds after which evictions are held no longer; none of them while no engine is waited for."""
     patience_s = order.rollout.progress_deadline_seconds + order.drain_seconds
     for time, seconds in ((state.held_time, patience_s), (state.short_time, _SHORT_S)):
         if time:

@@ -39,6 +39,7 @@ class Engine:
     is_routed: bool = False  # its head pod carries the route label
     is_listed: bool = False  # an EndpointSlice of the service has its address
     is_cordoned: bool = False  # a pod of it is on a node that is being emptied
+    is_tolerant: bool = False  # the same, and the pod tolerates that, so it would gain nothing by moving
     num_in_flight: int = 0  # requests
     figures: Figures = field(default_factory=Figures)
 
@@ -76,6 +77,7 @@ class Seen:
     # How often an engine of the spec's revision failed of its own, not of its node, since it last served well.
     num_crashes: int = 0
     cause: str = ""  # of the first of these
+    knows_nodes: bool = True  # that a node is being emptied would be known
 
     def of(self, revision: str) -> list[Engine]:
         return [engine for engine in self.engines if engine.revision == revision]

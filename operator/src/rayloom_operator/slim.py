@@ -32,7 +32,7 @@ def pod(found: Manifest) -> Manifest:
     """Of a Pod, what `observed.pod` and the observer read."""
     spec, status = found["spec"], found.get("status", {})
     volumes = [{"name": each["name"]} for each in spec.get("volumes", ()) if each["name"] in USER_VOLUMES]
-    # Such as a DaemonSet's: a drain leaves it where it is.
+    # The scheduler may put it back on such a node.
     stays = {"staysWhenCordoned": True} if any(map(_admits_cordoned, spec.get("tolerations") or ())) else {}
     containers = {each: [_part(one, _CONTAINER) for one in status.get(each) or ()] for each in _CONTAINERS}
     return {
@@ -58,6 +58,8 @@ def job(found: Manifest) -> Manifest:
 
 
 def _admits_cordoned(toleration: Mapping[str, Any]) -> bool:
+    if toleration.get("effect") not in (None, "", "NoSchedule"):
+        return False
     is_of_all = toleration.get("operator") == "Exists" and not toleration.get("key")
     return is_of_all or toleration.get("key") == "node.kubernetes.io/unschedulable"
 

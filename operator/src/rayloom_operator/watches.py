@@ -63,6 +63,7 @@ class Watches:
                 self.pods.is_synced,
                 self.jobs.is_synced,
                 self._definitions.is_synced,
+                self.nodes.was_tried,
             ):
                 await answered.wait()
             self.is_synced.set()
