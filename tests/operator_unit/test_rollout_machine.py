@@ -2,7 +2,7 @@
 
 With every act (asserted in `rt_rolling`): no more than replicas + maxSurge engines, never fewer that serve than
 replicas - maxUnavailable by the planner's doing, no drain or deletion while clients find the engine, no old engine goes
-before the new revision has proven itself, what an eviction takes is not deleted, and no failed revision is tried again.
+before the new revision has proven itself, and no failed revision is tried again.
 And once the faults stop every eviction passes, it ends well, and nothing moves any more.
 """
 

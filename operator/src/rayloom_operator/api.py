@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 
@@ -313,7 +312,7 @@ def parse(document: object) -> LLMService:
         raise SpecError(explain(error, LLMService)) from error
 
 
-def without_spec(document: Mapping[str, Any]) -> LLMService | None:
+def without_spec(document: dict[str, object]) -> LLMService | None:
     """A service whose spec cannot be read, with the least of a spec; None where its name cannot be read either."""
     try:
         return parse({**document, "spec": {"model": {"source": "builtin://smollm2-135m"}}})

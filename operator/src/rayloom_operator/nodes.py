@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from datetime import datetime
 
@@ -11,10 +10,8 @@ from rayloom_operator.names import Manifest, ServiceKey
 from rayloom_operator.observed import moment
 from rayloom_operator.reflector import Reflector
 
-# Set before pods are evicted, and not by cordoning.
-_EMPTYING_TAINTS = frozenset(
-    {"ToBeDeletedByClusterAutoscaler", "karpenter.sh/disrupted", "karpenter.sh/disruption"}  # the last: up to 0.37
-)
+# Set before pods are evicted, and not by cordoning. The last is Karpenter's up to 0.37.
+_EMPTYING_TAINTS = frozenset({"ToBeDeletedByClusterAutoscaler", "karpenter.sh/disrupted", "karpenter.sh/disruption"})
 
 
 def unready_since(node: Manifest) -> datetime | None:
@@ -45,16 +42,8 @@ class Nodes:
         self._unready: dict[str, datetime] = {}
         self.cordoned: set[str] = set()  # names of nodes that are being emptied
         self._nodes = Reflector(kube, "v1", "Node", self._changed, selector={}, key_of=_key, slim=_without_all_else)
-
-    @property
-    def was_tried(self) -> asyncio.Event:
-        """They were listed, or that failed."""
-        return self._nodes.was_tried
-
-    @property
-    def is_known(self) -> bool:
-        """Whether a node that is to be emptied would be heard of."""
-        return self._nodes.is_synced.is_set()
+        self.is_synced = self._nodes.is_synced  # so that one that is to be emptied would be heard of
+        self.was_tried = self._nodes.was_tried
 
     async def run(self) -> None:
         """Follows the nodes for ever. Where that is not allowed every node counts as ready."""

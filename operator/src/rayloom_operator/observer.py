@@ -94,13 +94,8 @@ class Observer:
                 reading=None,
                 is_told_to_go=meta["uid"] in told,
             )
-            if cordoned := [each for each in group.pods if each.node in self._nodes.cordoned]:
-                group = replace(
-                    group,
-                    is_cordoned=not all(each.stays_when_cordoned for each in cordoned),
-                    is_tolerant=any(each.stays_when_cordoned for each in cordoned),
-                )
-            groups.append(group)
+            stay = [each.stays_when_cordoned for each in group.pods if each.node in self._nodes.cordoned]
+            groups.append(replace(group, is_cordoned=False in stay, is_tolerant=True in stay))
             if group.head is not None and group.head.ip:
                 token = admin_token(self._operator_key, key[0], uid, name)
                 targets[name] = Target(group.head.ip, token, group.head.uid, group.head.num_engine_starts)
@@ -114,7 +109,7 @@ class Observer:
             leaving=leaving,
             lost_nodes=frozenset(node for node, at in given_up_at.items() if at <= clock),
             waits=tuple(at for at in given_up_at.values() if at > clock),
-            knows_nodes=self._nodes.is_known,
+            knows_nodes=self._nodes.is_synced.is_set(),
         )
 
     async def _look_for_gone(self, key: ServiceKey, uid: str, remembered: Iterable[str], clock: datetime) -> None:

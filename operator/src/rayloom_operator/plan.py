@@ -172,11 +172,9 @@ def plan(
 
 def _num_pods(resolved: Resolved, lineages: tuple[Lineage, ...], seen: Observed, step: Step) -> int:
     """No fewer than the service's engines have after this step, and as many as those that are to serve."""
-    num_there = len(seen.groups) + seen.num_ending + sum(step.make.values())
-    num_engines = max(resolved.service.spec.replicas, num_there) - step.num_freed
-    kinds = [resolved, *(each.resolved for each in lineages if each.resolved is not None)]
-    sizes = [1 + each.num_pods for each in kinds] + [len(group.pods) for group in seen.groups]
-    return num_engines * max(sizes)
+    num_engines = max(resolved.service.spec.replicas, len(seen.groups) + seen.num_ending + sum(step.make.values()))
+    sizes = [1 + each.num_pods for each in (resolved, *(lineage.resolved for lineage in lineages)) if each is not None]
+    return (num_engines - step.num_freed) * max(*sizes, *(len(group.pods) for group in seen.groups), 0)
 
 
 def _revisions(state: RolloutState) -> set[str]:

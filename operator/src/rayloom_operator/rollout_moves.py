@@ -24,8 +24,7 @@ def watched(order: Order, memory: RolloutState, state: RolloutState, seen: Seen,
     would let them through."""
     if not _has_guarded(order, state, seen, clock):
         return state.model_copy(update={"held_time": "", "short_time": ""})
-    cordoned = {engine.name for engine in seen.engines if engine.is_cordoned}
-    gets_further = bool(cordoned & state.leaving.keys() - memory.leaving.keys())
+    gets_further = any(e.is_cordoned and e.name in state.leaving.keys() - memory.leaving.keys() for e in seen.engines)
     held_time = stamp(clock) if gets_further or not state.held_time else state.held_time
     short_time = "" if _gets_on(order, state, seen, clock) else state.short_time or stamp(clock)
     return state.model_copy(update={"held_time": held_time, "short_time": short_time})
@@ -33,12 +32,10 @@ def watched(order: Order, memory: RolloutState, state: RolloutState, seen: Seen,
 
 def holds(order: Order, state: RolloutState, seen: Seen, clock: datetime) -> bool:
     """Whether evictions are to wait. `state` is that of `watched`. Those of engines in `freed` need not."""
-    if not order.rollout.max_surge:
-        return False
     if state.held_time:
         return all(left_s > 0 for left_s in time_left(order, state, clock))
     # Nobody would move what tolerates to be there, nor hear of a drain.
-    return seen.knows_nodes and not any(engine.is_tolerant for engine in seen.engines)
+    return order.rollout.max_surge > 0 and seen.knows_nodes and not any(e.is_tolerant for e in seen.engines)
 
 
 def freed(state: RolloutState, seen: Seen) -> frozenset[str]:
@@ -73,6 +70,6 @@ def _gets_on(order: Order, state: RolloutState, seen: Seen, clock: datetime) -> 
         return False
     is_coming = any(not engine.is_available for engine in wanted if engine.name not in state.leaving)
     has_room = order.most > len(seen.engines) + seen.num_ending
-    going = [engine for engine in seen.engines if engine.name in state.leaving]
-    is_going = any(not is_drained(engine, state.leaving[engine.name], order, clock) for engine in going)
+    leaving = state.leaving
+    is_going = any(e.name in leaving and not is_drained(e, leaving[e.name], order, clock) for e in seen.engines)
     return is_coming or has_room or is_going or state.window is not None

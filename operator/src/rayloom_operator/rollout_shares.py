@@ -130,8 +130,10 @@ def shares(order: Order, state: RolloutState, seen: Seen) -> dict[str, int]:
         return is_useless, revision != current, revision == state.update_revision, revision
 
     counts, left = {wanted: new}, most_old
-    for revision in sorted({current, *state.counts} - {wanted}, key=rank):
-        number = state.counts.get(revision, 0)
+    # Once nobody wants the others, what counts is who serves, not what was decided of them.
+    others = state.counts if wanted != current else {e.revision: seen.num_available(e.revision) for e in seen.engines}
+    for revision in sorted({current, *others} - {wanted}, key=rank):
+        number = others.get(revision, 0)
         # Until the new one has proven itself, all that is left of the current revision is worth a place; of one in
         # between only what serves.
         if not is_proven and not state.is_promoted and revision == current:
@@ -204,23 +206,23 @@ def leavers(order: Order, state: RolloutState, seen: Seen) -> dict[str, str]:
     wanted = target(order, state)
     num_available = sum(engine.is_available for engine in seen.engines)
     moved = moved_out(order, state, seen)
-    for engine in moved:
-        if engine.name in kept:
-            continue
-        if not engine.is_available or num_available > order.least:
-            num_available -= engine.is_available
-            found[engine.name] = state.leaving.get(engine.name, "")
 
+    def goes(engine: Engine) -> bool:
+        nonlocal num_available
+        if engine.name in kept or (engine.is_available and num_available <= order.least):
+            return False
+        num_available -= engine.is_available
+        found[engine.name] = state.leaving.get(engine.name, "")
+        return True
+
+    for engine in moved:
+        goes(engine)
     revisions = {engine.revision for engine in seen.engines}
     for revision in sorted(revisions, key=lambda each: (each == wanted, each == state.current_revision, each)):
         engines = sorted((e for e in seen.of(revision) if e not in moved), key=lambda each: _departure(state, each))
         excess = len(engines) - state.counts.get(revision, 0)
         for engine in engines:
-            if excess <= 0 or engine.name in kept or (engine.is_available and num_available <= order.least):
-                continue
-            num_available -= engine.is_available
-            found[engine.name] = state.leaving.get(engine.name, "")
-            excess -= 1
+            excess -= excess > 0 and goes(engine)
     return found
 
 

@@ -24,7 +24,7 @@ def disruption_budget(service: LLMService, num_held: int = 0) -> Manifest:
     """
     replicas, rollout = service.spec.replicas, service.spec.rollout
     least = replicas // 2 if rollout.max_surge else max(0, replicas - rollout.max_unavailable)
-    kinds = ["head", "worker"] if num_held else ["head"]
+    values = ["head", "worker"] if num_held else ["head"]
     return {
         "apiVersion": "policy/v1",
         "kind": "PodDisruptionBudget",
@@ -33,7 +33,7 @@ def disruption_budget(service: LLMService, num_held: int = 0) -> Manifest:
             "minAvailable": num_held or least,
             "selector": {
                 "matchLabels": {names.SERVICE_LABEL: service.metadata.name},
-                "matchExpressions": [{"key": names.NODE_TYPE_LABEL, "operator": "In", "values": kinds}],
+                "matchExpressions": [{"key": names.NODE_TYPE_LABEL, "operator": "In", "values": values}],
             },
             # What is broken already is no reason to keep a node.
             "unhealthyPodEvictionPolicy": "AlwaysAllow",
