@@ -8,7 +8,7 @@ from pydantic import ValidationError
 from rayloom_operator.api_rollout import Rollout, RolloutState
 from rayloom_operator.rollout import next_step
 from rayloom_operator.rollout_shares import Engine, Seen, shares
-from rt_rolling import CLOCK, CRASHES, FAILS_REQUESTS, NEVER_STARTS, SLOW, Rolling, Running, make_order
+from rt_rolling import CLOCK, CRASHES, FAILS_REQUESTS, NEVER_STARTS, SLOW, Rolling, make_order
 
 
 def serving(revision="a", replicas=2, capacity=99, **rollout):
@@ -300,30 +300,6 @@ def test_nothing_is_done_before_it_is_written():
     first = world.turn()
     assert (first.make, first.state.counts, first.look_again_s) == ({}, {"a": 2, "b": 1}, 0.0)
     assert world.turn().make == {"b": 1}
-
-
-def test_a_lost_state_is_made_up_from_what_serves():
-    world = serving(replicas=2)
-    world.ask(revision="b")
-    world.run(5)
-    world.memory = RolloutState()
-    world.turn()
-    assert (world.memory.current_revision, world.memory.counts) == ("a", {"a": 2, "b": 1})
-    world.run(100)
-    assert (world.memory.step, world.revisions()) == ("Complete", "bb")
-
-
-def test_what_serves_is_not_counted_out_by_what_never_did():
-    # Nothing of "a" was decided, as after a memory that was lost; the engine of "x" holds the room that "y" needs.
-    world = serving(replicas=2, maxSurge=0, maxUnavailable=1)
-    world.end(world.running["a-0"])
-    world.pass_time(9)
-    world.running["x-0"] = Running("x-0", CRASHES, age=20, is_placed=True)
-    world.memory = RolloutState(current_revision="b", update_revision="b", counts={CRASHES: 1, "b": 2})
-    world.ask(revision="b")
-    world.run(90)
-
-    assert (world.memory.step, world.revisions(), world.num_available()) == ("Complete", "bb", 2)
 
 
 def test_an_engine_that_crashes_once_after_its_analysis_undoes_nothing():

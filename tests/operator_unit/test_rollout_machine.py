@@ -111,11 +111,12 @@ class Rolls(RuleBasedStateMachine):
         num_quiet = 0
         for _ in range(0, _ENOUGH_S, 10):
             world.pass_time(10)
-            state = world.memory
+            state, num_evicted = world.memory, len(world.evicted)
             has_more = world.turns()
             world.evict()
+            is_quiet = not has_more and not world.acts and world.memory == state and len(world.evicted) == num_evicted
             # An engine starts within two of these turns, without a word of the planner's.
-            num_quiet = 0 if has_more or world.acts or world.memory != state else num_quiet + 1
+            num_quiet = num_quiet + 1 if is_quiet else 0
             if num_quiet == 4:
                 break
         assert num_quiet == 4, "it does not come to rest"
