@@ -76,6 +76,10 @@ def _names(service: Service) -> set[str]:
     return {pod["metadata"]["name"] for kind in ("head", "worker") for pod in service.pods(kind)}
 
 
+def _workers(service: Service) -> set[str]:
+    return {pod["metadata"]["name"] for pod in service.pods("worker")}
+
+
 def _seconds_to_delete(service: Service, pod: str) -> float:
     began = time.monotonic()
     service.kubectl("delete", "pod", pod, "--namespace", service.namespace, "--timeout=40s")
@@ -119,8 +123,7 @@ def test_a_pod_with_ranks_that_goes_alone_goes_in_seconds(
 ) -> None:
     service, _ = replicas
     _wait_for_both(service)
-    before = {pod["metadata"]["name"] for pod in service.pods("worker")}
-    seconds = _seconds_to_delete(service, min(before))
+    seconds = _seconds_to_delete(service, min(_workers(service)))
     assert seconds < 20.0, "it waits six seconds for a drain that does not come, and not for its grace of 105"
     with capsys.disabled():
         print(f"\n  a worker pod was deleted alone: gone after {seconds:.1f} s")
@@ -131,7 +134,7 @@ def test_a_pod_that_waits_for_the_head_goes_in_seconds(
 ) -> None:
     service, _ = replicas
     _wait_for_both(service)
-    before = {pod["metadata"]["name"] for pod in service.pods("worker")}
+    before = _workers(service)
     service.delete_pod(min(before))
     waiting: list[str] = []
 

@@ -106,11 +106,14 @@ def test_services_are_counted_by_condition_when_somebody_asks():
     with_world(story)
 
 
-def test_a_controller_whose_watches_stand_still_says_which():
+@pytest.mark.parametrize("kind", ["pods", "nodes"])  # unheard of nodes would be drained in vain
+def test_a_controller_whose_watches_stand_still_says_which(kind):
     async def story(world):
-        assert world.controller.watches.problem() == ""
-        world.controller._pods._turned_at["/api/v1/pods"] -= 181
-        assert world.controller.watches.problem() == "no word of /api/v1/pods for 180 s"
+        watches, path = world.controller.watches, f"/api/v1/{kind}"
+        assert watches.problem() == ""
+        reflector = watches.pods if kind == "pods" else watches.nodes.reflector
+        reflector._turned_at[path] -= 181
+        assert watches.problem() == f"no word of {path} for 180 s"
 
     with_world(story)
 

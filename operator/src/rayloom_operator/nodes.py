@@ -35,19 +35,13 @@ def is_cordoned(node: Manifest) -> bool:
 
 class Nodes:
     """`on_change` gets the name of a node that became ready, or ceased to be; or is to be emptied, or no more. Lives in
-    one event loop."""
+    one event loop, in which `reflector` is to run; where nodes may not be listed, every node counts as ready."""
 
     def __init__(self, kube: Kube, on_change: Callable[[str], None]) -> None:
         self._on_change = on_change
         self._unready: dict[str, datetime] = {}
         self.cordoned: set[str] = set()  # names of nodes that are being emptied
-        self._nodes = Reflector(kube, "v1", "Node", self._changed, selector={}, key_of=_key, slim=_without_all_else)
-        self.is_synced = self._nodes.is_synced  # so that one that is to be emptied would be heard of
-        self.was_tried = self._nodes.was_tried
-
-    async def run(self) -> None:
-        """Follows the nodes for ever. Where that is not allowed every node counts as ready."""
-        await self._nodes.run()
+        self.reflector = Reflector(kube, "v1", "Node", self._changed, selector={}, key_of=_key, slim=_without_all_else)
 
     @property
     def unready(self) -> dict[str, datetime]:
@@ -56,11 +50,11 @@ class Nodes:
 
     def _changed(self, key: ServiceKey) -> None:
         _, name = key
-        since = next((unready_since(node) for node in self._nodes.of_service(key)), None)
+        since = next((unready_since(node) for node in self.reflector.of_service(key)), None)
         was_ready = self._unready.pop(name, None) is None
         if since is not None:
             self._unready[name] = since
-        was_cordoned, is_there = name in self.cordoned, any(map(is_cordoned, self._nodes.of_service(key)))
+        was_cordoned, is_there = name in self.cordoned, any(map(is_cordoned, self.reflector.of_service(key)))
         (self.cordoned.add if is_there else self.cordoned.discard)(name)
         if was_ready != (since is None) or was_cordoned != is_there:
             self._on_change(name)

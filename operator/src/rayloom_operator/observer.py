@@ -109,7 +109,7 @@ class Observer:
             leaving=leaving,
             lost_nodes=frozenset(node for node, at in given_up_at.items() if at <= clock),
             waits=tuple(at for at in given_up_at.values() if at > clock),
-            knows_nodes=self._nodes.is_synced.is_set(),
+            knows_nodes=self._nodes.reflector.is_synced.is_set(),
         )
 
     async def _look_for_gone(self, key: ServiceKey, uid: str, remembered: Iterable[str], clock: datetime) -> None:

@@ -95,7 +95,7 @@ def next_step(order: Order, memory: RolloutState, seen: Seen, clock: datetime) -
     barred = _barred(order, memory, seen) & _barred(order, state, seen)
     unlisted = [engine for engine in going if not engine.is_routed and not engine.is_listed]
     drained_at = {name: memory.leaving[name] for name in sure if memory.leaving[name]}
-    doomed = {e.name for e in unlisted if is_drained(e, drained_at.get(e.name, ""), order, clock)}
+    doomed = tuple(e.name for e in unlisted if is_drained(e, drained_at.get(e.name, ""), order, clock))
     return Step(
         state=state,
         message=message,
@@ -110,9 +110,9 @@ def next_step(order: Order, memory: RolloutState, seen: Seen, clock: datetime) -
             and e.state in ("well", "ill")
             and clock >= moment(drained_at[e.name]) + timedelta(seconds=UNFOUND_S)
         ),
-        delete=tuple(e.name for e in unlisted if e.name in doomed),
+        delete=doomed,
         holds_evictions=holds(order, state, seen, clock),
-        num_freed=len(freed(state, seen) - doomed),
+        num_freed=len(freed(state, seen).difference(doomed)),
         look_again_s=0.0 if state != memory else min(_looks(order, state, seen, clock), default=None),
     )
 

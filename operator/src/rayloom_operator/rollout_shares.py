@@ -39,7 +39,7 @@ class Engine:
     is_routed: bool = False  # its head pod carries the route label
     is_listed: bool = False  # an EndpointSlice of the service has its address
     is_cordoned: bool = False  # a pod of it is on a node that is being emptied
-    is_tolerant: bool = False  # the same, and the pod tolerates that, so it would gain nothing by moving
+    is_tolerant: bool = False  # the same of one that tolerates that, so nothing is gained by moving
     num_in_flight: int = 0  # requests
     figures: Figures = field(default_factory=Figures)
 

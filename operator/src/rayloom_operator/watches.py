@@ -46,7 +46,7 @@ class Watches:
             key_of=lambda _: _KUBERAY,
             slim=kuberay.slim,
         )
-        self._all = (self.clusters, self.pods, self.jobs, self._definitions)
+        self._all = (self.clusters, self.pods, self.jobs, self._definitions, self.nodes.reflector)
         self._on_kuberay = on_kuberay
         self.kuberay_problem = kuberay.problem(None)  # why no RayCluster can be made; empty when one can
         self.is_synced = asyncio.Event()  # set once the cluster is known
@@ -56,14 +56,13 @@ class Watches:
         async with asyncio.TaskGroup() as tasks:
             for reflector in self._all:
                 tasks.create_task(reflector.run())
-            tasks.create_task(self.nodes.run())
             # Where there is no KubeRay, there is no RayCluster to list.
             for answered in (
                 self.clusters.has_answered,
                 self.pods.is_synced,
                 self.jobs.is_synced,
                 self._definitions.is_synced,
-                self.nodes.was_tried,
+                self.nodes.reflector.was_tried,  # it may be forbidden
             ):
                 await answered.wait()
             self.is_synced.set()
