@@ -127,6 +127,12 @@ class Service:
         """Their uids."""
         return {each["metadata"]["uid"] for each in self.world.pods(*self.key)}
 
+    @property
+    def num_held(self) -> int:
+        """Pods that the PodDisruptionBudget keeps."""
+        (budget,) = self.world.objects(*self.key, "poddisruptionbudgets").values()
+        return int(budget["spec"]["minAvailable"])
+
     def engine(self, cluster: str) -> Engine:
         return self.world.engines_of(*self.key)[cluster]
 

@@ -137,6 +137,7 @@ def _is_whole(world: World, namespace: str, name: str) -> bool:
     owners = {owner["uid"] for each in objects.values() for owner in each["metadata"]["ownerReferences"]}
     clusters = [each for each in objects if each.startswith("RayCluster/")]
     status = world.services[(namespace, name)].get("status", {})
+    held = [each["spec"]["minAvailable"] for key, each in objects.items() if key.startswith("PodDisruptionBudget/")]
     # Until it goes, the engine of another revision may be what is available.
     groups = [(f"RayCluster/{each['name']}", each["state"]) for each in status.get("groups", ())]
     return (
@@ -146,7 +147,7 @@ def _is_whole(world: World, namespace: str, name: str) -> bool:
         and not any("deletionTimestamp" in each["metadata"] for each in objects.values())
         # KubeRay's own objects belong to the RayCluster.
         and owners <= {uid, *(objects[each]["metadata"]["uid"] for each in clusters)}
-        and len(world.pods(namespace, name)) == 2
+        and held == [len(world.pods(namespace, name))] == [2]
     )
 
 

@@ -137,6 +137,8 @@ def _end(story: Story, service: Service, relay: Relay, *, kills: bool) -> object
         if relay.is_cut:
             relay.hand_over()
     service.wait("Available", "Serving")
+    # Pods that went are let go of in the pass after the one that says that all is over.
+    service.wait_until(lambda: service.num_held == len(service.pods), "a budget of the pods that are left")
     assert service.most == 2
     assert traffic.fewest == 1
     assert traffic.failures == []
