@@ -164,6 +164,14 @@ def test_too_little_memory_says_which_limit_to_raise():
     )
 
 
+def test_colours_of_a_log_are_left_out():
+    worn = crashed(1, "\x1b[31m----- END raylet.out\x1b[39m\n\x1b[1;33mkilled\x1b[0m")
+
+    message = judge(make_group(make_pod(), worker(engine=worn)), NOW).message
+
+    assert message.endswith("ended (Error, exit code 1): ----- END raylet.out killed")
+
+
 def test_of_a_log_the_end_is_kept():
     long = "x" * 700 + " CUDA out of memory"
 

@@ -66,6 +66,18 @@ def test_an_answer_without_a_length_ends_with_the_connection(parts):
     assert asked(parts, closes=True) == (200, b"{}")
 
 
+@pytest.mark.parametrize("line", ["HTTP/1.1 401 Unauthorized", "HTTP/1.0 302 Found", "HTTP/1.1 503 "])
+@pytest.mark.parametrize("length", ["Content-Length: 2\r\n", ""])
+def test_every_answer_has_its_code(line, length):
+    assert asked([f"{line}\r\n{length}\r\n{{}}"], closes=True) == (int(line.split()[1]), b"{}")
+
+
+@pytest.mark.parametrize("line", ["HTTP/1.1 2000 OK", "HTTP/1.1 OK", "SSH-2.0-OpenSSH", "HTTP/1.1 999999 "])
+def test_what_has_no_code_is_a_failed_answer(line):
+    with pytest.raises(EngineUnavailable):
+        asked([f"{line}\r\nContent-Length: 2\r\n\r\n{{}}"], closes=True)
+
+
 def test_a_length_in_the_body_is_none():
     body = "{\r\nContent-Length: 1\r\n\r\n}"
     assert asked([HEADER + "\r\n" + body[:-1], body[-1]], closes=True, pause_s=0.01) == (200, body.encode())

@@ -31,6 +31,7 @@ HUB_SENTENCES = {
 }
 NOT_FOUND = re.compile(r"no model|no such|there is no|does not exist", re.IGNORECASE)
 _MAX_MESSAGE = 600
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")  # Ray's logs have them
 _MORE_ROOM = "Add nodes, or lower spec.engine.resources."
 
 
@@ -271,5 +272,5 @@ def _head(text: str) -> str:
 
 def _tail(text: str) -> str:
     """Of a log the end counts."""
-    line = " ".join(text.split())
+    line = " ".join(_COLOURS.sub("", text).split())
     return line if len(line) <= _MAX_MESSAGE else "..." + line[3 - _MAX_MESSAGE :]

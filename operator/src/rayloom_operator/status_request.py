@@ -9,12 +9,15 @@ import asyncio
 import http.client
 import io
 import re
+import sys
+from types import SimpleNamespace
 from typing import cast
 
 from rayloom_operator.errors import EngineUnavailable
 
 _TIMEOUT_S = 3.0
 _MAX_BYTES = 1 << 20  # a status has some thousand
+_FIRST_LINE = re.compile(rb"HTTP/1\.[01] ([2-5][0-9]{2}) ")
 _LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*([0-9]{1,9})[ \t]*\r\n", re.IGNORECASE)
 
 
@@ -34,9 +37,7 @@ async def ask(ip: str, port: int, token: str, method: str = "GET", path: str = "
                 received = await exchange.received
             finally:
                 transport.abort()
-        response = http.client.HTTPResponse(_Received(received))  # type: ignore[arg-type]
-        response.begin()
-        return response.status, response.read()
+        return _answer(received)
     except TimeoutError as error:
         raise EngineUnavailable(f"no answer within {_TIMEOUT_S:g} s") from error
     # The last two are http.client's of a length that is no length.
@@ -62,7 +63,7 @@ class _Exchange(asyncio.Protocol):
             return
         if len(self._parts) > _MAX_BYTES:
             self.received.set_exception(EngineUnavailable(f"an answer of more than {_MAX_BYTES} bytes"))
-        elif _is_whole(self._parts):
+        elif _body(self._parts) is not None:
             # Not every proxy on the way closes when it is asked to.
             self.received.set_result(bytes(self._parts))
 
@@ -75,18 +76,20 @@ class _Exchange(asyncio.Protocol):
             self.received.set_result(bytes(self._parts))
 
 
-def _is_whole(parts: bytearray) -> bool:
-    """Whether the answer says how long it is, and all of that is there."""
-    end = parts.find(b"\r\n\r\n") + 4
-    length = _LENGTH.search(parts, 0, end - 2) if end > 3 else None
-    return length is not None and len(parts) >= end + int(length[1])
+def _body(received: bytes | bytearray) -> slice | None:
+    """Where the body is, when the answer says how long that is, and all of it is there."""
+    begin = received.find(b"\r\n\r\n") + 4
+    length = _LENGTH.search(received, 0, begin - 2) if begin > 3 else None
+    end = begin + int(length[1]) if length is not None else sys.maxsize
+    return slice(begin, end) if len(received) >= end else None
 
 
-class _Received:
-    """What was received, as http.client reads it."""
-
-    def __init__(self, received: bytes) -> None:
-        self._file = io.BytesIO(received)
-
-    def makefile(self, _: str) -> io.BytesIO:
-        return self._file
+def _answer(received: bytes) -> tuple[int, bytes]:
+    first, body = _FIRST_LINE.match(received), _body(received)
+    if first is not None and body is not None:
+        return int(first[1]), received[body]
+    # It reads every field, which is most of what an answer costs, and so is kept for those of another form.
+    # Of a socket it only wants a file.
+    response = http.client.HTTPResponse(SimpleNamespace(makefile=lambda _: io.BytesIO(received)))  # type: ignore[arg-type]
+    response.begin()
+    return response.status, response.read()
