@@ -23,7 +23,7 @@ GOOD = {
 
 
 @contextlib.asynccontextmanager
-async def polled(monkeypatch, answer):
+async def polled(monkeypatch, answer, num_expected=0):
     """A poller that follows one engine, whose answers `answer(request)` gives; the list of news."""
     monkeypatch.setattr(engine_poller, "_OTHER_INTERVAL_S", 0.02)
     monkeypatch.setattr(engine_poller, "_MIN_SERVING_INTERVAL_S", 0.02)
@@ -36,7 +36,7 @@ async def polled(monkeypatch, answer):
     await site.start()
     monkeypatch.setattr(engine_poller, "ADMIN_PORT", runner.addresses[0][1])
     news = []
-    poller = EnginePoller(news.append)
+    poller = EnginePoller(news.append, lambda: num_expected)
     poller.follow(KEY, {"chat-0": Target("127.0.0.1", "secret", "uid-1")})
     try:
         yield poller, news
@@ -229,6 +229,25 @@ def test_a_container_that_was_started_again_is_another_engine(monkeypatch):
 )
 def test_many_engines_are_asked_more_slowly(num_engines, seconds):
     assert serving_interval_s(num_engines) == seconds
+
+
+def test_engines_that_are_yet_to_be_found_slow_the_questions_to_those_that_are(monkeypatch):
+    async def run():
+        num_asked = 0
+
+        async def answer(request):
+            nonlocal num_asked
+            num_asked += 1
+            return web.json_response(GOOD)
+
+        async with polled(monkeypatch, answer, num_expected=10_000) as (poller, _):
+            await until(lambda: poller.reading(KEY, "chat-0"))
+            await asyncio.sleep(0.2)  # ten times the interval of one engine
+            assert num_asked == 1
+            poller.nudge(KEY)
+            await until(lambda: num_asked == 2)
+
+    asyncio.run(run())
 
 
 def test_engines_are_counted_and_those_that_nothing_was_heard_of_are_told(monkeypatch):

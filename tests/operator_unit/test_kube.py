@@ -8,6 +8,7 @@ import pytest
 from aiohttp import web
 
 from rayloom_operator import kube as module
+from rayloom_operator import slim
 from rayloom_operator.kube import Deposed, Kube, KubeError, KubeUnreachable
 
 MANIFEST = {"apiVersion": "v1", "kind": "Pod", "metadata": {"namespace": "team", "name": "a"}}
@@ -25,11 +26,12 @@ class Server:
         self.peers = set()  # ports of the client's connections
 
     def page(self, request):
-        """Of `num_items` numbers, as many as are asked for."""
+        """Of `num_items` objects, as many as are asked for."""
         first, limit = int(request.query.get("continue", 0)), int(request.query.get("limit", 1))
         after = min(first + limit, self.num_items)
         more = {"continue": str(after)} if after < self.num_items else {}
-        return {"items": list(range(first, after)), "metadata": {"resourceVersion": "7"} | more}
+        items = [{"metadata": {"name": str(number)}, "spec": {"x": "y"}} for number in range(first, after)]
+        return {"items": items, "metadata": {"resourceVersion": "7"} | more}
 
     async def answer(self, request):
         body = await request.read()
@@ -40,8 +42,8 @@ class Server:
 
 
 @asynccontextmanager
-async def serving(monkeypatch):
-    server, app = Server(), web.Application()
+async def serving(monkeypatch, server=None):
+    server, app = server or Server(), web.Application()
     app.router.add_route("*", "/{path:.*}", server.answer)
     runner = web.AppRunner(app)
     await runner.setup()
@@ -58,7 +60,7 @@ async def serving(monkeypatch):
             return {}
 
     monkeypatch.setattr(module, "login", lambda: Info())
-    kube = Kube(lambda: server.may_write, lambda verb, code: server.requests.append((verb, code)))
+    kube = Kube(lambda: server.may_write, lambda *request: server.requests.append(request))
     try:
         yield server, kube
     finally:
@@ -161,8 +163,69 @@ def test_a_long_list_comes_in_pages(monkeypatch):
     async def run():
         async with serving(monkeypatch) as (server, kube):
             server.num_items = 600
-            sizes = [len(items) async for items, _ in kube.pages("/x", {"labelSelector": "a"})]
-            assert sizes == [250, 250, 100]
-            assert await kube.list("/x", {}) == (list(range(600)), "7")
+            pages = [items async for items, _ in kube.pages("/x", {"labelSelector": "a"}, slim.Owned)]
+            assert [len(items) for items in pages] == [250, 250, 100]
+            everything, version = await kube.list("/x", {})
+            assert [int(each["metadata"]["name"]) for each in everything] == list(range(600))
+            assert version == "7"
+            assert everything[-1] == pages[-1][-1] | {"spec": {"x": "y"}}, "only what is asked for is read"
+
+    asyncio.run(run())
+
+
+class Line:
+    """The one answer of a server, as it is."""
+
+    may_write = True
+
+    def __init__(self, text):
+        self.text = text
+        self.requests = []
+
+    async def answer(self, request):
+        return web.Response(body=self.text)
+
+
+PODS = {"items": [{"metadata": {"name": "a", "labels": "none"}}], "metadata": {"resourceVersion": "7"}}
+
+
+@pytest.mark.parametrize("text", [b"<html>", b"", b"[]", b'{"items": null}', b"\xff", json.dumps(PODS).encode()])
+def test_a_list_that_cannot_be_read_is_a_failure_of_the_server(monkeypatch, text):
+    async def run():
+        async with serving(monkeypatch, Line(text)) as (_, kube):
+            with pytest.raises(KubeError, match="cannot be read") as refused:
+                await kube.pages("/x", {}, slim.Pod).__anext__()
+            assert refused.value.code == 502
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("text", [b"<html>\n", b"7\n", b'{"type": "ADDED", "object": 7}\n'])
+def test_a_watch_that_cannot_be_read_is_a_failure_of_the_server(monkeypatch, text):
+    async def run():
+        async with serving(monkeypatch, Line(text)) as (_, kube):
+            with pytest.raises(KubeError, match="cannot be read"):
+                await kube.watch("/x", {}, "7", slim.Pod).__anext__()
+
+    asyncio.run(run())
+
+
+def test_a_watch_tells_what_is_asked_for_and_ends_as_the_server_says(monkeypatch):
+    pod = {"metadata": {"name": "a", "managedFields": []}, "spec": {"nodeName": "n", "containers": []}}
+    gone = {"kind": "Status", "code": 410, "message": "too old resource version"}
+    events = [{"type": "ADDED", "object": pod}, {"type": "BOOKMARK", "object": {"metadata": {"resourceVersion": "9"}}}]
+    text = "".join(json.dumps(each) + "\n" for each in [*events, {"type": "ERROR", "object": gone}])
+
+    async def run():
+        async with serving(monkeypatch, Line(text.encode())) as (_, kube):
+            told = []
+            with pytest.raises(KubeError, match="too old") as refused:
+                async for each in kube.watch("/x", {}, "7", slim.Pod):
+                    told.append(each)
+            assert refused.value.code == 410
+            assert told == [
+                ("ADDED", {"metadata": {"name": "a"}, "spec": {"nodeName": "n"}}),
+                ("BOOKMARK", {"metadata": {"resourceVersion": "9"}}),
+            ]
 
     asyncio.run(run())

@@ -2,6 +2,7 @@
 
 import random
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -11,7 +12,11 @@ from rayloom_operator.packed import PackedDict, Packer
 from rt_operator import crashed, make_pod_document
 
 JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**63 - 1)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
     lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
     max_leaves=20,
 )
@@ -25,9 +30,13 @@ def test_every_document_is_read_as_it_was_whatever_came_before_and_after(documen
     assert [packer.unpack(each) for each in reversed(kept)] == documents[::-1]
 
 
+def kept(document):
+    return slim.pod(msgspec.convert(document, slim.Pod))
+
+
 def test_a_document_takes_little_beside_others_of_its_sort():
     packer = Packer()
-    pods = [slim.pod(make_pod_document(f"head{number}", node=f"n{number}")) for number in range(100)]
+    pods = [kept(make_pod_document(f"head{number}", node=f"n{number}")) for number in range(100)]
     first, *others = (packer.pack(each) for each in pods)
     assert len(packer._examples) == 2, "nothing, and the first one"
     assert max(map(len, others)) < 80 < len(repr(pods[0])) / 5
@@ -36,9 +45,9 @@ def test_a_document_takes_little_beside_others_of_its_sort():
 
 def test_each_sort_of_documents_gets_its_example_and_they_end_at_a_size(monkeypatch):
     packer = Packer()
-    workers = [slim.pod(make_pod_document(f"w{number}", is_head=False)) for number in range(2)]
+    workers = [kept(make_pod_document(f"w{number}", is_head=False)) for number in range(2)]
     words = random.Random(7).randbytes(700).hex()
-    failed = [slim.pod(make_pod_document(f"f{number}", engine=crashed(70, words))) for number in range(2)]
+    failed = [kept(make_pod_document(f"f{number}", engine=crashed(70, words))) for number in range(2)]
     sizes = [len(packer.pack(each)) for each in (*workers, *failed)]
     assert len(packer._examples) == 3
     # The example itself is nothing but a look back.

@@ -62,11 +62,11 @@ def test_what_vanished_while_the_watch_was_too_old_is_told(monkeypatch):
         breaks = asyncio.Event()
         real = kube.watch
 
-        async def watch(path, params, version):
+        async def watch(path, params, version, shape):
             if not breaks.is_set():
                 await breaks.wait()
                 raise KubeError(410, "too old resource version")
-            async for each in real(path, params, version):
+            async for each in real(path, params, version, shape):
                 yield each
 
         kube.watch = watch
@@ -161,7 +161,7 @@ def test_a_slow_list_before_a_watch_that_ends_at_once_is_no_watch_that_lived(mon
             slow[0] += 1.5
             return await real_list(path, params)
 
-        async def watch(path, params, version):
+        async def watch(path, params, version, shape):
             raise KubeError(410, "too old resource version")
             yield
 
@@ -189,7 +189,7 @@ def test_a_watch_that_ends_at_once_is_asked_for_ever_more_slowly(monkeypatch):
         enough = asyncio.Event()
         real_sleep = asyncio.sleep
 
-        async def watch(path, params, version):
+        async def watch(path, params, version, shape):
             raise KubeError(410, "too old resource version")
             yield
 
@@ -315,7 +315,7 @@ def test_by_its_mark_it_is_known_who_has_an_object_somewhere():
         kube = FakeKube()
         for each in (on("n1", "a"), on("n2", "b"), on("n2", "c", "other"), on("", "d", "third")):
             kube.put(each)
-        async with reflecting(kube, slim=slim.pod, mark=slim.node_of) as found:
+        async with reflecting(kube, shape=slim.Pod, slim=slim.pod, mark=slim.node_of) as found:
             await until(lambda: kube._watches)
             assert found.marked("n1") == {("team", "chat")}
             assert found.marked("n2") == {("team", "chat"), ("team", "other")}

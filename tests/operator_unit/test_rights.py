@@ -54,9 +54,9 @@ class RecordingKube(FakeKube):
         self.used.add(right("list", path))
         return await super().list(path, params)
 
-    async def watch(self, path, params, version):
+    async def watch(self, path, params, version, shape=dict):
         self.used.add(right("watch", path))
-        async for each in super().watch(path, params, version):
+        async for each in super().watch(path, params, version, shape):
             yield each
 
 

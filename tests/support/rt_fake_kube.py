@@ -6,6 +6,8 @@ It collects no garbage and runs no pod: a test does both with `put` and `remove`
 import asyncio
 import copy
 
+import msgspec
+
 from rayloom_operator.kube import CONFLICT, NOT_FOUND, KubeError
 from rayloom_operator.names import path_of
 
@@ -131,21 +133,23 @@ class FakeKube:
         found = [each for at, each in self.objects.items() if _is_of(at, path) and _is_chosen(each, params)]
         return copy.deepcopy(found), str(self.version)
 
-    async def pages(self, path, params):
+    async def pages(self, path, params, shape=dict):
         found, version = await self.list(path, params)
+        found = msgspec.convert(found, list[shape])
         yield found[: self.page_size], version
         for first in range(self.page_size, len(found), self.page_size):
             self.turn_page(path)
             yield found[first : first + self.page_size], version
 
-    async def watch(self, path, params, version):
+    async def watch(self, path, params, version, shape=dict):
         queue = asyncio.Queue()
         self._watches.append((path, params, queue))
         while True:
             found = await queue.get()
             if isinstance(found, Exception):
                 raise found
-            yield found
+            kind, document = found
+            yield kind, msgspec.convert(document, shape)
 
     def end_watches(self, end, error):
         """Watches of the collections whose path ends so break with `error`."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import random
 from collections.abc import Awaitable, Callable, Sequence
+
+import msgspec
 
 from rayloom_operator import names
 from rayloom_operator.api import KIND
@@ -116,7 +117,7 @@ class Applier:
         now = asyncio.get_running_loop().time()
         found = self._drift.first_look(key)
         before, at = self._applied.pop(key, (frozenset(), 0.0))
-        hashes = {hash(json.dumps(each)): each for each in planned.wanted}
+        hashes = {hash(msgspec.json.encode(each)): each for each in planned.wanted}
         if found is not None:
             right = (number for number, each in hashes.items() if self._is_right(key, each, planned.new, found))
             before, at = frozenset(right), now - interval_s * random.random()

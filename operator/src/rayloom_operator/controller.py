@@ -95,7 +95,7 @@ class Controller:
         self._services: PackedDict[ServiceKey, Known] = PackedDict(Known.of)
         # Opened when it leads: a standby would gather the keys of all services that ever were.
         self._queue = WorkQueue(is_open=False)
-        self._poller = EnginePoller(self._queue.add)
+        self._poller = EnginePoller(self._queue.add, lambda: self._queue.depth)
         self.watches = Watches(
             kube,
             namespaces,

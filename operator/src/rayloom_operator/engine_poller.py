@@ -51,10 +51,14 @@ class _Engine:
 
 
 class EnginePoller:
-    """Lives in one event loop."""
+    """Lives in one event loop. `num_expected` says how many engines may come soon.
 
-    def __init__(self, on_news: Callable[[ServiceKey], None]) -> None:
+    An operator that was restarted finds them one by one, and asks the first no more often than when it has all.
+    """
+
+    def __init__(self, on_news: Callable[[ServiceKey], None], num_expected: Callable[[], int] = lambda: 0) -> None:
         self._on_news = on_news
+        self._num_expected = num_expected
         self._engines: dict[ServiceKey, dict[str, _Engine]] = {}  # by group
         self.num_engines = 0
         self.num_failures = 0  # answers that failed to come
@@ -122,7 +126,8 @@ class EnginePoller:
                 self._on_news(engine.service)
             is_heard = engine.reading.failing_since is None
             is_slow = is_heard and _is_serving(engine.reading.status)
-            interval = serving_interval_s(self.num_engines) if is_slow else _OTHER_INTERVAL_S
+            num_engines = self.num_engines + self._num_expected()
+            interval = serving_interval_s(num_engines) if is_slow else _OTHER_INTERVAL_S
             await asyncio.sleep(_MIN_INTERVAL_S)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(engine.is_nudged.wait(), interval - _MIN_INTERVAL_S)

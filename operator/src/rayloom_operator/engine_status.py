@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import math
 import sys
 from typing import Annotated
 
+import msgspec
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from rayloom_operator.api_rollout import Figures
@@ -89,7 +89,7 @@ def engine_status(code: int, body: bytes) -> EngineStatus:
     if code != 200:
         raise EngineUnavailable(f"/status answered {code}: {shown(body)}")
     try:
-        document = json.loads(body)
+        document = msgspec.json.decode(body)
     except ValueError as error:
         raise EngineUnavailable(f"/status did not answer with JSON: {error}") from error
     if not isinstance(document, dict):

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Mapping
+from functools import cache
+from typing import Any, Generic, TypeVar
 
 import aiohttp
 import kopf
+import msgspec
 
 from rayloom_operator.errors import OperatorError
 from rayloom_operator.names import Manifest, path_of
@@ -29,6 +31,7 @@ _LOGIN_SECONDS = 300.0
 _VERBS = {"GET": "get", "POST": "create", "PATCH": "patch", "DELETE": "delete"}
 
 NOT_FOUND = 404
+_UNREADABLE = 502  # as a proxy would say it
 CONFLICT = 409  # the name is taken, or the object is not the one with the uid that was given
 
 
@@ -65,6 +68,19 @@ def login(**_: object) -> kopf.ConnectionInfo:
     return found
 
 
+T = TypeVar("T")
+
+
+class _Page(msgspec.Struct, Generic[T]):
+    metadata: dict[str, Any]
+    items: list[T] | None
+
+
+class _Event(msgspec.Struct):
+    type: str
+    object: msgspec.Raw
+
+
 class Kube:
     """A client; made and used in one event loop. Requests raise KubeError or KubeUnreachable.
 
@@ -85,7 +101,8 @@ class Kube:
         self._session, self._watching = (
             aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(ssl=self._info.as_ssl_context(), limit=limit),
-                headers={"User-Agent": FIELD_MANAGER},
+                # To pack its answers would be most of an API server's work for a list.
+                headers={"User-Agent": FIELD_MANAGER, "Accept-Encoding": "identity"},
             )
             for limit in (_MAX_CONNECTIONS, 0)
         )
@@ -100,7 +117,7 @@ class Kube:
         return await self._request(
             "PATCH",
             path_of(manifest) + subresource,
-            params={"fieldManager": FIELD_MANAGER, "force": json.dumps(force)},
+            params={"fieldManager": FIELD_MANAGER, "force": str(force).lower()},
             body=manifest,
             content_type="application/apply-patch+yaml",
         )
@@ -141,17 +158,19 @@ class Kube:
             if error.code not in (NOT_FOUND, CONFLICT):
                 raise
 
-    async def pages(self, path: str, params: Mapping[str, str]) -> AsyncIterator[tuple[list[Manifest], str]]:
+    async def pages(
+        self, path: str, params: Mapping[str, str], shape: Any = dict
+    ) -> AsyncIterator[tuple[list[Manifest], str]]:
         """All objects, some at a time, and the resourceVersion to watch from. Raises KubeError 410 when too slow.
 
-        All pods of 10,000 services at once would be a gigabyte.
+        All pods of 10,000 services at once would be a gigabyte. Of each object there is what `shape`, a TypedDict, has.
         """
         more = ""
         while True:
             query = {**params, "limit": _PAGE} | ({"continue": more} if more else {})
-            found = await self._request("GET", path, params=query, verb="list")
-            more = found["metadata"].get("continue", "")
-            yield found["items"], found["metadata"]["resourceVersion"]
+            found = _decoded(await self._send("GET", path, params=query, verb="list"), _Page[shape])
+            more = found.metadata.get("continue", "")
+            yield found.items or [], found.metadata["resourceVersion"]
             if not more:
                 return
 
@@ -164,7 +183,9 @@ class Kube:
             version = at
         return items, version
 
-    async def watch(self, path: str, params: Mapping[str, str], version: str) -> AsyncIterator[tuple[str, Manifest]]:
+    async def watch(
+        self, path: str, params: Mapping[str, str], version: str, shape: Any = dict
+    ) -> AsyncIterator[tuple[str, Manifest]]:
         """(type, object) of each change since `version`, until the server ends the watch. Raises KubeError 410 when
         `version` is too old."""
         query = {**params, **_WATCH, "resourceVersion": version}
@@ -174,21 +195,26 @@ class Kube:
             ) as response:
                 self._on_request("watch", str(response.status))
                 if response.status >= 400:
-                    raise _error(response.status, await response.text())
+                    raise _error(response.status, await response.read())
                 rest = b""
                 # By hand, because one object may be longer than aiohttp's longest line.
                 async for chunk in response.content.iter_any():
                     *lines, rest = (rest + chunk).split(b"\n")
                     for line in lines:
-                        event = json.loads(line)
-                        if event["type"] == "ERROR":
-                            raise KubeError(event["object"].get("code", 500), event["object"].get("message", ""))
-                        yield event["type"], event["object"]
+                        event = _decoded(line, _Event)
+                        if event.type == "ERROR":
+                            said = _decoded(event.object, dict)
+                            raise KubeError(said.get("code", 500), said.get("message", ""))
+                        yield event.type, _decoded(event.object, shape)
         except (aiohttp.ClientError, TimeoutError) as error:
             self._on_request("watch", "none")
             raise KubeUnreachable(f"the watch of {path} broke: {type(error).__name__}: {error}") from error
 
-    async def _request(
+    async def _request(self, method: str, path: str, **options: Any) -> Manifest:
+        found: Manifest = _decoded(await self._send(method, path, **options), dict)
+        return found
+
+    async def _send(
         self,
         method: str,
         path: str,
@@ -197,9 +223,9 @@ class Kube:
         body: Manifest | None = None,
         content_type: str = "application/json",
         verb: str = "",
-    ) -> Manifest:
+    ) -> bytes:
         verb = verb or _VERBS[method]
-        content = None if body is None else _Content(json.dumps(body).encode(), self.may_write)
+        content = None if body is None else _Content(msgspec.json.encode(body), self.may_write)
         try:
             for is_last in (False, True):
                 async with self._session.request(
@@ -210,15 +236,14 @@ class Kube:
                     headers=self._headers() | {"Content-Type": content_type},
                     timeout=_REQUEST_TIMEOUT,
                 ) as response:
-                    text = await response.text()
+                    text = await response.read()
                     self._on_request(verb, str(response.status))
                     if response.status == 401 and not is_last:
                         self._logged_in_at = float("-inf")
                         continue
                     if response.status >= 400:
                         raise _error(response.status, text)
-                    answer: Manifest = json.loads(text)
-                    return answer
+                    return text
         except (aiohttp.ClientError, TimeoutError) as error:
             if content is not None and content.is_refused:
                 raise Deposed(f"{method} {path}: not sent, because another operator may lead") from error
@@ -255,8 +280,20 @@ class _Content(AsyncIterable[bytes]):
         yield self._content
 
 
-def _error(code: int, text: str) -> KubeError:
+@cache
+def _decoder(shape: Any) -> msgspec.json.Decoder[Any]:
+    return msgspec.json.Decoder(shape)
+
+
+def _decoded(text: bytes | msgspec.Raw, shape: Any) -> Any:
     try:
-        return KubeError(code, json.loads(text)["message"])
+        return _decoder(shape).decode(text)
+    except ValueError as error:
+        raise KubeError(_UNREADABLE, f"the API server's answer cannot be read: {error}") from error
+
+
+def _error(code: int, text: bytes) -> KubeError:
+    try:
+        return KubeError(code, msgspec.json.decode(text)["message"])
     except (ValueError, KeyError, TypeError):
-        return KubeError(code, f"HTTP {code}: {text[:200]}")
+        return KubeError(code, f"HTTP {code}: {text[:200].decode(errors='replace')}")

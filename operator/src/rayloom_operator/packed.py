@@ -5,10 +5,11 @@ A pod as dictionaries takes some 6 KB of memory, packed one or two hundred bytes
 
 from __future__ import annotations
 
-import json
 import zlib
 from collections.abc import Callable, Iterator, MutableMapping
 from typing import Any, Generic, TypeVar
+
+import msgspec
 
 from rayloom_operator.names import Manifest
 
@@ -37,7 +38,7 @@ class Packer:
 
     def pack(self, document: Any) -> bytes:
         """The document, which is JSON, in few bytes."""
-        text = json.dumps(document, separators=(",", ":")).encode()
+        text = msgspec.json.encode(document)
         packed, examples = self._deflated(text), self._examples[-1]
         has_room = len(examples) + len(text) <= _MAX_EXAMPLES and len(self._examples) < _MAX_NUM_EXAMPLES
         if has_room and len(packed) > _LITTLE * len(text):
@@ -47,7 +48,7 @@ class Packer:
 
     def unpack(self, packed: bytes) -> Any:
         """The document, made anew at each call."""
-        return json.loads(zlib.decompressobj(_RAW, self._examples[packed[0]]).decompress(packed[1:]))
+        return msgspec.json.decode(zlib.decompressobj(_RAW, self._examples[packed[0]]).decompress(packed[1:]))
 
     def _deflated(self, text: bytes) -> bytes:
         examples = self._examples[-1]

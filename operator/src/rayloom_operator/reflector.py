@@ -7,6 +7,7 @@ import logging
 import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from rayloom_operator.kube import NOT_FOUND, Kube, KubeError, KubeUnreachable
 from rayloom_operator.names import SERVICE_LABEL, Manifest, ServiceKey, object_path
@@ -39,8 +40,9 @@ def without_managed_fields(found: Manifest) -> Manifest:
 class Reflector:
     """`on_change` gets the key of each object that came, changed or went. Objects are not to be changed.
 
-    `selector` says which objects, `key_of` what each belongs to (its LLMService), `slim` what is kept of it, and `mark`
-    by what `marked` finds it. Without `namespaces` the whole cluster is followed.
+    `selector` says which objects, `key_of` what each belongs to (its LLMService), `shape`, a TypedDict, what is read of
+    it, `slim` what is kept of that, and `mark` by what `marked` finds it. Without `namespaces` the whole cluster is
+    followed.
     """
 
     def __init__(
@@ -53,6 +55,7 @@ class Reflector:
         namespaces: Sequence[str] = (),
         selector: Mapping[str, str] = _OF_SERVICES,
         key_of: Callable[[Manifest], ServiceKey] = service_of,
+        shape: Any = dict,
         slim: Callable[[Manifest], Manifest] = without_managed_fields,
         mark: Callable[[Manifest], str] = lambda _: "",
     ) -> None:
@@ -62,6 +65,7 @@ class Reflector:
         self._on_change = on_change
         self._selector = selector
         self._key_of = key_of
+        self._shape = shape
         self._slim = slim
         self._objects: PackedDict[tuple[str, str], str] = PackedDict(mark)  # by (namespace, name)
         self._key_at: dict[tuple[str, str], ServiceKey] = {}  # (namespace, name) -> key
@@ -117,7 +121,7 @@ class Reflector:
                 if not version:
                     version = await self._list(path)
                 began = self._turned_at[path] = loop.time()
-                async for kind, found in self._kube.watch(path, self._selector, version):
+                async for kind, found in self._kube.watch(path, self._selector, version, self._shape):
                     self._turned_at[path] = loop.time()
                     version = found["metadata"]["resourceVersion"]
                     self._take(kind, found)
@@ -150,7 +154,7 @@ class Reflector:
         version = ""
         namespace = self._namespaces[path]
         before = {(at, name) for at, name in self._key_at if namespace in ("", at)}
-        async for items, at in self._kube.pages(path, self._selector):
+        async for items, at in self._kube.pages(path, self._selector, self._shape):
             version, self._turned_at[path] = at, asyncio.get_running_loop().time()
             for found in items:
                 before.discard((self._key_of(found)[0], found["metadata"]["name"]))

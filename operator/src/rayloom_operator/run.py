@@ -15,7 +15,7 @@ import signal
 import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import kopf
 import uvloop
@@ -138,6 +138,7 @@ async def _take_services(controller: Controller, namespaces: Sequence[str], aske
     settings.scanning.disabled = True
     settings.watching.chunk_size = _PAGE
     settings.queueing.idle_timeout = _IDLE_S
+    settings.persistence.diffbase_storage = _NoDifferences()
     registry = kopf.OperatorRegistry()
 
     @kopf.on.event(API_GROUP, API_VERSION_NAME, API_PLURAL, registry=registry)
@@ -154,6 +155,19 @@ async def _take_services(controller: Controller, namespaces: Sequence[str], aske
         asyncio.get_running_loop().add_signal_handler(number, asked_to_stop.set)
     await kopf.run_tasks(tasks, ignored=others)
     raise OperatorError("kopf ended, and with it the news of LLMServices")
+
+
+class _NoDifferences(kopf.DiffBaseStorage):
+    """kopf would copy each document twice, for handlers that are told what has changed in it."""
+
+    def build(self, **_: Any) -> kopf.BodyEssence:
+        return cast(kopf.BodyEssence, {})
+
+    def fetch(self, **_: Any) -> None:
+        return None
+
+    def store(self, **_: Any) -> None:
+        pass
 
 
 def _readiness(controller: Controller) -> str:

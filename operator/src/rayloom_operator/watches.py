@@ -33,9 +33,11 @@ class Watches:
         on_node: Callable[[str], None],
         on_kuberay: Callable[[], None],
     ) -> None:
-        self.clusters = Reflector(kube, "ray.io/v1", "RayCluster", on_change, namespaces=namespaces, slim=slim.cluster)
-        self.pods = Reflector(kube, "v1", "Pod", on_pod, namespaces=namespaces, slim=slim.pod, mark=slim.node_of)
-        self.jobs = Reflector(kube, "batch/v1", "Job", on_change, namespaces=namespaces, slim=slim.job)
+        self.clusters = Reflector(kube, "ray.io/v1", "RayCluster", on_change, namespaces=namespaces, shape=slim.Owned)
+        self.pods = Reflector(
+            kube, "v1", "Pod", on_pod, namespaces=namespaces, shape=slim.Pod, slim=slim.pod, mark=slim.node_of
+        )
+        self.jobs = Reflector(kube, "batch/v1", "Job", on_change, namespaces=namespaces, shape=slim.Owned)
         self.nodes = Nodes(kube, on_node)
         self._definitions = Reflector(
             kube,
