@@ -130,8 +130,8 @@ class Service:
     @property
     def num_held(self) -> int:
         """Pods that the PodDisruptionBudget keeps."""
-        (budget,) = self.world.objects(*self.key, "poddisruptionbudgets").values()
-        return int(budget["spec"]["minAvailable"])
+        found = self.world.objects(*self.key, "poddisruptionbudgets").values()
+        return sum(each["spec"]["minAvailable"] for each in found)
 
     def engine(self, cluster: str) -> Engine:
         return self.world.engines_of(*self.key)[cluster]

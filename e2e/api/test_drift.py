@@ -39,6 +39,18 @@ def running(world: World) -> Iterator[tuple[str, str]]:
     world.delete(f"/api/v1/namespaces/{namespace}")
 
 
+def test_words_of_a_spec_arrive_as_they_are(world: World, operator: OperatorProcess, namespace: str) -> None:
+    # The API server reads what is applied as YAML, which takes some of these for blanks, and refuses others.
+    words = "a \x85 b \u2028 c \x7f \U0001f600"
+    document = llm_service(namespace, "chat", engine={"env": [{"name": "WORDS", "value": words}]})
+    world.request("POST", f"{LLM}/namespaces/{namespace}/llmservices", document)
+    world.wait_serving(namespace, "chat")
+    (cluster,) = world.objects(namespace, "chat", "rayclusters").values()
+    containers = cluster["spec"]["headGroupSpec"]["template"]["spec"]["containers"]
+    found = [each["value"] for one in containers for each in one.get("env", ()) if each["name"] == "WORDS"]
+    assert found and set(found) == {words}
+
+
 def _own(world: World, where: tuple[str, str], kind: str) -> Document:
     """The one object of this kind that the operator made, not KubeRay."""
     uid = world.services[where]["metadata"]["uid"]

@@ -165,7 +165,7 @@ def test_too_little_memory_says_which_limit_to_raise():
 
 
 def test_colours_of_a_log_are_left_out():
-    worn = crashed(1, "\x1b[31m----- END raylet.out\x1b[39m\n\x1b[1;33mkilled\x1b[0m")
+    worn = crashed(1, "\x1b[31m----- END raylet.out\x1b[39m\n\x1b[1;33mkil\x7fled\x1b[K\x1b]0;title\x07\x1b[0m")
 
     message = judge(make_group(make_pod(), worker(engine=worn)), NOW).message
 

@@ -1,29 +1,83 @@
 """What is kept of an object says the same as the whole of it, and is small."""
 
-import copy
 import json
 
 import msgspec
 import pytest
 
-from rayloom_operator import observed, slim
+from rayloom_operator import codec, observed, slim
 from rayloom_operator.names import group_name, revision_of
-from rt_operator import crashed, make_pod_document
+from rt_operator import crashed, make_pod_document, restarted, waiting
 
 BIG = {"containers": [{"name": "engine", "env": [{"name": "X", "value": "x" * 10_000}]}]}
 
 
-@pytest.mark.parametrize("engine", [{}, crashed(70, "ranks died"), crashed(78, "no model")])
-def test_a_pod_reads_the_same_when_it_is_slim(engine):
-    whole = make_pod_document(engine=engine)
+OOM = {"terminated": {"exitCode": 137, "reason": "OOMKilled"}}
+UNSCHEDULABLE = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/2 nodes: cpu."}
+SEEN = {
+    "runs": {},
+    "is a worker with a route": {"is_head": False, "route": True, "node": "n2", "ip": "10.0.0.2"},
+    "gave up": {"engine": crashed(70, "ranks died")},
+    "has no model": {"engine": crashed(78, "no model")},
+    "has no image": {"engine": waiting("ImagePullBackOff", "not found")},
+    "is mounting": {"engine": waiting("ContainerCreating")},
+    "was starved": {"engine": crashed(137) | {"lastState": OOM}},
+    "was started again": {"engine": restarted(1) | {"restartCount": 4}},
+    "is spent": {"engine": crashed(1) | {"restartCount": 9}},
+    "finds no node": {"conditions": [UNSCHEDULABLE], "node": "", "ip": ""},
+    "is not ready": {"ready": False},
+    "has failed": {"phase": "Failed"},
+    "is told to go": {"deletion_grace": 30},
+}
+FAILED = {"reason": "Evicted", "message": "The node was low on memory."}
+
+
+def whole_pod(case):
+    """As the API server has it, with much that nobody reads."""
+    whole = make_pod_document(**SEEN[case])
     whole["spec"] |= BIG | {"volumes": [{"name": "model", "hostPath": {"path": "/x"}}, {"name": "scratch"}]}
     whole["metadata"]["annotations"] = {"x": "x" * 10_000}
-    before = copy.deepcopy(whole)
-    kept = slim.pod(msgspec.convert(whole, slim.Pod))
-    assert observed.pod(kept) == observed.pod(before)
-    assert whole == before
+    init = {"name": "wait-gcs-ready", "ready": case != "is mounting", "state": {"running": {}}}
+    whole["status"]["initContainerStatuses"] = [init | ({"state": {}} if case == "is mounting" else {})]
+    whole["status"] |= FAILED if case == "has failed" else {}
+    return whole
+
+
+def read(whole):
+    return slim.pod(codec.decoded(json.dumps(whole).encode(), slim.Pod))
+
+
+@pytest.mark.parametrize("case", SEEN)
+def test_a_pod_reads_the_same_when_it_is_slim(case):
+    whole = whole_pod(case)
+    kept = read(whole)
+    assert observed.pod(kept) == observed.pod(whole)
     assert kept["spec"]["volumes"] == [{"name": "model"}]
     assert len(json.dumps(kept)) < 2000
+
+
+@pytest.mark.parametrize("part", ["metadata", "spec", "status"])
+def test_a_field_that_is_null_is_one_that_is_not_there(part):
+    whole = whole_pod("was started again")
+    fields = {
+        "metadata": ["deletionTimestamp", "deletionGracePeriodSeconds", "creationTimestamp", "annotations"],
+        "spec": ["tolerations", "nodeName", "volumes"],
+        "status": ["conditions", "initContainerStatuses", "containerStatuses", "podIP", "message"],
+    }[part]
+    for field in fields:
+        whole[part].pop(field, None)
+        without, whole[part][field] = observed.pod(read(whole)), None
+        assert observed.pod(read(whole)) == without, field
+
+
+@pytest.mark.parametrize("tolerations", [[], None, [{"key": "gpu", "operator": "Exists"}]])
+def test_a_pod_that_admits_no_cordoned_node_goes_with_it(tolerations):
+    assert not observed.pod(read(make_pod_document() | {"spec": {"tolerations": tolerations}})).stays_when_cordoned
+
+
+@pytest.mark.parametrize("toleration", [{"operator": "Exists"}, {"key": "node.kubernetes.io/unschedulable"}])
+def test_a_pod_that_admits_a_cordoned_node_stays(toleration):
+    assert observed.pod(read(make_pod_document() | {"spec": {"tolerations": [toleration]}})).stays_when_cordoned
 
 
 def test_of_a_cluster_its_metadata_and_conditions_are_kept():

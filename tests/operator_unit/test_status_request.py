@@ -60,6 +60,7 @@ def test_an_answer_is_whole_when_its_length_is_there_though_the_peer_does_not_cl
     [
         [HEADER + "\r\n{}"],
         [HEADER + "Transfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n"],
+        [HEADER + "Content-Length: 2\r\ntransfer-encoding:chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n"],
     ],
 )
 def test_an_answer_without_a_length_ends_with_the_connection(parts):

@@ -7,11 +7,12 @@ one before it still says what is wrong.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
+
+import msgspec
 
 from rayloom_operator.api import LLMService
 from rayloom_operator.api_status import Model, Reason, stored_model
@@ -19,7 +20,7 @@ from rayloom_operator.model_facts import ModelFacts, builtin_facts
 from rayloom_operator.names import INSPECT_CONTAINER, SERVICE_LABEL, Manifest
 from rayloom_operator.objects.companions import service_account
 from rayloom_operator.objects.inspect_job import attempt_of, inspect_job
-from rayloom_operator.observed import Verdict, moment, pod, refused_pod, without_suffixes
+from rayloom_operator.observed import Verdict, moment, plain, pod, refused_pod, without_suffixes
 from rayloom_operator.resolved import Hub
 
 _FIRST_RETRY_S = 30.0
@@ -147,12 +148,12 @@ def _words(service: LLMService, ended: Manifest, at: str) -> ModelFacts | _Ended
     """What the engine left (schemas/inspection.v1.json)."""
     words = ended.get("message", "")
     try:
-        said = json.loads(words)
+        said = msgspec.json.decode(words)
         if "error" not in said:
             return ModelFacts.model_validate(said)
         reason, message = said["error"]["reason"], said["error"]["message"]
     except (ValueError, KeyError, TypeError):
-        tail = " ".join(words.split())[-600:] or "it left no word; see its log"
+        tail = plain(words)[-600:] or "it left no word; see its log"
         cause = f"{ended.get('reason', 'Error')}, exit code {ended['exitCode']}"
         message = f"The Job that looks at the model ended ({cause}): {tail}."
         return _ended(service, Reason.INSPECTION_FAILED, message, at)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Mapping
-from functools import cache
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import aiohttp
 import kopf
 import msgspec
 
+from rayloom_operator.codec import Event, Page, decoded, encoded
 from rayloom_operator.errors import OperatorError
 from rayloom_operator.names import Manifest, path_of
 
@@ -44,7 +44,7 @@ class KubeError(OperatorError):
 
 
 class KubeUnreachable(OperatorError):
-    """The API server did not answer."""
+    """The API server did not answer, or nothing that can be read. What was asked for may be done."""
 
 
 class Deposed(OperatorError):
@@ -68,19 +68,6 @@ def login(**_: object) -> kopf.ConnectionInfo:
     return found
 
 
-T = TypeVar("T")
-
-
-class _Page(msgspec.Struct, Generic[T]):
-    metadata: dict[str, Any]
-    items: list[T] | None
-
-
-class _Event(msgspec.Struct):
-    type: str
-    object: msgspec.Raw
-
-
 class Kube:
     """A client; made and used in one event loop. Requests raise KubeError or KubeUnreachable.
 
@@ -101,7 +88,7 @@ class Kube:
         self._session, self._watching = (
             aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(ssl=self._info.as_ssl_context(), limit=limit),
-                # To pack its answers would be most of an API server's work for a list.
+                # To compress long lists costs the API server more than to send them.
                 headers={"User-Agent": FIELD_MANAGER, "Accept-Encoding": "identity"},
             )
             for limit in (_MAX_CONNECTIONS, 0)
@@ -114,25 +101,21 @@ class Kube:
     async def apply(self, manifest: Manifest, subresource: str = "", *, force: bool = True) -> Manifest:
         """Server-side apply. The object as it is afterwards. Without `force`, what others have set otherwise is a
         KubeError 409."""
-        return await self._request(
-            "PATCH",
-            path_of(manifest) + subresource,
-            params={"fieldManager": FIELD_MANAGER, "force": str(force).lower()},
-            body=manifest,
-            content_type="application/apply-patch+yaml",
-        )
+        path, how = path_of(manifest) + subresource, "application/apply-patch+yaml"
+        params = {"fieldManager": FIELD_MANAGER, "force": str(force).lower()}
+        return _object(await self._send("PATCH", path, params=params, body=manifest, content_type=how))
 
     async def patch(self, path: str, body: Manifest) -> Manifest:
         """A JSON merge patch."""
-        return await self._request("PATCH", path, body=body, content_type="application/merge-patch+json")
+        return _object(await self._send("PATCH", path, body=body, content_type="application/merge-patch+json"))
 
     async def get(self, path: str) -> Manifest:
-        return await self._request("GET", path)
+        return _object(await self._send("GET", path))
 
     async def create(self, manifest: Manifest) -> bool:
         """Makes the object; False when one of that name exists."""
         try:
-            await self._request("POST", path_of(manifest).rsplit("/", 1)[0], body=manifest)
+            await self._send("POST", path_of(manifest).rsplit("/", 1)[0], body=manifest)
         except KubeError as error:
             if error.code != CONFLICT:
                 raise
@@ -153,7 +136,7 @@ class Kube:
         if uid:
             options["preconditions"] = {"uid": uid}
         try:
-            await self._request("DELETE", path, body=options)
+            await self._send("DELETE", path, body=options)
         except KubeError as error:
             if error.code not in (NOT_FOUND, CONFLICT):
                 raise
@@ -168,9 +151,9 @@ class Kube:
         more = ""
         while True:
             query = {**params, "limit": _PAGE} | ({"continue": more} if more else {})
-            found = _decoded(await self._send("GET", path, params=query, verb="list"), _Page[shape])
+            found: Page = _read(await self._send("GET", path, params=query, verb="list"), Page)
             more = found.metadata.get("continue", "")
-            yield found.items or [], found.metadata["resourceVersion"]
+            yield [_read(each, shape) for each in found.items or ()], found.metadata["resourceVersion"]
             if not more:
                 return
 
@@ -201,18 +184,17 @@ class Kube:
                 async for chunk in response.content.iter_any():
                     *lines, rest = (rest + chunk).split(b"\n")
                     for line in lines:
-                        event = _decoded(line, _Event)
+                        event: Event = decoded(line, Event)
                         if event.type == "ERROR":
-                            said = _decoded(event.object, dict)
+                            said = decoded(event.object, dict)
                             raise KubeError(said.get("code", 500), said.get("message", ""))
-                        yield event.type, _decoded(event.object, shape)
+                        yield event.type, decoded(event.object, shape)
+        except (ValueError, RecursionError) as error:
+            # From a list on, for the next watch from here would be told the same.
+            raise KubeError(_UNREADABLE, f"the watch of {path} tells what cannot be read: {error}") from error
         except (aiohttp.ClientError, TimeoutError) as error:
             self._on_request("watch", "none")
             raise KubeUnreachable(f"the watch of {path} broke: {type(error).__name__}: {error}") from error
-
-    async def _request(self, method: str, path: str, **options: Any) -> Manifest:
-        found: Manifest = _decoded(await self._send(method, path, **options), dict)
-        return found
 
     async def _send(
         self,
@@ -225,7 +207,7 @@ class Kube:
         verb: str = "",
     ) -> bytes:
         verb = verb or _VERBS[method]
-        content = None if body is None else _Content(msgspec.json.encode(body), self.may_write)
+        content = None if body is None else _Content(encoded(body), self.may_write)
         try:
             for is_last in (False, True):
                 async with self._session.request(
@@ -280,20 +262,20 @@ class _Content(AsyncIterable[bytes]):
         yield self._content
 
 
-@cache
-def _decoder(shape: Any) -> msgspec.json.Decoder[Any]:
-    return msgspec.json.Decoder(shape)
+def _object(text: bytes) -> Manifest:
+    found: Manifest = _read(text, dict)
+    return found
 
 
-def _decoded(text: bytes | msgspec.Raw, shape: Any) -> Any:
+def _read(text: bytes | msgspec.Raw, shape: Any) -> Any:
     try:
-        return _decoder(shape).decode(text)
-    except ValueError as error:
-        raise KubeError(_UNREADABLE, f"the API server's answer cannot be read: {error}") from error
+        return decoded(text, shape)
+    except (ValueError, RecursionError) as error:
+        raise KubeUnreachable(f"the API server's answer cannot be read: {error}") from error
 
 
 def _error(code: int, text: bytes) -> KubeError:
     try:
-        return KubeError(code, msgspec.json.decode(text)["message"])
+        return KubeError(code, decoded(text, dict)["message"])
     except (ValueError, KeyError, TypeError):
         return KubeError(code, f"HTTP {code}: {text[:200].decode(errors='replace')}")

@@ -31,7 +31,8 @@ HUB_SENTENCES = {
 }
 NOT_FOUND = re.compile(r"no model|no such|there is no|does not exist", re.IGNORECASE)
 _MAX_MESSAGE = 600
-_COLOURS = re.compile(r"\x1b\[[0-9;]*m")  # Ray's logs have them
+# What a terminal acts on; Ray's logs are in colours.
+_CONTROLS = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(\x07|\x1b\\)?|[\x00-\x08\x0e-\x1f\x7f-\x9f]")
 _MORE_ROOM = "Add nodes, or lower spec.engine.resources."
 
 
@@ -265,12 +266,17 @@ def _container_fault(pod_name: str, container: Manifest) -> Verdict | None:
     return Verdict(reason=kind, message=message)
 
 
+def plain(text: str) -> str:
+    """Words of a program on one line."""
+    return " ".join(_CONTROLS.sub("", text).split())
+
+
 def _head(text: str) -> str:
-    line = " ".join(text.split())
+    line = plain(text)
     return line if len(line) <= _MAX_MESSAGE else line[: _MAX_MESSAGE - 3] + "..."
 
 
 def _tail(text: str) -> str:
     """Of a log the end counts."""
-    line = " ".join(_COLOURS.sub("", text).split())
+    line = plain(text)
     return line if len(line) <= _MAX_MESSAGE else "..." + line[3 - _MAX_MESSAGE :]

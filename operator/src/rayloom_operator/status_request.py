@@ -18,6 +18,7 @@ from rayloom_operator.errors import EngineUnavailable
 _TIMEOUT_S = 3.0
 _MAX_BYTES = 1 << 20  # a status has some thousand
 _FIRST_LINE = re.compile(rb"HTTP/1\.[01] ([2-5][0-9]{2}) ")
+_CHUNKED = re.compile(rb"\r\ntransfer-encoding:", re.IGNORECASE)
 _LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*([0-9]{1,9})[ \t]*\r\n", re.IGNORECASE)
 
 
@@ -79,7 +80,9 @@ class _Exchange(asyncio.Protocol):
 def _body(received: bytes | bytearray) -> slice | None:
     """Where the body is, when the answer says how long that is, and all of it is there."""
     begin = received.find(b"\r\n\r\n") + 4
-    length = _LENGTH.search(received, 0, begin - 2) if begin > 3 else None
+    # In chunks it is longer than it says.
+    is_plain = begin > 3 and not _CHUNKED.search(received, 0, begin)
+    length = _LENGTH.search(received, 0, begin - 2) if is_plain else None
     end = begin + int(length[1]) if length is not None else sys.maxsize
     return slice(begin, end) if len(received) >= end else None
 

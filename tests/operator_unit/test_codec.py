@@ -1,0 +1,51 @@
+"""What is sent is what the API server reads, also where it reads YAML, and what it says is read as far as is asked."""
+
+import json
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rayloom_operator import slim
+from rayloom_operator.codec import decoded, encoded
+
+# Surrogates alone are no text; YAML has no word for the control characters below a blank but by escapes, which JSON
+# has as well.
+TEXT = st.text(st.characters(exclude_categories=["Cs"]))
+
+
+@given(TEXT)
+def test_what_is_applied_is_the_same_as_yaml_and_as_json(text):
+    body = {"message": f"a {text} b"}
+    assert json.loads(encoded(body)) == body
+    assert yaml.safe_load(encoded(body).decode()) == body
+
+
+@pytest.mark.parametrize(
+    "text", ["\x7f", "a \x85 b", "\x9f", "a \u2028 b", "\ufeff", "\uffff", "\U0001f600", "\x00", "é"]
+)
+def test_characters_that_yaml_would_refuse_or_lose_arrive(text):
+    assert yaml.safe_load(encoded([text]).decode()) == [text]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"",
+        b"{",
+        b"7",
+        b'{"metadata": 7}',
+        b'{"spec": {"volumes": [{}]}}',
+        b'{"metadata": {"name": "\xff"}}',
+        b'"\\ud800"',
+    ],
+)
+def test_what_is_no_such_document_is_refused(text):
+    with pytest.raises(ValueError):
+        decoded(text, slim.Pod)
+
+
+def test_what_is_null_is_left_out_of_what_has_no_place_for_it():
+    text = b'{"metadata": {"name": "a", "labels": null, "ownerReferences": [null, {"uid": "u", "kind": null}]}}'
+    assert decoded(text, slim.Pod) == {"metadata": {"name": "a", "ownerReferences": [{"uid": "u"}]}}
