@@ -123,7 +123,8 @@ class Bench:
         def is_done() -> bool:
             if any(engine.num_asked == before[id(engine)] for engine in engines):
                 return False
-            return Scrape.of(self.operator).total("queue_depth") == 0
+            said = Scrape.of(self.operator)  # empty while it is too busy to answer
+            return said.total("reconcile_total") >= len(engines) and said.total("queue_depth") == 0
 
         self._wait("every engine to be asked", is_done, 600)
         found = Scrape.of(self.operator)

@@ -5,6 +5,7 @@ import contextlib
 
 import pytest
 
+from rayloom_operator import applier as module
 from rayloom_operator.applier import Applier
 from rayloom_operator.drift import Drift
 from rayloom_operator.errors import Refused
@@ -70,6 +71,24 @@ def test_after_an_error_everything_is_applied_again():
             with pytest.raises(Refused):
                 await applier.carry_out(KEY, Plan(wanted=(ACCOUNT, SERVICE | {"spec": {}})), 300)
         assert [path.rpartition("/")[2] for _, path in kube.calls] == ["chat-rayloom", "chat"]
+
+    with_applier(story)
+
+
+@pytest.mark.parametrize(("share", "first_s"), [(0.5, 150), (0.9, 270), (0.0, 10)])
+def test_what_was_applied_is_applied_again_first_at_any_time_and_then_each_interval(monkeypatch, share, first_s):
+    async def story(kube, _, applier):
+        monkeypatch.setattr(module.random, "random", lambda: share)
+        loop, planned = asyncio.get_running_loop(), Plan(wanted=(ACCOUNT, SERVICE))
+
+        async def is_applied_at(seconds):
+            kube.calls.clear()
+            monkeypatch.setattr(loop, "time", lambda: 1000.0 + seconds)
+            await applier.carry_out(KEY, planned, 300)
+            return kube.calls != []
+
+        times = (0, first_s - 1, first_s, first_s + 299, first_s + 300, first_s + 599, first_s + 600)
+        assert [await is_applied_at(each) for each in times] == [True, False, True, False, True, False, True]
 
     with_applier(story)
 

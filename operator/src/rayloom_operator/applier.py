@@ -25,6 +25,8 @@ logger = logging.getLogger(__name__)
 
 # HTTP codes of answers that stay the same until someone changes the spec or the cluster.
 _REFUSALS = (400, 403, NOT_FOUND, 422)
+# What was applied is applied again no sooner.
+_LEAST_S = 10.0
 # Their pods need all else, and that one of them is there says that all else was made.
 _LAST = ("RayCluster", "Job")
 
@@ -39,8 +41,9 @@ class Applier:
         self._kube = kube
         self._drift = drift
         self._on_cluster = on_cluster
-        # Hashes of the last plan's manifests, which would be most of the memory; and when all of it was done.
-        self._applied: dict[ServiceKey, tuple[frozenset[int], float]] = {}
+        # Hashes of the last plan's manifests, which would be most of the memory; when all of it was done; and after
+        # which share of the interval it is done again. At first that is any, or services made at once stay in step.
+        self._applied: dict[ServiceKey, tuple[frozenset[int], float, float]] = {}
 
     def forget(self, key: ServiceKey) -> None:
         """The service is gone."""
@@ -112,15 +115,15 @@ class Applier:
         """Applies what was not in the last plan; everything when `interval_s` have passed since that was done, after an
         error, and after somebody else's change.
 
-        Of what an earlier operator has left, that which is as it should be counts as applied at some time in between.
+        Of what an earlier operator has left, that which is as it should be counts as applied.
         """
         now = asyncio.get_running_loop().time()
         found = self._drift.first_look(key)
-        before, at = self._applied.pop(key, (frozenset(), 0.0))
+        before, at, share = self._applied.pop(key, (frozenset(), 0.0, 1.0))
         hashes = {hash(msgspec.json.encode(each)): each for each in planned.wanted}
         if found is not None:
             right = (number for number, each in hashes.items() if self._is_right(key, each, planned.new, found))
-            before, at = frozenset(right), now - interval_s * random.random()
+            before, at, share = frozenset(right), now, random.random()
         # A RayCluster or a Job is planned only while there is none.
         new = [each for number, each in hashes.items() if number not in before or each["kind"] in _LAST]
         if new:
@@ -129,7 +132,7 @@ class Applier:
             )
         # While the spec cannot be used nothing is put right, and what somebody changed is to be known later.
         is_drifted = any(each["kind"] == "Service" for each in planned.wanted) and self._drift.take(key)
-        is_all = is_drifted or not before or now - at >= interval_s
+        is_all = is_drifted or not before or now - at >= max(interval_s * share, min(interval_s, _LEAST_S))
         now_due = planned.wanted if is_all else new
         needed = [each for each in now_due if each["kind"] not in _LAST]
         done = await asyncio.gather(*(self._write(key, each, planned.new) for each in needed), return_exceptions=True)
@@ -139,7 +142,9 @@ class Applier:
         for manifest in now_due:
             if manifest["kind"] in _LAST:
                 await self._write(key, manifest, planned.new)
-        self._applied[key] = (frozenset(hashes), now if is_all else at)
+        if is_all and found is None:
+            at, share = now, 1.0
+        self._applied[key] = (frozenset(hashes), at, share)
 
     def _is_right(self, key: ServiceKey, manifest: Manifest, new_groups: frozenset[str], found: Found) -> bool:
         if manifest["kind"] == KIND_OF_OLD_SPECS:
