@@ -45,6 +45,18 @@ async def polled(monkeypatch, answer, num_expected=0):
         await runner.cleanup()
 
 
+class Counted:
+    """An engine that says what `say` gives for the number of its answer."""
+
+    def __init__(self, say=lambda _: GOOD):
+        self.num = 0
+        self._say = say
+
+    async def answer(self, request):
+        self.num += 1
+        return web.json_response(self._say(self.num))
+
+
 async def until(condition):
     async with asyncio.timeout(10):
         while not condition():
@@ -115,16 +127,12 @@ def test_another_pod_at_the_same_address_is_another_engine(monkeypatch):
 
 def test_seconds_that_pass_are_no_news(monkeypatch):
     async def run():
-        count = 0
+        def say(number):
+            return GOOD | {"state": "recovering", "reason": f"rank 0 has not advanced for {60 + number} s"}
 
-        async def answer(request):
-            nonlocal count
-            count += 1
-            reason = f"rank 0 has not advanced for {60 + count} s"
-            return web.json_response(GOOD | {"state": "recovering", "reason": reason})
-
-        async with polled(monkeypatch, answer) as (_, news):
-            await until(lambda: count > 5)
+        engine = Counted(say)
+        async with polled(monkeypatch, engine.answer) as (_, news):
+            await until(lambda: engine.num > 5)
             assert news == [KEY]
 
     asyncio.run(run())
@@ -233,19 +241,13 @@ def test_many_engines_are_asked_more_slowly(num_engines, seconds):
 
 def test_engines_that_are_yet_to_be_found_slow_the_questions_to_those_that_are(monkeypatch):
     async def run():
-        num_asked = 0
-
-        async def answer(request):
-            nonlocal num_asked
-            num_asked += 1
-            return web.json_response(GOOD)
-
-        async with polled(monkeypatch, answer, num_expected=10_000) as (poller, _):
+        engine = Counted()
+        async with polled(monkeypatch, engine.answer, num_expected=10_000) as (poller, _):
             await until(lambda: poller.reading(KEY, "chat-0"))
             await asyncio.sleep(0.2)  # ten times the interval of one engine
-            assert num_asked == 1
+            assert engine.num == 1
             poller.nudge(KEY)
-            await until(lambda: num_asked == 2)
+            await until(lambda: engine.num == 2)
 
     asyncio.run(run())
 
