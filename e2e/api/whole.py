@@ -33,6 +33,19 @@ def end_state(world: World, namespace: str, name: str) -> object:
     return json.loads(re.sub(r"-N-head-[a-z0-9]{5}\b", "-N-head", text))
 
 
+def differences(found: Any, wanted: Any, path: str = "") -> list[str]:
+    """Where two such ends differ, a line each: a whole end is too long to be read in a failed test's output."""
+    if isinstance(found, dict) and isinstance(wanted, dict):
+        keys = sorted({*found, *wanted})
+        return [
+            line for key in keys for line in differences(found.get(key), wanted.get(key), f"{path}.{key}".lstrip("."))
+        ]
+    if isinstance(found, list) and isinstance(wanted, list) and len(found) == len(wanted):
+        pairs = enumerate(zip(found, wanted, strict=True))
+        return [line for number, pair in pairs for line in differences(*pair, f"{path}[{number}]")]
+    return [] if found == wanted else [f"{path}: {found!r} instead of {wanted!r}"]
+
+
 def _plain(found: Any) -> Any:
     if isinstance(found, dict):
         return {key: _plain(value) for key, value in sorted(found.items()) if key not in _OF_THIS_RUN}

@@ -23,15 +23,15 @@ def test_a_spec_that_was_edited_while_a_status_was_on_its_way_is_acted_on():
         world.ask_for(service())
         await world.until(lambda: world.reason() == "PodsPending")
         await world.rest()
-        edits, apply = [], world.kube.apply
+        edits, replace = [], world.kube.replace_status
 
-        async def apply_after_the_edit(manifest, subresource="", **options):
-            if subresource and not edits:
+        async def replace_after_the_edit(manifest):
+            if not edits:
                 edited = world.kube.objects[SERVICE] | service(drainSeconds=31) | generation(2)
                 edits.append(world.kube.put(edited))
-            return await apply(manifest, subresource, **options)
+            return await replace(manifest)
 
-        world.kube.apply = apply_after_the_edit
+        world.kube.replace_status = replace_after_the_edit
         world.ask_for(service())
         await world.until(lambda: edits and world.kube.objects[SERVICE] != edits[0])
         world.controller.set_service(edits[0], False)

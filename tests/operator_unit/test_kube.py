@@ -11,7 +11,7 @@ from rayloom_operator import kube as module
 from rayloom_operator import slim
 from rayloom_operator.kube import Deposed, Kube, KubeError, KubeUnreachable
 
-MANIFEST = {"apiVersion": "v1", "kind": "Pod", "metadata": {"namespace": "team", "name": "a"}}
+MANIFEST = {"apiVersion": "v1", "kind": "Pod", "metadata": {"namespace": "team", "name": "a", "uid": "uid-1"}}
 
 
 class Server:
@@ -70,6 +70,7 @@ async def serving(monkeypatch, server=None):
 
 WRITES = {
     "apply": lambda kube: kube.apply(MANIFEST),
+    "replace_status": lambda kube: kube.replace_status(MANIFEST | {"status": {}}),
     "patch": lambda kube: kube.patch("/x", {}),
     "create": lambda kube: kube.create(MANIFEST),
     "delete": lambda kube: kube.delete("/x", "uid-1"),

@@ -83,7 +83,7 @@ def test_services_of_a_cluster_without_kuberay_say_so_and_start_when_it_comes():
         await world.rest()
         assert world.reason("Available") == "UnsupportedKubeRay"
         assert "there is no CustomResourceDefinition rayclusters.ray.io" in world.message()
-        assert {verb for verb, _ in world.kube.calls} == {"apply", "create"}  # the status and its Event
+        assert {verb for verb, _ in world.kube.calls} == {"patch", "create"}  # the status and its Event
         assert CLIENT_SERVICE not in world.kube.objects
         with_kuberay(world.kube)
         await world.until(lambda: world.kube.named("RayCluster"))

@@ -41,9 +41,11 @@ class RecordingKube(FakeKube):
         super().__init__()
 
     def _note(self, verb, path):
-        # Server-side apply makes what is not there; a status is of an object that is.
-        verbs = {"apply": ("patch",) if path.endswith("/status") else ("patch", "create")}.get(verb, (verb,))
-        self.used |= {right(each, path) for each in verbs}
+        # Server-side apply makes what is not there.
+        self.used |= {right(each, path) for each in (("patch", "create") if verb == "apply" else (verb,))}
+        if path.endswith("/status"):
+            # Whose it is that is refused.
+            self.used.add(right("get", path.removesuffix("/status")))
         super()._note(verb, path)
 
     async def get(self, path):

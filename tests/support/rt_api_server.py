@@ -85,8 +85,15 @@ class ApiServer:
             await self.kube.delete(path)
             return web.json_response({})
         if request.content_type == "application/apply-patch+yaml":
-            return web.json_response(await self.kube.apply(body, "/status" if path.endswith("/status") else ""))
+            return web.json_response(await self.kube.apply(body))
+        if request.content_type == "application/json-patch+json":
+            return web.json_response(await self._replace_status(path.removesuffix("/status"), *body))
         return web.json_response(await self.kube.patch(path, body))
+
+    async def _replace_status(self, path, same_uid, new_status):
+        meta = {"namespace": path.split("/")[-3], "name": path.split("/")[-1], "uid": same_uid["value"]}
+        service = {"apiVersion": "rayloom.dev/v1alpha1", "kind": "LLMService", "metadata": meta}
+        return await self.kube.replace_status(service | {"status": new_status["value"]})
 
     async def _watch(self, request):
         response = web.StreamResponse(headers={"Content-Type": "application/json"})

@@ -80,18 +80,21 @@ class FakeKube:
         (path,) = [path for path, each in self.objects.items() if each["kind"] == kind]
         return path
 
-    async def apply(self, manifest, subresource="", *, force=True):
+    async def apply(self, manifest, *, force=True):
         path = path_of(manifest)
-        self._note("apply", path + subresource)
-        if not subresource:
-            if not force and path in self.objects:
-                raise KubeError(CONFLICT, "conflict")
-            return self.put(manifest)
+        self._note("apply", path)
+        if not force and path in self.objects:
+            raise KubeError(CONFLICT, "conflict")
+        return self.put(manifest)
+
+    async def replace_status(self, manifest):
+        path = path_of(manifest)
+        self._note("patch", f"{path}/status")
         known = self.objects.get(path)
         if known is None:
             raise KubeError(NOT_FOUND, "not found")
         if known["metadata"]["uid"] != manifest["metadata"]["uid"]:
-            raise KubeError(CONFLICT, "Precondition failed: UID in precondition: 1, UID in object meta: 2")
+            raise KubeError(CONFLICT, f"{path} is another one by now")
         self.statuses.append(manifest["status"])
         return self.put(known | {"status": manifest["status"]})
 

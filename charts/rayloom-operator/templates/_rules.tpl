@@ -6,7 +6,7 @@ is new.
 {{- define "rayloom-operator.rules" -}}
 - apiGroups: [rayloom.dev]
   resources: [llmservices]
-  verbs: [list, watch]
+  verbs: [get, list, watch]
 - apiGroups: [rayloom.dev]
   resources: [llmservices/status]
   verbs: [patch]

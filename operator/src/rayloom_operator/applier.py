@@ -14,7 +14,7 @@ from rayloom_operator.api import KIND
 from rayloom_operator.drift import Drift, Found
 from rayloom_operator.engine_status import shown
 from rayloom_operator.errors import EngineUnavailable, OperatorError, Refused
-from rayloom_operator.kube import CONFLICT, NOT_FOUND, Deposed, Kube, KubeError, KubeUnreachable
+from rayloom_operator.kube import NOT_FOUND, Deposed, Kube, KubeError, KubeUnreachable
 from rayloom_operator.names import Manifest, ServiceKey, object_path, path_of
 from rayloom_operator.objects.old_spec import KIND_OF_OLD_SPECS
 from rayloom_operator.observer import is_owned
@@ -108,7 +108,7 @@ class Applier:
         try:
             await self._kube.patch(object_path("v1", "Pod", key[0], route.pod.name), {"metadata": labels})
         except KubeError as error:
-            if error.code not in (NOT_FOUND, CONFLICT):
+            if error.code != NOT_FOUND and "metadata.uid" not in str(error):
                 raise
 
     async def _apply(self, key: ServiceKey, planned: Plan, interval_s: float) -> None:

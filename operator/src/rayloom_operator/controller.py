@@ -364,9 +364,9 @@ class Controller:
             "status": content,
         }
         try:
-            written = await self._kube.apply(manifest, "/status")
+            written = await self._kube.replace_status(manifest)
         except KubeError as error:
-            if error.code != NOT_FOUND and not (error.code == CONFLICT and "UID" in str(error)):
+            if error.code not in (NOT_FOUND, CONFLICT):
                 raise
             # It was deleted, or made anew. kopf does not say so when that happened while its watch was broken.
             if self._services.mark(key) == Known.of(document):
