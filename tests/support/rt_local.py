@@ -13,7 +13,14 @@ from pathlib import Path
 
 FAKE_ENGINE = Path(__file__).with_name("rt_fake_engine.py")
 # `local` looks for the engine beside this Python, so it is told of a Python that stands beside the fake.
-PROGRAM = "import sys; sys.executable = sys.argv.pop(1); from rayloom_operator.__main__ import main; sys.exit(main())"
+# Tests that run under nohup would hand on that a closed terminal ends nothing.
+PROGRAM = """
+import signal, sys
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
+sys.executable = sys.argv.pop(1)
+from rayloom_operator.__main__ import main
+sys.exit(main())
+"""
 DEADLINE_S = 60.0
 
 
