@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rayloom_operator.kube import Kube, KubeError
+from rayloom_operator.kube import Kube, KubeError, MadeAnew
 from standins.world import LLM, World
 
 Make = Callable[..., dict[str, Any]]
@@ -36,25 +36,26 @@ def test_a_service_gets_no_status_of_another_one_of_its_name(
     made = world.create(manifest())
     named = {each: made["metadata"][each] for each in ("name", "namespace", "uid")}
 
-    async def write(kube: Kube, uid: str, progress: str) -> dict[str, Any]:
+    async def write(kube: Kube, uid: str, **status: object) -> dict[str, Any]:
         return await kube.replace_status(
             {
                 "apiVersion": made["apiVersion"],
                 "kind": made["kind"],
                 "metadata": named | {"uid": uid},
-                "status": {"progress": progress},
+                "status": status,
             }
         )
 
     async def work(kube: Kube) -> None:
         for progress in ("first", "second"):
-            assert (await write(kube, named["uid"], progress))["status"]["progress"] == progress
-        with pytest.raises(KubeError, match="is another one by now") as refused:
-            await write(kube, _OTHER, "third")
-        assert refused.value.code == 409
-        with pytest.raises(KubeError, match=r"status\.progress") as refused:
-            await write(kube, named["uid"], {})  # type: ignore[arg-type]
-        assert refused.value.code == 422
+            assert (await write(kube, named["uid"], progress=progress))["status"]["progress"] == progress
+        with pytest.raises(MadeAnew) as late:
+            await write(kube, _OTHER, progress="third")
+        assert late.value.found["metadata"]["uid"] == named["uid"]
+        for field in ("progress", "unheardOf"):
+            with pytest.raises(KubeError, match=rf"status\.{field}") as refused:
+                await write(kube, named["uid"], **{field: {}})
+            assert refused.value.code == 422
 
     _run(world, monkeypatch, work)
     path = f"{LLM}/namespaces/{namespace}/llmservices/{named['name']}"
@@ -63,7 +64,7 @@ def test_a_service_gets_no_status_of_another_one_of_its_name(
 
     async def write_late(kube: Kube) -> None:
         with pytest.raises(KubeError) as refused:
-            await write(kube, named["uid"], "fourth")
+            await write(kube, named["uid"], progress="fourth")
         assert refused.value.code == 404
 
     _run(world, monkeypatch, write_late)

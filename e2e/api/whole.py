@@ -14,6 +14,8 @@ _OF_THIS_RUN = frozenset(
     | {"time", "stepTime", "progressTime", "rollTime", "heldTime", "shortTime"}
 )
 
+_NOTHING = "nothing"
+
 
 def end_state(world: World, namespace: str, name: str) -> object:
     """All objects of the service and its status, without what differs from one time to the next."""
@@ -36,13 +38,11 @@ def end_state(world: World, namespace: str, name: str) -> object:
 def differences(found: Any, wanted: Any, path: str = "") -> list[str]:
     """Where two such ends differ, a line each: a whole end is too long to be read in a failed test's output."""
     if isinstance(found, dict) and isinstance(wanted, dict):
-        keys = sorted({*found, *wanted})
-        return [
-            line for key in keys for line in differences(found.get(key), wanted.get(key), f"{path}.{key}".lstrip("."))
-        ]
+        pairs = ((key, found.get(key, _NOTHING), wanted.get(key, _NOTHING)) for key in sorted({*found, *wanted}))
+        return [line for key, *pair in pairs for line in differences(*pair, f"{path}.{key}".lstrip("."))]
     if isinstance(found, list) and isinstance(wanted, list) and len(found) == len(wanted):
-        pairs = enumerate(zip(found, wanted, strict=True))
-        return [line for number, pair in pairs for line in differences(*pair, f"{path}[{number}]")]
+        numbered = enumerate(zip(found, wanted, strict=True))
+        return [line for number, pair in numbered for line in differences(*pair, f"{path}[{number}]")]
     return [] if found == wanted else [f"{path}: {found!r} instead of {wanted!r}"]
 
 

@@ -8,7 +8,7 @@ import pytest
 from rayloom_operator import applier as module
 from rayloom_operator.applier import Applier
 from rayloom_operator.drift import Drift
-from rayloom_operator.errors import Refused
+from rayloom_operator.errors import OperatorError, Refused
 from rayloom_operator.kube import KubeError, KubeUnreachable
 from rayloom_operator.names import path_of
 from rayloom_operator.objects.companions import admin_secret, client_service, service_account
@@ -188,5 +188,27 @@ def test_an_old_spec_of_a_deleted_service_is_made_anew():
         kube.calls.clear()
         await applier.carry_out(KEY, Plan(wanted=(made,)), 300)
         assert kube.calls == []
+
+    with_applier(story)
+
+
+@pytest.mark.parametrize("manifest", [SECRET, old_spec(make_resolved(), "abcd", None)], ids=["Secret", "old spec"])
+def test_what_another_puts_in_the_place_of_remains_is_not_taken_for_ours(manifest):
+    async def story(kube, _, applier):
+        theirs = manifest | {"metadata": manifest["metadata"] | {"uid": "theirs"}}
+        kube.put(theirs)
+        remove = kube.remove
+
+        def remove_in_vain(path):
+            remove(path)
+            kube.put(theirs)
+
+        kube.remove = remove_in_vain
+        planned = Plan(wanted=(manifest,), new=frozenset({GROUP, manifest["metadata"]["name"]}))
+        with pytest.raises(OperatorError, match="somebody else has made one since"):
+            await applier.carry_out(KEY, planned, 300)
+        kube.remove = remove
+        await applier.carry_out(KEY, planned, 300)
+        assert kube.objects[path_of(manifest)]["metadata"]["uid"] != "theirs"
 
     with_applier(story)

@@ -313,22 +313,6 @@ def test_late_news_of_a_service_is_no_news():
     with_world(story)
 
 
-def test_a_pod_that_went_while_it_was_routed_to_is_no_refusal():
-    async def story(world):
-        world.ask_for(service())
-        await world.until(lambda: world.kube.named("RayCluster"))
-        await world.rest()
-        world.kube.refusals["patch", "/pods/head"] = KubeError(404, "not found")
-        gone = head(world.kube)
-        gone["metadata"]["labels"]["rayloom.dev/route"] = "true"
-        world.kube.put(gone)
-        await world.until(lambda: ("patch", "/api/v1/namespaces/team/pods/head") in world.kube.calls)
-        await world.rest()
-        assert world.reason("Accepted") == "Valid"
-
-    with_world(story)
-
-
 def test_why_a_model_cannot_be_mounted_is_asked_once_a_turn_and_the_newest_event_counts():
     async def story(world):
         world.ask_for(service(model={"source": "file:///models/x"}) | known("file:///models/x"))

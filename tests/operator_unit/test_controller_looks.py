@@ -160,3 +160,27 @@ def test_its_own_status_is_no_news():
         assert queued == [KEY]
 
     with_world(story)
+
+
+@pytest.mark.parametrize(
+    ("refusal", "accepted"),
+    [
+        (KubeError(404, "not found"), "Valid"),
+        (KubeError(422, 'Pod "head" is invalid: metadata.uid: Invalid value: "1": field is immutable'), "Valid"),
+        (KubeError(403, "a webhook denied the request: metadata.uid, metadata.labels"), "ApplyRefused"),
+    ],
+)
+def test_a_pod_that_went_while_it_was_routed_to_is_no_refusal(refusal, accepted):
+    async def story(world):
+        world.ask_for(service())
+        await world.until(lambda: world.kube.named("RayCluster"))
+        await world.rest()
+        world.kube.refusals["patch", "/pods/head"] = refusal
+        gone = head(world.kube)
+        gone["metadata"]["labels"]["rayloom.dev/route"] = "true"
+        world.kube.put(gone)
+        await world.until(lambda: ("patch", "/api/v1/namespaces/team/pods/head") in world.kube.calls)
+        await world.rest()
+        assert world.reason("Accepted") == accepted
+
+    with_world(story)

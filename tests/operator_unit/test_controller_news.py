@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from rayloom_operator.kube import KubeError
-from rt_world import SERVICE, generation, service, with_world
+from rt_world import CLIENT_SERVICE, SERVICE, generation, service, with_world
 
 KEY = ("team", "chat")
 SERVICES = "/apis/rayloom.dev/v1alpha1/llmservices"
@@ -36,6 +36,26 @@ def test_a_spec_that_was_edited_while_a_status_was_on_its_way_is_acted_on():
         await world.until(lambda: edits and world.kube.objects[SERVICE] != edits[0])
         world.controller.set_service(edits[0], False)
         await world.until(lambda: world.kube.statuses[-1]["observedGeneration"] == 2)
+
+    with_world(story)
+
+
+def test_a_service_made_anew_of_which_nobody_told_gets_a_status_of_its_own_at_once():
+    async def story(world):
+        world.ask_for(service(replicas=2))
+        await world.until(lambda: world.reason() == "PodsPending")
+        await world.rest()
+        old = world.kube.objects.pop(SERVICE)
+        del world.kube.objects[CLIENT_SERVICE]
+        made = world.kube.put(service(uid="uid-2"))
+        world.kube.statuses.clear()
+        # Something that is looked at for the old one, and is worth a status.
+        edited = old | service(replicas=3) | {"metadata": old["metadata"] | {"generation": 2, "resourceVersion": "999"}}
+        world.controller.set_service(edited, False)
+        await world.until(lambda: world.kube.statuses)
+        await world.rest()
+        assert [each["ready"] for each in world.kube.statuses] == ["0/1"] * len(world.kube.statuses)
+        assert world.controller._services.mark(("team", "chat")).uid == made["metadata"]["uid"] == "uid-2"
 
     with_world(story)
 

@@ -9,7 +9,7 @@ from aiohttp import web
 
 from rayloom_operator import kube as module
 from rayloom_operator import slim
-from rayloom_operator.kube import Deposed, Kube, KubeError, KubeUnreachable
+from rayloom_operator.kube import Deposed, Kube, KubeError, KubeUnreachable, MadeAnew
 
 MANIFEST = {"apiVersion": "v1", "kind": "Pod", "metadata": {"namespace": "team", "name": "a", "uid": "uid-1"}}
 
@@ -20,6 +20,8 @@ class Server:
     def __init__(self):
         self.taken = []  # (method, body)
         self.code = 200
+        self.codes = []  # of the next answers, before `code`
+        self.found = {}  # beside a page's fields
         self.num_items = 0
         self.may_write = True
         self.requests = []  # as the client counts them
@@ -37,8 +39,9 @@ class Server:
         body = await request.read()
         self.peers.add(request.transport.get_extra_info("peername")[1])
         self.taken.append((request.method, json.loads(body) if body else None))
-        content = {"message": "no"} if self.code >= 400 else self.page(request)
-        return web.json_response(content, status=self.code)
+        code = self.codes.pop(0) if self.codes else self.code
+        content = {"message": "no"} if code >= 400 else self.page(request) | self.found
+        return web.json_response(content, status=code)
 
 
 @asynccontextmanager
@@ -106,6 +109,28 @@ def test_who_was_stopped_while_a_connection_was_made_sends_nothing(monkeypatch):
             with pytest.raises(Deposed):
                 await kube.delete("/x", "uid-1")
             assert server.taken == []
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("codes", "uid", "raised", "methods"),
+    [
+        ([422, 200], "uid-2", MadeAnew, ["PATCH", "GET"]),
+        ([422, 200], "uid-1", "422", ["PATCH", "GET"]),
+        ([422, 404], "", "404", ["PATCH", "GET"]),
+        ([404], "", "404", ["PATCH"]),
+        ([409], "", "409", ["PATCH"]),
+    ],
+)
+def test_whose_status_is_refused_is_looked_up(codes, uid, raised, methods, monkeypatch):
+    async def run():
+        async with serving(monkeypatch) as (server, kube):
+            server.codes, server.found = codes, MANIFEST | {"metadata": MANIFEST["metadata"] | {"uid": uid}}
+            with pytest.raises((KubeError, MadeAnew)) as error:
+                await kube.replace_status(MANIFEST | {"status": {}})
+            assert raised in (type(error.value), str(getattr(error.value, "code", "")))
+            assert [method for method, _ in server.taken] == methods
 
     asyncio.run(run())
 

@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from rayloom_operator.lease import Lease
+from rayloom_operator.names import path_of
 from rt_fake_kube import FakeKube
 from rt_world import head, known, service, with_world
 
@@ -43,9 +44,6 @@ class RecordingKube(FakeKube):
     def _note(self, verb, path):
         # Server-side apply makes what is not there.
         self.used |= {right(each, path) for each in (("patch", "create") if verb == "apply" else (verb,))}
-        if path.endswith("/status"):
-            # Whose it is that is refused.
-            self.used.add(right("get", path.removesuffix("/status")))
         super()._note(verb, path)
 
     async def get(self, path):
@@ -110,6 +108,14 @@ def used():
         back["metadata"]["generation"] = 4
         world.ask_for(back)
         await world.until(lambda: ("apps", "controllerrevisions", "delete") in kube.used)
+        await world.rest()
+        # It is made anew, and nobody has said so when its status is written.
+        edited = service(replicas=2)
+        edited["metadata"]["generation"] = 5
+        edited = kube.put(edited)
+        kube.objects[path_of(edited)] = edited | {"metadata": edited["metadata"] | {"uid": "uid-2"}}
+        world.controller.set_service(edited, False)
+        await world.until(lambda: ("rayloom.dev", "llmservices", "get") in kube.used)
 
     leads = asyncio.Event()
     leads.set()

@@ -90,10 +90,13 @@ class ApiServer:
             return web.json_response(await self._replace_status(path.removesuffix("/status"), *body))
         return web.json_response(await self.kube.patch(path, body))
 
-    async def _replace_status(self, path, same_uid, new_status):
-        meta = {"namespace": path.split("/")[-3], "name": path.split("/")[-1], "uid": same_uid["value"]}
-        service = {"apiVersion": "rayloom.dev/v1alpha1", "kind": "LLMService", "metadata": meta}
-        return await self.kube.replace_status(service | {"status": new_status["value"]})
+    async def _replace_status(self, path, *steps):
+        same_uid, new_status = steps
+        assert [(each["op"], each["path"]) for each in steps] == [("test", "/metadata/uid"), ("add", "/status")]
+        known = await self.kube.get(path)
+        if known["metadata"]["uid"] != same_uid["value"]:
+            raise KubeError(422, "the server rejected our request due to an error in our request")
+        return await self.kube.replace_status(known | {"status": new_status["value"]})
 
     async def _watch(self, request):
         response = web.StreamResponse(headers={"Content-Type": "application/json"})

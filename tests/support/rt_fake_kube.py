@@ -8,7 +8,7 @@ import copy
 
 import msgspec
 
-from rayloom_operator.kube import CONFLICT, NOT_FOUND, KubeError
+from rayloom_operator.kube import CONFLICT, NOT_FOUND, KubeError, MadeAnew
 from rayloom_operator.names import path_of
 
 KUBERAY = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/rayclusters.ray.io"
@@ -94,7 +94,7 @@ class FakeKube:
         if known is None:
             raise KubeError(NOT_FOUND, "not found")
         if known["metadata"]["uid"] != manifest["metadata"]["uid"]:
-            raise KubeError(CONFLICT, f"{path} is another one by now")
+            raise MadeAnew(await self.get(path))
         self.statuses.append(manifest["status"])
         return self.put(known | {"status": manifest["status"]})
 

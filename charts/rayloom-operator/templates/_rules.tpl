@@ -4,6 +4,7 @@ operator needs it; tests/operator_unit/test_rights.py compares. Server-side appl
 is new.
 */}}
 {{- define "rayloom-operator.rules" -}}
+# One is read when its status is refused, for it may be another one by now.
 - apiGroups: [rayloom.dev]
   resources: [llmservices]
   verbs: [get, list, watch]

@@ -89,7 +89,7 @@ class Rollout(Part):
         return self
 
 
-# Replaced as a whole. An applied map of which the last key goes becomes null otherwise, which no schema here allows.
+# One value: whoever writes it owns all of it, and metadata.managedFields names no key.
 _ATOMIC: dict[str, JsonValue] = {"x-kubernetes-map-type": "atomic"}
 
 

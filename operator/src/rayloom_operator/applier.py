@@ -14,7 +14,7 @@ from rayloom_operator.api import KIND
 from rayloom_operator.drift import Drift, Found
 from rayloom_operator.engine_status import shown
 from rayloom_operator.errors import EngineUnavailable, OperatorError, Refused
-from rayloom_operator.kube import NOT_FOUND, Deposed, Kube, KubeError, KubeUnreachable
+from rayloom_operator.kube import INVALID, NOT_FOUND, Deposed, Kube, KubeError, KubeUnreachable
 from rayloom_operator.names import Manifest, ServiceKey, object_path, path_of
 from rayloom_operator.objects.old_spec import KIND_OF_OLD_SPECS
 from rayloom_operator.observer import is_owned
@@ -24,7 +24,7 @@ from rayloom_operator.status_request import ask
 logger = logging.getLogger(__name__)
 
 # HTTP codes of answers that stay the same until someone changes the spec or the cluster.
-_REFUSALS = (400, 403, NOT_FOUND, 422)
+_REFUSALS = (400, 403, NOT_FOUND, INVALID)
 # What was applied is applied again no sooner.
 _LEAST_S = 10.0
 # Their pods need all else, and that one of them is there says that all else was made.
@@ -108,7 +108,7 @@ class Applier:
         try:
             await self._kube.patch(object_path("v1", "Pod", key[0], route.pod.name), {"metadata": labels})
         except KubeError as error:
-            if error.code != NOT_FOUND and "metadata.uid" not in str(error):
+            if error.code != NOT_FOUND and not (error.code == INVALID and "metadata.uid" in str(error)):
                 raise
 
     async def _apply(self, key: ServiceKey, planned: Plan, interval_s: float) -> None:
@@ -159,17 +159,11 @@ class Applier:
             self._drift.wrote(key, await self._claim(manifest))
         elif manifest["kind"] in ("ConfigMap", "Secret"):
             # Made, never changed or read: the right to patch a Secret is the right to read every Secret.
-            is_there = not await self._kube.create(manifest)
             # Of a group that is not there yet, it is another's remains.
-            if is_there and manifest["metadata"]["labels"].get(names.GROUP_LABEL) in new_groups:
-                await self._kube.delete(path_of(manifest))
-                await self._kube.create(manifest)
+            await self._make(manifest, is_new=manifest["metadata"]["labels"].get(names.GROUP_LABEL) in new_groups)
         elif manifest["kind"] == KIND_OF_OLD_SPECS:
-            is_there = not await self._kube.create(manifest)
             # That of a deleted service of the same name goes with it, sooner or later.
-            if is_there and manifest["metadata"]["name"] in new_groups:
-                await self._kube.delete(path_of(manifest))
-                await self._kube.create(manifest)
+            await self._make(manifest, is_new=manifest["metadata"]["name"] in new_groups)
         elif manifest["kind"] == "Job":
             await self._kube.create(manifest)
         elif manifest["kind"] == "RayCluster":
@@ -181,6 +175,14 @@ class Applier:
             self._on_cluster(key, manifest["metadata"]["name"])
         else:
             self._drift.wrote(key, await self._kube.apply(manifest))
+
+    async def _make(self, manifest: Manifest, *, is_new: bool) -> None:
+        """Makes an object that is never changed. What is there in place of a new one goes first."""
+        if await self._kube.create(manifest) or not is_new:
+            return
+        await self._kube.delete(path_of(manifest))
+        if not await self._kube.create(manifest):
+            raise OperatorError(f"{path_of(manifest)} was deleted, and somebody else has made one since")
 
     async def _claim(self, manifest: Manifest) -> Manifest:
         """Applies an object whose name the user chose, unless one of that name is somebody else's."""

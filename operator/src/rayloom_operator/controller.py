@@ -25,7 +25,7 @@ from rayloom_operator.inspection import Inspection, inspect
 from rayloom_operator.judgement import STALE_S, is_well
 from rayloom_operator.k8s_events import events
 from rayloom_operator.known import Known
-from rayloom_operator.kube import CONFLICT, NOT_FOUND, Kube, KubeError
+from rayloom_operator.kube import NOT_FOUND, Kube, KubeError, MadeAnew
 from rayloom_operator.lineage import Lineage
 from rayloom_operator.logs import SERVICE
 from rayloom_operator.metrics import Metrics
@@ -359,18 +359,20 @@ class Controller:
         manifest = {
             "apiVersion": API_VERSION,
             "kind": KIND,
-            # With the uid, so that a service made anew under this name does not get it.
             "metadata": {"name": meta["name"], "namespace": meta["namespace"], "uid": meta["uid"]},
             "status": content,
         }
         try:
             written = await self._kube.replace_status(manifest)
-        except KubeError as error:
-            if error.code not in (NOT_FOUND, CONFLICT):
+        except (KubeError, MadeAnew) as error:
+            if isinstance(error, KubeError) and error.code != NOT_FOUND:
                 raise
-            # It was deleted, or made anew. kopf does not say so when that happened while its watch was broken.
+            # kopf does not say so when that happened while its watch was broken.
             if self._services.mark(key) == Known.of(document):
                 self.set_service(document, True)
+            if isinstance(error, MadeAnew):
+                logger.info("%s/%s: was deleted and made anew", *key)
+                self.set_service(error.found, False)
             return
         known, version = self._services.mark(key), int(written["metadata"]["resourceVersion"])
         # Also where the spec has changed meanwhile: what is remembered of failures is in it.

@@ -31,9 +31,9 @@ _LOGIN_SECONDS = 300.0
 _VERBS = {"GET": "get", "POST": "create", "PATCH": "patch", "DELETE": "delete"}
 
 NOT_FOUND = 404
-_UNPROCESSABLE = 422
 _UNREADABLE = 502  # as a proxy would say it
-CONFLICT = 409  # the name is taken, or the object is not the one with the uid that was given
+CONFLICT = 409  # the name is taken, or the object is not the one with the uid or the version that was given
+INVALID = 422
 
 
 class KubeError(OperatorError):
@@ -46,6 +46,14 @@ class KubeError(OperatorError):
 
 class KubeUnreachable(OperatorError):
     """The API server did not answer, or nothing that can be read. What was asked for may be done."""
+
+
+class MadeAnew(OperatorError):
+    """Nothing was written: the name is by now that of `found`, an object with another uid."""
+
+    def __init__(self, found: Manifest) -> None:
+        super().__init__(f"{path_of(found)} was deleted and made anew")
+        self.found = found
 
 
 class Deposed(OperatorError):
@@ -107,24 +115,24 @@ class Kube:
         return _object(await self._send("PATCH", path_of(manifest), params=params, body=manifest, content_type=how))
 
     async def replace_status(self, manifest: Manifest) -> Manifest:
-        """Writes the whole status; the object as it is afterwards. KubeError 409 when the name is by now that of an
-        object with another uid.
+        """Writes the whole status of the object with this uid; the object as it is afterwards. Raises MadeAnew.
 
-        Not applied, for in what is applied as the status of a custom resource the API server overlooks the uid.
+        Not applied, for in what is applied as the status of a custom resource the API server overlooks the uid. A field
+        that the definition does not have is refused; it would be lost otherwise, and with it a part of the memory.
         """
         path, uid = path_of(manifest), manifest["metadata"]["uid"]
         steps = [
             {"op": "test", "path": "/metadata/uid", "value": uid},
             {"op": "add", "path": "/status", "value": manifest["status"]},
         ]
-        params, how = {"fieldManager": FIELD_MANAGER}, "application/json-patch+json"
+        params, how = {"fieldManager": FIELD_MANAGER, "fieldValidation": "Strict"}, "application/json-patch+json"
         try:
             return _object(await self._send("PATCH", f"{path}/status", params=params, body=steps, content_type=how))
         except KubeError as error:
-            # Of a test that failed it says no more than that something is wrong with the request.
-            if error.code != _UNPROCESSABLE or (await self.get(path))["metadata"]["uid"] == uid:
+            # Said of a status that the definition refuses as well as of a uid that is another one.
+            if error.code != INVALID or (found := await self.get(path))["metadata"]["uid"] == uid:
                 raise
-            raise KubeError(CONFLICT, f"{path} is another one by now") from error
+            raise MadeAnew(found) from error
 
     async def patch(self, path: str, body: Manifest) -> Manifest:
         """A JSON merge patch."""
