@@ -17,6 +17,7 @@ from conftest import Client
 ROOT = Path(__file__).parent.parent
 OPERATOR_NAMESPACE = "rayloom-system"
 READY_SECONDS = 180.0
+_RULES_S = 5.0
 
 CHAT = {
     "messages": [{"role": "user", "content": "Tell me a short story about a lighthouse and a whale."}],
@@ -51,7 +52,11 @@ class Service:
         return self.condition("Available")["status"] == "True"
 
     def wait_available(self, seconds: float = READY_SECONDS) -> float:
-        return wait(self.is_available, seconds, self.story)
+        """Seconds until it is. Returns once requests reach it from this client's node, whose own rules follow the
+        endpoints a second or so later."""
+        found = wait(self.is_available, seconds, self.story)
+        wait(lambda: self.client.request(f"{self.url}/v1/models")[0] != 0, _RULES_S, self.story)
+        return found
 
     def chat(self, **other: Any) -> tuple[int, str]:
         return self.client.request(f"{self.url}/v1/chat/completions", {"model": self.name, **CHAT, **other}, 120)
