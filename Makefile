@@ -5,6 +5,10 @@ PYTHON ?= python3
 FILE ?= examples/smollm2.yaml
 ARGS ?=
 CHAOS_ARGS ?=
+# Test processes side by side. A file's tests stay together, for they share servers, and those with servers come first.
+# 0 = all in one process, where a debugger works.
+WORKERS ?= 2
+SIDE_BY_SIDE = -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 BIN := .venv/bin
 export PATH := $(CURDIR)/$(BIN):$(PATH)
@@ -35,9 +39,9 @@ venv: $(STAMP) ## Make or update the virtual environment .venv
 run: $(STAMP) ## Serve the manifest FILE (default examples/smollm2.yaml) on this machine; ARGS="--port 8010" adds flags
 	@$(BIN)/rayloom-operator local -f $(FILE) $(ARGS)
 
-test: $(STAMP) ## Run every test that needs no cluster; ARGS="-k name" adds pytest flags
+test: $(STAMP) ## Run every test that needs no cluster, on two cores at least; ARGS="-k name" adds pytest flags
 	@# Tests share the cores with the servers that they start, so waiting compute threads must not spin.
-	HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest $(ARGS)
+	HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest $(SIDE_BY_SIDE) $(ARGS)
 
 chaos: $(STAMP) ## Break real servers 30 times under load (minutes); CHAOS_ARGS="--seed 7 --faults 30 --executors mp,ray"
 	HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE PYTHONPATH=tests/support $(BIN)/python tests/chaos/chaos.py $(CHAOS_ARGS)
@@ -74,7 +78,7 @@ images: $(STAMP) ## Build the images of the engine and the operator
 
 test-api: $(STAMP) ## Test the operator on a real API server with KubeRay and played nodes (no root); ARGS="-k name" adds pytest flags
 	@$(CLUSTER) parts
-	@start=$$(date +%s); $(BIN)/python -m pytest e2e/api -o timeout=400 $(ARGS); \
+	@start=$$(date +%s); $(BIN)/python -m pytest e2e/api $(SIDE_BY_SIDE) -o timeout=400 $(ARGS); \
 	  code=$$?; \
 	  echo "test-api: $$(($$(date +%s) - start)) s"; exit $$code
 

@@ -36,6 +36,7 @@ from cluster.images import OPERATOR
 from cluster.interface import Cluster
 from cluster.kubectl import Kubectl
 from cluster.prepare import prepare
+from cluster.shell import wait_until
 
 if TYPE_CHECKING:
     from roll import Roll
@@ -171,14 +172,19 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 @contextlib.contextmanager
 def new_namespace(kubectl: Kubectl, purpose: str) -> Iterator[str]:
-    """A namespace that is gone afterwards, whatever happened: the next test wants the memory and the cores."""
+    """A namespace whose pods are gone afterwards, whatever happened: the next test wants the memory and the cores.
+
+    It goes itself a little later: what watches over that looks again only after half of a pod's grace period.
+    """
     name = f"e2e-{_slug(purpose)[:40].strip('-')}-{time.time_ns() // 1_000_000 % 100_000}"
     kubectl("create", "namespace", name)
     kubectl("label", "namespace", name, "rayloom.dev/e2e=true")
     try:
         yield name
     finally:
-        kubectl("delete", "namespace", name, "--timeout=120s", timeout_s=130)
+        kubectl("delete", "namespace", name, "--wait=false")
+        pods = ("get", "pods", "--namespace", name, "--output=name")
+        wait_until(f"the end of the pods of {name}", lambda: not kubectl(*pods), 120)
 
 
 @pytest.fixture
@@ -193,7 +199,8 @@ def client(kubectl: Kubectl, namespace: str) -> Client:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    shutil.rmtree(ARTIFACTS, ignore_errors=True)
+    if not hasattr(config, "workerinput"):  # those of `pytest -n` begin while others write
+        shutil.rmtree(ARTIFACTS, ignore_errors=True)
 
 
 @pytest.hookimpl(wrapper=True)

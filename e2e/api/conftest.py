@@ -24,7 +24,9 @@ from standins.kubelets import NODES
 from standins.operators import OperatorProcess
 from standins.world import World
 
-PLACE = Place.of(int(os.environ.get("E2E_INDEX", "0")))
+# Those of `pytest -n` have a cluster each: 0, then 2 and up. 1 is that of test_cluster_tool.py.
+_WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+PLACE = Place.of(int(os.environ.get("E2E_INDEX", "0")) + (_WORKER and _WORKER + 1))
 _LEFT = "rayloom.dev/e2e=true"
 
 

@@ -53,14 +53,17 @@ def test_words_of_a_spec_arrive_as_they_are(world: World, operator: OperatorProc
 
 def _own(world: World, where: tuple[str, str], kind: str) -> Document:
     """The one object of this kind that the operator made, not KubeRay."""
+    (one,) = _all_own(world, where, kind)
+    return one
+
+
+def _all_own(world: World, where: tuple[str, str], kind: str) -> list[Document]:
     uid = world.services[where]["metadata"]["uid"]
-    found = [
+    return [
         each
         for name, each in world.objects(*where).items()
         if name.startswith(f"{kind}/") and uid in {owner["uid"] for owner in each["metadata"]["ownerReferences"]}
     ]
-    (one,) = found
-    return one
 
 
 def _uids(world: World, where: tuple[str, str]) -> set[str]:
@@ -129,6 +132,9 @@ def test_what_a_head_mounts_is_there_when_a_head_starts(kind: str, world: World,
     )
     # A head that is gone ends its engine, and the next one has objects of its own.
     world.wait_serving(*running, timeout_s=30)
+    wait_until(
+        lambda: all(len(_all_own(world, running, each)) == 1 for each in ("RayCluster", kind)), "the old one's end", 20
+    )
     cluster = _own(world, running, "RayCluster")["metadata"]["name"]
     assert name != _own(world, running, kind)["metadata"]["name"] in (cluster, f"{cluster}-admin")
 

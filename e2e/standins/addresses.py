@@ -3,15 +3,18 @@
 Kubernetes lists no endpoint on a loopback address, and without root no other address leads here. So pods are told to
 have 198.18.0.0/15, a range that is nobody's (https://www.rfc-editor.org/rfc/rfc2544), and an operator that is started
 by this file finds 198.X.Y.Z at 127.X.Y.Z. It is started as `python FILE -m MODULE ...` or `python FILE -c CODE ...`.
+Whatever port it asks at, it gets that of the variable PORT, so that several stand-ins can run side by side.
 """
 
 from __future__ import annotations
 
 import importlib
+import os
 import runpy
 import sys
 from typing import Any
 
+PORT = "RAYLOOM_STAND_IN_PORT"
 _PODS, _LOOPBACK = ("198.18.", "198.19."), ("127.18.", "127.19.")
 _NUM = 2 * 240 * 250
 
@@ -34,8 +37,10 @@ def _main(kind: str, what: str, *arguments: str) -> None:
     status_request = importlib.import_module("rayloom_operator.status_request")
     ask = status_request.ask
 
-    async def ask_here(ip: str, *more: Any, **options: Any) -> Any:
-        return await ask(f"127{ip.removeprefix('198')}" if ip.startswith(_PODS) else ip, *more, **options)
+    async def ask_here(ip: str, port: int, *more: Any, **options: Any) -> Any:
+        if ip.startswith(_PODS):
+            ip, port = f"127{ip.removeprefix('198')}", int(os.environ[PORT])
+        return await ask(ip, port, *more, **options)
 
     vars(status_request)["ask"] = ask_here
     sys.argv = [kind, *arguments]

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from standins.addresses import pod_ip_at
-
-ADMIN_PORT = 8001
+from standins.addresses import PORT, pod_ip_at
 
 _MODEL = {
     "name": "stand-in",
@@ -136,7 +135,9 @@ class Engines:
     async def start(self) -> None:
         # Pods have addresses of this machine's loopback; nothing else is answered.
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(lambda: _Connection(self), "0.0.0.0", ADMIN_PORT, backlog=4096)
+        self._server = await loop.create_server(lambda: _Connection(self), "0.0.0.0", 0, backlog=4096)
+        # For the operators that are started from here.
+        os.environ[PORT] = str(self._server.sockets[0].getsockname()[1])
 
     async def close(self) -> None:
         assert self._server is not None

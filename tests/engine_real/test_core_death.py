@@ -6,7 +6,7 @@ The rules are those of rt_streams.py.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -33,7 +33,7 @@ def expected(server: RunningServer) -> list[Said]:
     "fault", ["killed", *(pytest.param(fault, marks=pytest.mark.slow) for fault in ("stopped", "stuck"))]
 )
 def test_a_fault_of_the_core_costs_a_pause_and_no_request(
-    server: RunningServer, expected: list[Said], fault: str, capsys: pytest.CaptureFixture[str]
+    server: RunningServer, expected: list[Said], fault: str, measured: Callable[[str], None]
 ) -> None:
     children = server.children()
 
@@ -46,15 +46,12 @@ def test_a_fault_of_the_core_costs_a_pause_and_no_request(
     assert server.children()["front"].pid == children["front"].pid
     sentence = {"killed": "core died", "stopped": "core shows no sign of life for 3 s", "stuck": "stands still for 3 s"}
     assert sentence[fault] in server.log_text()
-    with capsys.disabled():
-        print(
-            f"\n  core {fault}: tokens flow again after {seen.seconds:.2f} s; 0 of {seen.num_requests} requests failed"
-        )
+    measured(f"core {fault}: tokens flow again after {seen.seconds:.2f} s; 0 of {seen.num_requests} requests failed")
 
 
 def test_n_choices_go_on_after_the_core_died(server: RunningServer) -> None:
     # Long enough that a status, which comes once a second, is sent while it runs, also on a fast machine.
-    body = {**completion_body(1), "n": 3, "max_tokens": 150}
+    body = {**completion_body(1), "n": 3, "max_tokens": 100}
     request = body
     expected = server.client.post(f"{server.api_url}/v1/completions", json=request).json()
     answers: list[dict] = []

@@ -6,7 +6,7 @@ certain one.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -54,7 +54,7 @@ def server(request: pytest.FixtureRequest, checkpoint: Path, tmp_path: Path) -> 
 
 
 def test_a_poisonous_request_fails_alone_and_with_its_reason(
-    server: RunningServer, capsys: pytest.CaptureFixture[str]
+    server: RunningServer, measured: Callable[[str], None]
 ) -> None:
     bodies = [completion_body(index) for index in range(NUM_STREAMS)]
     undisturbed, threads = start_streams(server, bodies)
@@ -76,5 +76,4 @@ def test_a_poisonous_request_fails_alone_and_with_its_reason(
     join_streams(threads)
     assert after.tokens == undisturbed[0].tokens, "the server goes on"
     recoveries = server.status()["recoveries"]
-    with capsys.disabled():
-        print(f"\n  {server.status()['executor']}: {[(r['process'], round(r['seconds'], 2)) for r in recoveries]}")
+    measured(f"{server.status()['executor']}: {[(r['process'], round(r['seconds'], 2)) for r in recoveries]}")

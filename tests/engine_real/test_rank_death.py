@@ -6,7 +6,7 @@ The rules are those of rt_streams.py. Ray's nodes and its control store are brok
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -63,7 +63,7 @@ def test_a_fault_costs_a_pause_and_no_request(
     expected: list[Said],
     victim: str,
     fault: str,
-    capsys: pytest.CaptureFixture[str],
+    measured: Callable[[str], None],
 ) -> None:
     pids = {f"rank {rank['rank']}": rank["pid"] for rank in server.status()["ranks"]}
     pids |= {role: child.pid for role, child in server.children().items()}
@@ -84,13 +84,12 @@ def test_a_fault_costs_a_pause_and_no_request(
         assert recovery["cause"].startswith(f"{victim}: {sentence}")
     else:
         assert server.children()["front"].pid == pids["front"]
-    with capsys.disabled():
-        times = f"noticed after {seen.noticed_s:.2f} s, tokens again after {seen.seconds:.2f} s"
-        print(f"\n  {seen.after['executor']}: {victim} {fault}; {times}")
+    times = f"noticed after {seen.noticed_s:.2f} s, tokens again after {seen.seconds:.2f} s"
+    measured(f"{seen.after['executor']}: {victim} {fault}; {times}")
 
 
 def test_a_killed_front_costs_its_connections_alone(
-    server: RunningServer, expected: list[Said], capsys: pytest.CaptureFixture[str]
+    server: RunningServer, expected: list[Said], measured: Callable[[str], None]
 ) -> None:
     before = server.status()
     streams, threads = start_streams(server, [completion_body(0)])
@@ -109,5 +108,4 @@ def test_a_killed_front_costs_its_connections_alone(
     for key in ("rank", "pid", "weight_bytes_read"):
         assert [rank[key] for rank in after["ranks"]] == [rank[key] for rank in before["ranks"]]
     assert after["epoch"] == before["epoch"]
-    with capsys.disabled():
-        print(f"\n  {after['executor']}: front killed; the next answer began after {seconds:.2f} s")
+    measured(f"{after['executor']}: front killed; the next answer began after {seconds:.2f} s")

@@ -93,14 +93,13 @@ def _check(
     expected: list[Said],
     strike: Callable[[], None],
     fault: str,
-    capsys: pytest.CaptureFixture[str],
+    measured: Callable[[str], None],
 ) -> dict[int, tuple[str, int]]:
     """A fault under streams: no request fails and every token is the expected one. Returns the ranks' places then."""
     seen = disturb(server, expected, strike, NUM_TOKENS)
     assert seen.failures == []
     assert seen.survivors_read_nothing()
-    with capsys.disabled():
-        print(f"\n  {fault}; tokens again after {seen.seconds:.2f} s, 0 of {seen.num_requests} requests failed")
+    measured(f"{fault}; tokens again after {seen.seconds:.2f} s, 0 of {seen.num_requests} requests failed")
     return _places(server)
 
 
@@ -115,19 +114,19 @@ def test_a_stages_ranks_share_a_node_and_stages_are_apart(server: RunningServer)
 
 
 def test_a_lost_node_costs_a_pause_while_another_one_has_room(
-    server: RunningServer, ray_nodes: RayOnThisMachine, expected: list[Said], capsys: pytest.CaptureFixture[str]
+    server: RunningServer, ray_nodes: RayOnThisMachine, expected: list[Said], measured: Callable[[str], None]
 ) -> None:
     spare = ray_nodes.add_node()
     before = _places(server)
     strike = partial(ray_nodes.kill_node, before[2][0])
-    after = _check(server, expected, strike, "a node lost with room on another", capsys)
+    after = _check(server, expected, strike, "a node lost with room on another", measured)
     assert [after[0], after[1]] == [before[0], before[1]], "survivors keep process and weights"
     assert {after[2][0].rpartition("/")[2], after[3][0].rpartition("/")[2]} == {spare.node_id[:6]}
 
 
 @pytest.mark.slow
 def test_streams_wait_for_a_node_when_there_is_no_room(
-    server: RunningServer, ray_nodes: RayOnThisMachine, expected: list[Said], capsys: pytest.CaptureFixture[str]
+    server: RunningServer, ray_nodes: RayOnThisMachine, expected: list[Said], measured: Callable[[str], None]
 ) -> None:
     before = _places(server)
 
@@ -136,13 +135,13 @@ def test_streams_wait_for_a_node_when_there_is_no_room(
         wait_until(lambda: server.status()["state"] == "recovering", 60.0, server.log_text)
         ray_nodes.add_node()
 
-    after = _check(server, expected, strike, "a node lost and another one added", capsys)
+    after = _check(server, expected, strike, "a node lost and another one added", measured)
     assert [after[0], after[1]] == [before[0], before[1]]
 
 
 @pytest.mark.slow
 def test_a_ray_that_is_killed_and_started_again_costs_a_pause(
-    server: RunningServer, ray_nodes: RayOnThisMachine, expected: list[Said], capsys: pytest.CaptureFixture[str]
+    server: RunningServer, ray_nodes: RayOnThisMachine, expected: list[Said], measured: Callable[[str], None]
 ) -> None:
     before = _places(server)
 
@@ -152,7 +151,7 @@ def test_a_ray_that_is_killed_and_started_again_costs_a_pause(
         for _ in range(2):
             ray_nodes.add_node()
 
-    after = _check(server, expected, strike, "all of Ray killed and started again", capsys)
+    after = _check(server, expected, strike, "all of Ray killed and started again", measured)
     assert {pid for _, pid in before.values()}.isdisjoint(pid for _, pid in after.values())
 
 
@@ -183,7 +182,7 @@ def local_server(four_layers: str, tmp_path_factory: pytest.TempPathFactory) -> 
 @pytest.mark.slow
 @pytest.mark.parametrize("part", ["raylet", "gcs_server", "python"])
 def test_a_part_of_the_servers_own_ray_that_is_killed_costs_a_pause(
-    local_server: RunningServer, part: str, expected: list[Said], capsys: pytest.CaptureFixture[str]
+    local_server: RunningServer, part: str, expected: list[Said], measured: Callable[[str], None]
 ) -> None:
     before = _places(local_server)
 
@@ -191,7 +190,7 @@ def test_a_part_of_the_servers_own_ray_that_is_killed_costs_a_pause(
         ray = local_server.children()["local_ray"]
         next(process for process in [ray, *ray.children()] if process.name() == part).kill()
 
-    after = _check(local_server, expected, strike, f"{part} of the server's own Ray killed", capsys)
+    after = _check(local_server, expected, strike, f"{part} of the server's own Ray killed", measured)
     assert {pid for _, pid in before.values()}.isdisjoint(pid for _, pid in after.values())
     lost = [pid for _, pid in before.values()]
     wait_until(lambda: not any(map(psutil.pid_exists, lost)), 60.0, lambda: f"ranks of before live on: {lost}")

@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -101,7 +101,7 @@ def test_a_ray_that_answers_and_refuses_is_told_from_one_that_is_not_there(
             RayRanks(config, tmp_path, "token", 1).prepare(no_progress)
 
 
-def test_serve_names_what_is_missing_within_seconds(address: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_serve_names_what_is_missing_within_seconds(address: str, measured: Callable[[str], None]) -> None:
     command = [sys.executable, "-m", "rayloom_engine", "serve", "--port", "0", "--admin-port", "0", "--device", "cpu"]
     started = time.monotonic()
     done = subprocess.run(
@@ -114,7 +114,6 @@ def test_serve_names_what_is_missing_within_seconds(address: str, capsys: pytest
     assert done.returncode == 78
     assert done.stderr.count(" has 2 CPU, holds 2 stages") == 2, done.stderr
     assert "Traceback" not in done.stderr
-    with capsys.disabled():
-        print(f"\n  too little room said after {seconds:.1f} s")
+    measured(f"too little room said after {seconds:.1f} s")
     # 4 s on a machine with nothing else to do, most of them imports; not minutes, as for ranks that may still come.
     assert seconds < 60.0

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -72,7 +73,7 @@ def test_a_front_that_dies_while_it_drains_is_not_started_again(tmp_path: Path, 
     "signals", [[signal.SIGINT], [signal.SIGTERM, signal.SIGTERM]], ids=["SIGINT", "twice SIGTERM"]
 )
 def test_a_hard_stop_ends_everything_and_no_stream_is_finished_first(
-    tmp_path: Path, model: str, signals: list[signal.Signals], capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, model: str, signals: list[signal.Signals], measured: Callable[[str], None]
 ) -> None:
     with _serve(tmp_path, model) as server:
         family = _family(server)
@@ -84,8 +85,7 @@ def test_a_hard_stop_ends_everything_and_no_stream_is_finished_first(
         server.process.send_signal(signals[-1])
         assert server.process.wait(ENDS_S) == 0
         assert psutil.wait_procs(family, timeout=ENDS_S)[1] == []
-        with capsys.disabled():
-            print(f"\n  all processes ended {time.monotonic() - started:.2f} s after the signal")
+        measured(f"all processes ended {time.monotonic() - started:.2f} s after the signal")
         thread.join(ENDS_S)
         assert stream.failure is not None, f"the stream was finished, with {len(stream.tokens)} tokens"
 
