@@ -36,7 +36,6 @@ from cluster.images import OPERATOR
 from cluster.interface import Cluster
 from cluster.kubectl import Kubectl
 from cluster.prepare import prepare
-from cluster.shell import wait_until
 
 if TYPE_CHECKING:
     from roll import Roll
@@ -111,13 +110,16 @@ def cluster() -> Cluster:
 
 
 @pytest.fixture(scope="session")
-def operator(cluster: Cluster) -> Kubectl:
+def operator(cluster: Cluster) -> Iterator[Kubectl]:
     if not os.environ.get("E2E_PREPARED"):  # `make e2e` has done it just now
         prepare(cluster)
     kubectl = Kubectl(cluster.kubeconfig)
     # What a run that was killed left.
-    kubectl("delete", "namespace", "--selector", "rayloom.dev/e2e=true", "--timeout=120s", timeout_s=130)
-    return kubectl
+    delete = ("delete", "namespace", "--selector", "rayloom.dev/e2e=true", "--timeout=120s")
+    kubectl(*delete, timeout_s=130)
+    yield kubectl
+    # Nothing of ours keeps a namespace from its end.
+    kubectl(*delete, timeout_s=130)
 
 
 @pytest.fixture(scope="session")
@@ -183,8 +185,7 @@ def new_namespace(kubectl: Kubectl, purpose: str) -> Iterator[str]:
         yield name
     finally:
         kubectl("delete", "namespace", name, "--wait=false")
-        pods = ("get", "pods", "--namespace", name, "--output=name")
-        wait_until(f"the end of the pods of {name}", lambda: not kubectl(*pods), 120)
+        kubectl("wait", "--for=delete", "pods", "--all", "--namespace", name, "--timeout=120s", timeout_s=130)
 
 
 @pytest.fixture

@@ -157,16 +157,19 @@ def _seen(service: Service, expected: Said, timeline: Timeline, said: dict[str, 
     half = len(expected[0]) // 2
     assert max(said["had"]) <= half, f"the fault came too late:\n{timeline.table()}\n{said['had']}"
     failures = [problem for stream in streams if (problem := problem_of(stream, expected))]
-    running = [stream["times"] for stream in streams if not stream["is_late"]]
-    tokens_at = min((_end_of_pause(times, began) for times in running), default=began)
+    recoveries = [each for each in service.engine_status()["recoveries"] if each["at"] >= began - 1.0]
+    # A rank of a pod that is deleted lives on for seconds, in which the first streams may end.
+    felt_at = max(began, recoveries[0]["at"]) if recoveries else began
+    running = [each["times"] for each in streams if each["began"] <= felt_at < each["ended"]]
+    assert running, f"nobody waited when it was felt:\n{timeline.table()}"
+    tokens_at = min(_end_of_pause(times, began) for times in running)
     failed_probes = [(sent, answered, failure) for sent, answered, failure in said["probes"] if failure]
     answers = [answered for _, answered, failure in said["probes"] if not failure]
     if tokens_at > began:
         timeline.note(tokens_at, "client", "the next token of a stream")
-    for recovery in service.engine_status()["recoveries"]:
-        if recovery["at"] >= began - 1.0:
-            timeline.note(recovery["at"], "engine", f"{recovery['process']} on {recovery['node']}: {recovery['cause']}")
-            timeline.note(recovery["at"] + (recovery["seconds"] or 0.0), "engine", f"{recovery['process']} recovered")
+    for recovery in recoveries:
+        timeline.note(recovery["at"], "engine", f"{recovery['process']} on {recovery['node']}: {recovery['cause']}")
+        timeline.note(recovery["at"] + (recovery["seconds"] or 0.0), "engine", f"{recovery['process']} recovered")
     for failure, group in itertools.groupby(failed_probes, key=lambda probe: probe[2]):
         same = list(group)
         timeline.note(same[0][1], "probe", f"{failure}: {len(same)}, until {timeline.seconds(same[-1][1]):.1f} s")

@@ -45,6 +45,7 @@ def test_a_deleted_worker_pod_costs_a_pause(scene: Scene) -> None:
         "a worker pod is deleted",
         lambda: service.delete_pod(victim),
         is_over=scene.is_serving_after(before["epoch"]),
+        late_for_s=15.0,  # the pod has seconds in which it would finish what runs
     )
     after = service.engine_status()
     assert after["ranks"][1]["host"] != victim

@@ -5,7 +5,7 @@
     operator     an operator runs; the same one for all tests that ask for nothing else
 
 Nodes and engines are played (standins/): what only they can show is tested in real pods by `make e2e`.
-E2E_INDEX=1 takes another local cluster than the usual one, so that this can run beside a cluster with nodes.
+E2E_INDEX=6 takes another local cluster than the usual one, so that this can run beside a cluster with nodes.
 """
 
 from __future__ import annotations
@@ -24,9 +24,12 @@ from standins.kubelets import NODES
 from standins.operators import OperatorProcess
 from standins.world import World
 
-# Those of `pytest -n` have a cluster each: 0, then 2 and up. 1 is that of test_cluster_tool.py.
+# Each process of `pytest -n` has a cluster. 1 is test_cluster_tool.py's and 5 is bench_operator.py's.
 _WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
-PLACE = Place.of(int(os.environ.get("E2E_INDEX", "0")) + (_WORKER and _WORKER + 1))
+_INDICES = (int(os.environ.get("E2E_INDEX", "0")), 2, 3, 4)
+if len(_INDICES) <= _WORKER:
+    raise ValueError(f"at most {len(_INDICES)} processes of tests have clusters: make test-api WORKERS={len(_INDICES)}")
+PLACE = Place.of(_INDICES[_WORKER])
 _LEFT = "rayloom.dev/e2e=true"
 
 
@@ -44,6 +47,8 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     yield found
     kubectl("delete", "namespace", "--selector", _LEFT, "--wait=false")
     found.close()
+    if _WORKER:  # whatever runs next wants the memory and the cores, and knows of the usual cluster alone
+        cluster.down()
 
 
 @pytest.fixture(scope="session")

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from cluster.choice import chosen_cluster
+from cluster.debian import ensure_packages
 from cluster.dump import dump_cluster
 from cluster.install import install_operator
 from cluster.kubectl import ensure_kubectl
@@ -63,6 +64,7 @@ def _run(arguments: argparse.Namespace) -> None:
         case "parts":
             ensure_kubectl()
             if isinstance(cluster, LocalCluster):
+                ensure_packages(nodes=False, images=False)  # here, because clusters that start side by side cannot
                 build_parts()
         case "images":
             cluster.build_images()

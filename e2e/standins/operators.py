@@ -130,5 +130,5 @@ def wait_until(is_so: object, what: str, timeout_s: float = 20.0, story: object 
         if time.monotonic() - began >= timeout_s:
             more = f"\n{story()}" if callable(story) else ""
             raise AssertionError(f"waited {timeout_s:g} s for {what}{more}")
-        time.sleep(0.02)
+        time.sleep(0.05)
     return time.monotonic() - began

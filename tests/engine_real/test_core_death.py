@@ -6,6 +6,7 @@ The rules are those of rt_streams.py.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -51,7 +52,7 @@ def test_a_fault_of_the_core_costs_a_pause_and_no_request(
 
 def test_n_choices_go_on_after_the_core_died(server: RunningServer) -> None:
     # Long enough that a status, which comes once a second, is sent while it runs, also on a fast machine.
-    body = {**completion_body(1), "n": 3, "max_tokens": 100}
+    body = {**completion_body(1), "n": 3, "max_tokens": 150}
     request = body
     expected = server.client.post(f"{server.api_url}/v1/completions", json=request).json()
     answers: list[dict] = []
@@ -62,9 +63,12 @@ def test_n_choices_go_on_after_the_core_died(server: RunningServer) -> None:
     thread.start()
     wait_until(lambda: server.status()["requests"]["running"] == 3, 60.0, lambda: str(server.status()))
     assert server.status()["step"] >= before
+    struck_at = time.time()
     strike(server, "core", "killed")
     thread.join(120.0)
     assert [choice["text"] for choice in answers[0]["choices"]] == [choice["text"] for choice in expected["choices"]]
+    recovery = server.status()["recoveries"][-1]
+    assert recovery["at"] >= struck_at and recovery["replayed_requests"] > 0, "it had ended before the core did"
 
 
 @pytest.mark.parametrize("fault", ["killed", pytest.param("stopped", marks=SLOW)])

@@ -36,7 +36,7 @@ _WAIT_FOR_DRAIN += ["--rank-port", str(names.RANK_PORT), "--port", str(names.API
 _UNROUTE_SECONDS = 2
 # Seconds that an engine needs beside its drain.
 _END_SECONDS = 15
-# What the head asks for, measured lean: Ray's processes 330 MiB, supervisor, front and core (no weights) 400 MiB.
+# What the head asks for, measured lean: Ray's processes 260 MiB, supervisor, front and core (no weights) 400 MiB.
 _HEAD_REQUESTS = {"cpu": "200m", "memory": "512Mi"}
 _ENGINE_REQUESTS = {"cpu": "200m", "memory": "512Mi"}
 # No CPU limit by default: a rank is as fast as its node lets it be.
