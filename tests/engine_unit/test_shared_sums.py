@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import multiprocessing
 import os
+import select
 import signal
 import time
 from collections.abc import Iterator
@@ -66,6 +67,12 @@ class RankOfTest:
     def gather(self, step: int, num_rows: int) -> torch.Tensor | None:
         assert self._group is not None
         return self._group.gather(part_of(self._rank, step, num_rows, width=WIDTHS[self._rank]))
+
+    def wait_for(self, peer: int) -> None:
+        """Until the peer has told this rank of a part, and waits for the others'."""
+        assert self._group is not None
+        inbox = self._group._inboxes[peer - (peer > self._rank)]
+        assert select.select([inbox], [], [], 20.0)[0]
 
     def leave(self) -> None:
         self._group = None
@@ -181,6 +188,19 @@ def test_a_rank_that_leaves_frees_those_that_wait_for_it(joined: Ranks) -> None:
     joined.tell(1, "leave")
     assert joined.hear(1) is None
     assert [type(joined.hear(rank)) for rank in (0, 2)] == [RuntimeError] * 2
+
+
+def test_a_rank_that_fails_frees_those_that_wait_for_it(joined: Ranks) -> None:
+    """The last rank has told both and waits for the first, which then fails before it has told the last."""
+    joined.tell(2, "sums", 0, [4], torch.float32)
+    joined.tell(1, "wait_for", 2)
+    assert joined.hear(1) is None
+    joined.tell(1, "leave")
+    assert joined.hear(1) is None
+    for again in range(2):
+        joined.tell(0, "sums", again, [4], torch.float32)
+        assert type(joined.hear(0)) is RuntimeError
+    assert type(joined.hear(2)) is RuntimeError
 
 
 def test_when_one_rank_cannot_open_the_memory_none_uses_it(joined: Ranks) -> None:

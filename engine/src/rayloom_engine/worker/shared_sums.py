@@ -92,7 +92,10 @@ class SharedTensorGroup(ProcessTensorGroup):
             for inbox in self._inboxes:
                 if not inbox.read(1):
                     raise ConnectionError("connection closed")
-        except OSError as error:
+        except (OSError, ValueError) as error:  # a ValueError from the second time on
+            # A third rank may wait for this one's byte, which it will not get any more.
+            for pipe in (*self._outboxes, *self._inboxes):
+                pipe.close()
             raise RuntimeError(f"a rank of this stage is gone ({error})") from error
         return parts
 
