@@ -22,7 +22,7 @@ GPU_SHARE = 0.9
 CPU_SHARE, CPU_CAP = 0.5, 4 * GIB
 # A CUDA context, libraries and their workspaces; several ranks have NCCL's buffers as well. Estimates, rounded up.
 _CUDA_BYTES, _NCCL_BYTES = GIB, GIB // 2
-# On a CPU, measured in pods: of torch and the rank's own code 380 MiB, of Ray's processes in a pod 150 to 165. Files of
+# On a CPU, measured in pods: of torch and the rank's own code 380 MiB, of Ray's processes in a pod 153. Files of
 # libraries are not in it: the kernel takes their pages back.
 CPU_RANK_BYTES, RAY_POD_BYTES = 384 << 20, 168 << 20
 # A context that nobody asked for is cut to make a model fit, but not below this. A sixteenth stays unused, or the
