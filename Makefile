@@ -23,13 +23,13 @@ MODE ?= full
 # Plain Python does: removing it must not depend on an installation.
 CLUSTER := PYTHONPATH=e2e $(PYTHON) -m cluster
 # Everything that works on the cluster carries it, so that cluster-down finds what a killed run left.
-e2e e2e-full e2e-tool test-api bench-operator images cluster-up cluster-down: export RAYLOOM_E2E_RUN := $(CURDIR)
+parts e2e e2e-full e2e-tool test-api bench-operator images cluster-up cluster-down: export RAYLOOM_E2E_RUN := $(CURDIR)
 
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
 .PHONY: help venv run test faults chaos lint types schemas crds bench cluster-up cluster-down images e2e e2e-full e2e-tool \
-  test-api bench-operator clean
+  test-api bench-operator parts clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' Makefile
@@ -76,18 +76,15 @@ cluster-down: ## End every run on it and remove everything that they left behind
 images: $(STAMP) ## Build the images of the engine and the operator
 	@$(CLUSTER) images
 
-test-api: $(STAMP) ## Test the operator on a real API server with KubeRay and played nodes (no root); ARGS="-k name" adds pytest flags
-	@$(CLUSTER) parts
+test-api: parts ## Test the operator on a real API server with KubeRay and played nodes (no root); ARGS="-k name" adds pytest flags
 	@start=$$(date +%s); $(BIN)/python -m pytest e2e/api $(SIDE_BY_SIDE) -o timeout=400 $(ARGS); \
 	  code=$$?; \
 	  echo "test-api: $$(($$(date +%s) - start)) s"; exit $$code
 
-bench-operator: $(STAMP) ## Measure the operator with thousands of services on a cluster of its own (long); ARGS="--kuberay 0 --sizes 100,1000"
-	@$(CLUSTER) parts
+bench-operator: parts ## Measure the operator with thousands of services on a cluster of its own (long); ARGS="--kuberay 0 --sizes 100,1000"
 	@PYTHONPATH=e2e $(BIN)/python e2e/bench_operator.py $(ARGS)
 
-e2e: $(STAMP) ## Test on real pods: cluster, images, operator by Helm, then pytest; ARGS="-k name" adds pytest flags
-	@$(CLUSTER) parts
+e2e: parts ## Test on real pods: cluster, images, operator by Helm, then pytest; ARGS="-k name" adds pytest flags
 	@$(CLUSTER) prepare || { $(CLUSTER) dump e2e/artifacts/prepare; exit 1; }
 	@start=$$(date +%s); E2E_PREPARED=1 $(BIN)/python -m pytest e2e --ignore e2e/test_cluster_tool.py --ignore e2e/api -o timeout=900 $(ARGS); \
 	  code=$$?; \
@@ -96,9 +93,11 @@ e2e: $(STAMP) ## Test on real pods: cluster, images, operator by Helm, then pyte
 e2e-full: $(STAMP) ## The same with what takes long: lost nodes, drains, two engines, too little memory, most rolls
 	@$(MAKE) e2e ARGS='-m "slow or not slow" $(ARGS)'
 
-e2e-tool: $(STAMP) ## Test the cluster tool itself, on a second cluster that it makes and removes
-	@$(CLUSTER) parts
+e2e-tool: parts ## Test the cluster tool itself, on a second cluster that it makes and removes
 	@$(BIN)/python -m pytest e2e/test_cluster_tool.py $(ARGS)
+
+parts: $(STAMP)
+	@$(CLUSTER) parts
 
 clean: ## Remove the virtual environment and everything that tools left behind
 	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis

@@ -143,7 +143,7 @@ def test_a_stopped_node_is_lost_and_comes_back(second: LocalCluster) -> None:
     second.stop_node("node-b")
     kubectl("wait", "node/node-b", "--for=condition=Ready=Unknown", "--timeout=60s", timeout_s=70)
     second.start_node("node-b")
-    kubectl("wait", "node/node-b", "--for=condition=Ready", "--timeout=10s", timeout_s=20)
+    kubectl("wait", "node/node-b", "--for=condition=Ready", "--timeout=30s", timeout_s=40)
     with pytest.raises(ClusterError, match="there is no node 'node-c'; there are: node-a, node-b"):
         second.stop_node("node-c")
 

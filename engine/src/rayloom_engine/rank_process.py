@@ -15,7 +15,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -317,14 +317,15 @@ def _job_code(server: RankServer) -> int:
     return EXIT_CONFIG if server.is_refused else EXIT_RANK_LOST
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
+    """`arguments`: in place of the command line's."""
     parser = argparse.ArgumentParser(prog="python -m rayloom_engine.rank_process", description=__doc__)
     parser.add_argument("--run-dir", type=Path, required=True, help="folder with config.json and token")
     parser.add_argument("--core-address", required=True, help="HOST:PORT of the core's rank port")
     parser.add_argument("--rank", type=int, required=True)
     parser.add_argument("--incarnation", type=int, required=True)
     parser.add_argument("--parent", type=int, required=True, help="process id to end with")
-    args = parser.parse_args()
+    args = parser.parse_args(arguments)
     end_with_parent(args.parent)
     config = load_config(args.run_dir / "config.json")
     set_up_logging(f"rank{args.rank}", config.log_level)
