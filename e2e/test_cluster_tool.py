@@ -31,6 +31,8 @@ from cluster.store import LABEL, Store
 
 INDEX = 1
 PLACE = Place.of(INDEX)
+# In place of what marks a run: other tests work on the machine's cluster at the same time.
+MARK = "RAYLOOM_RUN_OF_A_TEST"
 
 needs_local = pytest.mark.skipif(
     bool(os.environ.get("E2E_KUBECONFIG")) or os.environ.get("E2E_CLUSTER", "local") != "local",
@@ -292,14 +294,15 @@ def test_a_command_that_takes_too_long_is_ended() -> None:
 
 def test_what_a_killed_run_left_is_ended_with_its_children(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cluster.runs.REPOSITORY", tmp_path)
+    monkeypatch.setattr("cluster.runs._RUN", MARK)
     # The child has lost the mark, as the steps of an image's build do.
     script = "env --ignore-environment sleep 1001 & exec sleep 1002"
-    left = subprocess.Popen(["sh", "-c", script], env=os.environ | {"RAYLOOM_E2E_RUN": str(tmp_path)})
+    left = subprocess.Popen(["sh", "-c", script], env=os.environ | {MARK: str(tmp_path)})
     try:
         children = Path(f"/proc/{left.pid}/task/{left.pid}/children")
         wait_until("the child", lambda: bool(children.read_text()), 10)
         child = Path("/proc", children.read_text().strip())
-        wait_until("the child to forget", lambda: b"RAYLOOM" not in (child / "environ").read_bytes(), 10)
+        wait_until("the child to forget", lambda: MARK.encode() not in (child / "environ").read_bytes(), 10)
         end_runs()
         assert left.wait(10) == -signal.SIGKILL
         # Of a process that is gone, or of its remains, nothing is left to read here.
@@ -308,8 +311,9 @@ def test_what_a_killed_run_left_is_ended_with_its_children(tmp_path: Path, monke
         left.kill()
 
 
-def test_beside_a_run_of_another_checkout_nothing_is_touched(tmp_path: Path) -> None:
-    other = subprocess.Popen(["sleep", "1000"], env=os.environ | {"RAYLOOM_E2E_RUN": str(tmp_path)})
+def test_beside_a_run_of_another_checkout_nothing_is_touched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cluster.runs._RUN", MARK)
+    other = subprocess.Popen(["sleep", "1000"], env=os.environ | {MARK: str(tmp_path)})
     try:
         message = rf"{tmp_path} has a run on this machine's test cluster \(process {other.pid}\)"
         for command in (refuse_beside_another, LocalCluster(PLACE).down):

@@ -307,27 +307,34 @@ def test_a_deleted_worker_pod_is_replaced_and_the_service_is_available_again(
         print(f"\n  worker pod deleted -> Available again with tokens flowing: {seconds:.1f} s")
 
 
-def test_one_rank_serves_a_model_of_a_claim(operator: Kubectl, client: Client, namespace: str) -> None:
-    service = Service(operator, client, namespace, "from-claim")
-    with claim_on_the_nodes(operator, namespace, "models", "smollm2"):
-        operator.apply(manifest(ROOT / "examples" / "pvc-model.yaml", namespace))
-        service.wait_available()
-        # In bfloat16 a shorter question has two answers that are nearly as likely, and the processor decides.
-        question = "What is the capital of France? Answer in one sentence."
-        status, body = service.chat(messages=[{"role": "user", "content": question}])
-        assert status == 200 and "Paris" in body, body
-        assert len(service.engine_status()["ranks"]) == 1
-        _expect_predicted_kv_cache(service)
-        jobs = operator.json("get", "pods", "--namespace", namespace, "--selector", "job-name")["items"]
-        assert [_is_restricted(container) for pod in jobs for container in _containers(pod)] == [True]
+@pytest.fixture(scope="module")
+def others(operator: Kubectl) -> Iterator[dict[str, Service]]:
+    """Two examples, by name, that start at the same time."""
+    with new_namespace(operator, "others") as namespace, claim_on_the_nodes(operator, namespace, "models", "smollm2"):
+        client = Client.start(operator, namespace)
+        model = {"source": "builtin://smollm2-135m", "dtype": "float32"}
+        operator.apply(
+            manifest(ROOT / "examples" / "pvc-model.yaml", namespace),
+            manifest(ROOT / "examples" / "smollm2-tp3.yaml", namespace, model=model),
+        )
+        yield {name: Service(operator, client, namespace, name) for name in ("from-claim", "smollm2-tp3")}
 
 
-def test_three_ranks_of_one_pod_say_what_one_rank_says_here(
-    operator: Kubectl, client: Client, namespace: str, expected: list[str]
-) -> None:
-    service = Service(operator, client, namespace, "smollm2-tp3")
-    model = {"source": "builtin://smollm2-135m", "dtype": "float32"}
-    operator.apply(manifest(ROOT / "examples" / "smollm2-tp3.yaml", namespace, model=model))
+def test_one_rank_serves_a_model_of_a_claim(operator: Kubectl, others: dict[str, Service]) -> None:
+    service = others["from-claim"]
+    service.wait_available()
+    # In bfloat16 a shorter question has two answers that are nearly as likely, and the processor decides.
+    question = "What is the capital of France? Answer in one sentence."
+    status, body = service.chat(messages=[{"role": "user", "content": question}])
+    assert status == 200 and "Paris" in body, body
+    assert len(service.engine_status()["ranks"]) == 1
+    _expect_predicted_kv_cache(service)
+    jobs = operator.json("get", "pods", "--namespace", service.namespace, "--selector", "job-name")["items"]
+    assert jobs and all(_is_restricted(container) for pod in jobs for container in _containers(pod))
+
+
+def test_three_ranks_of_one_pod_say_what_one_rank_says_here(others: dict[str, Service], expected: list[str]) -> None:
+    service = others["smollm2-tp3"]
     service.wait_available()
     assert service.tokens() == expected
     ranks = service.engine_status()["ranks"]

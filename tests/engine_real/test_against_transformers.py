@@ -52,6 +52,7 @@ CHATS = [
     ],
 ]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
+SHORTER = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)  # begins the third block after a prompt
 
 
 @pytest.fixture(scope="module")
@@ -95,13 +96,12 @@ def test_tokens_are_the_same_alone_and_with_a_hot_prefix_cache(
     prompts: list[list[int]], all_at_once: list[tuple[int, ...]]
 ) -> None:
     with LLM(dtype="float32", max_model_len=1024) as llm:
-        # Alone each token costs a step, and nothing new happens after the second block of 16.
-        short = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
+        short = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)  # alone each token costs a step
         for prompt, ids in zip(prompts[::4], all_at_once[::4], strict=True):
             assert _ids(llm.generate([prompt], short, use_tqdm=False)) == [ids[:24]]
         llm.generate(prompts, short, use_tqdm=False)
-        hot = llm.generate(prompts, GREEDY, use_tqdm=False)
-        assert _ids(hot) == all_at_once
+        hot = llm.generate(prompts, SHORTER, use_tqdm=False)
+        assert _ids(hot) == [ids[:40] for ids in all_at_once]
         # Every full block but the last token's was found.
         assert [output.num_cached_tokens for output in hot] == [(len(prompt) - 1) // 16 * 16 for prompt in prompts]
 
@@ -109,9 +109,8 @@ def test_tokens_are_the_same_alone_and_with_a_hot_prefix_cache(
 def test_tokens_are_the_same_when_the_pool_is_so_small_that_requests_are_preempted(
     prompts: list[list[int]], all_at_once: list[tuple[int, ...]]
 ) -> None:
-    shorter = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)  # what is preempted is computed again
     with LLM(dtype="float32", num_kv_blocks=48, max_num_batched_tokens=200) as llm:
-        outputs = llm.generate(prompts, shorter, use_tqdm=False)
+        outputs = llm.generate(prompts, SHORTER, use_tqdm=False)
         stats = llm._engine.stats()
     assert stats.num_preemptions > 0
     assert stats.num_free_blocks == 48

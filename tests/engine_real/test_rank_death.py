@@ -7,39 +7,56 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import pytest
 
 from rt_faults import breakable_server, strike
 from rt_server import RunningServer, running_server, wait_until
-from rt_streams import Said, completion_body, disturb, join_streams, start_streams, undisturbed
+from rt_streams import NUM_TOKENS, Said, completion_body, disturb, join_streams, start_streams, undisturbed
 
 ARGUMENTS = ("--dtype", "float32", "--served-model-name", "m", "--max-model-len", "1024", "--num-kv-blocks", "512")
 HANG_SECONDS = 4
 
 
-@pytest.fixture(scope="module")
-def expected(tmp_path_factory: pytest.TempPathFactory) -> list[Said]:
-    """What one rank says, undisturbed."""
-    with running_server(tmp_path_factory.mktemp("one"), *ARGUMENTS) as server:
-        return undisturbed(server)
+@dataclass(frozen=True)
+class Served:
+    executor: str
+    model: str
+    num_tokens: int  # so many that they still come when the fault does, in the first half
 
 
 @pytest.fixture(scope="module", params=["mp", "ray"])
-def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    folder = tmp_path_factory.mktemp(request.param)
-    extra = ("--executor", request.param, "--pipeline-parallel-size", "2", "--hang-seconds", str(HANG_SECONDS))
-    with breakable_server(folder, *ARGUMENTS, *extra, "--restart-budget", "20") as running:
+def served(request: pytest.FixtureRequest, four_layers: str) -> Served:
+    """The embedded model and, as the tests on pods break that one with Ray, a tiny one."""
+    if request.param == "mp":
+        return Served("mp", "builtin://smollm2-135m", NUM_TOKENS)
+    return Served("ray", four_layers, 256)
+
+
+@pytest.fixture(scope="module")
+def expected(served: Served, tmp_path_factory: pytest.TempPathFactory) -> list[Said]:
+    """What one rank says, undisturbed."""
+    with running_server(tmp_path_factory.mktemp("one"), "--model", served.model, *ARGUMENTS) as server:
+        return undisturbed(server, served.num_tokens)
+
+
+@pytest.fixture(scope="module")
+def server(served: Served, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    folder = tmp_path_factory.mktemp(served.executor)
+    extra = ("--executor", served.executor, "--pipeline-parallel-size", "2", "--hang-seconds", str(HANG_SECONDS))
+    model = ("--model", served.model, "--restart-budget", "20")
+    with breakable_server(folder, *model, *ARGUMENTS, *extra) as running:
         yield running
         text = running.log_text()
     assert "Traceback" not in text, text[-4000:]
 
 
-def test_two_stages_say_what_one_rank_says(server: RunningServer, expected: list[Said]) -> None:
+def test_two_stages_say_what_one_rank_says(server: RunningServer, served: Served, expected: list[Said]) -> None:
     status = server.status()
     assert [rank["rank"] for rank in status["ranks"]] == [0, 1]
     assert len({rank["pid"] for rank in status["ranks"]} | {server.children()["core"].pid}) == 3
-    assert undisturbed(server) == expected
+    assert undisturbed(server, served.num_tokens) == expected
     wait_until(
         lambda: all(rank["communication_seconds"] > 0 < rank["advance"] for rank in server.status()["ranks"]),
         30.0,
@@ -60,6 +77,7 @@ def test_two_stages_say_what_one_rank_says(server: RunningServer, expected: list
 )
 def test_a_fault_costs_a_pause_and_no_request(
     server: RunningServer,
+    served: Served,
     expected: list[Said],
     victim: str,
     fault: str,
@@ -68,7 +86,7 @@ def test_a_fault_costs_a_pause_and_no_request(
     pids = {f"rank {rank['rank']}": rank["pid"] for rank in server.status()["ranks"]}
     pids |= {role: child.pid for role, child in server.children().items()}
 
-    seen = disturb(server, expected, lambda: strike(server, victim, fault))
+    seen = disturb(server, expected, lambda: strike(server, victim, fault), served.num_tokens)
     assert seen.failures == []
     ranks = seen.pids(after=True)
     if victim == "launcher":
@@ -89,17 +107,17 @@ def test_a_fault_costs_a_pause_and_no_request(
 
 
 def test_a_killed_front_costs_its_connections_alone(
-    server: RunningServer, expected: list[Said], measured: Callable[[str], None]
+    server: RunningServer, served: Served, expected: list[Said], measured: Callable[[str], None]
 ) -> None:
-    before = server.status()
-    streams, threads = start_streams(server, [completion_body(0)])
+    before, body = server.status(), completion_body(0, served.num_tokens)
+    streams, threads = start_streams(server, [body])
     wait_until(lambda: len(streams[0].tokens) >= 16, 60.0, server.log_text)
     strike(server, "front", "killed")
     struck_at = time.monotonic()
     join_streams(threads)
     assert streams[0].failure is not None
     # The supervisor holds the socket, so this request waits for the new front instead of being refused.
-    streams, threads = start_streams(server, [completion_body(0)])
+    streams, threads = start_streams(server, [body])
     join_streams(threads)
     seconds = streams[0].times[0] - struck_at
     assert (streams[0].failure, streams[0].tokens) == (None, expected[0].tokens)

@@ -90,7 +90,7 @@ def test_a_hard_stop_ends_everything_and_no_stream_is_finished_first(
         assert stream.failure is not None, f"the stream was finished, with {len(stream.tokens)} tokens"
 
 
-@pytest.mark.parametrize("executor", ["uni", "ray"])
+@pytest.mark.parametrize("executor", ["uni", "mp", "ray"])
 def test_nothing_outlives_a_killed_supervisor(tmp_path: Path, model: str, executor: str) -> None:
     with _serve(tmp_path, model, "--device", "cpu", "--executor", executor) as server:
         family = _family(server)

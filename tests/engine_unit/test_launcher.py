@@ -111,4 +111,6 @@ def test_fewer_accelerators_than_ranks_are_refused_before_anything_starts(
     two = {"pipeline_parallel_size": 2, "executor": "mp"}
     with pytest.raises(ConfigError, match="2 ranks need an accelerator each, and this machine has 1"):
         ProcessRanks(parse_config(two), tmp_path, "127.0.0.1:1").prepare(no_progress)  # type: ignore[arg-type]
-    ProcessRanks(parse_config({**two, "device": "cpu"}), tmp_path, "127.0.0.1:1").prepare(no_progress)  # type: ignore[arg-type]
+    on_cpu = ProcessRanks(parse_config({**two, "device": "cpu"}), tmp_path, "127.0.0.1:1")  # type: ignore[arg-type]
+    on_cpu.prepare(no_progress)
+    on_cpu.close()

@@ -173,7 +173,7 @@ Rolls.TestCase.settings = settings(
     report_multiple_bugs=False,
     phases=[Phase.explicit, Phase.reuse, Phase.generate],
 )
-RollsAndDrains.TestCase.settings = settings(Rolls.TestCase.settings, max_examples=1000)
+RollsAndDrains.TestCase.settings = settings(Rolls.TestCase.settings, max_examples=500)
 # Each takes half a minute where nothing else runs, and ten times as long on a machine that is busy.
 TestRolls = pytest.mark.timeout(900)(Rolls.TestCase)
 TestRollsAndDrains = pytest.mark.timeout(900)(RollsAndDrains.TestCase)

@@ -136,8 +136,8 @@ def free_ports(count: int) -> tuple[int, ...]:
 
 
 def _role(process: psutil.Process) -> str:
-    """The module that a process runs, such as `rayloom_engine.front`, or its name."""
+    """The module that a process runs, such as `rayloom_engine.front`, or its name, such as that of a forked rank."""
     arguments = process.cmdline()
-    if "-m" in arguments[:-1]:
+    if "-m" in arguments[:-1] and not process.name().startswith("rank"):
         return arguments[arguments.index("-m") + 1]
     return process.name()

@@ -20,7 +20,7 @@ EXIT_RANK_LOST = 75  # a part of a job (executor external) is gone: start the jo
 
 PULSE_SECONDS = 0.5
 
-_PR_SET_PDEATHSIG = 1
+_PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
 _LAST_SECONDS = 5.0
 
 
@@ -39,10 +39,26 @@ def end_with_parent(parent_pid: int, how: signal.Signals = signal.SIGKILL) -> No
 
     Other signals than SIGKILL give it _LAST_SECONDS to end what it has started.
     """
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, how)
+    _control(_PR_SET_PDEATHSIG, how)
     # The parent may be gone before the call; and other systems have no such call.
     threading.Thread(target=_watch_parent, args=(parent_pid, how), daemon=True, name="parent-watch").start()
+
+
+def die_with_parent(parent_pid: int) -> None:
+    """As `end_with_parent` by SIGKILL, without a thread: for a process that forks. Linux alone does it."""
+    _control(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent_pid:
+        os._exit(1)
+
+
+def name_process(name: str) -> None:
+    """At most 15 characters that `ps` and `top` show of this process."""
+    _control(_PR_SET_NAME, name.encode())
+
+
+def _control(option: int, value: int | bytes) -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(option, value)
 
 
 def _watch_parent(parent_pid: int, how: signal.Signals) -> None:

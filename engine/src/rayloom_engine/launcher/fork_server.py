@@ -2,7 +2,7 @@
 
 Importing torch takes seconds, here once for all ranks and before any of them is lost: a replacement is there at once.
 A fork is safe because this process has one thread and has touched no accelerator. It has nothing else to do, and ends
-with its ranks when the launcher hangs up.
+with its ranks when the launcher hangs up or is gone.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import msgspec
 
 from rayloom_engine import rank_process
 from rayloom_engine.config import load_config
+from rayloom_engine.process import die_with_parent, name_process
 from rayloom_engine.worker.start import set_threads
 
 MAX_MESSAGE_BYTES = 4096
@@ -44,7 +45,11 @@ class KillRank(msgspec.Struct, frozen=True, tag=True):
     rank: int
 
 
-class RankEnd(msgspec.Struct, frozen=True):
+class Ready(msgspec.Struct, frozen=True, tag=True):
+    """The imports are done."""
+
+
+class RankEnd(msgspec.Struct, frozen=True, tag=True):
     rank: int
     code: int  # exit code, or minus the signal that ended it
 
@@ -62,6 +67,7 @@ class ForkServer:
 
         Gives an order in a fork of this process, which then is to be that rank.
         """
+        self._tell(Ready())
         while True:
             ends = {end: rank for rank, (_, end) in self._running.items()}
             line = self._line.fileno()
@@ -71,7 +77,9 @@ class ForkServer:
                     self._report(ends[end])
             if line not in readable:
                 continue
-            message = self._line.recv(MAX_MESSAGE_BYTES)
+            message = b""
+            with contextlib.suppress(ConnectionError):  # it hung up before it had read everything
+                message = self._line.recv(MAX_MESSAGE_BYTES)
             if not message:
                 break
             order = self._orders.decode(message)
@@ -102,8 +110,11 @@ class ForkServer:
         pid, end = self._running.pop(rank)
         os.close(end)
         _, status = os.waitpid(pid, 0)
+        self._tell(RankEnd(rank, os.waitstatus_to_exitcode(status)))
+
+    def _tell(self, message: Ready | RankEnd) -> None:
         with contextlib.suppress(OSError):  # the launcher is gone, which the next look shows
-            self._line.send(msgspec.json.encode(RankEnd(rank, os.waitstatus_to_exitcode(status))))
+            self._line.send(msgspec.json.encode(message))
 
 
 def main() -> int:
@@ -111,9 +122,12 @@ def main() -> int:
     parser.add_argument("--run-dir", type=Path, required=True, help="folder with config.json and token")
     parser.add_argument("--core-address", required=True, help="HOST:PORT of the core's rank port")
     parser.add_argument("--line-fd", type=int, required=True, help="socket of packets to the launcher")
+    parser.add_argument("--parent", type=int, required=True, help="process id to end with")
     args = parser.parse_args()
+    die_with_parent(args.parent)
     config = load_config(args.run_dir / "config.json")
     set_threads(config, config.world_size)
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy's own threads, which nothing here uses
     for module in _PRELOAD:
         importlib.import_module(module)
     gc.freeze()  # what was imported stays as it is, so that ranks share its memory
@@ -121,6 +135,7 @@ def main() -> int:
     order = ForkServer(socket.socket(fileno=args.line_fd)).run()
     if order is None:
         return 0
+    name_process(f"rank{order.rank}")
     if order.device is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = order.device
     arguments = ["--run-dir", str(args.run_dir), "--core-address", args.core_address, "--rank", str(order.rank)]

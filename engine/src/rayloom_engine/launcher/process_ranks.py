@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import select
 import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import msgspec
 
 from rayloom_engine.config import EngineConfig
 from rayloom_engine.errors import ConfigError
-from rayloom_engine.launcher.fork_server import MAX_MESSAGE_BYTES, KillRank, RankEnd, StartRank
+from rayloom_engine.launcher.fork_server import MAX_MESSAGE_BYTES, KillRank, RankEnd, Ready, StartRank
 from rayloom_engine.launcher.starter import NO_CORE
 from rayloom_engine.models.progress import Progress
 from rayloom_engine.worker.machine import visible_devices
 
-_CLOSE_SECONDS = 5.0  # for the fork server to end, which may import just then
+_KILL_SECONDS = 5.0  # a fork server that has not ended a rank by then is stopped, and ended itself
+_IMPORT_SECONDS = 120.0  # the same while it imports
+_CLOSE_SECONDS = 0.7  # for the fork server to end; the supervisor waits little longer for all of us
 
 
 class ProcessRanks:
@@ -31,50 +35,44 @@ class ProcessRanks:
         self._core_address = core_address
         self._devices: list[str] = []  # CUDA devices, one a rank; empty = all compute on the CPU
         self._running: set[int] = set()
+        self._kill_by: dict[int, float] = {}  # rank -> when it must have ended (time.monotonic)
         self._server: tuple[subprocess.Popen[bytes], socket.socket] | None = None  # the fork server, the line to it
-        self._ends = msgspec.json.Decoder(RankEnd)
+        self._is_ready = False  # the fork server has imported
+        self._messages = msgspec.json.Decoder(Ready | RankEnd)
 
     def prepare(self, progress: Progress) -> None:
-        """Gives each rank an accelerator of its own, where there are any. Raises ConfigError when they are too few."""
-        if self._config.device == "cpu":
-            return
-        self._devices = visible_devices()
+        """Gives each rank an accelerator of its own, where there are any. Raises ConfigError when they are too few.
+
+        Returns when the fork server is ready, or has ended.
+        """
+        if self._config.device != "cpu":
+            self._devices = visible_devices()
         if 0 < len(self._devices) < self._config.world_size:
             raise ConfigError(
                 f"{self._config.parallelism}: {self._config.world_size} ranks need an accelerator each, and this "
                 f"machine has {len(self._devices)}; lower one of them, or set device to cpu"
             )
+        progress("import", 0, 0, "")
+        self._start_server()
+        self._take(None)
 
     def start(self, rank: int, incarnation: int) -> None:
         if self._server is None:
-            self._server = self._start_server()
+            self._start_server()
         self._running.add(rank)
         self._send(StartRank(rank, incarnation, self._devices[rank] if self._devices else None))
 
     def kill(self, rank: int) -> None:
         if rank in self._running:
+            self._kill_by.setdefault(rank, time.monotonic() + (_KILL_SECONDS if self._is_ready else _IMPORT_SECONDS))
             self._send(KillRank(rank))
 
     def wait(self, timeout_s: float) -> list[tuple[int, str]]:
-        ended: list[tuple[int, str]] = []
-        # After the first one only what is there already.
-        while self._is_news(0.0 if ended else timeout_s):
-            assert self._server is not None
-            process, line = self._server
-            message = b""
-            with contextlib.suppress(ConnectionError):
-                message = line.recv(MAX_MESSAGE_BYTES)
-            if message:
-                end = self._ends.decode(message)
-                self._running.discard(end.rank)
-                ended.append((end.rank, NO_CORE if end.code == 0 else _cause(end.code)))
-                continue
-            self._server = None
-            line.close()
-            process.kill()
-            cause = f"with its fork server: {_cause(process.wait())}"
-            ended += [(rank, cause) for rank in sorted(self._running)]
-            self._running.clear()
+        if self._server is not None and any(time.monotonic() > at for at in self._kill_by.values()):
+            self._server[0].kill()
+        ended = self._take(timeout_s)
+        while more := self._take(0.0):
+            ended += more
         return ended
 
     def close(self) -> None:
@@ -88,21 +86,48 @@ class ProcessRanks:
             process.kill()
             process.wait()
 
-    def _is_news(self, timeout_s: float) -> bool:
+    def _take(self, timeout_s: float | None) -> list[tuple[int, str]]:
+        """The ranks whose ends the next message tells; None = waits for ever."""
         lines = [] if self._server is None else [self._server[1]]
-        return bool(select.select(lines, [], [], timeout_s)[0])
+        if not select.select(lines, [], [], timeout_s)[0]:
+            return []
+        assert self._server is not None
+        process, line = self._server
+        try:
+            content = line.recv(MAX_MESSAGE_BYTES)
+        except ConnectionError:  # it ended before it had read everything; what it said is still there
+            content = line.recv(MAX_MESSAGE_BYTES)
+        if not content:
+            return self._lose_server(process, line)
+        message = self._messages.decode(content)
+        if isinstance(message, Ready):
+            self._is_ready = True
+            return []
+        self._running.discard(message.rank)
+        self._kill_by.pop(message.rank, None)
+        return [(message.rank, NO_CORE if message.code == 0 else _cause(message.code))]
 
-    def _start_server(self) -> tuple[subprocess.Popen[bytes], socket.socket]:
+    def _lose_server(self, process: subprocess.Popen[bytes], line: socket.socket) -> list[tuple[int, str]]:
+        line.close()
+        process.kill()
+        cause = f"with its fork server: {_cause(process.wait())}"
+        ended = [(rank, cause) for rank in sorted(self._running)]
+        self._running.clear()
+        self._kill_by.clear()
+        self._server, self._is_ready = None, False
+        return ended
+
+    def _start_server(self) -> None:
         line, end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with end:
             arguments = ["--run-dir", str(self._run_dir), "--core-address", self._core_address]
-            arguments += ["--line-fd", str(end.fileno())]
+            arguments += ["--line-fd", str(end.fileno()), "--parent", str(os.getpid())]
             process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "rayloom_engine.launcher.fork_server", *arguments],
                 pass_fds=[end.fileno()],
                 stdin=subprocess.DEVNULL,
             )
-        return process, line
+        self._server = process, line
 
     def _send(self, order: StartRank | KillRank) -> None:
         assert self._server is not None
