@@ -11,6 +11,8 @@ WORKERS ?= 2
 SIDE_BY_SIDE = -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 BIN := .venv/bin
+# Tests start hundreds of processes, and each would compile what it imports.
+unexport PYTHONDONTWRITEBYTECODE
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 # The stamp's name holds a checksum of everything that decides what is installed, so a changed pin installs again and

@@ -1,7 +1,8 @@
 """Any number of ranks says what one rank says, token for token, through the real server and every executor.
 
-A covering set: each executor with each layout, and each architecture with each executor. That each architecture can be
-cut in each way is shown, without servers, by engine_unit/test_shard_processes.py, and so are three ranks.
+A covering set: each executor with each layout, and each architecture with each executor. Four ranks as actors or of a
+job are left to `make faults`, for test_ray_faults.py and test_external.py have them under load. That each architecture
+can be cut in each way is shown, without servers, by engine_unit/test_shard_processes.py, and so are three ranks.
 """
 
 from __future__ import annotations
@@ -32,13 +33,14 @@ CASES = [
     ("mp", "qwen3-biases", 2, 2),
     ("ray", "mistral-window", 2, 1),
     ("ray", "qwen3-biases", 1, 2),
-    ("ray", "llama-biases", 4, 1),
-    ("ray", "qwen2-some-windows", 2, 2),
+    pytest.param("ray", "llama-biases", 4, 1, marks=pytest.mark.slow),
+    pytest.param("ray", "qwen2-some-windows", 2, 2, marks=pytest.mark.slow),
     ("external", "qwen3-biases", 2, 1),
     ("external", "mistral-window", 1, 2),
-    ("external", "llama-tied", 4, 1),
-    ("external", "qwen2-some-windows", 2, 2),
+    pytest.param("external", "llama-tied", 4, 1, marks=pytest.mark.slow),
+    pytest.param("external", "qwen2-some-windows", 2, 2, marks=pytest.mark.slow),
 ]
+MODELS = ("llama-biases", "llama-tied", "mistral-window", "qwen2-some-windows", "qwen3-biases")
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +57,7 @@ def ray_address() -> Iterator[str]:
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     folders = {}
-    for variant in sorted({model for _, model, _, _ in CASES}):
+    for variant in sorted(MODELS):
         architecture, overrides = VARIANTS[variant]
         folder = tmp_path_factory.mktemp(variant)
         tiny_checkpoint(folder, architecture, **{"vocab_size": 255, "intermediate_size": 97, **overrides})

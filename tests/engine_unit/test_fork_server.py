@@ -111,13 +111,14 @@ def test_nothing_outlives_a_killed_launcher(tmp_path: Path, config: Path, core_a
     assert psutil.wait_procs(family, timeout=10.0)[1] == []
 
 
-def test_an_end_that_was_not_read_ends_the_fork_server_in_order(ranks: ProcessRanks) -> None:
-    server, (rank,) = _start(ranks, 0)
-    rank.kill()
-    wait_until(lambda: not server.children(), 10.0, lambda: "the rank is not waited for")
+def test_closing_ends_every_rank_and_the_fork_server_though_an_end_was_not_read(ranks: ProcessRanks) -> None:
+    server, (first, second) = _start(ranks, 0, 1)
+    first.kill()
+    wait_until(lambda: server.children() == [second], 10.0, lambda: "the rank is not waited for")
     process = ranks._server[0]  # type: ignore[index]
     ranks.close()
     assert process.returncode == 0
+    assert not any(each.is_running() for each in (server, first, second))
 
 
 def test_ranks_end_with_their_fork_server_and_get_another_one(ranks: ProcessRanks) -> None:
@@ -128,12 +129,6 @@ def test_ranks_end_with_their_fork_server_and_get_another_one(ranks: ProcessRank
     assert ranks.wait(0.0) == []
     other, _ = _start(ranks, 1)
     assert other.pid != server.pid
-
-
-def test_closing_ends_every_rank_and_the_fork_server_before_it_returns(ranks: ProcessRanks) -> None:
-    server, started = _start(ranks, 0, 1)
-    ranks.close()
-    assert not any(each.is_running() for each in [server, *started])
 
 
 def test_what_a_fork_server_that_cannot_start_says_is_told_of_its_ranks(ranks: ProcessRanks, config: Path) -> None:

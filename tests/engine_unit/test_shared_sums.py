@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import multiprocessing
 import os
 import select
 import signal
@@ -18,6 +17,7 @@ import torch
 from rayloom_engine.worker import shared_sums
 from rayloom_engine.worker.shared_sums import SharedTensorGroup
 from rayloom_engine.worker.stage_link import join_group, leave_group, open_store
+from rt_stages import processes_with_torch
 
 SIZE = 3
 WIDTHS = (5, 4, 4)
@@ -97,7 +97,7 @@ def _process(rank: int, connection: Connection) -> None:
 
 class Ranks:
     def __init__(self) -> None:
-        self._context = multiprocessing.get_context("spawn")
+        self._context = processes_with_torch()
         self.processes: dict[int, Any] = {}
         self._connections: dict[int, Connection] = {}
         for rank in range(SIZE):

@@ -8,6 +8,7 @@ import os
 from collections import deque
 from collections.abc import Callable
 from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Any
 
@@ -130,12 +131,19 @@ def ids_by_request(outputs: dict[str, list[SequenceOutput]]) -> dict[str, list[i
     return {name: [token for part in parts for token in part.token_ids] for name, parts in outputs.items()}
 
 
+def processes_with_torch() -> ForkServerContext:
+    """Where processes start that have imported torch already: their import takes longer than most tests."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["rayloom_engine.models.loader", "rayloom_engine.worker.loaded_rank"])
+    return context
+
+
 class RankProcesses:
     """A process for each rank. An executor once `join` was called; raises when a rank says that it failed."""
 
     def __init__(self, config: EngineConfig) -> None:
         self._config = config
-        self._context = multiprocessing.get_context("spawn")
+        self._context = processes_with_torch()
         self.processes: dict[int, Any] = {}
         self._connections: dict[int, Connection] = {}
         self._num_submitted = 0
