@@ -17,6 +17,7 @@ that is there. When a test fails, logs, events and objects are in artifacts/TEST
 
 from __future__ import annotations
 
+import calendar
 import contextlib
 import json
 import os
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from streams import Seen
 
 ARTIFACTS = Path(__file__).parent / "artifacts"
+_NAMESPACE_ENDS_S = 60.0
 _measured: list[str] = []
 _rolls: list[str] = []
 _HEADER = (
@@ -118,8 +120,16 @@ def operator(cluster: Cluster) -> Iterator[Kubectl]:
     delete = ("delete", "namespace", "--selector", "rayloom.dev/e2e=true", "--timeout=120s")
     kubectl(*delete, timeout_s=130)
     yield kubectl
-    # Nothing of ours keeps a namespace from its end.
-    kubectl(*delete, timeout_s=130)
+    # Nothing of ours keeps a namespace from its end. What watches over that looks again only after half of a pod's
+    # grace period, so those of the last tests may need a little longer.
+    selected = kubectl.json("get", "namespaces", "--selector", "rayloom.dev/e2e=true")["items"]
+    deleted = {one["metadata"]["name"]: one["metadata"].get("deletionTimestamp") for one in selected}
+    assert [name for name, at in deleted.items() if at is None or _age_s(at) > _NAMESPACE_ENDS_S] == []
+
+
+def _age_s(timestamp: str) -> float:
+    """Seconds since a time as Kubernetes writes it."""
+    return time.time() - calendar.timegm(time.strptime(timestamp, "%Y-%m-%dT%H:%M:%SZ"))
 
 
 @pytest.fixture(scope="session")

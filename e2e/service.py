@@ -18,6 +18,8 @@ ROOT = Path(__file__).parent.parent
 OPERATOR_NAMESPACE = "rayloom-system"
 READY_SECONDS = 180.0
 _RULES_S = 5.0
+# A connection that is begun just while a node changes its rules for a Service finds nobody until it times out.
+_TRY_S = 2.0
 
 CHAT = {
     "messages": [{"role": "user", "content": "Tell me a short story about a lighthouse and a whale."}],
@@ -55,11 +57,11 @@ class Service:
         """Seconds until it is. Returns once requests reach it from this client's node, whose own rules follow the
         endpoints a second or so later."""
         found = wait(self.is_available, seconds, self.story)
-        wait(lambda: self.client.request(f"{self.url}/v1/models")[0] != 0, _RULES_S, self.story)
+        wait(lambda: self.client.request(f"{self.url}/v1/models", None, _TRY_S)[0] != 0, _RULES_S, self.story)
         return found
 
-    def chat(self, **other: Any) -> tuple[int, str]:
-        return self.client.request(f"{self.url}/v1/chat/completions", {"model": self.name, **CHAT, **other}, 120)
+    def chat(self, timeout_s: float = 120, **other: Any) -> tuple[int, str]:
+        return self.client.request(f"{self.url}/v1/chat/completions", {"model": self.name, **CHAT, **other}, timeout_s)
 
     def tokens(self) -> list[str]:
         status, body = self.chat()

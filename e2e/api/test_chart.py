@@ -129,6 +129,7 @@ def test_an_installation_after_that_takes_over_what_runs(
     world.wait_serving(namespace, "chat")
     before = _uids(world, namespace, "chat")
     first.stop()
+    world.stop_operators()  # the second gets a token of its own: this one's account goes with the chart
     uninstall_chart(world.kubeconfig)
     install_chart(world.kubeconfig)
     second = world.start_operator()

@@ -142,7 +142,15 @@ def test_what_a_head_mounts_is_there_when_a_head_starts(kind: str, world: World,
 def test_a_deleted_raycluster_is_made_again(world: World, running: tuple[str, str]) -> None:
     before, pods = _own(world, running, "RayCluster")["metadata"], _uids(world, running)
     world.request("DELETE", f"{_PATHS['RayCluster'].format(running[0])}/{before['name']}")
-    wait_until(lambda: len(world.pods(*running)) == 2 and not _uids(world, running) & pods, "other pods", 20)
+
+    def are_all_of_another() -> bool:
+        # KubeRay, too, may see the end of the old one late, and make a pod for it that goes again.
+        clusters = {each["metadata"]["uid"] for each in _all_own(world, running, "RayCluster")} - {before["uid"]}
+        found = world.pods(*running)
+        owners = {owner["uid"] for each in found for owner in each["metadata"]["ownerReferences"]}
+        return len(found) == 2 and not _uids(world, running) & pods and owners == clusters
+
+    wait_until(are_all_of_another, "other pods", 20)
     world.wait_serving(*running)
 
 

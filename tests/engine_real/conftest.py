@@ -31,3 +31,11 @@ def four_layers(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("four-layers")
     tiny_checkpoint(folder, "Qwen3ForCausalLM", num_hidden_layers=4, head_dim=16, max_position_embeddings=1024)
     return str(tiny_tokenizer(folder))
+
+
+@pytest.fixture(scope="session")
+def one_rank(four_layers: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    """One rank with that model as "m", in float32: what it says is what others are to say."""
+    arguments = ("--dtype", "float32", "--device", "cpu", "--served-model-name", "m", "--num-kv-blocks", "256")
+    with running_server(tmp_path_factory.mktemp("one-rank"), "--model", four_layers, *arguments) as running:
+        yield running

@@ -52,7 +52,7 @@ def test_a_fault_of_the_core_costs_a_pause_and_no_request(
 
 def test_n_choices_go_on_after_the_core_died(server: RunningServer) -> None:
     # Long enough that a status, which comes once a second, is sent while it runs, also on a fast machine.
-    body = {**completion_body(1), "n": 3, "max_tokens": 150}
+    body = {**completion_body(1), "n": 3, "max_tokens": 100}
     request = body
     expected = server.client.post(f"{server.api_url}/v1/completions", json=request).json()
     answers: list[dict] = []

@@ -16,7 +16,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from rt_job import running_job
-from rt_server import running_server, wait_until
+from rt_server import RunningServer, wait_until
 from rt_streams import NUM_TOKENS, Said, completion_body, join_streams, start_streams, undisturbed
 
 ARGUMENTS = ("--dtype", "float32", "--device", "cpu", "--served-model-name", "m", "--num-kv-blocks", "64")
@@ -24,10 +24,9 @@ STAGES = ("--executor", "external", "--pipeline-parallel-size", "2")
 
 
 @pytest.fixture(scope="module")
-def expected(four_layers: str, tmp_path_factory: pytest.TempPathFactory) -> list[Said]:
+def expected(one_rank: RunningServer) -> list[Said]:
     """What one rank says."""
-    with running_server(tmp_path_factory.mktemp("one"), "--model", four_layers, *ARGUMENTS) as server:
-        return undisturbed(server)
+    return undisturbed(one_rank)
 
 
 def test_torchruns_ranks_say_what_one_says_and_a_killed_one_ends_the_job(

@@ -26,17 +26,22 @@ class Served:
     num_tokens: int  # so many that they still come when the fault does, in the first half
 
 
-@pytest.fixture(scope="module", params=["mp", "ray"])
+@pytest.fixture(scope="module", params=["mp tiny", "ray tiny", pytest.param("mp embedded", marks=pytest.mark.slow)])
 def served(request: pytest.FixtureRequest, four_layers: str) -> Served:
-    """The embedded model and, as the tests on pods break that one with Ray, a tiny one."""
-    if request.param == "mp":
-        return Served("mp", "builtin://smollm2-135m", NUM_TOKENS)
-    return Served("ray", four_layers, 256)
+    """A tiny model or the embedded one, which the tests on pods break with Ray."""
+    executor, model = request.param.split()
+    if model == "embedded":
+        return Served(executor, "builtin://smollm2-135m", NUM_TOKENS)
+    return Served(executor, four_layers, 256)
 
 
 @pytest.fixture(scope="module")
-def expected(served: Served, tmp_path_factory: pytest.TempPathFactory) -> list[Said]:
+def expected(
+    served: Served, one_rank: RunningServer, four_layers: str, tmp_path_factory: pytest.TempPathFactory
+) -> list[Said]:
     """What one rank says, undisturbed."""
+    if served.model == four_layers:
+        return undisturbed(one_rank, served.num_tokens)
     with running_server(tmp_path_factory.mktemp("one"), "--model", served.model, *ARGUMENTS) as server:
         return undisturbed(server, served.num_tokens)
 

@@ -71,10 +71,9 @@ def ray_nodes() -> Iterator[RayOnThisMachine]:
 
 
 @pytest.fixture(scope="module")
-def expected(four_layers: str, tmp_path_factory: pytest.TempPathFactory) -> list[Said]:
+def expected(one_rank: RunningServer) -> list[Said]:
     """What one rank says, undisturbed."""
-    with running_server(tmp_path_factory.mktemp("one"), "--model", four_layers, *ARGUMENTS) as server:
-        return undisturbed(server, NUM_TOKENS)
+    return undisturbed(one_rank, NUM_TOKENS)
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from rt_faults import breakable_server, strike
-from rt_server import RunningServer, running_server
+from rt_server import RunningServer
 from rt_streams import Said, disturb, undisturbed
 
 NUM_TOKENS = 128  # a tiny model is quick, and the fault must land in the first half
@@ -19,10 +19,9 @@ LAYOUTS = {
 
 
 @pytest.fixture(scope="module")
-def expected(four_layers: str, tmp_path_factory: pytest.TempPathFactory) -> list[Said]:
+def expected(one_rank: RunningServer) -> list[Said]:
     """What one rank says, undisturbed."""
-    with running_server(tmp_path_factory.mktemp("one"), "--model", four_layers, *ARGUMENTS) as server:
-        return undisturbed(server, NUM_TOKENS)
+    return undisturbed(one_rank, NUM_TOKENS)
 
 
 @pytest.fixture(scope="module", params=LAYOUTS)
