@@ -56,6 +56,8 @@ FROM dependencies AS engine
 ENV HOME=/tmp PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1 RAYLOOM_CACHE=/opt/rayloom/cache
 COPY --from=model /opt/rayloom/cache /opt/rayloom/cache
 COPY --from=code /opt/rayloom/code /opt/rayloom/code
+# Before Ray's own on the PATH.
+COPY --chmod=755 docker/ray /opt/rayloom/code/bin/ray
 WORKDIR /tmp
 USER 1000:1000
 CMD ["rayloom-engine", "--help"]

@@ -47,7 +47,7 @@ class Image:
     def inputs(self, base: str) -> str:
         """A digest of everything that decides what the image holds."""
         folder = REPOSITORY / self.project
-        files = [REPOSITORY / "constraints.txt", self.dockerfile, folder / "pyproject.toml"]
+        files = [REPOSITORY / "constraints.txt", *sorted(self.dockerfile.parent.iterdir()), folder / "pyproject.toml"]
         ignored = ("__pycache__", f"rayloom_{self.project}.egg-info")
         files += sorted(
             path for path in (folder / "src").rglob("*") if path.is_file() and not set(path.parts) & set(ignored)

@@ -57,6 +57,18 @@ def test_ranks_load_then_meet_at_rank_0_then_take_the_blocks_that_all_have_room_
     ]
 
 
+@pytest.mark.parametrize(("is_rebuild", "loads"), [(False, [("load", 20, 20, "bytes")]), (True, [])])
+def test_weights_that_are_in_place_at_the_first_look_were_loaded_by_this_start(
+    ranks: Ranks, is_rebuild: bool, loads: list[object]
+) -> None:
+    ranks.start(0)
+    ranks.start(1)
+    told: list[tuple[str, int, int, str]] = []
+    ranks.assemble(progress=lambda *now: told.append(now), is_rebuild=is_rebuild)
+    assert [now for now in told if now[0] == "load"] == loads
+    assert [now[0] for now in told][-2:] == ["rendezvous", "warm_up"]
+
+
 def test_a_restarted_core_asks_for_the_blocks_of_the_first(ranks: Ranks) -> None:
     ranks.start(0)
     second = ranks.start(1)

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 
 from rayloom_engine.core.step import StepPlan, StepResult
-from rayloom_engine.models.progress import no_progress
+from rayloom_engine.models.progress import Progress, no_progress
 from rayloom_engine.protocol.channel import Channel, ChannelClosed, dial
 from rayloom_engine.protocol.ranks import (
     Allocate,
@@ -171,7 +171,12 @@ class Ranks:
         return FakeRank(self.port, rank, is_last=rank == 1, **other)  # type: ignore[arg-type]
 
     def assemble(
-        self, num_blocks: int | None = None, seconds: float = 20.0, budget: int = 5, is_rebuild: bool = False
+        self,
+        num_blocks: int | None = None,
+        seconds: float = 20.0,
+        budget: int = 5,
+        is_rebuild: bool = False,
+        progress: Progress = no_progress,
     ) -> tuple[int, list[Loaded]]:
         return assemble(
             self.pool,
@@ -179,7 +184,7 @@ class Ranks:
             num_blocks,
             time.monotonic() + seconds,
             RestartBudget(budget),
-            no_progress,
+            progress,
             is_rebuild=is_rebuild,
         )
 

@@ -87,6 +87,10 @@ def _wait_until_loaded(pool: RankPool, deadline: float, progress: Progress, is_r
         ranks = sorted(pool.attached.values(), key=lambda rank: rank.rank)
         loaded = [rank.loaded for rank in ranks if rank.loaded is not None]
         if len(loaded) == pool.world_size:
+            if not is_rebuild:
+                # A small model may be in place before anybody looked.
+                num_bytes = sum(rank.bytes_read for rank in loaded)
+                progress("load", num_bytes, num_bytes, "bytes")
             return loaded
         missing = sorted(set(range(pool.world_size)) - {rank.rank for rank in ranks})
         if time.monotonic() > deadline:

@@ -1,0 +1,73 @@
+"""The `ray` of the image: it answers KubeRay's check quickly and is Ray's own command in all else."""
+
+import os
+import socket
+import subprocess
+from pathlib import Path
+
+import pytest
+
+IMAGE_RAY = Path(__file__).parents[2] / "docker" / "ray"
+RAYS_OWN = """#!/bin/sh
+echo "$@"
+cat
+exit 7
+"""
+
+
+@pytest.fixture
+def image(tmp_path):
+    """A PATH with the image's command, then one that stands for Ray's, and a `sleep` that tells of its first use."""
+    nap = f"""#!/bin/sh
+if [ -p {tmp_path}/first_nap ]; then echo asleep > {tmp_path}/first_nap; rm -f {tmp_path}/first_nap; fi
+exec /bin/sleep "$@"
+"""
+    for name, text in {"ray": RAYS_OWN, "sleep": nap}.items():
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    (tmp_path / "first").mkdir()
+    (tmp_path / "first" / "ray").symlink_to(IMAGE_RAY)
+    os.mkfifo(tmp_path / "first_nap")
+    return {"PATH": f"{tmp_path}/first:{tmp_path}:{os.environ['PATH']}"}
+
+
+@pytest.fixture
+def head():
+    """A port that refuses until somebody listens."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        yield found
+
+
+def check(image, head, **variables):
+    command = ["ray", "health-check", "--address", f"localhost:{head.getsockname()[1]}"]
+    return subprocess.Popen(command, env=image | variables, stderr=subprocess.PIPE, text=True)
+
+
+def test_the_check_is_answered_as_soon_as_the_head_listens(image, head, tmp_path):
+    with check(image, head) as running:
+        assert (tmp_path / "first_nap").read_text() == "asleep\n"  # it has asked in vain
+        head.listen()
+        assert running.wait(timeout=20) == 0
+
+
+def test_the_check_gives_up_after_half_a_minute_and_says_why(image, head):
+    with check(image, head, SECONDS="30") as running:
+        assert running.wait(timeout=20) == 1
+        assert "has not answered at localhost:" in running.stderr.read()
+
+
+@pytest.mark.parametrize(
+    "arguments", ["start --head --port=6379", "health-check --address a:1 --component b", "", "a  b"]
+)
+def test_everything_else_is_rays_own(image, arguments):
+    command = ["ray", *arguments.split(" ")] if arguments else ["ray"]
+    done = subprocess.run(command, env=image, input="typed", capture_output=True, text=True, timeout=20)
+    assert (done.stdout, done.returncode) == (f"{' '.join(command[1:])}\ntyped", 7)
+
+
+def test_without_ray_the_command_says_where_it_looked(image, tmp_path):
+    (tmp_path / "ray").unlink()
+    path = f"{tmp_path}/first:/usr/bin:/bin"
+    done = subprocess.run(["ray", "start"], env={"PATH": path}, capture_output=True, text=True, timeout=20)
+    assert (done.returncode, done.stderr) == (127, f"the image holds no Ray: PATH is {path}\n")
