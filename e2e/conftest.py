@@ -195,8 +195,9 @@ def new_namespace(kubectl: Kubectl, purpose: str) -> Iterator[str]:
         yield name
     finally:
         kubectl("delete", "namespace", name, "--wait=false")
-        # At once, and not when the namespace's controller comes to pods; nobody can make new ones any more.
-        kubectl("delete", "pods", "--all", "--namespace", name, "--timeout=120s", timeout_s=130)
+        # Now, and not when the namespace's controller comes to pods; nobody can make new ones any more. How they end in
+        # order is what other tests look at.
+        kubectl("delete", "pods", "--all", "--now", "--namespace", name, "--timeout=120s", timeout_s=130)
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ import msgspec
 
 from rayloom_engine import rank_process
 from rayloom_engine.config import load_config
-from rayloom_engine.process import die_with_parent, name_process
+from rayloom_engine.process import die_with_parent, name_process, without_garbage_collection
 from rayloom_engine.worker.start import set_threads
 
 MAX_MESSAGE_BYTES = 4096
@@ -128,8 +128,9 @@ def main() -> int:
     config = load_config(args.run_dir / "config.json")
     set_threads(config, config.world_size)
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy's own threads, which nothing here uses
-    for module in _PRELOAD:
-        importlib.import_module(module)
+    with without_garbage_collection():
+        for module in _PRELOAD:
+            importlib.import_module(module)
     gc.freeze()  # what was imported stays as it is, so that ranks share its memory
     parent = os.getpid()
     order = ForkServer(socket.socket(fileno=args.line_fd)).run()

@@ -15,6 +15,7 @@ from rayloom_engine.models.shape import ModelShape, read_shape
 from rayloom_engine.models.shard import WHOLE, Shard, check_shards
 from rayloom_engine.models.source import ResolvedModel, resolve
 from rayloom_engine.models.stage import Stage, make_stages, split_layers, whole_model
+from rayloom_engine.process import without_garbage_collection
 from rayloom_engine.worker.kv_memory import plan_kv_memory, step_bytes
 from rayloom_engine.worker.machine import free_memory_bytes, usable_cores
 
@@ -98,11 +99,12 @@ def load_rank(
     """
     threads = set_threads(config, ranks_on_host)
     progress("import", 0, 0, "")
-    import torch
+    with without_garbage_collection():
+        import torch
 
-    from rayloom_engine.models.loader import load_model
-    from rayloom_engine.worker.device import choose_device
-    from rayloom_engine.worker.loaded_rank import LoadedRank
+        from rayloom_engine.models.loader import load_model
+        from rayloom_engine.worker.device import choose_device
+        from rayloom_engine.worker.loaded_rank import LoadedRank
 
     torch.set_num_threads(threads)
     choice = choose_device(config.device, config.dtype, shape.checkpoint_dtype)
