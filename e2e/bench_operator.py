@@ -74,9 +74,9 @@ class Bench:
         self.operator = self._start()
 
     def _start(self) -> OperatorProcess:
-        command = (*OPERATOR, "run", f"--engine-image={ENGINE_IMAGE}", "--log-level=warning", *LEASE)
-        where = direct(self._world.kubeconfig)
-        return OperatorProcess(where, self._credentials, self._folder / str(next(self._numbers)), *command)
+        arguments = ("run", f"--engine-image={ENGINE_IMAGE}", "--log-level=warning", *LEASE)
+        where, folder = direct(self._world.kubeconfig), self._folder / str(next(self._numbers))
+        return OperatorProcess(where, self._credentials, folder, *arguments, command=OPERATOR)
 
     def grow(self, size: int, what: str, timeout_s: float) -> None:
         """Makes services until there are `size`, and adds a row with what that cost."""

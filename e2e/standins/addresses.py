@@ -30,10 +30,8 @@ def pod_ip_at(address: str) -> str:
     return f"198{address.removeprefix('127')}" if address.startswith(_LOOPBACK) else ""
 
 
-def _main(kind: str, what: str, *arguments: str) -> None:
-    # The folder of this file is no place for anybody's modules.
-    del sys.path[0]
-    # Before anything imports the function from there.
+def redirect() -> None:
+    """From here on this process's operator finds the stand-ins."""
     status_request = importlib.import_module("rayloom_operator.status_request")
     ask = status_request.ask
 
@@ -42,7 +40,16 @@ def _main(kind: str, what: str, *arguments: str) -> None:
             ip, port = f"127{ip.removeprefix('198')}", int(os.environ[PORT])
         return await ask(ip, port, *more, **options)
 
-    vars(status_request)["ask"] = ask_here
+    # In the modules, too, that have it from there already.
+    for module in [module for name, module in sys.modules.items() if name.startswith("rayloom_operator.")]:
+        if vars(module).get("ask") is ask:
+            vars(module)["ask"] = ask_here
+
+
+def _main(kind: str, what: str, *arguments: str) -> None:
+    # The folder of this file is no place for anybody's modules.
+    del sys.path[0]
+    redirect()
     sys.argv = [kind, *arguments]
     if kind == "-m":
         runpy.run_module(what, run_name="__main__", alter_sys=True)

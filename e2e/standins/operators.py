@@ -17,6 +17,7 @@ import yaml
 
 from standins import addresses
 from standins.client import Document
+from standins.forked import ForkedOperator
 from standins.proxy import Proxy
 
 OPERATOR = (sys.executable, "-m", "rayloom_operator")
@@ -31,11 +32,19 @@ class Credentials:
 
 
 class OperatorProcess:
-    def __init__(self, server: Proxy | Document, credentials: Credentials, folder: Path, *command: str) -> None:
-        """Starts it. `folder` is its own; the log is in it. What all operators are told is added to `command`, which is
-        Python's, and the engines' addresses lead to the stand-ins.
+    def __init__(
+        self,
+        server: Proxy | Document,
+        credentials: Credentials,
+        folder: Path,
+        *arguments: str,
+        command: tuple[str, ...] | None = None,
+    ) -> None:
+        """Starts it. `folder` is its own; the log is in it. `arguments` are the operator's, beside what all are told. The
+        engines' addresses lead to the stand-ins.
 
-        `server` is its proxy, or the cluster of a kubeconfig.
+        `server` is its proxy, or the cluster of a kubeconfig. `command` is Python's, such as OPERATOR; without it the
+        process is forked.
         """
         folder.mkdir(parents=True)
         if isinstance(server, Proxy):
@@ -54,16 +63,9 @@ class OperatorProcess:
         }
         (folder / "kubeconfig").write_text(json.dumps(config))
         environment = {name: value for name, value in os.environ.items() if not name.startswith("KUBERNETES_")}
-        python, *arguments = command
-        own = (f"--key-file={folder / 'key'}", f"--health-port={self.health_port}")
-        with self.log.open("wb") as output:
-            self.process = subprocess.Popen(
-                [python, addresses.__file__, *arguments, *own],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env=environment | {"KUBECONFIG": str(folder / "kubeconfig")},
-            )
+        environment |= {"KUBECONFIG": str(folder / "kubeconfig")}
+        arguments = (*arguments, f"--key-file={folder / 'key'}", f"--health-port={self.health_port}")
+        self.process = _start(command, arguments, environment, self.log)
 
     @property
     def is_alive(self) -> bool:
@@ -108,6 +110,22 @@ class OperatorProcess:
     def story(self) -> str:
         """The end of its log."""
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-40:])
+
+
+def _start(
+    command: tuple[str, ...] | None, arguments: tuple[str, ...], environment: dict[str, str], log: Path
+) -> ForkedOperator | subprocess.Popen[bytes]:
+    if command is None:
+        return ForkedOperator(arguments, environment, log)
+    python, *options = command
+    with log.open("wb") as output:
+        return subprocess.Popen(
+            [python, addresses.__file__, *options, *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=environment,
+        )
 
 
 def direct(kubeconfig: Path) -> Document:

@@ -26,7 +26,7 @@ from standins.client import Api, ApiError, Document
 from standins.engines import Engine, Engines
 from standins.history import History
 from standins.kubelets import SERVICE_LABEL, Kubelets
-from standins.operators import OPERATOR, Credentials, OperatorProcess, wait_until
+from standins.operators import Credentials, OperatorProcess, wait_until
 from standins.pod_status import Play, Release
 from standins.proxy import Proxy
 from standins.traffic import SLICE_LABEL, Traffic, ready_addresses
@@ -258,7 +258,7 @@ class World:
         )
 
     def start_operator(
-        self, *flags: str, is_held: bool = False, command: tuple[str, ...] = OPERATOR
+        self, *flags: str, is_held: bool = False, command: tuple[str, ...] | None = None
     ) -> OperatorProcess:
         """A new operator beside what there is. `is_held`: its first request waits until `release`."""
         proxy = self.do(Proxy.start(self.kubeconfig, self.api.server))
@@ -268,7 +268,7 @@ class World:
         flags = flags or (f"--engine-image={ENGINE_IMAGE}",)
         if self._credentials is None:
             self._credentials = credentials(self.kubeconfig)
-        process = OperatorProcess(proxy, self._credentials, folder, *command, "run", *flags, *LEASE)
+        process = OperatorProcess(proxy, self._credentials, folder, "run", *flags, *LEASE, command=command)
         self._operators.append(process)
         return process
 

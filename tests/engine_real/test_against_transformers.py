@@ -110,11 +110,11 @@ def test_tokens_are_the_same_when_the_pool_is_so_small_that_requests_are_preempt
     prompts: list[list[int]], all_at_once: list[tuple[int, ...]]
 ) -> None:
     with LLM(dtype="float32", num_kv_blocks=48, max_num_batched_tokens=200) as llm:
-        outputs = llm.generate(prompts, SHORTER, use_tqdm=False)
+        outputs = llm.generate(prompts[1::2], SHORTER, use_tqdm=False)
         stats = llm._engine.stats()
     assert stats.num_preemptions > 0
     assert stats.num_free_blocks == 48
-    assert _ids(outputs) == [ids[:40] for ids in all_at_once]
+    assert _ids(outputs) == [ids[:40] for ids in all_at_once[1::2]]
 
 
 def test_a_seeded_request_draws_the_same_tokens_alone_and_in_a_crowd(prompts: list[list[int]]) -> None:

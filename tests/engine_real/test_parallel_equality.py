@@ -1,8 +1,9 @@
 """Any number of ranks says what one rank says, token for token, through the real server and every executor.
 
-A covering set: each executor with each layout, and each architecture with each executor. Four ranks as actors or of a
-job are left to `make faults`, for test_ray_faults.py and test_external.py have them under load. That each architecture
-can be cut in each way is shown, without servers, by engine_unit/test_shard_processes.py, and so are three ranks.
+A covering set: each executor with each layout, and each architecture with each executor. Four actors of one stage,
+actors in a row (test_rank_death.py has them under load) and four ranks of a job (test_external.py) are left to
+`make faults`. That each architecture can be cut in each way is shown, without servers, by
+engine_unit/test_shard_processes.py, and so are three ranks.
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ CASES = [
     ("mp", "mistral-window", 4, 1),
     ("mp", "qwen3-biases", 2, 2),
     ("ray", "mistral-window", 2, 1),
-    ("ray", "qwen3-biases", 1, 2),
+    ("ray", "qwen3-biases", 2, 2),
     pytest.param("ray", "llama-biases", 4, 1, marks=pytest.mark.slow),
-    pytest.param("ray", "qwen2-some-windows", 2, 2, marks=pytest.mark.slow),
+    pytest.param("ray", "qwen2-some-windows", 1, 2, marks=pytest.mark.slow),
     ("external", "qwen3-biases", 2, 1),
     ("external", "mistral-window", 1, 2),
     pytest.param("external", "llama-tied", 4, 1, marks=pytest.mark.slow),

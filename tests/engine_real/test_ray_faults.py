@@ -1,7 +1,8 @@
 """Ranks on several Ray nodes (of this machine): where they are, and what it costs when nodes, or all of Ray, are lost.
 
 The nodes are killed with their processes, as a machine that loses power. The tests of the first server build on one
-another: each leaves Ray as the next one needs it.
+another: each leaves Ray as the next one needs it. All of them are slow: test_ray_placement.py has the places without a
+model, and the tests on pods lose a node of Ray's with each worker pod.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ import pytest
 
 from rt_server import RunningServer, running_server, wait_until
 from rt_streams import Said, disturb, undisturbed
+
+pytestmark = pytest.mark.slow
 
 NUM_TOKENS = 800  # so many that they still come when the fault does
 ARGUMENTS = ("--dtype", "float32", "--device", "cpu", "--served-model-name", "m", "--num-kv-blocks", "256")
@@ -123,7 +126,6 @@ def test_a_lost_node_costs_a_pause_while_another_one_has_room(
     assert {after[2][0].rpartition("/")[2], after[3][0].rpartition("/")[2]} == {spare.node_id[:6]}
 
 
-@pytest.mark.slow
 def test_streams_wait_for_a_node_when_there_is_no_room(
     server: RunningServer, ray_nodes: RayOnThisMachine, expected: list[Said], measured: Callable[[str], None]
 ) -> None:
@@ -138,7 +140,6 @@ def test_streams_wait_for_a_node_when_there_is_no_room(
     assert [after[0], after[1]] == [before[0], before[1]]
 
 
-@pytest.mark.slow
 def test_a_ray_that_is_killed_and_started_again_costs_a_pause(
     server: RunningServer, ray_nodes: RayOnThisMachine, expected: list[Said], measured: Callable[[str], None]
 ) -> None:
@@ -154,7 +155,6 @@ def test_a_ray_that_is_killed_and_started_again_costs_a_pause(
     assert {pid for _, pid in before.values()}.isdisjoint(pid for _, pid in after.values())
 
 
-@pytest.mark.slow
 def test_an_engine_whose_node_does_not_come_back_in_time_gives_up_and_says_so(
     ray_nodes: RayOnThisMachine, four_layers: str, tmp_path: Path
 ) -> None:
@@ -178,7 +178,6 @@ def local_server(four_layers: str, tmp_path_factory: pytest.TempPathFactory) -> 
         yield running
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("part", ["raylet", "gcs_server", "python"])
 def test_a_part_of_the_servers_own_ray_that_is_killed_costs_a_pause(
     local_server: RunningServer, part: str, expected: list[Said], measured: Callable[[str], None]
