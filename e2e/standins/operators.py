@@ -40,8 +40,8 @@ class OperatorProcess:
         *arguments: str,
         command: tuple[str, ...] | None = None,
     ) -> None:
-        """Starts it. `folder` is its own; the log is in it. `arguments` are the operator's, beside what all are told. The
-        engines' addresses lead to the stand-ins.
+        """Starts it. `folder` is its own; the log is in it. `arguments` are the operator's, beside what all are told.
+        Engines' addresses lead to the stand-ins.
 
         `server` is its proxy, or the cluster of a kubeconfig. `command` is Python's, such as OPERATOR; without it the
         process is forked.
