@@ -252,6 +252,33 @@ def test_engines_that_are_yet_to_be_found_slow_the_questions_to_those_that_are(m
     asyncio.run(run())
 
 
+def test_what_an_engine_said_before_it_was_told_to_drain_counts_no_more(monkeypatch):
+    async def run():
+        is_asked, is_released = asyncio.Event(), asyncio.Event()
+        states = iter(("serving", "late", *("draining",) * 1000))
+
+        async def answer(request):
+            state = next(states)
+            if state == "late":  # it is on its way when the engine is told
+                state = "serving"
+                is_asked.set()
+                await is_released.wait()
+            return web.json_response(GOOD | {"state": state})
+
+        async with polled(monkeypatch, answer) as (poller, news):
+            await is_asked.wait()
+            assert poller.reading(KEY, "chat-0").status.state == "serving"
+            poller.forget(KEY, {"chat-0"})
+            assert (poller.reading(KEY, "chat-0"), poller.num_engines) == (None, 1)
+            num_news = len(news)
+            is_released.set()
+            await until(lambda: poller.reading(KEY, "chat-0") is not None)
+            assert poller.reading(KEY, "chat-0").status.state == "draining"
+            assert len(news) == num_news + 1
+
+    asyncio.run(run())
+
+
 def test_engines_are_counted_and_those_that_nothing_was_heard_of_are_told(monkeypatch):
     async def run():
         async def answer(request):

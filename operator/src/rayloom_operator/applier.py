@@ -84,11 +84,10 @@ class Applier:
         await asyncio.gather(*(self._ask(key, each) for each in drains))
 
     async def _ask(self, key: ServiceKey, drain: Drain) -> None:
-        logger.info("%s/%s: %s %s", *key, "drain" if drain.wanted else "take back the drain of", drain.group)
+        method, words = ("POST", "drain") if drain.wanted else ("DELETE", "take back the drain of")
+        logger.info("%s/%s: %s %s", *key, words, drain.group)
         try:
-            code, body = await ask(
-                drain.ip, names.ADMIN_PORT, drain.token, "POST" if drain.wanted else "DELETE", "/drain"
-            )
+            code, body = await ask(drain.ip, names.ADMIN_PORT, drain.token, method, "/drain")
         except EngineUnavailable as error:
             logger.warning("%s/%s: the engine of %s cannot be asked to drain: %s", *key, drain.group, error)
             return

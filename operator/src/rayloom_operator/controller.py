@@ -277,12 +277,12 @@ class Controller:
             await self._applier.carry_out(key, applied, _LATE_MOUNT_CHECK_S if mounting_s is not None else _REAPPLY_S)
         except Refused as error:
             refused = error
+        finally:
+            self._poller.forget(key, {each.group for each in planned.drains if each.wanted})
         if accepted is VALID and refused is not None:
             accepted = Verdict(reason=Reason.APPLY_REFUSED, message=str(refused))
         elif accepted is VALID and unsupported:
             accepted = Verdict(reason=Reason.UNSUPPORTED_KUBERAY, message=unsupported)
-        if planned.drains:
-            self._poller.nudge(key)
         computed = status(
             resolved,
             accepted,

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -47,7 +47,7 @@ class _Engine:
     target: Target
     reading: Reading = _NEVER
     is_nudged: asyncio.Event = field(default_factory=asyncio.Event)
-    task: asyncio.Task[None] | None = None
+    task: asyncio.Task[None] = field(init=False)
 
 
 class EnginePoller:
@@ -73,7 +73,6 @@ class EnginePoller:
         self.num_engines += len(targets) - len(engines)
         for group, engine in list(engines.items()):
             if targets.get(group) != engine.target:
-                assert engine.task is not None
                 engine.task.cancel()
                 del engines[group]
         for group, target in targets.items():
@@ -99,6 +98,12 @@ class EnginePoller:
             )
         ]
 
+    def forget(self, service: ServiceKey, groups: Collection[str]) -> None:
+        """These engines were told to drain: nothing that they said before, or are about to say, counts any more."""
+        for engine in (each for name, each in self._engines.get(service, {}).items() if name in groups):
+            engine.reading = _NEVER
+            engine.is_nudged.set()
+
     def nudge(self, service: ServiceKey) -> None:
         """Asks the engines of `service` now: something about their pods changed."""
         for engine in self._engines.get(service, {}).values():
@@ -113,7 +118,7 @@ class EnginePoller:
             try:
                 said, at = await self._ask(engine), loop.time()
                 advanced = at if _has_advanced(before.status, said) else before.advanced_at
-                engine.reading = Reading(status=said, at=at, failing_since=None, error="", advanced_at=advanced)
+                reading = Reading(status=said, at=at, failing_since=None, error="", advanced_at=advanced)
             except Exception as error:
                 # Whatever an engine answers, it is asked again.
                 self.num_failures += 1
@@ -121,13 +126,14 @@ class EnginePoller:
                     logger.exception("%s/%s: this is a mistake in the operator; asking again", *engine.service)
                 since = asked_at if before.failing_since is None else before.failing_since
                 advanced = since if before is _NEVER else before.advanced_at
-                engine.reading = replace(before, failing_since=since, error=str(error), advanced_at=advanced)
+                reading = replace(before, failing_since=since, error=str(error), advanced_at=advanced)
+            if engine.reading is not before:
+                continue  # the question was put before the engine was told to drain
+            engine.reading = reading
             if engine.reading.failing_since is not None or _essence(before.status) != _essence(engine.reading.status):
                 self._on_news(engine.service)
-            is_heard = engine.reading.failing_since is None
-            is_slow = is_heard and _is_serving(engine.reading.status)
-            num_engines = self.num_engines + self._num_expected()
-            interval = serving_interval_s(num_engines) if is_slow else _OTHER_INTERVAL_S
+            is_slow = engine.reading.failing_since is None and _is_serving(engine.reading.status)
+            interval = serving_interval_s(self.num_engines + self._num_expected()) if is_slow else _OTHER_INTERVAL_S
             await asyncio.sleep(_MIN_INTERVAL_S)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(engine.is_nudged.wait(), interval - _MIN_INTERVAL_S)
@@ -150,11 +156,8 @@ def _is_serving(said: EngineStatus | None) -> bool:
 
 def _has_advanced(before: EngineStatus | None, said: EngineStatus) -> bool:
     """Whether the engine serves, or gets on with its start; phases count their own seconds, which are no progress."""
-    done, done_before = (
-        each and (each.state, [(phase.name, phase.done, phase.finished) for phase in each.startup])
-        for each in (said, before)
-    )
-    return _is_serving(said) or done != done_before
+    done = [each and (each.state, [(p.name, p.done, p.finished) for p in each.startup]) for each in (said, before)]
+    return _is_serving(said) or done[0] != done[1]
 
 
 def _essence(status: EngineStatus | None) -> object:
