@@ -8,14 +8,14 @@ import pytest
 from rayloom_operator import applier as module
 from rayloom_operator.applier import Applier
 from rayloom_operator.drift import Drift
-from rayloom_operator.errors import OperatorError, Refused
+from rayloom_operator.errors import EngineUnavailable, OperatorError, Refused
 from rayloom_operator.kube import KubeError, KubeUnreachable
 from rayloom_operator.names import path_of
 from rayloom_operator.objects.companions import admin_secret, client_service, service_account
 from rayloom_operator.objects.guards import disruption_budget, network_policy
 from rayloom_operator.objects.old_spec import old_spec
 from rayloom_operator.objects.ray_cluster import ray_cluster
-from rayloom_operator.plan import Deletion, Plan
+from rayloom_operator.plan import Deletion, Drain, Plan
 from rt_fake_kube import FakeKube
 from rt_operator import make_resolved, make_service
 
@@ -31,11 +31,15 @@ def of_pod(name, **options):
     return Deletion(f"/api/v1/namespaces/team/pods/{name}", **options)
 
 
+def nobody(*_):
+    pass
+
+
 def with_applier(story, on_change=lambda _: None):
     async def run():
         kube = FakeKube()
         drift = Drift(kube, on_change)
-        await story(kube, drift, Applier(kube, drift))
+        await story(kube, drift, Applier(kube, drift, nobody, nobody))
 
     asyncio.run(run())
 
@@ -165,7 +169,7 @@ def test_what_is_left_of_another_is_replaced_once_its_name_is_found_taken():
 def test_it_is_told_which_clusters_were_made_or_may_have_been():
     async def story(kube, drift, _):
         told = []
-        applier = Applier(kube, drift, lambda key, name: told.append(name))
+        applier = Applier(kube, drift, lambda key, name: told.append(name), nobody)
         clusters = [CLUSTER | {"metadata": CLUSTER["metadata"] | {"name": name}} for name in ("a", "b", "c")]
         kube.refusals["apply", "rayclusters/b"] = KubeError(403, "exceeded quota")
         kube.refusals["apply", "rayclusters/c"] = KubeUnreachable("no answer")
@@ -173,6 +177,26 @@ def test_it_is_told_which_clusters_were_made_or_may_have_been():
             with contextlib.suppress(Refused, KubeUnreachable):
                 await applier.carry_out(KEY, Plan(wanted=(cluster,)), 300)
         assert told == ["a", "c"]
+
+    with_applier(story)
+
+
+def test_it_is_told_which_engines_were_told_to_drain_or_may_have_been(monkeypatch):
+    answers = {"10.0.0.1": (200, b"{}"), "10.0.0.2": (409, b"no"), "10.0.0.4": (200, b"{}")}
+
+    async def ask(ip, port, token, method, path):
+        if ip not in answers:
+            raise EngineUnavailable("no answer within 3 s")
+        return answers[ip]
+
+    monkeypatch.setattr(module, "ask", ask)
+
+    async def story(kube, drift, _):
+        told = []
+        applier = Applier(kube, drift, nobody, lambda *each: told.append(each))
+        drains = [Drain(group=f"g{n}", ip=f"10.0.0.{n}", token="t", wanted=n < 4) for n in (1, 2, 3, 4)]
+        await applier.carry_out(KEY, Plan(drains=tuple(drains)), 300)
+        assert sorted(told) == [(KEY, "g1", True), (KEY, "g3", True), (KEY, "g4", False)]
 
     with_applier(story)
 

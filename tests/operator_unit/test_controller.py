@@ -109,6 +109,26 @@ def test_a_service_made_anew_at_once_gives_no_name_again():
     with_world(story)
 
 
+def test_a_restarted_operator_gives_no_name_again_of_which_pods_are_left():
+    async def first(world):
+        world.ask_for(service())
+        await world.until(lambda: world.kube.named("RayCluster"))
+        await world.rest()
+        left = head(world.kube)
+        await end(world)
+        # Of a cluster with their name KubeRay would take them for its own, and miss them when they go.
+        world.kube.put(left)
+
+    async def second(world):
+        world.ask_for(service(uid="uid-2"))
+        await world.until(lambda: world.kube.named("RayCluster"))
+        assert [each[-2:] for each in world.kube.named("RayCluster")] == ["-1"]
+
+    kube = FakeKube()
+    with_world(first, kube=kube)
+    with_world(second, kube=kube)
+
+
 async def end(world):
     """The service is deleted, and all that it owns goes."""
     document = world.kube.objects.pop(SERVICE)

@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from rayloom_operator import applier, engine_poller
+from rayloom_operator.errors import EngineUnavailable
 from rt_operator import make_pod_document
 from rt_world import SERVICE, service, with_world
 
@@ -17,12 +18,17 @@ class Engines:
     def __init__(self):
         self.asked = []
         self.draining = set()
+        self.on_drain = lambda: None
+        self.are_silent = False
 
     async def ask(self, ip, port, token, method="GET", path="/status"):
         if path == "/drain":
             self.asked.append((method, ip))
+            self.on_drain()
             (self.draining.add if method == "POST" else self.draining.discard)(ip)
             return 200, b"{}"
+        if self.are_silent:
+            raise EngineUnavailable("no answer within 3 s")
         state = "draining" if ip in self.draining else "serving"
         said = (
             f'{{"version": "v1", "state": "{state}", "reason": "", "startup": [], "model": null, "ranks": [], '
@@ -121,6 +127,36 @@ def test_a_roll_from_the_first_engine_to_the_last_object_of_the_old_one(engines,
         calls = [path for verb, path in world.kube.calls if old in path and verb in ("patch", "delete")]
         kinds = dict.fromkeys(path.split("/")[-2] for path in calls)
         assert list(kinds) == ["pods", "configmaps", "secrets", "rayclusters"]
+
+    with_world(story)
+
+
+def test_an_engine_that_is_told_to_drain_is_routed_to_only_when_it_has_said_that_it_goes_on(engines, patched):
+    async def story(world):
+        old = await serve(world)
+        head = f"/api/v1/namespaces/team/pods/{old}-head"
+
+        def is_routed():
+            return world.kube.objects[head]["metadata"]["labels"].get("rayloom.dev/route") == "true"
+
+        def change_back():
+            assert not is_routed()
+            engines.on_drain, engines.are_silent = lambda: None, True
+            again = service()
+            again["metadata"]["generation"] = 3
+            world.ask_for(again | {"status": world.kube.objects[SERVICE]["status"]})
+
+        engines.on_drain = change_back
+        none = service(replicas=0)
+        none["metadata"]["generation"] = 2
+        world.ask_for(none | {"status": world.kube.objects[SERVICE]["status"]})
+        await settle(world, lambda: ("DELETE", engines.asked[0][1]) in engines.asked if engines.asked else False)
+        await world.rest()
+        assert not is_routed(), "all that was heard of it is from before it was told"
+        assert world.kube.named("RayCluster") == [old]
+        engines.are_silent = False
+        await settle(world, lambda: world.reason() == "Serving" and is_routed())
+        assert world.kube.named("RayCluster") == [old]
 
     with_world(story)
 

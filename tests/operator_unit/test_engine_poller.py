@@ -267,14 +267,42 @@ def test_what_an_engine_said_before_it_was_told_to_drain_counts_no_more(monkeypa
 
         async with polled(monkeypatch, answer) as (poller, news):
             await is_asked.wait()
-            assert poller.reading(KEY, "chat-0").status.state == "serving"
-            poller.forget(KEY, {"chat-0"})
-            assert (poller.reading(KEY, "chat-0"), poller.num_engines) == (None, 1)
+            before = poller.reading(KEY, "chat-0")
+            assert (before.status.state, before.status.requests.in_flight) == ("serving", 0)
+            poller.told(KEY, "chat-0", True)
+            told = poller.reading(KEY, "chat-0")
+            assert (told.status.state, told.at) == ("draining", before.at)
+            assert told.status.requests.in_flight == 1, "nobody knows that it has none"
             num_news = len(news)
             is_released.set()
-            await until(lambda: poller.reading(KEY, "chat-0") is not None)
-            assert poller.reading(KEY, "chat-0").status.state == "draining"
-            assert len(news) == num_news + 1
+            await until(lambda: len(news) > num_news)
+            after = poller.reading(KEY, "chat-0")
+            assert (after.status.state, after.status.requests.in_flight) == ("draining", 0)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("state", ["serving", "recovering"])
+def test_an_engine_that_falls_silent_when_it_is_told_to_drain_has_served(monkeypatch, state):
+    async def run():
+        answers = [GOOD | {"state": state}]
+
+        async def answer(request):
+            return web.json_response(answers[0]) if answers else web.Response(status=500)
+
+        async with polled(monkeypatch, answer) as (poller, news):
+            await until(lambda: poller.reading(KEY, "chat-0"))
+            answers.clear()
+            await until(lambda: poller.reading(KEY, "chat-0").failing_since)
+            since, num_news = poller.reading(KEY, "chat-0").failing_since, len(news)
+            poller.told(KEY, "chat-0", True)
+            # A state that is not taken back by being told makes no news, or whoever tells each time would be told too.
+            assert len(news) - num_news == (state == "serving")
+            await until(lambda: len(news) > num_news + 2)
+            reading = poller.reading(KEY, "chat-0")
+            assert reading.failing_since == since
+            assert reading.status.state == ("draining" if state == "serving" else state)
+            poller.told(KEY, "another", True)
 
     asyncio.run(run())
 

@@ -29,18 +29,19 @@ _REFUSALS = (400, 403, NOT_FOUND, INVALID)
 _LEAST_S = 10.0
 # Their pods need all else, and that one of them is there says that all else was made.
 _LAST = ("RayCluster", "Job")
+# Of a RayCluster that was made, or may have been: its service and name.
+OnCluster = Callable[[ServiceKey, str], None]
+# Of one whose engine was told to drain (True) or to go on, or may have been.
+OnDrain = Callable[[ServiceKey, str, bool], None]
 
 
 class Applier:
     """Lives in one event loop."""
 
-    def __init__(
-        self, kube: Kube, drift: Drift, on_cluster: Callable[[ServiceKey, str], None] = lambda key, name: None
-    ) -> None:
-        """`on_cluster` gets the service and the name of each RayCluster that was made, or may have been."""
+    def __init__(self, kube: Kube, drift: Drift, on_cluster: OnCluster, on_drain: OnDrain) -> None:
         self._kube = kube
         self._drift = drift
-        self._on_cluster = on_cluster
+        self._on_cluster, self._on_drain = on_cluster, on_drain
         # Hashes of the last plan's manifests, which would be most of the memory; when all of it was done; and after
         # which share of the interval it is done again. At first that is any, or services made at once stay in step.
         self._applied: dict[ServiceKey, tuple[frozenset[int], float, float]] = {}
@@ -88,11 +89,12 @@ class Applier:
         logger.info("%s/%s: %s %s", *key, words, drain.group)
         try:
             code, body = await ask(drain.ip, names.ADMIN_PORT, drain.token, method, "/drain")
+            if code >= 300:
+                logger.warning("%s/%s: the engine of %s refuses: %s %s", *key, drain.group, code, shown(body))
+                return
         except EngineUnavailable as error:
-            logger.warning("%s/%s: the engine of %s cannot be asked to drain: %s", *key, drain.group, error)
-            return
-        if code >= 300:
-            logger.warning("%s/%s: the engine of %s refuses: %s %s", *key, drain.group, code, shown(body))
+            logger.warning("%s/%s: the engine of %s gave no answer to that: %s", *key, drain.group, error)
+        self._on_drain(key, drain.group, drain.wanted)
 
     async def _delete(self, key: ServiceKey, deletion: Deletion) -> None:
         logger.info("%s/%s: delete %s", *key, deletion.path)

@@ -107,7 +107,7 @@ class Controller:
         self._clusters, self._pods, self._jobs = self.watches.clusters, self.watches.pods, self.watches.jobs
         self._drift = Drift(kube, self._queue.add, namespaces=namespaces)
         self._observer = Observer(kube, self.watches, self._poller, settings.operator_key)
-        self._applier = Applier(kube, self._drift, self._observer.note_cluster)
+        self._applier = Applier(kube, self._drift, self._observer.note_cluster, self._poller.told)
         self._roller = Roller(kube, settings.hub, self._observer)
         self._mounting_since: dict[ServiceKey, float] = {}
         self._untold: dict[ServiceKey, dict[str, Manifest]] = {}  # Events that are to be made, by name
@@ -277,8 +277,6 @@ class Controller:
             await self._applier.carry_out(key, applied, _LATE_MOUNT_CHECK_S if mounting_s is not None else _REAPPLY_S)
         except Refused as error:
             refused = error
-        finally:
-            self._poller.forget(key, {each.group for each in planned.drains if each.wanted})
         if accepted is VALID and refused is not None:
             accepted = Verdict(reason=Reason.APPLY_REFUSED, message=str(refused))
         elif accepted is VALID and unsupported:
@@ -356,12 +354,8 @@ class Controller:
         if before != [each.reason for each in computed.conditions]:
             said = ", ".join(f"{each.type}={each.status}/{each.reason}" for each in computed.conditions)
             logger.info("%s/%s: %s", *key, said)
-        manifest = {
-            "apiVersion": API_VERSION,
-            "kind": KIND,
-            "metadata": {"name": meta["name"], "namespace": meta["namespace"], "uid": meta["uid"]},
-            "status": content,
-        }
+        which = {each: meta[each] for each in ("name", "namespace", "uid")}
+        manifest = {"apiVersion": API_VERSION, "kind": KIND, "metadata": which, "status": content}
         try:
             written = await self._kube.replace_status(manifest)
         except (KubeError, MadeAnew) as error:

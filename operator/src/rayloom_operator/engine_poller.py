@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -88,21 +88,24 @@ class EnginePoller:
         return None if engine is None or engine.reading is _NEVER else engine.reading
 
     def silent(self, since: float) -> list[ServiceKey]:
-        """Services with an engine whose last answer came before the loop time `since`, and no failure after it."""
-        return [
-            service
-            for service, engines in self._engines.items()
-            if any(
-                engine.reading is not _NEVER and engine.reading.failing_since is None and engine.reading.at < since
-                for engine in engines.values()
-            )
-        ]
+        """The service of each engine whose last answer came before the loop time `since`, and no failure after it."""
+        engines = (each for engines in self._engines.values() for each in engines.values())
+        asked = (each for each in engines if each.reading is not _NEVER and each.reading.failing_since is None)
+        return [each.service for each in asked if each.reading.at < since]
 
-    def forget(self, service: ServiceKey, groups: Collection[str]) -> None:
-        """These engines were told to drain: nothing that they said before, or are about to say, counts any more."""
-        for engine in (each for name, each in self._engines.get(service, {}).items() if name in groups):
-            engine.reading = _NEVER
-            engine.is_nudged.set()
+    def told(self, service: ServiceKey, group: str, is_to_drain: bool) -> None:
+        """The engine was just told to drain or to go on: what it said before, or is about to say, counts no more."""
+        engine = self._engines.get(service, {}).get(group)
+        if engine is None or engine.reading is _NEVER:
+            return
+        said = engine.reading.status
+        if is_to_drain and said is not None and said.state == "serving":
+            # Nobody has counted its requests since.
+            requests = said.requests.model_copy(update={"in_flight": max(said.requests.in_flight, 1)})
+            said = said.model_copy(update={"state": "draining", "requests": requests})
+            self._on_news(service)
+        engine.reading = replace(engine.reading, status=said)
+        engine.is_nudged.set()
 
     def nudge(self, service: ServiceKey) -> None:
         """Asks the engines of `service` now: something about their pods changed."""
@@ -128,7 +131,7 @@ class EnginePoller:
                 advanced = since if before is _NEVER else before.advanced_at
                 reading = replace(before, failing_since=since, error=str(error), advanced_at=advanced)
             if engine.reading is not before:
-                continue  # the question was put before the engine was told to drain
+                continue  # the question was put before the engine was told something
             engine.reading = reading
             if engine.reading.failing_since is not None or _essence(before.status) != _essence(engine.reading.status):
                 self._on_news(engine.service)

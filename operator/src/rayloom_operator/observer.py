@@ -115,6 +115,9 @@ class Observer:
     async def _look_for_gone(self, key: ServiceKey, uid: str, remembered: Iterable[str], clock: datetime) -> None:
         """Notes which RayClusters went since the last look; at the first one, which that are remembered."""
         known = self._gone_at.setdefault(key, dict.fromkeys(remembered))
+        # Pods may outlive a RayCluster that went before this operator came.
+        labels = (each["metadata"]["labels"] for each in self._pods.of_service(key))
+        known |= dict.fromkeys({each[names.GROUP_LABEL] for each in labels if names.GROUP_LABEL in each} - {*known})
         there: set[str] = set()
         # Until nothing went while it was asked.
         while missing := {name for name, at in known.items() if at is None} - self._names(key) - there:
