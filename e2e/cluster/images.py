@@ -31,6 +31,8 @@ class Image:
     project: str
     cached_stages: tuple[str, ...]
     """Stages that are worth keeping although the image does not contain them."""
+    scripts: tuple[str, ...]
+    """Files beside the Dockerfile that it copies."""
     limit_bytes: int | None
     """What the layers above the base may weigh; None: no limit."""
 
@@ -47,7 +49,8 @@ class Image:
     def inputs(self, base: str) -> str:
         """A digest of everything that decides what the image holds."""
         folder = REPOSITORY / self.project
-        files = [REPOSITORY / "constraints.txt", *sorted(self.dockerfile.parent.iterdir()), folder / "pyproject.toml"]
+        files = [REPOSITORY / "constraints.txt", self.dockerfile, folder / "pyproject.toml"]
+        files += [self.dockerfile.parent / name for name in self.scripts]
         ignored = ("__pycache__", f"rayloom_{self.project}.egg-info")
         files += sorted(
             path for path in (folder / "src").rglob("*") if path.is_file() and not set(path.parts) & set(ignored)
@@ -56,8 +59,8 @@ class Image:
         return digest(base.encode(), *named)
 
 
-ENGINE = Image(project="engine", cached_stages=("builder", "model"), limit_bytes=None)
-OPERATOR = Image(project="operator", cached_stages=("builder",), limit_bytes=120_000_000)
+ENGINE = Image(project="engine", cached_stages=("builder", "model"), scripts=("ray",), limit_bytes=None)
+OPERATOR = Image(project="operator", cached_stages=("builder",), scripts=(), limit_bytes=120_000_000)
 IMAGES = (OPERATOR, ENGINE)
 
 

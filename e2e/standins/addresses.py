@@ -1,8 +1,9 @@
 """Where pods of the stand-ins are: each at an address of its own, which leads to this machine's loopback.
 
 Kubernetes lists no endpoint on a loopback address, and without root no other address leads here. So pods are told to
-have 198.18.0.0/15, a range that is nobody's (https://www.rfc-editor.org/rfc/rfc2544), and an operator that is started
-by this file finds 198.X.Y.Z at 127.X.Y.Z. It is started as `python FILE -m MODULE ...` or `python FILE -c CODE ...`.
+have 198.18.0.0/15, a range that is nobody's (https://www.rfc-editor.org/rfc/rfc2544), and an operator that calls
+`redirect()` finds 198.X.Y.Z at 127.X.Y.Z, as does one that is started as `python FILE -m MODULE ...` or `python FILE -c
+CODE ...` with this file.
 Whatever port it asks at, it gets that of the variable PORT, so that several stand-ins can run side by side.
 """
 

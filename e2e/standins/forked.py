@@ -9,6 +9,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import weakref
 from collections.abc import Mapping, Sequence
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
@@ -23,9 +24,11 @@ def _context() -> ForkServerContext:
 
 
 class ForkedOperator:
-    """`rayloom-operator` with these arguments and this environment, which writes to `log`. As subprocess.Popen."""
+    """`rayloom-operator` with these arguments and this environment, which writes to `log`. As subprocess.Popen, but of
+    two threads that ask for its end at once one may get 255 as the exit code."""
 
     def __init__(self, arguments: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
+        log.touch(0o600)
         asked = (tuple(arguments), dict(environment), str(log))
         self._process = _context().Process(target=_run, args=asked, daemon=True)
         self._process.start()
@@ -33,6 +36,7 @@ class ForkedOperator:
         self.pid: int = self._process.pid
         # The fork server takes note of an end at once, and the process's number may soon be another one's.
         self._process_fd = os.pidfd_open(self.pid)
+        weakref.finalize(self, os.close, self._process_fd)
 
     def poll(self) -> int | None:
         return self._process.exitcode
@@ -56,7 +60,7 @@ class ForkedOperator:
 
 
 def _run(arguments: tuple[str, ...], environment: dict[str, str], log: str) -> None:
-    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    output = os.open(log, os.O_WRONLY)
     os.dup2(output, 1)
     os.dup2(output, 2)
     os.environ.clear()

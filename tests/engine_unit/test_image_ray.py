@@ -39,9 +39,15 @@ def head():
         yield found
 
 
-def check(image, head, **variables):
-    command = ["ray", "health-check", "--address", f"localhost:{head.getsockname()[1]}"]
+def check(image, head, host="localhost", **variables):
+    command = ["ray", "health-check", "--address", f"{host}:{head.getsockname()[1]}"]
     return subprocess.Popen(command, env=image | variables, stderr=subprocess.PIPE, text=True)
+
+
+def test_an_address_may_stand_in_brackets_as_those_of_ipv6_do(image, head):
+    head.listen()
+    with check(image, head, "[127.0.0.1]") as running:
+        assert running.wait(timeout=20) == 0
 
 
 def test_the_check_is_answered_as_soon_as_the_head_listens(image, head, tmp_path):

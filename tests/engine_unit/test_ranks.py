@@ -69,6 +69,22 @@ def test_weights_that_are_in_place_at_the_first_look_were_loaded_by_this_start(
     assert [now[0] for now in told][-2:] == ["rendezvous", "warm_up"]
 
 
+def test_a_load_that_was_looked_at_is_told_once(ranks: Ranks) -> None:
+    is_loaded = threading.Event()
+    ranks.start(0, is_loaded=is_loaded)
+    ranks.start(1, is_loaded=is_loaded)
+    told: list[tuple[str, int, int, str]] = []
+
+    def note(*now: object) -> None:
+        told.append(now)
+        if now == ("load", 10, 40, "bytes"):
+            is_loaded.set()
+
+    ranks.assemble(progress=note)
+    # What the files hold is another amount than the weights take.
+    assert {now for now in told if now[0] == "load"} == {("load", 10, 40, "bytes")}
+
+
 def test_a_restarted_core_asks_for_the_blocks_of_the_first(ranks: Ranks) -> None:
     ranks.start(0)
     second = ranks.start(1)

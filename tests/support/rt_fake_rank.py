@@ -60,10 +60,17 @@ class FakeRank:
         answer: Callable[[object], object | None] | None = None,
         is_last: bool = False,
         num_oom_kills: int = 0,
+        is_loaded: threading.Event | None = None,
     ) -> None:
-        """`answer` may return a message, None for the usual one, or raise ChannelClosed to die there."""
+        """`answer` may return a message, None for the usual one, or raise ChannelClosed to die there.
+
+        Its weights, of 20 bytes in files of 10, are in place once `is_loaded` is set; at once without it.
+        """
         self.orders: list[object] = []
         self.beat = Beat(phase="idle", step=0, memory_bytes=1)
+        self._is_loaded = is_loaded
+        if is_loaded is not None:
+            self.beat = Beat(phase="load", step=0, memory_bytes=1, done=5, total=20, unit="bytes")
         self._answer = answer
         self._is_last = is_last
         self._is_silent = threading.Event()
@@ -108,6 +115,8 @@ class FakeRank:
                 self.control.send(self.beat)
 
     def _serve(self, first: Loaded | Failed) -> None:
+        if self._is_loaded is not None:
+            self._is_loaded.wait(30.0)
         try:
             self.steps.send(first)
             while True:

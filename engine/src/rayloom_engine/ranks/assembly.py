@@ -82,12 +82,13 @@ def _wait_until_loaded(pool: RankPool, deadline: float, progress: Progress, is_r
     fence_at = time.monotonic() + patience
     marks: dict[int, tuple[str, int]] = {}  # rank -> how far its loading is
     marked_at: dict[int, float] = {}
+    shown: set[str] = set()  # phases
     while True:
         pool.take_arrivals()
         ranks = sorted(pool.attached.values(), key=lambda rank: rank.rank)
         loaded = [rank.loaded for rank in ranks if rank.loaded is not None]
         if len(loaded) == pool.world_size:
-            if not is_rebuild:
+            if not is_rebuild and "load" not in shown:
                 # A small model may be in place before anybody looked.
                 num_bytes = sum(rank.bytes_read for rank in loaded)
                 progress("load", num_bytes, num_bytes, "bytes")
@@ -108,7 +109,7 @@ def _wait_until_loaded(pool: RankPool, deadline: float, progress: Progress, is_r
                 marks[rank.rank], marked_at[rank.rank] = mark, time.monotonic()
             elif is_rebuild and time.monotonic() - marked_at[rank.rank] > _STUCK_SECONDS:
                 raise RankLost(rank.rank, f"alive, but its phase {mark[0]} stands still for {_STUCK_SECONDS:g} s")
-        _report(pool, progress)
+        shown.add(_report(pool, progress))
         replies = pool.poll(_POLL_SECONDS)
         for number, reply in replies:
             if isinstance(reply, Loaded):
@@ -118,18 +119,20 @@ def _wait_until_loaded(pool: RankPool, deadline: float, progress: Progress, is_r
                 raise _failure(number, reply, is_rebuild)
 
 
-def _report(pool: RankPool, progress: Progress) -> None:
-    """What the slowest part is at: the launcher until all ranks are attached, then the loading."""
+def _report(pool: RankPool, progress: Progress) -> str:
+    """What the slowest part is at: the launcher until all ranks are attached, then the loading. Returns the phase."""
     if len(pool.attached) < pool.world_size:
         phase = pool.launch_phase
         if phase is not None:
             progress(phase.name, phase.done, phase.total, phase.unit)
-        return
+        return phase.name if phase is not None else ""
     beats = [beat for beat in pool.beats() if beat.phase in _LOADING]
-    if beats:
-        name = min((beat.phase for beat in beats), key=_LOADING.index)
-        beats = [beat for beat in beats if beat.phase == name]
-        progress(name, sum(beat.done for beat in beats), sum(beat.total for beat in beats), beats[0].unit)
+    if not beats:
+        return ""
+    name = min((beat.phase for beat in beats), key=_LOADING.index)
+    beats = [beat for beat in beats if beat.phase == name]
+    progress(name, sum(beat.done for beat in beats), sum(beat.total for beat in beats), beats[0].unit)
+    return name
 
 
 _LOADING = ["resolve", "convert", "import", "load", "kv_cache", "warm_up"]  # phases of a rank, in order
