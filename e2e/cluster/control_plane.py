@@ -99,7 +99,9 @@ class ControlPlane:
             # Its kinds come first: it gives up for good when they do not exist. Server-side, because client-side apply
             # would keep a copy of these manifests in an annotation, which is too small.
             self._kubectl("apply", "--server-side", "--force-conflicts", "--filename", self._parts.kuberay_crds)
-            self._kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=60s", timeout_s=70)
+            # kubectl waits not, and fails, while the conditions of one of them are null, as they are at first.
+            kinds = ("wait", "--for=condition=Established", "crd", "--all", "--timeout=10s")
+            self._wait("the kinds of KubeRay", lambda: self._kubectl.succeeds(*kinds), 60, "kube-apiserver")
         self._processes.ensure(
             "kuberay",
             self._parts.kuberay,
