@@ -34,6 +34,9 @@ _NUM_AT_ONCE = 24
 _PROGRESS_S = 15.0
 _PER_NAMESPACE = 100
 _IDLE_S = 30.0
+# After that services come at this pace, which leaves cores idle: how long a pass takes then is not how long it waits.
+_NUM_ARRIVALS = 60
+_ARRIVAL_S = 1.0
 _MODEL = {"source": "builtin://smollm2-135m"}
 # design: restart resync, resident memory, 99th percentile of a reconcile
 _GOALS = {"resync s": 60.0, "RSS MiB": 400.0, "p99 ms": 250.0}
@@ -106,10 +109,23 @@ class Bench:
                 "polls/s": (self._world.engines.num_answers - polls) / elapsed,
                 "idle calls/s": (idle.total("api_requests_total") - idle_from.total("api_requests_total")) / elapsed,
                 "idle CPU %": (idle.cpu_s - idle_from.cpu_s) * 100 / elapsed,
+                **self._arrive(),
                 **self._resync(),
             }
         )
         say(_table(self.rows[-1:]))
+
+    def _arrive(self) -> dict[str, float | str]:
+        """Services come one by one, and passes are those of them and of all that is there."""
+        before, began, first = Scrape.of(self.operator), time.monotonic(), self._num_services
+        self._num_services += _NUM_ARRIVALS
+        new = range(first, self._num_services)
+        for number in new:
+            self._world.do(self._make([number]))
+            time.sleep(max(0.0, began + (number - first + 1) * _ARRIVAL_S - time.monotonic()))
+        self._wait("those that came to be available", lambda: all(map(self._is_available, new)), 120)
+        after = Scrape.of(self.operator)
+        return {"one a second p50 ms": after.quantile(0.5, before), "one a second p99 ms": after.quantile(0.99, before)}
 
     def _resync(self) -> dict[str, float | str]:
         """The operator is killed and another one looks at every service and asks every engine."""
