@@ -2,6 +2,8 @@
 
 import asyncio
 
+import pytest
+import uvloop
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -136,6 +138,25 @@ def test_the_earlier_of_two_times_counts():
     asyncio.run(run())
 
 
+@pytest.mark.parametrize("loop_factory", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_a_turn_that_is_due_at_once_may_be_asked_for_again(loop_factory):
+    async def run():
+        queue, turns = WorkQueue(), []
+
+        async def handle(key):
+            turns.append(key)
+
+        for seconds in (0.0, 0.0001, 0.0, 5.0):
+            queue.add_after("a", seconds)
+        worker = asyncio.create_task(queue.work(handle))
+        await until(lambda: turns)
+        await stop([worker])
+        assert (turns, queue.depth, queue._timers) == (["a"], 0, {})
+
+    with asyncio.Runner(loop_factory=loop_factory) as runner:
+        runner.run(run())
+
+
 def test_news_waits_for_the_delay_after_a_failure_but_a_new_spec_does_not():
     async def run():
         queue, turns = WorkQueue(), []
@@ -199,10 +220,10 @@ def test_news_of_a_key_that_fails_is_looked_at_soon_and_not_at_once(monkeypatch)
         now = asyncio.get_running_loop().time
         queue.add("a")
         await until(lambda: turns == ["a"] and not queue._working)
-        assert queue._timers["a"].when() > now() + 900
+        assert queue._timers["a"].due > now() + 900
         for _ in range(3):
             queue.add("a")
-        assert 1 < queue._timers["a"].when() - now() <= 2
+        assert 1 < queue._timers["a"].due - now() <= 2
         assert (turns, queue.depth) == (["a"], 0)
         queue._failed_at["a"] -= 2
         queue.add("a")
@@ -240,12 +261,12 @@ def test_a_turn_that_ended_well_replaces_what_an_earlier_one_asked_for_and_one_t
         for key in ("well", "failing"):
             queue.add(key)
         await until(lambda: len(turns) == 2)
-        dues = {key: timer.when() for key, timer in queue._timers.items()}
+        dues = {key: timer.due for key, timer in queue._timers.items()}
         for key in ("well", "failing"):
             queue.add(key)
         await until(lambda: len(turns) == 4 and not queue._working)
-        assert queue._timers["well"].when() > dues["well"] + 50
-        assert queue._timers["failing"].when() == dues["failing"]
+        assert queue._timers["well"].due > dues["well"] + 50
+        assert queue._timers["failing"].due == dues["failing"]
         await until(lambda: turns.count("failing") == 3)
         assert turns.count("well") == 2
         await stop([worker])
