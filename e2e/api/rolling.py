@@ -20,7 +20,7 @@ from standins.engines import Engine
 from standins.operators import OperatorProcess, wait_until
 from standins.pod_status import Play, Release
 from standins.proxy import Request
-from standins.traffic import Traffic
+from standins.traffic import SLICE_LABEL, Traffic, ready_addresses
 from standins.world import LLM, World
 
 GOOD, BETTER, BEST = "acme/engine:1", "acme/engine:2", "acme/engine:3"
@@ -95,11 +95,18 @@ class Service:
         return self.world.condition(*self.key, kind)
 
     def wait_complete(self, timeout_s: float = _PATIENCE_S) -> None:
-        """Returns once all engines are of the spec's revision and serve, and nothing of another is left."""
+        """Returns once all engines are of the spec's revision and serve, and nothing of another is left.
+
+        What the status says by then has to be so for clients, too.
+        """
         self.wait("Progressing", "Complete", timeout_s)
+        path = f"/apis/discovery.k8s.io/v1/namespaces/{self.namespace}/endpointslices"
+        slices = self.world.request("GET", path, labelSelector=f"{SLICE_LABEL}={self.name}")["items"]
+        found = [address for each in slices for address in ready_addresses(each)]
         replicas = self._spec.get("replicas", 1)
         self.wait_until(lambda: len(self.clusters) == replicas, f"{replicas} RayClusters", timeout_s)
         assert self.status["currentRevision"] == self.status["updateRevision"]
+        assert len(found) == replicas, f"{self.name}: complete, and clients find {found}"
 
     def wait_until(self, is_so: Callable[[], object], what: str, timeout_s: float = _PATIENCE_S) -> None:
         wait_until(is_so, f"{self.name}: {what}", timeout_s, self._story)

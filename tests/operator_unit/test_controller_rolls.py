@@ -9,8 +9,6 @@ from rayloom_operator.errors import EngineUnavailable
 from rt_operator import make_pod_document
 from rt_world import SERVICE, service, with_world
 
-SLICES = {"apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice"}
-
 
 class Engines:
     """Answers for engines, by address."""
@@ -47,8 +45,8 @@ def engines(monkeypatch):
 
 
 def run_pods(world):
-    """Each RayCluster has its two pods, ready, and those with the route label are in the EndpointSlice."""
-    kube, ips = world.kube, []
+    """Each RayCluster has its two pods, ready."""
+    kube = world.kube
     clusters = [each for each in kube.objects.values() if each["kind"] == "RayCluster"]
     for cluster in clusters:
         name, uid = cluster["metadata"]["name"], cluster["metadata"]["uid"]
@@ -62,14 +60,10 @@ def run_pods(world):
             document["status"]["podIP"] = ip if kind == "head" else ""
             if known is None:
                 kube.put({"apiVersion": "v1", "kind": "Pod", **document})
-            elif kind == "head" and known["metadata"]["labels"].get("rayloom.dev/route") == "true":
-                ips.append(ip)
     names = {each["metadata"]["name"] for each in clusters}
     for path, each in list(kube.objects.items()):
         if each["kind"] == "Pod" and each["metadata"]["name"].rpartition("-")[0] not in names:
             kube.remove(path)
-    meta = {"name": "chat-abc", "namespace": "team", "labels": {"kubernetes.io/service-name": "chat"}}
-    kube.put(SLICES | {"metadata": meta, "endpoints": [{"addresses": [ip]} for ip in ips]})
 
 
 async def settle(world, condition):
@@ -109,8 +103,6 @@ def test_a_roll_from_the_first_engine_to_the_last_object_of_the_old_one(engines,
         (old,) = world.kube.named("RayCluster")
         before = world.kube.statuses[-1]
         assert world.kube.named("ControllerRevision") == [f"chat-{before['currentRevision']}"]
-        lists = [path for path in world.kube.lists if path.endswith("/endpointslices")]
-        assert lists == [], "at rest the route label says as much"
         changed = service(rollout=quick, engine={"args": {"threads": 2}})
         changed["metadata"]["generation"] = 2
         world.ask_for(changed | {"status": world.kube.objects[SERVICE]["status"]})
@@ -127,6 +119,29 @@ def test_a_roll_from_the_first_engine_to_the_last_object_of_the_old_one(engines,
         calls = [path for verb, path in world.kube.calls if old in path and verb in ("patch", "delete")]
         kinds = dict.fromkeys(path.split("/")[-2] for path in calls)
         assert list(kinds) == ["pods", "configmaps", "secrets", "rayclusters"]
+
+    with_world(story)
+
+
+def test_an_engine_serves_once_clients_find_it_and_not_by_its_label_alone(engines, patched):
+    async def story(world):
+        world.kube.lists_endpoints = False
+        world.ask_for(service())
+
+        def heads():
+            pods = [each for each in world.kube.objects.values() if each["kind"] == "Pod"]
+            return [each for each in pods if each["metadata"]["labels"].get("rayloom.dev/route") == "true"]
+
+        await settle(world, heads)
+        await world.rest()
+        said = world.kube.statuses[-1]
+        assert (world.reason(), said["ready"], said["progress"]) == ("Starting", "0/1", "Scaling")
+        assert "once clients find pod" in world.message("Available")
+        world.kube.lists_endpoints = True
+        world.kube.put(heads()[0])
+        await world.until(lambda: world.reason() == "Serving")
+        said = world.kube.statuses[-1]
+        assert (said["ready"], said["progress"]) == ("1/1", "Complete")
 
     with_world(story)
 

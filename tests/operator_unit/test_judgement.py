@@ -77,6 +77,12 @@ def test_available_follows_a_token_and_the_way_to_the_engine(head, said, reason,
     assert (verdict.reason, verdict.is_loaded) == (reason, is_loaded)
 
 
+def test_an_engine_with_the_route_serves_once_clients_find_it():
+    verdict = judge(make_group(routed(), worker(), reading=make_reading(make_said()), is_found=False), NOW)
+
+    assert (verdict.reason, verdict.is_loaded) == (Reason.STARTING, True)
+
+
 def test_a_starting_engine_says_what_it_does_or_what_keeps_its_ranks_away():
     starting = make_reading(make_said("starting", None, startup=(LOADING,)))
     blocked = worker(node="", conditions=UNSCHEDULABLE)

@@ -21,8 +21,8 @@ ONE = make_resolved()
 UNPLACED = [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}]
 
 
-def of(*groups, memory=None, endpoints=None):
-    return look(Observed(groups=groups), memory or {}, "00000000", endpoints, now=NOW)
+def of(*groups, memory=None):
+    return look(Observed(groups=groups), memory or {}, "00000000", now=NOW)
 
 
 @pytest.mark.parametrize(
@@ -44,15 +44,13 @@ def test_what_an_engine_does_is_one_word(group, state):
     assert engine.state == state
 
 
-def test_clients_find_what_is_in_an_endpoint_slice_and_at_rest_what_has_the_route():
-    routed = make_serving(ONE)
+@pytest.mark.parametrize("is_found", [False, True])
+@pytest.mark.parametrize("route", [False, True])
+def test_whether_clients_find_an_engine_is_not_told_from_its_label(route, is_found):
+    (engine,) = of(make_group(make_pod(route=route), reading=make_reading(make_said()), is_found=is_found)).engines
 
-    assert [of(routed, endpoints=found).engines[0].is_listed for found in (None, set(), {"10.0.0.1"})] == [
-        True,
-        False,
-        True,
-    ]
-    assert not of(make_group(), endpoints={"10.0.0.1"}).engines[0].is_listed
+    assert (engine.is_routed, engine.is_listed) == (route, is_found)
+    assert engine.is_available == (route and is_found)
 
 
 @pytest.mark.parametrize(

@@ -56,6 +56,30 @@ def test_a_pod_reads_the_same_when_it_is_slim(case):
     assert len(json.dumps(kept)) < 2000
 
 
+@pytest.mark.parametrize(
+    ("endpoints", "addresses"),
+    [
+        (None, []),
+        ([], []),
+        ([{"addresses": ["10.0.0.1"]}], ["10.0.0.1"]),
+        ([{"addresses": ["10.0.0.1"], "conditions": {"serving": True}}], ["10.0.0.1"]),
+        ([{"addresses": ["10.0.0.1"], "conditions": {"ready": None}}], ["10.0.0.1"]),
+        (
+            [
+                {"addresses": ["10.0.0.1", "10.0.0.2"], "conditions": {"ready": True}},
+                {"addresses": ["10.0.0.3"], "conditions": {"ready": False, "terminating": True}},
+            ],
+            ["10.0.0.1", "10.0.0.2"],
+        ),
+    ],
+)
+def test_of_an_endpoint_slice_the_addresses_that_take_requests_are_kept(endpoints, addresses):
+    whole = {"metadata": {"name": "x"}, "endpoints": endpoints, "ports": [{"port": 8000}]}
+
+    kept = slim.endpoint_slice(codec.decoded(json.dumps(whole).encode(), slim.EndpointSlice))
+    assert kept == {"metadata": {"name": "x"}, "addresses": addresses}
+
+
 @pytest.mark.parametrize("part", ["metadata", "spec", "status"])
 def test_a_field_that_is_null_is_one_that_is_not_there(part):
     whole = whole_pod("was started again")

@@ -220,10 +220,10 @@ def test_news_of_a_key_that_fails_is_looked_at_soon_and_not_at_once(monkeypatch)
         now = asyncio.get_running_loop().time
         queue.add("a")
         await until(lambda: turns == ["a"] and not queue._working)
-        assert queue._timers["a"].due > now() + 900
+        assert queue._timers["a"].when() > now() + 900
         for _ in range(3):
             queue.add("a")
-        assert 1 < queue._timers["a"].due - now() <= 2
+        assert 1 < queue._timers["a"].when() - now() <= 2
         assert (turns, queue.depth) == (["a"], 0)
         queue._failed_at["a"] -= 2
         queue.add("a")
@@ -261,12 +261,12 @@ def test_a_turn_that_ended_well_replaces_what_an_earlier_one_asked_for_and_one_t
         for key in ("well", "failing"):
             queue.add(key)
         await until(lambda: len(turns) == 2)
-        dues = {key: timer.due for key, timer in queue._timers.items()}
+        dues = {key: timer.when() for key, timer in queue._timers.items()}
         for key in ("well", "failing"):
             queue.add(key)
         await until(lambda: len(turns) == 4 and not queue._working)
-        assert queue._timers["well"].due > dues["well"] + 50
-        assert queue._timers["failing"].due == dues["failing"]
+        assert queue._timers["well"].when() > dues["well"] + 50
+        assert queue._timers["failing"].when() == dues["failing"]
         await until(lambda: turns.count("failing") == 3)
         assert turns.count("well") == 2
         await stop([worker])

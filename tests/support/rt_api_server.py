@@ -15,6 +15,7 @@ _KINDS = {
     "/api/v1": {"namespaces": "Namespace", "pods": "Pod"},
     "/apis/apiextensions.k8s.io/v1": {"customresourcedefinitions": "CustomResourceDefinition"},
     "/apis/batch/v1": {"jobs": "Job"},
+    "/apis/discovery.k8s.io/v1": {"endpointslices": "EndpointSlice"},
     "/apis/ray.io/v1": {"rayclusters": "RayCluster"},
     "/apis/rayloom.dev/v1alpha1": {"llmservices": "LLMService"},
 }

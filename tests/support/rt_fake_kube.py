@@ -1,6 +1,7 @@
 """A Kube whose cluster is a dictionary: objects, watches, and the refusals that a test asks for.
 
-It collects no garbage and runs no pod: a test does both with `put` and `remove`.
+It collects no garbage and runs no pod: a test does both with `put` and `remove`. Of controllers there is one, which
+keeps the EndpointSlices of pods with the route label.
 """
 
 import asyncio
@@ -9,7 +10,7 @@ import copy
 import msgspec
 
 from rayloom_operator.kube import CONFLICT, NOT_FOUND, KubeError, MadeAnew
-from rayloom_operator.names import path_of
+from rayloom_operator.names import ROUTE_LABEL, SERVICE_LABEL, path_of
 
 KUBERAY = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/rayclusters.ray.io"
 
@@ -50,6 +51,7 @@ class FakeKube:
         self.turn_page = lambda path: None  # called between two pages of a list; may raise
         self.version = 100
         self.may_write = lambda: True
+        self.lists_endpoints = True
         self._watches = []  # (path of the collection, params, queue)
         self.put(make_definition())
 
@@ -67,10 +69,39 @@ class FakeKube:
         found["metadata"]["resourceVersion"] = str(self.version)
         self.objects[path] = found
         self._tell("MODIFIED" if old else "ADDED", path, found)
+        self._note_endpoints(found)
         return copy.deepcopy(found)
 
     def remove(self, path):
-        self._tell("DELETED", path, self.objects.pop(path))
+        found = self.objects.pop(path)
+        self._tell("DELETED", path, found)
+        self._note_endpoints(found)
+
+    def _note_endpoints(self, changed):
+        """The EndpointSlice of a service after a change of one of its pods."""
+        meta = changed["metadata"]
+        name = meta.get("labels", {}).get(SERVICE_LABEL)
+        if changed["kind"] != "Pod" or name is None or not self.lists_endpoints:
+            return
+        wanted = {SERVICE_LABEL: name, ROUTE_LABEL: "true"}
+        pods = [
+            each
+            for each in self.objects.values()
+            if each["kind"] == "Pod"
+            and each["metadata"]["namespace"] == meta["namespace"]
+            and wanted.items() <= each["metadata"]["labels"].items()
+        ]
+        endpoints = [
+            {"addresses": [each["status"]["podIP"]], "conditions": {"ready": _is_ready(each)}}
+            for each in pods
+            if each["status"].get("podIP")
+        ]
+        labels = {SERVICE_LABEL: name, "kubernetes.io/service-name": name}
+        where = {"name": f"{name}-abc", "namespace": meta["namespace"], "labels": labels}
+        slices = {"apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "metadata": where}
+        known = self.objects.get(path_of(slices), {})
+        if known.get("endpoints", []) != endpoints:
+            self.put(slices | {"endpoints": endpoints})
 
     def named(self, kind):
         """Names of the objects of a kind."""
@@ -173,6 +204,10 @@ class FakeKube:
         for collection, params, queue in self._watches:
             if _is_of(path, collection) and _is_chosen(found, params):
                 queue.put_nowait((kind, copy.deepcopy(found)))
+
+
+def _is_ready(pod):
+    return any((each["type"], each["status"]) == ("Ready", "True") for each in pod["status"].get("conditions", ()))
 
 
 def _without_status(found):

@@ -1,5 +1,6 @@
 """Services, pods and engine answers as the operator sees them, with everything well unless a test says otherwise."""
 
+from dataclasses import replace
 from datetime import UTC, datetime
 from types import SimpleNamespace
 
@@ -116,7 +117,8 @@ def make_reading(said=None, *, at=100.0, failing_since=None, error="", advanced_
 
 def make_group(*pods, reading=None, name="chat-00000000-0", uid="uid-cluster", refusal="", **facts):
     revision = name.split("-")[1]
-    facts = {"is_headless": False, "num_new_pods": 0, **facts}
+    is_found = any(each.is_head and each.is_routed for each in pods)
+    facts = {"is_headless": False, "num_new_pods": 0, "is_found": is_found, **facts}
     return Group(name=name, revision=revision, uid=uid, pods=pods, refusal=refusal, reading=reading, **facts)
 
 
@@ -152,15 +154,17 @@ def turn(
     written.
 
     `previous` is the document of the turn before; without one the spec was taken up a turn ago. `old` is what engines
-    of earlier revisions are made from, `endpoints` the addresses that clients find.
+    of earlier revisions are made from, `endpoints` the addresses that clients find; None: those with the route.
     """
+    if endpoints is not None:
+        groups = [replace(each, is_found=each.head is not None and each.head.ip in endpoints) for each in groups]
     previous, seen = previous or {}, Observed(groups=tuple(groups), **facts)
     memory, rollout, step, parts = remembered(previous), stored_rollout(previous), None, ()
     if resolved:
         if not rollout.update_revision:
             rollout = settled(resolved)
         order = order_of(resolved, revision(resolved))
-        step = next_step(order, rollout, look(seen, memory, order.revision, endpoints, now=now), clock)
+        step = next_step(order, rollout, look(seen, memory, order.revision, now=now), clock)
         made_from = {revision(each): each for each in old}
         parts = lineages(resolved, made_from, seen, memory, rollout, step, now=now, clock=clock)
     places = tuple(slot for lineage in parts for slot in lineage.slots)

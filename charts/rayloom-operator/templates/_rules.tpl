@@ -46,10 +46,10 @@ is new.
 - apiGroups: [apps]
   resources: [controllerrevisions]
   verbs: [get, create, delete]
-# An engine is drained once no client finds it any more.
+# An engine serves once clients find it, and is drained once none does any more.
 - apiGroups: [discovery.k8s.io]
   resources: [endpointslices]
-  verbs: [list]
+  verbs: [list, watch]
 # Kubelets say why a volume cannot be mounted only there.
 - apiGroups: [""]
   resources: [events]

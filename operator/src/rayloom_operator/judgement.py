@@ -112,8 +112,8 @@ def _engine_verdict(group: Group, head: Pod, said: EngineStatus) -> Verdict:
         return verdict(Reason.STARTING, f"The engine starts: {phase}." if phase else "The engine starts.")
     if age is None:
         return verdict(Reason.STARTING, "The engine makes its first token.")
-    if not head.is_ready or not head.is_routed:
-        return verdict(Reason.STARTING, f"The engine serves; requests reach it once pod {head.name} is ready.")
+    if not head.is_ready or not head.is_routed or not group.is_found:
+        return verdict(Reason.STARTING, f"The engine serves; requests reach it once clients find pod {head.name}.")
     return verdict(Reason.SERVING, "A token passes through every rank, and requests reach the engine.")
 
 

@@ -95,6 +95,7 @@ class Group:
     is_headless: bool  # its head pod was there and is gone; KubeRay makes no other
     num_new_pods: int  # pods that were made for it in the last minutes, also those that are gone
     reading: Reading | None  # None until its engine was asked
+    is_found: bool = False  # clients find its head: an EndpointSlice of the service has the address
     is_cordoned: bool = False  # a pod of it is on a node that is being emptied, and does not tolerate that
     is_tolerant: bool = False  # the same of one that does: its successor may be put there again
     is_told_to_go: bool = False  # its head pod was deleted or evicted, and not because its node is away

@@ -30,6 +30,7 @@ class Observer:
     def __init__(self, kube: Kube, watches: Watches, poller: EnginePoller, operator_key: bytes) -> None:
         self._kube = kube
         self._clusters, self._pods, self._nodes = watches.clusters, watches.pods, watches.nodes
+        self._endpoints = watches.endpoints
         self._poller = poller
         self._operator_key = operator_key
         self._new_pods: dict[ServiceKey, dict[str, tuple[str, datetime]]] = {}  # uid -> of which RayCluster, since when
@@ -72,6 +73,7 @@ class Observer:
         told |= self._told_to_go.get(key, set())
         self._told_to_go[key] = told & {each["metadata"]["uid"] for each in self._clusters.of_service(key)}
         given_up_at = {node: self._nodes.unready[node] + patience for node in nodes}
+        found = {address for each in self._endpoints.of_service(key) for address in each["addresses"]}
         groups, targets, num_ending = [], {}, 0
         taken = {name for name, at in self._gone_at[key].items() if at is not None}
         for cluster in self._clusters.of_service(key):
@@ -95,7 +97,8 @@ class Observer:
                 is_told_to_go=meta["uid"] in told,
             )
             stay = [each.stays_when_cordoned for each in group.pods if each.node in self._nodes.cordoned]
-            groups.append(replace(group, is_cordoned=False in stay, is_tolerant=True in stay))
+            is_found = group.head is not None and group.head.ip in found
+            groups.append(replace(group, is_found=is_found, is_cordoned=False in stay, is_tolerant=True in stay))
             if group.head is not None and group.head.ip:
                 token = admin_token(self._operator_key, key[0], uid, name)
                 targets[name] = Target(group.head.ip, token, group.head.uid, group.head.num_engine_starts)
@@ -165,15 +168,6 @@ class Observer:
         said = await self._said(key, "Pod", "FailedMount")
         volumes = [f'"{name}"' for name in names.USER_VOLUMES]
         return {uid: words for uid, words in said if any(volume in words for volume in volumes)}
-
-    async def endpoints(self, key: ServiceKey) -> frozenset[str]:
-        """The addresses at which clients find engines now. Not watched: they count only while engines come and go."""
-        selector = {"labelSelector": f"kubernetes.io/service-name={key[1]}"}
-        slices, _ = await self._kube.list(object_path("discovery.k8s.io/v1", "EndpointSlice", key[0]), selector)
-        found = (each for one in slices for each in one.get("endpoints") or ())
-        return frozenset(
-            address for each in found if each.get("conditions", {}).get("ready", True) for address in each["addresses"]
-        )
 
     async def job_failures(self, key: ServiceKey) -> dict[str, str]:
         """uid of Jobs -> why they could get no pod."""

@@ -75,7 +75,7 @@ def _objects(resolved: Resolved, clock: datetime) -> tuple[Manifest, ...]:
     rollout = RolloutState(
         current_revision=order.revision, update_revision=order.revision, counts={order.revision: order.replicas}
     )
-    step = next_step(order, rollout, look(nothing, {}, order.revision, None, now=0.0), clock)
+    step = next_step(order, rollout, look(nothing, {}, order.revision, now=0.0), clock)
     parts = lineages(resolved, {}, nothing, {}, rollout, step, now=0.0, clock=clock)
     return plan(resolved, nothing, parts, step, {}, rollout, b"", now=0.0, clock=clock).wanted
 

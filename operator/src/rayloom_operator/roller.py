@@ -9,22 +9,19 @@ from rayloom_operator.kube import Kube
 from rayloom_operator.lineage import Lineage, lineages, old_revisions
 from rayloom_operator.names import Manifest, ServiceKey
 from rayloom_operator.observed import Observed
-from rayloom_operator.observer import Observer
 from rayloom_operator.old_specs import OldSpecs
 from rayloom_operator.recovery import Memory
 from rayloom_operator.resolved import Hub, Resolved
 from rayloom_operator.revision import revision, with_kept_image
 from rayloom_operator.rolling import look, order_of
 from rayloom_operator.rollout import Step, next_step
-from rayloom_operator.rollout_words import RolloutStep
 
 
 class Roller:
     """Lives in one event loop."""
 
-    def __init__(self, kube: Kube, hub: Hub, observer: Observer) -> None:
+    def __init__(self, kube: Kube, hub: Hub) -> None:
         self._old_specs = OldSpecs(kube, hub)
-        self._observer = observer
 
     def forget(self, key: ServiceKey) -> None:
         """The service is gone."""
@@ -56,11 +53,6 @@ class Roller:
     ) -> tuple[Step, tuple[Lineage, ...]]:
         """What to do next, and the engines of each revision. `rollout` is what was written of rolls."""
         order = order_of(resolved, revision(resolved))
-        step = next_step(order, rollout, look(seen, memory, order.revision, None, now=now), clock)
-        is_moving = step.state.step == RolloutStep.MOVING
-        is_rolling = step.state.update_revision != step.state.current_revision
-        if is_moving or is_rolling or rollout.leaving or step.state.leaving or step.route_off:
-            endpoints = await self._observer.endpoints(key)
-            step = next_step(order, rollout, look(seen, memory, order.revision, endpoints, now=now), clock)
+        step = next_step(order, rollout, look(seen, memory, order.revision, now=now), clock)
         old = await self._old_specs.of(key, document, old_revisions(step))
         return step, lineages(resolved, old, seen, memory, rollout, step, now=now, clock=clock)

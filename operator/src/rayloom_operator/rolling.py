@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Set
-
 from rayloom_operator.api_rollout import Figures
 from rayloom_operator.api_status import Reason
 from rayloom_operator.judgement import is_well
@@ -21,12 +19,8 @@ def order_of(resolved: Resolved, revision: str) -> Order:
     return Order(revision=revision, replicas=spec.replicas, drain_seconds=spec.drain_seconds, rollout=spec.rollout)
 
 
-def look(seen: Observed, memory: Memory, revision: str, endpoints: Set[str] | None, *, now: float) -> Seen:
-    """The engines of a service.
-
-    `endpoints` are the addresses that clients find; None while nothing depends on them: then those of engines with the
-    route label count as found. `revision` is the spec's, whose failures are counted from `memory`.
-    """
+def look(seen: Observed, memory: Memory, revision: str, *, now: float) -> Seen:
+    """The engines of a service. `revision` is the spec's, whose failures are counted from `memory`."""
     # A lost node or pod says nothing about what ran there.
     failed = [
         each
@@ -34,7 +28,7 @@ def look(seen: Observed, memory: Memory, revision: str, endpoints: Set[str] | No
         if each.revision == revision and each.failure is not None and each.failure.reason not in _OF_OTHERS
     ]
     return Seen(
-        engines=tuple(_engine(group, memory, endpoints, now) for group in seen.groups),
+        engines=tuple(_engine(group, memory, now) for group in seen.groups),
         num_ending=seen.num_ending,
         knows_nodes=seen.knows_nodes,
         num_crashes=sum(each.restarts for each in failed),
@@ -42,15 +36,14 @@ def look(seen: Observed, memory: Memory, revision: str, endpoints: Set[str] | No
     )
 
 
-def _engine(group: Group, memory: Memory, endpoints: Set[str] | None, now: float) -> Engine:
+def _engine(group: Group, memory: Memory, now: float) -> Engine:
     head, said = group.head, group.reading.status if group.reading is not None else None
-    is_routed = head is not None and head.is_routed
     return Engine(
         name=group.name,
         revision=group.revision,
         state=_state(group, memory, now),
-        is_routed=is_routed,
-        is_listed=is_routed if endpoints is None or head is None else head.ip in endpoints,
+        is_routed=head is not None and head.is_routed,
+        is_listed=group.is_found,
         is_cordoned=group.is_cordoned,
         is_tolerant=group.is_tolerant,
         num_in_flight=said.requests.in_flight if said is not None else 0,

@@ -54,7 +54,6 @@ from rayloom_operator.rollout_words import RolloutStep, course
 
 # How soon to look again at an engine that drains, and at figures: one that fails requests is to be seen within 10 s.
 _LOOK_S = 2.0
-_LISTED_S = 0.5
 # One failure may be chance; an engine that has shown what it can is believed for longer.
 _MAX_CRASHES = {False: 1, True: 2}  # before and after the first new engine passed its analysis
 
@@ -246,9 +245,6 @@ def _missing(order: Order, memory: RolloutState, state: RolloutState, seen: Seen
 
 
 def _looks(order: Order, state: RolloutState, seen: Seen, clock: datetime) -> Iterator[float]:
-    # Endpoints follow the label a moment later, and are not watched.
-    if any(engine.is_routed and engine.state == "well" and not engine.is_listed for engine in seen.engines):
-        yield _LISTED_S
     if state.window is not None or state.leaving:
         yield _LOOK_S
     yield from (max(left_s, _LOOK_S) for left_s in time_left(order, state, clock) if left_s > 0)

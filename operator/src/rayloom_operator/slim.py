@@ -84,6 +84,16 @@ class Pod(TypedDict, total=False):
     status: PodStatus
 
 
+class Endpoint(TypedDict, total=False):
+    addresses: list[str]
+    conditions: Any
+
+
+class EndpointSlice(TypedDict, total=False):
+    metadata: Metadata
+    endpoints: list[Endpoint] | None
+
+
 def pod(found: Manifest) -> Manifest:
     """Of a Pod, what `observed.pod` and the observer read."""
     spec = dict(found["spec"])
@@ -92,6 +102,12 @@ def pod(found: Manifest) -> Manifest:
     if any(map(_admits_cordoned, spec.pop("tolerations", ()))):
         spec["staysWhenCordoned"] = True
     return found | {"spec": spec}
+
+
+def endpoint_slice(found: Manifest) -> Manifest:
+    """Of an EndpointSlice, the addresses to which requests go; one of whose readiness nothing is said is ready."""
+    ready = (each for each in found.get("endpoints") or () if each.get("conditions", {}).get("ready") is not False)
+    return {"metadata": found["metadata"], "addresses": [address for each in ready for address in each["addresses"]]}
 
 
 def node_of(found: Manifest) -> str:

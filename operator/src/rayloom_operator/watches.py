@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from rayloom_operator import kuberay, slim
 from rayloom_operator.kube import Kube
@@ -20,8 +21,9 @@ _KUBERAY: ServiceKey = ("", kuberay.DEFINITION)
 
 
 class Watches:
-    """`on_change` gets the service whose RayCluster or Job changed, `on_pod` that of a pod. `on_node` gets the name of
-    a node that is ready no more, or again; `on_kuberay` is called when KubeRay can be used no more, or again."""
+    """`on_change` gets the service whose RayCluster, Job or EndpointSlice changed, `on_pod` that of a pod. `on_node`
+    gets the name of a node that is ready no more, or again; `on_kuberay` is called when KubeRay can be used no more,
+    or again."""
 
     def __init__(
         self,
@@ -33,11 +35,13 @@ class Watches:
         on_node: Callable[[str], None],
         on_kuberay: Callable[[], None],
     ) -> None:
-        self.clusters = Reflector(kube, "ray.io/v1", "RayCluster", on_change, namespaces=namespaces, shape=slim.Owned)
-        self.pods = Reflector(
-            kube, "v1", "Pod", on_pod, namespaces=namespaces, shape=slim.Pod, slim=slim.pod, mark=slim.node_of
-        )
-        self.jobs = Reflector(kube, "batch/v1", "Job", on_change, namespaces=namespaces, shape=slim.Owned)
+        follow = partial(Reflector, kube, namespaces=namespaces)
+        self.clusters = follow("ray.io/v1", "RayCluster", on_change, shape=slim.Owned)
+        self.pods = follow("v1", "Pod", on_pod, shape=slim.Pod, slim=slim.pod, mark=slim.node_of)
+        self.jobs = follow("batch/v1", "Job", on_change, shape=slim.Owned)
+        # Kubernetes gives them the labels of their Service.
+        slices = ("discovery.k8s.io/v1", "EndpointSlice")
+        self.endpoints = follow(*slices, on_change, shape=slim.EndpointSlice, slim=slim.endpoint_slice)
         self.nodes = Nodes(kube, on_node)
         self._definitions = Reflector(
             kube,
@@ -48,7 +52,7 @@ class Watches:
             key_of=lambda _: _KUBERAY,
             slim=kuberay.slim,
         )
-        self._all = (self.clusters, self.pods, self.jobs, self._definitions, self.nodes.reflector)
+        self._all = (self.clusters, self.pods, self.jobs, self.endpoints, self._definitions, self.nodes.reflector)
         self._on_kuberay = on_kuberay
         self.kuberay_problem = kuberay.problem(None)  # why no RayCluster can be made; empty when one can
         self.is_synced = asyncio.Event()  # set once the cluster is known
@@ -63,6 +67,7 @@ class Watches:
                 self.clusters.has_answered,
                 self.pods.is_synced,
                 self.jobs.is_synced,
+                self.endpoints.is_synced,
                 self._definitions.is_synced,
                 self.nodes.reflector.was_tried,  # it may be forbidden
             ):

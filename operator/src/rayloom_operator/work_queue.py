@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
-from typing import NamedTuple
 
 from rayloom_operator.names import ServiceKey
 
@@ -14,12 +13,8 @@ _MAX_DOUBLINGS = 10
 # News of a key that fails is no reason to hurry, but engines that fail meanwhile are not to wait for long.
 _NEWS_AFTER_FAILURE_S = 2.0
 _DRAIN_LOOK_S = 0.02
-
-
-class _Timer(NamedTuple):
-    # Kept here, for uvloop answers a delay of no whole millisecond with a handle that knows none.
-    due: float  # loop time
-    handle: asyncio.Handle
+# Below half a millisecond uvloop gives a handle that knows no time.
+_SHORTEST_S = 0.001
 
 
 class WorkQueue:
@@ -31,7 +26,7 @@ class WorkQueue:
         self._queued: set[ServiceKey] = set()
         self._working: set[ServiceKey] = set()
         self._again: set[ServiceKey] = set()  # came while a worker had them
-        self._timers: dict[ServiceKey, _Timer] = {}
+        self._timers: dict[ServiceKey, asyncio.TimerHandle] = {}
         self._num_failures: dict[ServiceKey, int] = {}
         self._failed_at: dict[ServiceKey, float] = {}  # loop time, of keys whose last turn failed
         self._is_closed = False
@@ -76,13 +71,12 @@ class WorkQueue:
     def add_after(self, key: ServiceKey, seconds: float) -> None:
         """Has the key looked at in so many seconds, or earlier when that was asked for."""
         loop = asyncio.get_running_loop()
-        due = loop.time() + seconds
         timer = self._timers.get(key)
         if timer is not None:
-            if timer.due <= due:
+            if timer.when() <= loop.time() + seconds:
                 return
-            timer.handle.cancel()
-        self._timers[key] = _Timer(due, loop.call_later(seconds, self._ring, key))
+            timer.cancel()
+        self._timers[key] = loop.call_later(max(seconds, _SHORTEST_S), self._ring, key)
 
     async def work(self, handle: Callable[[ServiceKey], Awaitable[float | None]]) -> None:
         """One worker: calls `handle` with one key after the other, for ever.
@@ -101,7 +95,7 @@ class WorkQueue:
                 delay = await handle(key)
                 # A turn that ended well knows when the next is due, whatever those before it said.
                 if timer is not None and self._timers.get(key) is timer:
-                    timer.handle.cancel()
+                    timer.cancel()
                     del self._timers[key]
                 self._num_failures.pop(key, None)
                 self._failed_at.pop(key, None)
