@@ -23,6 +23,7 @@ from cluster.place import Place
 from cluster.processes import Processes
 from cluster.shell import say
 from standins.chart import credentials, install_chart
+from standins.endpoint_slices import EndpointSlices
 from standins.operators import OPERATOR, OperatorProcess, direct
 from standins.ray_clusters import RayClusters
 from standins.world import ENGINE_IMAGE, LEASE, LLM, World
@@ -256,9 +257,10 @@ def _measure(sizes: list[int], what: str, timeout_s: float, folder: Path) -> lis
         if what != "KubeRay":
             Processes(Place.of(_INDEX).state).stop("kuberay")
             world.kubelets.is_hasty = True
-            pods = RayClusters(world.api)
+            pods, endpoints = RayClusters(world.api), EndpointSlices(world.api)
             world.do(_call(pods.start))
-            # What is made here needs neither.
+            world.do(_call(endpoints.start))
+            # What is made here needs nothing else of either.
             for name in ("kube-scheduler", "kube-controller-manager"):
                 Processes(Place.of(_INDEX).state).stop(name)
         bench = Bench(world, folder)

@@ -1,0 +1,59 @@
+"""A stand-in for the controller of EndpointSlices, which allows itself 20 requests a second: too slow for a benchmark.
+
+One slice for each service, whose pods come and do not go.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from standins.client import Api, Document
+from standins.kubelets import SERVICE_LABEL
+from standins.traffic import SLICE_LABEL
+
+_NUM_AT_ONCE = 16
+_ROUTE = "rayloom.dev/route=true"
+_APPLY = "application/apply-patch+yaml"
+
+
+class EndpointSlices:
+    """Lives in one event loop."""
+
+    def __init__(self, api: Api) -> None:
+        self._api = api
+        self._slots = asyncio.Semaphore(_NUM_AT_ONCE)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._ready: dict[tuple[str, str], set[str]] = {}  # (namespace, service) -> addresses
+
+    def start(self) -> None:
+        self._begin(self._follow())
+
+    def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+
+    def _begin(self, work: object) -> None:
+        task = asyncio.ensure_future(work)  # type: ignore[call-overload]
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _follow(self) -> None:
+        async for _, pod in self._api.follow("/api/v1/pods", labelSelector=_ROUTE):
+            meta, ip = pod["metadata"], pod["status"].get("podIP")
+            key = meta["namespace"], meta["labels"][SERVICE_LABEL]
+            ready = self._ready.setdefault(key, set())
+            if ip and ip not in ready:
+                ready.add(ip)
+                self._begin(self._write(*key, sorted(ready)))
+
+    async def _write(self, namespace: str, service: str, addresses: list[str]) -> None:
+        path = f"/apis/discovery.k8s.io/v1/namespaces/{namespace}/endpointslices/{service}-abc"
+        found: Document = {
+            "apiVersion": "discovery.k8s.io/v1",
+            "kind": "EndpointSlice",
+            "metadata": {"name": f"{service}-abc", "labels": {SLICE_LABEL: service, SERVICE_LABEL: service}},
+            "addressType": "IPv4",
+            "endpoints": [{"addresses": [each], "conditions": {"ready": True}} for each in addresses],
+        }
+        async with self._slots:
+            await self._api.request("PATCH", path, found, content_type=_APPLY, fieldManager="standin", force="true")
