@@ -23,7 +23,7 @@ class EndpointSlices:
         self._api = api
         self._slots = asyncio.Semaphore(_NUM_AT_ONCE)
         self._tasks: set[asyncio.Task[None]] = set()
-        self._ready: dict[tuple[str, str], set[str]] = {}  # (namespace, service) -> addresses
+        self._ready: dict[tuple[str, str], dict[str, str]] = {}  # (namespace, service) -> uid -> address
 
     def start(self) -> None:
         self._begin(self._follow())
@@ -41,19 +41,22 @@ class EndpointSlices:
         async for _, pod in self._api.follow("/api/v1/pods", labelSelector=_ROUTE):
             meta, ip = pod["metadata"], pod["status"].get("podIP")
             key = meta["namespace"], meta["labels"][SERVICE_LABEL]
-            ready = self._ready.setdefault(key, set())
-            if ip and ip not in ready:
-                ready.add(ip)
-                self._begin(self._write(*key, sorted(ready)))
+            ready = self._ready.setdefault(key, {})
+            if ip and meta["uid"] not in ready:
+                ready[meta["uid"]] = ip
+                self._begin(self._write(*key, dict(ready)))
 
-    async def _write(self, namespace: str, service: str, addresses: list[str]) -> None:
+    async def _write(self, namespace: str, service: str, pods: dict[str, str]) -> None:
         path = f"/apis/discovery.k8s.io/v1/namespaces/{namespace}/endpointslices/{service}-abc"
         found: Document = {
             "apiVersion": "discovery.k8s.io/v1",
             "kind": "EndpointSlice",
             "metadata": {"name": f"{service}-abc", "labels": {SLICE_LABEL: service, SERVICE_LABEL: service}},
             "addressType": "IPv4",
-            "endpoints": [{"addresses": [each], "conditions": {"ready": True}} for each in addresses],
+            "endpoints": [
+                {"addresses": [ip], "conditions": {"ready": True}, "targetRef": {"kind": "Pod", "uid": uid}}
+                for uid, ip in pods.items()
+            ],
         }
         async with self._slots:
             await self._api.request("PATCH", path, found, content_type=_APPLY, fieldManager="standin", force="true")

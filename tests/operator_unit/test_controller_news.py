@@ -125,7 +125,7 @@ def test_what_was_made_anew_after_its_page_was_read_stays():
     with_world(story)
 
 
-def test_which_clusters_there_are_is_listed_again_before_it_leads():
+def test_what_there_is_of_engines_is_listed_again_before_it_leads():
     leads = asyncio.Event()
 
     def cluster(name):
@@ -139,6 +139,7 @@ def test_which_clusters_there_are_is_listed_again_before_it_leads():
 
         # What its watch was not told.
         watches, world.kube._watches = world.kube._watches, []
+        world.kube.lists.clear()
         world.kube.remove(f"{CLUSTERS}/chat-00000000-0")
         world.kube.put(cluster("chat-00000000-1"))
         world.kube._watches = watches
@@ -153,6 +154,7 @@ def test_which_clusters_there_are_is_listed_again_before_it_leads():
         leads.set()
         await world.until(lambda: known)
         assert known == ["chat-00000000-1"]
+        assert {"rayclusters", "pods", "endpointslices"} <= {path.split("/")[-1] for path in world.kube.lists}
 
     with_world(story, prepare=lambda kube: kube.put(cluster("chat-00000000-0")), leads=leads)
 

@@ -146,6 +146,28 @@ def test_an_engine_serves_once_clients_find_it_and_not_by_its_label_alone(engine
     with_world(story)
 
 
+def test_no_engine_drains_while_clients_find_it_whatever_the_watch_has_told(engines, patched):
+    async def story(world):
+        old = await serve(world)
+        head = f"/api/v1/namespaces/team/pods/{old}-head"
+        world.kube.lists_endpoints = False
+        (path, found) = next((at, each) for at, each in world.kube.objects.items() if each["kind"] == "EndpointSlice")
+        world.kube._tell("DELETED", path, found)  # It is there all the same.
+        none = service(replicas=0)
+        none["metadata"]["generation"] = 2
+        world.kube.lists.clear()
+        world.ask_for(none | {"status": world.kube.objects[SERVICE]["status"]})
+        await settle(world, lambda: any(each.endswith("/endpointslices") for each in world.kube.lists))
+        await world.rest()
+        assert (engines.asked, world.kube.named("RayCluster")) == ([], [old])
+        world.kube.lists_endpoints = True
+        world.kube.put(world.kube.objects[head])
+        await settle(world, lambda: world.kube.named("RayCluster") == [])
+        assert engines.asked[0][0] == "POST"
+
+    with_world(story)
+
+
 def test_an_engine_that_is_told_to_drain_is_routed_to_only_when_it_has_said_that_it_goes_on(engines, patched):
     async def story(world):
         old = await serve(world)

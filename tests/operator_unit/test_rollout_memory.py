@@ -1,6 +1,11 @@
-"""What the planner of rolls makes of engines whose history nobody remembers."""
+"""What the planner of rolls makes of engines whose history nobody remembers, or that are not as it is remembered."""
+
+import pytest
 
 from rayloom_operator.api_rollout import RolloutState
+from rayloom_operator.observed import moment
+from rayloom_operator.rollout import next_step
+from rayloom_operator.rollout_shares import Engine, Seen
 from rt_rolling import CRASHES, Rolling, Running, make_order
 
 
@@ -34,3 +39,15 @@ def test_what_serves_is_not_counted_out_by_what_never_did():
     world.run(90)
 
     assert (world.memory.step, world.revisions(), world.num_available()) == ("Complete", "bb", 2)
+
+
+@pytest.mark.parametrize(("is_listed", "stamped"), [(True, ""), (False, "2026-01-02T03:04:00Z")])
+def test_the_time_of_nodes_begins_anew_where_an_engine_is_listed_after_its_label_went(is_listed, stamped):
+    order = make_order("a", replicas=0)
+    memory = RolloutState(current_revision="a", update_revision="a", leaving={"c-a-0": "2026-01-02T03:04:00Z"})
+    engine = Engine(name="c-a-0", revision="a", state="well", is_listed=is_listed)
+
+    step = next_step(order, memory, Seen(engines=(engine,)), moment("2026-01-02T03:04:02Z"))
+
+    assert step.state.leaving == {"c-a-0": stamped}
+    assert step.drain == (() if is_listed else ("c-a-0",))

@@ -56,28 +56,35 @@ def test_a_pod_reads_the_same_when_it_is_slim(case):
     assert len(json.dumps(kept)) < 2000
 
 
+def endpoint(uid, **conditions):
+    return {"addresses": ["10.0.0.1"], "targetRef": {"kind": "Pod", "name": "x", "uid": uid}, **conditions}
+
+
 @pytest.mark.parametrize(
-    ("endpoints", "addresses"),
+    ("endpoints", "uids"),
     [
         (None, []),
         ([], []),
-        ([{"addresses": ["10.0.0.1"]}], ["10.0.0.1"]),
-        ([{"addresses": ["10.0.0.1"], "conditions": {"serving": True}}], ["10.0.0.1"]),
-        ([{"addresses": ["10.0.0.1"], "conditions": {"ready": None}}], ["10.0.0.1"]),
-        (
-            [
-                {"addresses": ["10.0.0.1", "10.0.0.2"], "conditions": {"ready": True}},
-                {"addresses": ["10.0.0.3"], "conditions": {"ready": False, "terminating": True}},
-            ],
-            ["10.0.0.1", "10.0.0.2"],
-        ),
+        ([endpoint("a")], ["a"]),
+        ([endpoint("a", conditions=None)], ["a"]),
+        ([endpoint("a", conditions={"serving": True})], ["a"]),
+        ([endpoint("a", conditions={"ready": None})], ["a"]),
+        ([endpoint("a", conditions={"ready": True}), endpoint("b", conditions={"ready": False})], ["a"]),
+        ([{"addresses": ["10.0.0.1"]}, {"addresses": ["10.0.0.2"], "targetRef": None}], []),
     ],
 )
-def test_of_an_endpoint_slice_the_addresses_that_take_requests_are_kept(endpoints, addresses):
-    whole = {"metadata": {"name": "x"}, "endpoints": endpoints, "ports": [{"port": 8000}]}
+def test_of_an_endpoint_slice_the_pods_that_take_requests_are_kept(endpoints, uids):
+    assert read_slice(endpoints, "chat") == {"uids": uids}
 
-    kept = slim.endpoint_slice(codec.decoded(json.dumps(whole).encode(), slim.EndpointSlice))
-    assert kept == {"metadata": {"name": "x"}, "addresses": addresses}
+
+def test_a_slice_of_a_service_that_only_has_our_label_sends_nobody():
+    assert read_slice([endpoint("a")], "chat-heads") == {"uids": []}
+
+
+def read_slice(endpoints, of):
+    labels = {"rayloom.dev/service": "chat", "kubernetes.io/service-name": of}
+    whole = {"metadata": {"name": "x", "labels": labels}, "endpoints": endpoints, "ports": [{"port": 8000}]}
+    return slim.endpoint_slice(codec.decoded(json.dumps(whole).encode(), slim.EndpointSlice))
 
 
 @pytest.mark.parametrize("part", ["metadata", "spec", "status"])

@@ -92,7 +92,7 @@ class FakeKube:
             and wanted.items() <= each["metadata"]["labels"].items()
         ]
         endpoints = [
-            {"addresses": [each["status"]["podIP"]], "conditions": {"ready": _is_ready(each)}}
+            {"conditions": {"ready": _is_ready(each)}, "targetRef": {"kind": "Pod", "uid": each["metadata"]["uid"]}}
             for each in pods
             if each["status"].get("podIP")
         ]

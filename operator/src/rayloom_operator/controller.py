@@ -108,7 +108,7 @@ class Controller:
         self._drift = Drift(kube, self._queue.add, namespaces=namespaces)
         self._observer = Observer(kube, self.watches, self._poller, settings.operator_key)
         self._applier = Applier(kube, self._drift, self._observer.note_cluster, self._poller.told)
-        self._roller = Roller(kube, settings.hub)
+        self._roller = Roller(kube, settings.hub, self._observer)
         self._mounting_since: dict[ServiceKey, float] = {}
         self._untold: dict[ServiceKey, dict[str, Manifest]] = {}  # Events that are to be made, by name
         # While services are listed: the versions of those that went meanwhile, which later pages may still have.
@@ -145,7 +145,8 @@ class Controller:
                 await self.watches.is_synced.wait()
                 if self._leads is not None:
                     await self._leads.wait()
-                    await asyncio.gather(self._list_services(), self._clusters.relist())
+                    stale = (self._clusters, self._pods, self.watches.endpoints)
+                    await asyncio.gather(self._list_services(), *(each.relist() for each in stale))
                 tasks.create_task(self._relist())
                 for reflector in self._drift.reflectors:
                     tasks.create_task(reflector.run())

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 
-from rayloom_operator import names
+from rayloom_operator import names, slim
 from rayloom_operator.engine_poller import EnginePoller, Target
 from rayloom_operator.errors import OperatorError
 from rayloom_operator.kube import NOT_FOUND, Kube, KubeError
@@ -73,7 +73,7 @@ class Observer:
         told |= self._told_to_go.get(key, set())
         self._told_to_go[key] = told & {each["metadata"]["uid"] for each in self._clusters.of_service(key)}
         given_up_at = {node: self._nodes.unready[node] + patience for node in nodes}
-        found = {address for each in self._endpoints.of_service(key) for address in each["addresses"]}
+        found = {uid for each in self._endpoints.of_service(key) for uid in each["uids"]}
         groups, targets, num_ending = [], {}, 0
         taken = {name for name, at in self._gone_at[key].items() if at is not None}
         for cluster in self._clusters.of_service(key):
@@ -97,7 +97,7 @@ class Observer:
                 is_told_to_go=meta["uid"] in told,
             )
             stay = [each.stays_when_cordoned for each in group.pods if each.node in self._nodes.cordoned]
-            is_found = group.head is not None and group.head.ip in found
+            is_found = group.head is not None and group.head.uid in found
             groups.append(replace(group, is_found=is_found, is_cordoned=False in stay, is_tolerant=True in stay))
             if group.head is not None and group.head.ip:
                 token = admin_token(self._operator_key, key[0], uid, name)
@@ -168,6 +168,12 @@ class Observer:
         said = await self._said(key, "Pod", "FailedMount")
         volumes = [f'"{name}"' for name in names.USER_VOLUMES]
         return {uid: words for uid, words in said if any(volume in words for volume in volumes)}
+
+    async def found(self, key: ServiceKey) -> frozenset[str]:
+        """The uids of the head pods that clients find, also where the watch has not told it yet."""
+        selector = {"labelSelector": f"{names.SERVICE_LABEL}={key[1]}"}
+        slices, _ = await self._kube.list(object_path("discovery.k8s.io/v1", "EndpointSlice", key[0]), selector)
+        return frozenset(uid for each in slices for uid in slim.endpoint_slice(each)["uids"])
 
     async def job_failures(self, key: ServiceKey) -> dict[str, str]:
         """uid of Jobs -> why they could get no pod."""

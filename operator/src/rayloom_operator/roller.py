@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import datetime
 
 from rayloom_operator.api_rollout import RolloutState
 from rayloom_operator.kube import Kube
 from rayloom_operator.lineage import Lineage, lineages, old_revisions
 from rayloom_operator.names import Manifest, ServiceKey
-from rayloom_operator.observed import Observed
+from rayloom_operator.observed import Group, Observed
+from rayloom_operator.observer import Observer
 from rayloom_operator.old_specs import OldSpecs
 from rayloom_operator.recovery import Memory
 from rayloom_operator.resolved import Hub, Resolved
@@ -20,8 +22,9 @@ from rayloom_operator.rollout import Step, next_step
 class Roller:
     """Lives in one event loop."""
 
-    def __init__(self, kube: Kube, hub: Hub) -> None:
+    def __init__(self, kube: Kube, hub: Hub, observer: Observer) -> None:
         self._old_specs = OldSpecs(kube, hub)
+        self._observer = observer
 
     def forget(self, key: ServiceKey) -> None:
         """The service is gone."""
@@ -54,5 +57,16 @@ class Roller:
         """What to do next, and the engines of each revision. `rollout` is what was written of rolls."""
         order = order_of(resolved, revision(resolved))
         step = next_step(order, rollout, look(seen, memory, order.revision, now=now), clock)
+        if step.drain or step.delete:
+            # What ends requests is not done by the word of a watch alone, which may be behind or broken.
+            found = await self._observer.found(key)
+            groups = (replace(each, is_found=each.is_found or _uid(each) in found) for each in seen.groups)
+            seen = replace(seen, groups=tuple(groups))
+            step = next_step(order, rollout, look(seen, memory, order.revision, now=now), clock)
         old = await self._old_specs.of(key, document, old_revisions(step))
         return step, lineages(resolved, old, seen, memory, rollout, step, now=now, clock=clock)
+
+
+def _uid(group: Group) -> str:
+    """Of its head pod; empty while there is none."""
+    return group.head.uid if group.head is not None else ""

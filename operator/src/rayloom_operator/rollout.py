@@ -2,7 +2,7 @@
 
 | step | engines of the new revision | engines of the old revision | it ends when |
 |---|---|---|---|
-| Starting | one is made | untouched; with maxSurge 0 one goes first | a token passed through every rank of it |
+| Starting | one is made | untouched; with maxSurge 0 one goes first | it serves: a token passed, and clients find it |
 | WaitingForCapacity | one finds no node | untouched | nodes have room; the deadline waits too |
 | Analyzing | the one takes its share of requests | the others | the hold is over, or it has failed |
 | Promoting | made up to `replicas` | go, so many as bounds and those that serve allow | none is left |
@@ -214,8 +214,9 @@ def _completed(order: Order, state: RolloutState, seen: Seen) -> RolloutState:
 def _with_drains(memory: RolloutState, leaving: dict[str, str], seen: Seen, clock: datetime) -> dict[str, str]:
     """The engines that are to go, with the time from which those count their drain that no client finds any more."""
     for engine in seen.engines:
-        is_found = engine.is_routed or engine.is_listed or engine.state in IDLE
-        if engine.name in leaving and engine.name in memory.leaving and not is_found:
+        if engine.name in leaving and (engine.is_routed or engine.is_listed):
+            leaving[engine.name] = ""  # Also one that was listed late, after its label was taken away.
+        elif engine.name in leaving and engine.name in memory.leaving and engine.state not in IDLE:
             leaving[engine.name] = leaving[engine.name] or stamp(clock)
     return leaving
 

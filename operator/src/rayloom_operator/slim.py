@@ -10,7 +10,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any, TypedDict
 
-from rayloom_operator.names import USER_VOLUMES, Manifest
+from rayloom_operator.names import SERVICE_LABEL, USER_VOLUMES, Manifest
 
 
 class Owner(TypedDict, total=False):
@@ -85,8 +85,8 @@ class Pod(TypedDict, total=False):
 
 
 class Endpoint(TypedDict, total=False):
-    addresses: list[str]
     conditions: Any
+    targetRef: Owner
 
 
 class EndpointSlice(TypedDict, total=False):
@@ -105,9 +105,14 @@ def pod(found: Manifest) -> Manifest:
 
 
 def endpoint_slice(found: Manifest) -> Manifest:
-    """Of an EndpointSlice, the addresses to which requests go; one of whose readiness nothing is said is ready."""
-    ready = (each for each in found.get("endpoints") or () if each.get("conditions", {}).get("ready") is not False)
-    return {"metadata": found["metadata"], "addresses": [address for each in ready for address in each["addresses"]]}
+    """Of an EndpointSlice, the uids of the pods to which it sends the clients of an LLMService.
+
+    Somebody else's Service may have our label, and so its slices. A pod of whose readiness nothing is said is ready.
+    """
+    labels = found["metadata"]["labels"]
+    is_ours = labels.get("kubernetes.io/service-name") == labels[SERVICE_LABEL]
+    ready = (each for each in found.get("endpoints") or () if (each.get("conditions") or {}).get("ready") is not False)
+    return {"uids": [each["targetRef"]["uid"] for each in ready if is_ours and each.get("targetRef")]}
 
 
 def node_of(found: Manifest) -> str:
