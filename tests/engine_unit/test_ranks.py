@@ -85,6 +85,25 @@ def test_a_load_that_was_looked_at_is_told_once(ranks: Ranks) -> None:
     assert {now for now in told if now[0] == "load"} == {("load", 10, 40, "bytes")}
 
 
+@pytest.mark.parametrize(
+    ("phases", "told"),
+    [
+        ({"load": 5}, ("load", 5, 20, "bytes")),
+        ({"load": 5, "start": 0}, None),  # not heard yet: it has all of its weights to read
+        ({"start": 0}, None),
+        ({"load": 5, "idle": 0}, ("load", 5, 20, "bytes")),
+        ({"load": 5, "import": 0}, ("import", 0, 20, "bytes")),
+        ({"warm_up": 3, "kv_cache": 2}, ("kv_cache", 2, 20, "bytes")),
+        ({"idle": 0, "step": 0}, None),
+    ],
+)
+def test_the_start_is_where_the_slowest_rank_is(phases: dict[str, int], told: object) -> None:
+    beats = [
+        Beat(phase=phase, step=0, memory_bytes=1, done=done, total=20, unit="bytes") for phase, done in phases.items()
+    ]
+    assert assembly.slowest_phase(beats) == told
+
+
 def test_a_restarted_core_asks_for_the_blocks_of_the_first(ranks: Ranks) -> None:
     ranks.start(0)
     second = ranks.start(1)

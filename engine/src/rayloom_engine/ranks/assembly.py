@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from rayloom_engine.errors import ConfigError, ModelError, RankLost
 from rayloom_engine.models.progress import Progress
-from rayloom_engine.protocol.ranks import Allocate, Done, Failed, Join, Loaded, OpenStore, StoreOpen
-from rayloom_engine.ranks.pool import AttachedRank, RankPool, Reply
+from rayloom_engine.protocol.ranks import Allocate, Beat, Done, Failed, Join, Loaded, OpenStore, StoreOpen
+from rayloom_engine.ranks.pool import NO_BEAT, AttachedRank, RankPool, Reply
 from rayloom_engine.ranks.standstill import who_stands_still
 from rayloom_engine.restarts import RestartBudget
 
@@ -126,13 +126,24 @@ def _report(pool: RankPool, progress: Progress) -> str:
         if phase is not None:
             progress(phase.name, phase.done, phase.total, phase.unit)
         return phase.name if phase is not None else ""
-    beats = [beat for beat in pool.beats() if beat.phase in _LOADING]
-    if not beats:
+    slowest = slowest_phase(pool.beats())
+    if slowest is None:
         return ""
-    name = min((beat.phase for beat in beats), key=_LOADING.index)
-    beats = [beat for beat in beats if beat.phase == name]
-    progress(name, sum(beat.done for beat in beats), sum(beat.total for beat in beats), beats[0].unit)
-    return name
+    progress(*slowest)
+    return slowest[0]
+
+
+def slowest_phase(beats: Sequence[Beat]) -> tuple[str, int, int, str] | None:
+    """The phase, done, total and unit of the ranks that are furthest behind, None while one has not begun to load.
+
+    One that was not heard yet has not begun, and a sum without it would be taken for that of all.
+    """
+    loading = [beat for beat in beats if beat.phase in _LOADING]
+    if not loading or any(beat.phase == NO_BEAT.phase for beat in beats):
+        return None
+    name = min((beat.phase for beat in loading), key=_LOADING.index)
+    behind = [beat for beat in loading if beat.phase == name]
+    return name, sum(beat.done for beat in behind), sum(beat.total for beat in behind), behind[0].unit
 
 
 _LOADING = ["resolve", "convert", "import", "load", "kv_cache", "warm_up"]  # phases of a rank, in order

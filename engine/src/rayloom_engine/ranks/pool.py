@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 Order = OpenStore | Join | Allocate | Run
 Reply = Loaded | StoreOpen | Done | Computed | Failed
 _REPLIES = (Loaded, StoreOpen, Done, Computed, Failed)
-_NO_BEAT = Beat(phase="start", step=0, memory_bytes=0)
+NO_BEAT = Beat(phase="start", step=0, memory_bytes=0)
 _LOADING_SECONDS = 60.0  # a rank that loads is given so long: an import may keep its other threads from running
 _MAX_STRANGERS = 64  # connections that have not proved anything yet
 
@@ -49,7 +49,7 @@ _MAX_STRANGERS = 64  # connections that have not proved anything yet
 @dataclass(slots=True, eq=False)
 class _Control:
     channel: Channel
-    beat: Beat = _NO_BEAT
+    beat: Beat = NO_BEAT
     beat_at: float = field(default_factory=time.monotonic)
     is_closed: bool = False
 
