@@ -241,6 +241,27 @@ def test_only_the_very_process_that_was_started_is_taken_for_it(tmp_path: Path) 
     assert processes.alive() == ()
 
 
+def test_a_process_carries_its_mark_as_soon_as_it_was_started(tmp_path: Path) -> None:
+    processes = Processes(tmp_path)
+    try:
+        for number in range(200):
+            pid = processes.ensure(f"sleeper{number}", "sleep", "1000")
+            assert pid in processes.alive()
+    finally:
+        processes.stop_all()
+
+
+def test_a_cluster_of_the_same_addresses_in_another_folder_is_refused(tmp_path: Path) -> None:
+    twin = tmp_path / "rayloom" / "e2e" / PLACE.state.name
+    others = Processes(twin)
+    others.ensure("etcd", "sleep", "1000")
+    try:
+        with pytest.raises(ClusterError, match=f"runs in {twin}. End it: XDG_STATE_HOME={tmp_path} make cluster-down"):
+            LocalCluster(PLACE).up("api")
+    finally:
+        others.stop_all()
+
+
 def test_a_process_takes_its_children_along_and_no_stranger(tmp_path: Path) -> None:
     ours, others = Processes(tmp_path / "ours"), Processes(tmp_path / "others")
     ours.ensure("parent", "sh", "-c", "sleep 1000 & sleep 1000")
@@ -265,13 +286,16 @@ def test_a_process_whose_config_changed_is_started_again(tmp_path: Path) -> None
         processes.stop_all()
 
 
-def test_a_process_that_ended_is_missed(tmp_path: Path) -> None:
+def test_a_process_that_ended_is_named_with_the_end_of_its_log(tmp_path: Path) -> None:
     processes = Processes(tmp_path)
     try:
         processes.ensure("sleeper", "sleep", "1000")
-        assert processes.missing() == ()
-        processes.ensure("short", "true")
-        wait_until("its end", lambda: processes.missing() == ("short",), 10)
+        processes.ensure("failing", "sh", "-c", "echo no room left; exit 1")
+        wait_until("its end", lambda: not processes.is_alive("failing"), 10)
+        with pytest.raises(ClusterError, match=r"needs them: failing\n(.*)failing.log, its end:\n  no room left"):
+            processes.expect_all_alive()
+        processes.ensure("failing", "sleep", "1000")
+        processes.expect_all_alive()
     finally:
         processes.stop_all()
 

@@ -176,4 +176,10 @@ class ControlPlane:
             return False
 
     def _wait(self, what: str, is_so: Callable[[], bool], timeout_s: float, process: str) -> None:
-        wait_until(what, is_so, timeout_s, hint=f"its log is {self._processes.log(process)}")
+        def is_so_with_all_alive() -> bool:
+            if is_so():
+                return True
+            self._processes.expect_all_alive()  # without one of them the wait would be in vain
+            return False
+
+        wait_until(what, is_so_with_all_alive, timeout_s, hint=f"its log is {self._processes.log(process)}")

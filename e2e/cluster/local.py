@@ -21,7 +21,7 @@ from cluster.node import Node, cgroup_hierarchies, is_ready
 from cluster.parts import base_image, build_parts, pause_image, remove_partials
 from cluster.place import NODE_NAMES, Place
 from cluster.processes import Processes, living_clusters
-from cluster.runs import refuse_beside_another
+from cluster.runs import refuse_beside_another, refuse_beside_twin
 from cluster.shell import ClusterError, run, stage, wait_until
 from cluster.store import Store, storage_lock
 
@@ -39,6 +39,7 @@ class LocalCluster:
 
     def up(self, mode: Mode) -> None:
         refuse_beside_another()
+        refuse_beside_twin(self._place.state)
         ensure_kubectl()
         if mode == "full":
             ensure_root("MODE=full, a cluster with nodes,")
@@ -69,7 +70,7 @@ class LocalCluster:
                 with stage("nodes"):
                     control.ensure_dns()
                     self._ensure_nodes(control)
-            self._expect_all_alive()
+            self._processes.expect_all_alive()
             write_whole(self._marker, json.dumps({"mode": wanted, "boot": _boot_id()}))
 
     def down(self) -> None:
@@ -134,11 +135,6 @@ class LocalCluster:
             return None
         mode: Mode | None = written["mode"] if written["boot"] == _boot_id() else None
         return mode
-
-    def _expect_all_alive(self) -> None:
-        if missing := self._processes.missing():
-            logs = ", ".join(str(self._processes.log(name)) for name in missing)
-            raise ClusterError(f"ended although the cluster needs them: {', '.join(missing)}. See {logs}")
 
     def _ensure_bridge(self) -> None:
         bridge = self._place.bridge

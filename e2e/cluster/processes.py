@@ -16,10 +16,11 @@ from typing import Any
 
 from cluster.files import write_whole
 from cluster.place import digest
-from cluster.shell import wait_until
+from cluster.shell import ClusterError, wait_until
 
 _CLUSTER = "RAYLOOM_E2E_CLUSTER"
 _PROCESS = "RAYLOOM_E2E_PROCESS"
+_NUM_SHOWN_LINES = 5
 # Kept so that Python does not warn about children that it has not waited for: they are meant to outlive it.
 _started: list[subprocess.Popen[bytes]] = []
 
@@ -58,6 +59,9 @@ class Processes:
                 start_new_session=True,
             )
         _started.append(process)
+        # The system shows no environment yet in the first moment: what is stopped then would be overlooked.
+        own = f"{_PROCESS}={name}".encode()
+        wait_until(f"the start of {name}", lambda: _start_time(process.pid) is None or _carries(process.pid, own), 30)
         path = self._path(name)
         path.parent.mkdir(parents=True, exist_ok=True)
         started = _start_time(process.pid)
@@ -72,9 +76,12 @@ class Processes:
         """Whether the process that `ensure` started under this name still runs."""
         return self._record(name) is not None
 
-    def missing(self) -> tuple[str, ...]:
-        """What `ensure` was asked for through this object and does not run any more."""
-        return tuple(sorted(name for name in self._wanted if not self.is_alive(name)))
+    def expect_all_alive(self) -> None:
+        """Raises ClusterError, with the end of their logs, when some that `ensure` was asked for here have ended."""
+        ended = sorted(name for name in self._wanted if not self.is_alive(name))
+        if ended:
+            logs = "\n".join(f"{self.log(name)}, its end:\n{_end_of(self.log(name))}" for name in ended)
+            raise ClusterError(f"ended although the cluster needs them: {', '.join(ended)}\n{logs}")
 
     def stop(self, name: str) -> None:
         """Ends what was started under this name and whatever it started, at once. Returns when it is gone."""
@@ -114,6 +121,11 @@ class Processes:
         return self._records / f"{name}.json"
 
 
+def _end_of(log: Path) -> str:
+    lines = log.read_text(errors="replace").splitlines()
+    return "\n".join(f"  {line}" for line in lines[-_NUM_SHOWN_LINES:])
+
+
 def _memory_settings() -> dict[str, str]:
     """How much memory Go's programs may use instead of CPU time; a benchmark asks for more of it."""
     return {name: os.environ[name] for name in ("GOGC", "GOMEMLIMIT") if name in os.environ}
@@ -146,12 +158,15 @@ def child_of(pid: int) -> int | None:
 
 def _marked(*marks: bytes) -> list[int]:
     """The processes with all these entries in their environment. A zombie has none left."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/environ"):
-        with contextlib.suppress(OSError):
-            if set(marks) <= set(path.read_bytes().split(b"\0")):
-                found.append(int(path.parent.name))
-    return found
+    pids = (int(path.name) for path in Path("/proc").glob("[0-9]*"))
+    return [pid for pid in pids if _carries(pid, *marks)]
+
+
+def _carries(pid: int, *marks: bytes) -> bool:
+    try:
+        return set(marks) <= set(Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"))
+    except OSError:
+        return False
 
 
 def _start_time(pid: int) -> str | None:

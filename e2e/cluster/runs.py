@@ -12,7 +12,7 @@ import signal
 from pathlib import Path
 
 from cluster.place import REPOSITORY
-from cluster.processes import carriers
+from cluster.processes import carriers, living_clusters
 from cluster.shell import ClusterError, wait_until
 
 _RUN = "RAYLOOM_E2E_RUN"
@@ -25,6 +25,19 @@ def refuse_beside_another() -> None:
             raise ClusterError(
                 f"{checkout} has a run on this machine's test cluster (process {pid}). Wait for its end, or end it: "
                 f"make -C {checkout} cluster-down"
+            )
+
+
+def refuse_beside_twin(state: Path) -> None:
+    """Raises ClusterError while a cluster of the same index runs in another folder, as of another HOME.
+
+    Nothing else would tell: our API server works with its etcd, and our KubeRay is taken for ready because its own is.
+    """
+    for twin in living_clusters() - {state}:
+        if twin.name == state.name:
+            raise ClusterError(
+                f"a local cluster with the same addresses runs in {twin}. End it: "
+                f"XDG_STATE_HOME={twin.parents[2]} make cluster-down"
             )
 
 
