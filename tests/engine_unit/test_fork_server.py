@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import socket
+import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
+import msgspec
 import psutil
 import pytest
 
 from rayloom_engine.config import load_config, parse_config
+from rayloom_engine.launcher import fork_server, process_ranks
+from rayloom_engine.launcher.fork_server import Killed, KillRank, RankEnd, Ready, StartRank
 from rayloom_engine.launcher.process_ranks import ProcessRanks
 from rayloom_engine.models.progress import no_progress
 from rt_server import wait_until
@@ -81,7 +89,7 @@ def test_a_rank_that_ends_is_told_with_its_cause_and_its_successor_has_imported(
 def test_a_fork_server_that_is_stopped_is_ended_when_it_ends_no_rank(
     ranks: ProcessRanks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rayloom_engine.launcher.process_ranks._KILL_SECONDS", 0.2)
+    monkeypatch.setattr(process_ranks, "_KILL_SECONDS", 0.2)
     ranks.prepare(no_progress)
     server, started = _start(ranks, 0, 1)
     server.suspend()
@@ -111,7 +119,135 @@ def test_nothing_outlives_a_killed_launcher(tmp_path: Path, config: Path, core_a
     assert psutil.wait_procs(family, timeout=10.0)[1] == []
 
 
-def test_closing_ends_every_rank_and_the_fork_server_though_an_end_was_not_read(ranks: ProcessRanks) -> None:
+def test_a_fork_server_that_is_stopped_while_it_imports_is_replaced(
+    ranks: ProcessRanks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process_ranks, "_IMPORT_SECONDS", 0.2)
+    ranks.prepare(no_progress)
+    assert psutil.Process().children() == []
+    _start(ranks, 0)
+
+
+class _Line:
+    """The far end of the launcher's line; a process without a part in it is taken for the fork server."""
+
+    def __init__(self, ranks: ProcessRanks, monkeypatch: pytest.MonkeyPatch) -> None:
+        near, self.end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.process = subprocess.Popen(["sleep", "1000"])
+        self.now = time.monotonic()
+        monkeypatch.setattr(process_ranks, "time", SimpleNamespace(monotonic=lambda: self.now))
+        monkeypatch.setattr(ranks, "_start_server", lambda: setattr(ranks, "_server", (self.process, near)))
+        self.say(Ready())
+        self.ranks = ranks
+
+    def say(self, message: object) -> None:
+        self.end.send(msgspec.json.encode(message))
+
+    def look(self, seconds_later: float) -> list[tuple[int, str]]:
+        self.now += seconds_later
+        return self.ranks.wait(0.0)
+
+    def is_ended(self) -> bool:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(0.2)
+        return self.process.poll() is not None
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        self.end.close()
+
+
+@pytest.fixture
+def line(ranks: ProcessRanks, monkeypatch: pytest.MonkeyPatch) -> Iterator[_Line]:
+    line = _Line(ranks, monkeypatch)
+    yield line
+    line.close()
+
+
+def test_each_rank_gets_an_accelerator_of_its_own(
+    line: _Line, tmp_path: Path, config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process_ranks, "visible_devices", lambda: ["5", "7"])
+    line.ranks._config = load_config(config).model_copy(update={"device": "auto"})
+    line.ranks.prepare(no_progress)
+    line.ranks.start(1, 3)
+    order = msgspec.json.decode(line.end.recv(4096), type=StartRank)
+    assert order == StartRank(1, 3, "7")
+    seen: list[str] = []
+
+    def run(arguments: list[str]) -> int:
+        seen.extend([os.environ["CUDA_VISIBLE_DEVICES"], *arguments])
+        return 0
+
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,7")
+    monkeypatch.setattr(fork_server, "name_process", lambda name: seen.append(name))
+    monkeypatch.setattr(fork_server.rank_process, "main", run)
+    assert fork_server._be_rank(order, tmp_path, "here:1", 17) == 0
+    expected = f"rank1 7 --run-dir {tmp_path} --core-address here:1 --rank 1 --incarnation 3 --parent 17"
+    assert seen == expected.split()
+
+
+def test_a_launcher_that_was_away_reads_the_answer_before_it_judges(line: _Line) -> None:
+    line.ranks.prepare(no_progress)
+    line.ranks.start(0, 1)
+    line.ranks.kill(0)
+    line.say(RankEnd(0, -9))
+    assert line.look(60.0) == [(0, "SIGKILL")]
+    assert line.look(1.0) == []
+    assert not line.is_ended()
+
+
+def test_a_launcher_that_was_away_gives_a_fork_server_that_was_away_too_its_time(line: _Line) -> None:
+    line.ranks.prepare(no_progress)
+    line.ranks.start(0, 1)
+    line.ranks.kill(0)
+    assert line.look(60.0) == []
+    assert not line.is_ended()
+    for _ in range(5):
+        line.look(1.0)
+    assert line.is_ended(), "5 s of its time have passed"
+
+
+def test_a_rank_that_takes_long_to_go_is_not_its_fork_servers_fault(line: _Line) -> None:
+    line.ranks.prepare(no_progress)
+    line.ranks.start(0, 1)
+    line.ranks.kill(0)
+    line.say(Killed(0))
+    assert [line.look(1.0) for _ in range(60)] == [[]] * 60
+    assert not line.is_ended()
+    line.say(RankEnd(0, -9))
+    assert line.look(1.0) == [(0, "SIGKILL")]
+
+
+@pytest.mark.parametrize("failing", ["fork", "pidfd_open"])
+def test_a_rank_that_cannot_be_forked_costs_no_other(
+    failing: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    waiter = "import os, signal; signal.pause()"
+    if failing == "pidfd_open":
+        monkeypatch.setattr(os, "fork", lambda: os.posix_spawn(sys.executable, [sys.executable, "-c", waiter], {}))
+
+    def fail(*_: object) -> int:
+        raise OSError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(os, failing, fail)
+    with near, far:
+        far.send(msgspec.json.encode(StartRank(1, 1, None)))
+        far.send(msgspec.json.encode(KillRank(1)))  # it does not run
+        far.shutdown(socket.SHUT_WR)
+        assert fork_server.ForkServer(near).run() is None
+        said = [msgspec.json.decode(far.recv(4096), type=Ready | RankEnd) for _ in range(2)]
+    assert said == [Ready(), RankEnd(1, 1)]
+    assert "rank 1 cannot be started: [Errno 11] Resource temporarily unavailable" in capsys.readouterr().err
+    assert psutil.Process().children() == []
+
+
+def test_closing_ends_every_rank_and_the_fork_server_though_an_end_was_not_read(
+    ranks: ProcessRanks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process_ranks, "_CLOSE_SECONDS", 10.0)  # on cores that others use
     server, (first, second) = _start(ranks, 0, 1)
     first.kill()
     wait_until(lambda: server.children() == [second], 10.0, lambda: "the rank is not waited for")

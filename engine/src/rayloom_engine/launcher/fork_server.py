@@ -49,6 +49,12 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
     """The imports are done."""
 
 
+class Killed(msgspec.Struct, frozen=True, tag=True):
+    """The rank has its SIGKILL; RankEnd follows when it is gone."""
+
+    rank: int
+
+
 class RankEnd(msgspec.Struct, frozen=True, tag=True):
     rank: int
     code: int  # exit code, or minus the signal that ended it
@@ -87,9 +93,8 @@ class ForkServer:
                 if self._is_fork(order.rank):
                     return order
             elif order.rank in self._running:
-                os.kill(
-                    self._running[order.rank][0], signal.SIGKILL
-                )  # it was not waited for, so the id is still its own
+                os.kill(self._running[order.rank][0], signal.SIGKILL)  # not waited for, so the id is still its own
+                self._tell(Killed(order.rank))
         for pid, _ in self._running.values():
             os.kill(pid, signal.SIGKILL)
         for pid, _ in self._running.values():
@@ -97,14 +102,27 @@ class ForkServer:
         return None
 
     def _is_fork(self, rank: int) -> bool:
-        pid = os.fork()
+        try:
+            pid = os.fork()
+        except OSError as error:  # too many processes, or too little memory: that costs no other rank
+            self._give_up(rank, error)
+            return False
         if pid == 0:
             self._line.close()
             for _, end in self._running.values():
                 os.close(end)
             return True
-        self._running[rank] = pid, os.pidfd_open(pid)
+        try:
+            self._running[rank] = pid, os.pidfd_open(pid)
+        except OSError as error:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            self._give_up(rank, error)
         return False
+
+    def _give_up(self, rank: int, error: OSError) -> None:
+        print(f"rank {rank} cannot be started: {error}", file=sys.stderr, flush=True)
+        self._tell(RankEnd(rank, 1))
 
     def _report(self, rank: int) -> None:
         pid, end = self._running.pop(rank)
@@ -112,7 +130,7 @@ class ForkServer:
         _, status = os.waitpid(pid, 0)
         self._tell(RankEnd(rank, os.waitstatus_to_exitcode(status)))
 
-    def _tell(self, message: Ready | RankEnd) -> None:
+    def _tell(self, message: Ready | Killed | RankEnd) -> None:
         with contextlib.suppress(OSError):  # the launcher is gone, which the next look shows
             self._line.send(msgspec.json.encode(message))
 
@@ -136,10 +154,14 @@ def main() -> int:
     order = ForkServer(socket.socket(fileno=args.line_fd)).run()
     if order is None:
         return 0
+    return _be_rank(order, args.run_dir, args.core_address, parent)
+
+
+def _be_rank(order: StartRank, run_dir: Path, core_address: str, parent: int) -> int:
     name_process(f"rank{order.rank}")
     if order.device is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = order.device
-    arguments = ["--run-dir", str(args.run_dir), "--core-address", args.core_address, "--rank", str(order.rank)]
+    arguments = ["--run-dir", str(run_dir), "--core-address", core_address, "--rank", str(order.rank)]
     return rank_process.main([*arguments, "--incarnation", str(order.incarnation), "--parent", str(parent)])
 
 

@@ -16,13 +16,15 @@ import msgspec
 
 from rayloom_engine.config import EngineConfig
 from rayloom_engine.errors import ConfigError
-from rayloom_engine.launcher.fork_server import MAX_MESSAGE_BYTES, KillRank, RankEnd, Ready, StartRank
+from rayloom_engine.launcher.fork_server import MAX_MESSAGE_BYTES, Killed, KillRank, RankEnd, Ready, StartRank
 from rayloom_engine.launcher.starter import NO_CORE
 from rayloom_engine.models.progress import Progress
 from rayloom_engine.worker.machine import visible_devices
 
-_KILL_SECONDS = 5.0  # a fork server that has not ended a rank by then is stopped, and ended itself
+_KILL_SECONDS = 5.0  # a fork server that has not obeyed by then is stopped, and ended itself
 _IMPORT_SECONDS = 120.0  # the same while it imports
+_LOOK_SECONDS = 1.0  # longer between two looks, and we were stopped ourselves, maybe with the fork server
+_EXIT_SECONDS = 2.0  # from its last word to the end of a fork server that failed
 _CLOSE_SECONDS = 0.7  # for the fork server to end; the supervisor waits little longer for all of us
 
 
@@ -35,15 +37,16 @@ class ProcessRanks:
         self._core_address = core_address
         self._devices: list[str] = []  # CUDA devices, one a rank; empty = all compute on the CPU
         self._running: set[int] = set()
-        self._kill_by: dict[int, float] = {}  # rank -> when it must have ended (time.monotonic)
+        self._patience: dict[int, float] = {}  # rank -> seconds that the fork server has left to obey and end it
+        self._looked_at = time.monotonic()
         self._server: tuple[subprocess.Popen[bytes], socket.socket] | None = None  # the fork server, the line to it
         self._is_ready = False  # the fork server has imported
-        self._messages = msgspec.json.Decoder(Ready | RankEnd)
+        self._messages = msgspec.json.Decoder(Ready | Killed | RankEnd)
 
     def prepare(self, progress: Progress) -> None:
         """Gives each rank an accelerator of its own, where there are any. Raises ConfigError when they are too few.
 
-        Returns when the fork server is ready, or has ended.
+        Returns when the fork server is ready, or has ended: another one then comes with the next rank.
         """
         if self._config.device != "cpu":
             self._devices = visible_devices()
@@ -54,7 +57,10 @@ class ProcessRanks:
             )
         progress("import", 0, 0, "")
         self._start_server()
-        self._take(None)
+        if self._take(_IMPORT_SECONDS) is None:
+            assert self._server is not None
+            self._server[0].kill()
+            self._lose_server(*self._server)
 
     def start(self, rank: int, incarnation: int) -> None:
         if self._server is None:
@@ -64,15 +70,19 @@ class ProcessRanks:
 
     def kill(self, rank: int) -> None:
         if rank in self._running:
-            self._kill_by.setdefault(rank, time.monotonic() + (_KILL_SECONDS if self._is_ready else _IMPORT_SECONDS))
+            self._patience.setdefault(rank, _KILL_SECONDS if self._is_ready else _IMPORT_SECONDS)
             self._send(KillRank(rank))
 
     def wait(self, timeout_s: float) -> list[tuple[int, str]]:
-        if self._server is not None and any(time.monotonic() > at for at in self._kill_by.values()):
-            self._server[0].kill()
-        ended = self._take(timeout_s)
-        while more := self._take(0.0):
+        ended = self._take(timeout_s) or []
+        while (more := self._take(0.0)) is not None:
             ended += more
+        # After all that was said: if this process was away for a while, the answer has been there all the time.
+        now = time.monotonic()
+        passed, self._looked_at = min(now - self._looked_at, _LOOK_SECONDS), now
+        self._patience = {rank: left - passed for rank, left in self._patience.items()}
+        if self._server is not None and any(left < 0.0 for left in self._patience.values()):
+            self._server[0].kill()
         return ended
 
     def close(self) -> None:
@@ -80,17 +90,13 @@ class ProcessRanks:
             return
         process, line = self._server
         line.close()
-        try:
-            process.wait(_CLOSE_SECONDS)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        _end(process, _CLOSE_SECONDS)
 
-    def _take(self, timeout_s: float | None) -> list[tuple[int, str]]:
-        """The ranks whose ends the next message tells; None = waits for ever."""
+    def _take(self, timeout_s: float) -> list[tuple[int, str]] | None:
+        """The ranks whose ends the next message tells; None without a message."""
         lines = [] if self._server is None else [self._server[1]]
         if not select.select(lines, [], [], timeout_s)[0]:
-            return []
+            return None
         assert self._server is not None
         process, line = self._server
         try:
@@ -103,17 +109,20 @@ class ProcessRanks:
         if isinstance(message, Ready):
             self._is_ready = True
             return []
+        if isinstance(message, Killed):
+            # How long it takes to go is not the fork server's fault: a driver may hold it, or much memory.
+            self._patience.pop(message.rank, None)
+            return []
         self._running.discard(message.rank)
-        self._kill_by.pop(message.rank, None)
+        self._patience.pop(message.rank, None)
         return [(message.rank, NO_CORE if message.code == 0 else _cause(message.code))]
 
     def _lose_server(self, process: subprocess.Popen[bytes], line: socket.socket) -> list[tuple[int, str]]:
         line.close()
-        process.kill()
-        cause = f"with its fork server: {_cause(process.wait())}"
+        cause = f"with its fork server: {_cause(_end(process, _EXIT_SECONDS))}"
         ended = [(rank, cause) for rank in sorted(self._running)]
         self._running.clear()
-        self._kill_by.clear()
+        self._patience.clear()
         self._server, self._is_ready = None, False
         return ended
 
@@ -133,6 +142,15 @@ class ProcessRanks:
         assert self._server is not None
         with contextlib.suppress(OSError):  # it has ended, and its ranks with it: `wait` says so
             self._server[1].send(msgspec.json.encode(order))
+
+
+def _end(process: subprocess.Popen[bytes], patience_s: float) -> int:
+    """The exit code of a process that is about to end, or is made to."""
+    try:
+        return process.wait(patience_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        return process.wait()
 
 
 def _cause(code: int) -> str:
