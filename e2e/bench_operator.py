@@ -39,6 +39,8 @@ _IDLE_S = 30.0
 _NUM_ARRIVALS = 60
 _ARRIVAL_S = 1.0
 _MODEL = {"source": "builtin://smollm2-135m"}
+# How long services wait for their pass, first those that go first.
+_NEWS, _REST = ("queue", 'priority="news"'), ("queue", 'priority="rest"')
 # design: restart resync, resident memory, 99th percentile of a reconcile
 _GOALS = {"resync s": 60.0, "RSS MiB": 400.0, "p99 ms": 250.0}
 
@@ -58,9 +60,9 @@ class Scrape:
         pattern = rf"(?m)^rayloom_operator_{name}(\{{[^}}]*\}})? (\S+)$"
         return sum(float(value) for labels, value in re.findall(pattern, self.text) if part in labels)
 
-    def quantile(self, share: float, before: Scrape) -> float:
-        """Milliseconds within which this share of reconciles since `before` ended: a bound of a bucket."""
-        pattern = r'(?m)^rayloom_operator_reconcile_seconds_bucket\{.*?le="([^"]+)"\} (\S+)$'
+    def quantile(self, share: float, before: Scrape, name: str = "reconcile", part: str = "") -> float:
+        """Milliseconds within which this share of reconciles, or waits, since `before` ended: a bound of a bucket."""
+        pattern = rf'(?m)^rayloom_operator_{name}_seconds_bucket\{{(?=.*{part}).*?le="([^"]+)".*?\}} (\S+)$'
         old = dict(re.findall(pattern, before.text))
         buckets = [(bound, float(value) - float(old.get(bound, 0))) for bound, value in re.findall(pattern, self.text)]
         whole = max((count for _, count in buckets), default=0.0)
@@ -106,6 +108,9 @@ class Bench:
                 "CPU ms each": (after.cpu_s - before.cpu_s) * 1000 / number,
                 "filling p50 ms": after.quantile(0.5, before),
                 "filling p99 ms": after.quantile(0.99, before),
+                "filling news wait p50 ms": after.quantile(0.5, before, *_NEWS),
+                "filling news wait p99 ms": after.quantile(0.99, before, *_NEWS),
+                "filling rest wait p99 ms": after.quantile(0.99, before, *_REST),
                 "RSS MiB": rss_mib,
                 "polls/s": (self._world.engines.num_answers - polls) / elapsed,
                 "idle calls/s": (idle.total("api_requests_total") - idle_from.total("api_requests_total")) / elapsed,
@@ -126,7 +131,11 @@ class Bench:
             time.sleep(max(0.0, began + (number - first + 1) * _ARRIVAL_S - time.monotonic()))
         self._wait("those that came to be available", lambda: all(map(self._is_available, new)), 120)
         after = Scrape.of(self.operator)
-        return {"one a second p50 ms": after.quantile(0.5, before), "one a second p99 ms": after.quantile(0.99, before)}
+        return {
+            "one a second p50 ms": after.quantile(0.5, before),
+            "one a second p99 ms": after.quantile(0.99, before),
+            "one a second news wait p99 ms": after.quantile(0.99, before, *_NEWS),
+        }
 
     def _resync(self) -> dict[str, float | str]:
         """The operator is killed and another one looks at every service and asks every engine."""

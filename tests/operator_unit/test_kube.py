@@ -158,6 +158,33 @@ def test_requests_are_counted_by_verb_and_code(monkeypatch):
     asyncio.run(run())
 
 
+def test_how_long_calls_for_one_object_take_decides_how_many_passes_run_at_once(monkeypatch):
+    async def run():
+        async with serving(monkeypatch) as (server, kube):
+            told, before = [], kube.concurrency.value
+            monkeypatch.setattr(kube.concurrency, "told", lambda kind, seconds: told.append((kind, 0 < seconds < 30)))
+            await kube.list("/x", {})
+            await kube.get("/x")
+            await kube.apply(MANIFEST)
+            server.codes = [403, 401, 200]
+            with pytest.raises(KubeError, match="no"):
+                await kube.patch("/x", {})
+            await kube.create(MANIFEST)
+            of_one = [
+                ("GET application/json", True),
+                ("PATCH application/apply-patch+yaml", True),
+                ("PATCH application/merge-patch+json", True),
+                ("POST application/json", True),
+            ]
+            assert (told, kube.concurrency.value) == (of_one, before)
+            server.codes = [429]
+            with pytest.raises(KubeError, match="no"):
+                await kube.get("/x")
+            assert (told, kube.concurrency.value) == (of_one, before - 1)
+
+    asyncio.run(run())
+
+
 def test_a_login_that_fails_keeps_the_credentials_that_there_are(monkeypatch, caplog):
     async def run():
         async with serving(monkeypatch) as (_, kube):

@@ -1,54 +1,47 @@
 """The queue: nothing is forgotten, nothing runs twice at a time, failures come back later and later."""
 
 import asyncio
+import itertools
 
 import pytest
 import uvloop
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from queue_steps import stop, until
 from rayloom_operator.work_queue import WorkQueue
-
-
-async def until(condition):
-    async with asyncio.timeout(10):
-        while not condition():
-            await asyncio.sleep(0)
-
-
-async def stop(workers):
-    for worker in workers:
-        worker.cancel()
-    await asyncio.gather(*workers, return_exceptions=True)
 
 
 @settings(deadline=None, max_examples=50)
 @given(
     adds=st.lists(st.sampled_from("abc"), min_size=1, max_size=30),
-    num_workers=st.integers(1, 4),
+    news=st.lists(st.booleans(), min_size=30, max_size=30),
+    limits=st.lists(st.integers(1, 4), min_size=1, max_size=5),
     pauses=st.lists(st.integers(0, 3), min_size=30, max_size=30),
 )
-def test_each_key_is_seen_after_its_last_change_and_by_one_worker_at_a_time(adds, num_workers, pauses):
+def test_each_key_is_seen_after_its_last_change_once_at_a_time_and_few_at_once(adds, news, limits, pauses):
     async def run():
-        queue = WorkQueue()
+        allowed = itertools.cycle(limits)
+        queue = WorkQueue(lambda: next(allowed))
         version, seen, working = {}, {}, set()
 
         async def handle(key):
             assert key not in working
             working.add(key)
+            assert len(working) <= max(limits)
             read = version[key]
             await asyncio.sleep(0)
             working.discard(key)
             seen[key] = read
 
-        workers = [asyncio.create_task(queue.work(handle)) for _ in range(num_workers)]
-        for key, pause in zip(adds, pauses, strict=False):
+        worker = asyncio.create_task(queue.work(handle))
+        for key, is_new, pause in zip(adds, news, pauses, strict=False):
             version[key] = version.get(key, 0) + 1
-            queue.add(key)
+            queue.add(key, is_new=is_new)
             for _ in range(pause):
                 await asyncio.sleep(0)
-        await until(lambda: seen == version)
-        await stop(workers)
+        await until(lambda: seen == version and queue.is_at_rest)
+        await stop([worker])
 
     asyncio.run(run())
 
@@ -182,25 +175,65 @@ def test_news_waits_for_the_delay_after_a_failure_but_a_new_spec_does_not():
 
 def test_a_queue_that_drains_ends_what_is_begun_and_begins_nothing():
     async def run():
-        queue, turns, may_end = WorkQueue(), [], asyncio.Event()
+        queue, turns, may_end = WorkQueue(lambda: 2), [], asyncio.Event()
 
         async def handle(key):
             turns.append(key)
             await may_end.wait()
 
-        workers = [asyncio.create_task(queue.work(handle)) for _ in range(2)]
+        worker = asyncio.create_task(queue.work(handle))
         queue.add("a")
         await until(lambda: turns == ["a"])
         drained = asyncio.create_task(queue.drain())
         await asyncio.sleep(0)
         queue.add("b")
-        await until(workers[1].done)  # it drew b, and left it alone
-        assert (drained.done(), turns) == (False, ["a"])
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert (drained.done(), worker.done(), turns) == (False, False, ["a"])
         may_end.set()
         async with asyncio.timeout(10):
             await drained
+            await worker
         assert turns == ["a"]
-        await stop(workers)
+
+    asyncio.run(run())
+
+
+def test_a_queue_that_has_nothing_to_do_drains_at_once():
+    async def run():
+        queue = WorkQueue()
+        worker = asyncio.create_task(queue.work(None))
+        await asyncio.sleep(0)
+        async with asyncio.timeout(10):
+            await queue.drain()
+            await worker
+
+    asyncio.run(run())
+
+
+def test_as_many_have_their_turn_at_once_as_the_limit_says_at_that_time():
+    async def run():
+        limit, working, may_end = 1, [], asyncio.Event()
+        queue = WorkQueue(lambda: limit)
+
+        async def handle(key):
+            working.append(key)
+            await may_end.wait()
+
+        worker = asyncio.create_task(queue.work(handle))
+        for key in "abc":
+            queue.add(key)
+        await until(lambda: working == ["a"])
+        limit = 3
+        queue.add("d")
+        await until(lambda: working == ["a", "b", "c"])
+        limit = 2
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert queue.depth == 1
+        may_end.set()
+        await until(lambda: working == ["a", "b", "c", "d"] and queue.is_at_rest)
+        await stop([worker])
 
     asyncio.run(run())
 

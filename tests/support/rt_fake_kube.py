@@ -9,6 +9,7 @@ import copy
 
 import msgspec
 
+from rayloom_operator.concurrency import ConcurrencyLimit
 from rayloom_operator.kube import CONFLICT, NOT_FOUND, KubeError, MadeAnew
 from rayloom_operator.names import ROUTE_LABEL, SERVICE_LABEL, path_of
 
@@ -51,6 +52,7 @@ class FakeKube:
         self.turn_page = lambda path: None  # called between two pages of a list; may raise
         self.version = 100
         self.may_write = lambda: True
+        self.concurrency = ConcurrencyLimit()
         self.lists_endpoints = True
         self._watches = []  # (path of the collection, params, queue)
         self.put(make_definition())

@@ -59,7 +59,7 @@ class World:
         """Returns when nothing is left to do but what a timer or a new event starts."""
         queue = self.controller._queue
         for _ in range(5):
-            await self.until(lambda: queue._ready.empty() and not queue._working)
+            await self.until(lambda: queue.is_at_rest)
             await asyncio.sleep(0.002)
 
 

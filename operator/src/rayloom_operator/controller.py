@@ -45,7 +45,6 @@ from rayloom_operator.work_queue import WorkQueue
 
 logger = logging.getLogger(__name__)
 
-_NUM_WORKERS = 8
 # Objects that nobody watches, such as ConfigMaps, are made again so often in case somebody deleted them.
 _REAPPLY_S = 1800.0
 # A service that is well is looked at so often, whatever happens.
@@ -91,10 +90,11 @@ class Controller:
         self._metrics.gauge(
             "engines_polled", "Engines that are asked for their status.", lambda: self._poller.num_engines
         )
+        self._metrics.gauge("concurrency", "Passes that may run at once now.", lambda: kube.concurrency.value)
         self._metrics.follow(self._conditions, lambda: self._poller.num_failures)
         self._services: PackedDict[ServiceKey, Known] = PackedDict(Known.of)
         # Opened when it leads: a standby would gather the keys of all services that ever were.
-        self._queue = WorkQueue(is_open=False)
+        self._queue = WorkQueue(lambda: kube.concurrency.value, is_open=False, on_wait=self._metrics.waited)
         self._poller = EnginePoller(self._queue.add, lambda: self._queue.depth)
         self.watches = Watches(
             kube,
@@ -153,9 +153,7 @@ class Controller:
                 await self._drift.listed()
                 self._queue.open(self._services)
                 tasks.create_task(self._watch_silence())
-                handle = self._metrics.measured(self._reconcile)
-                for _ in range(_NUM_WORKERS):
-                    tasks.create_task(self._queue.work(handle))
+                tasks.create_task(self._queue.work(self._metrics.measured(self._reconcile)))
         finally:
             await self._poller.close()
 

@@ -12,6 +12,7 @@ import kopf
 import msgspec
 
 from rayloom_operator.codec import Event, Page, decoded, encoded
+from rayloom_operator.concurrency import ConcurrencyLimit
 from rayloom_operator.errors import OperatorError
 from rayloom_operator.names import Manifest, path_of
 
@@ -34,6 +35,7 @@ NOT_FOUND = 404
 _UNREADABLE = 502  # as a proxy would say it
 CONFLICT = 409  # the name is taken, or the object is not the one with the uid or the version that was given
 INVALID = 422
+TOO_MANY_REQUESTS = 429
 
 
 class KubeError(OperatorError):
@@ -81,7 +83,8 @@ class Kube:
     """A client; made and used in one event loop. Requests raise KubeError or KubeUnreachable.
 
     While `may_write` says no, whatever would change the cluster raises Deposed. `on_request` gets the verb and the
-    status code of each request, `none` where there was no answer.
+    status code of each request, `none` where there was no answer. How long those
+    for one object take decides on `concurrency`.
     """
 
     def __init__(
@@ -91,6 +94,7 @@ class Kube:
     ) -> None:
         self.may_write = may_write
         self._on_request = on_request
+        self.concurrency = ConcurrencyLimit()
         self._logged_in_at = time.monotonic()
         self._info = login()
         # A new connection costs both sides more than a request, so requests wait for one; watches have their own.
@@ -237,6 +241,7 @@ class Kube:
     ) -> bytes:
         verb = verb or _VERBS[method]
         content = None if body is None else _Content(encoded(body), self.may_write)
+        began = time.monotonic()
         try:
             for is_last in (False, True):
                 async with self._session.request(
@@ -252,6 +257,10 @@ class Kube:
                     if response.status == 401 and not is_last:
                         self._logged_in_at = float("-inf")
                         continue
+                    if response.status == TOO_MANY_REQUESTS:
+                        self.concurrency.refused()
+                    elif verb != "list":
+                        self.concurrency.told(f"{method} {content_type}", time.monotonic() - began)
                     if response.status >= 400:
                         raise _error(response.status, text)
                     return text

@@ -24,8 +24,8 @@ from rayloom_operator.errors import OperatorError, Refused
 from rayloom_operator.names import ServiceKey
 
 _PREFIX = "rayloom_operator"
-_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
-
+_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.15, 0.25, 0.5, 1, 2.5, 5, 10, 30)
+_WAIT_SECONDS = (*_SECONDS, 60, 300, 900)  # thousands may be ahead
 _ROLL_SECONDS = (15, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 14400, 43200)  # an engine may load for an hour
 
 disable_created_metrics()  # type: ignore[no-untyped-call]
@@ -45,6 +45,13 @@ class Metrics:
         )
         self._reconciles = Counter(
             f"{_PREFIX}_reconcile", "Passes over a service, by how they ended.", ["result"], registry=self._registry
+        )
+        self._queue_seconds = Histogram(
+            f"{_PREFIX}_queue_seconds",
+            "Seconds that a service waited for a pass.",
+            ["priority"],
+            buckets=_WAIT_SECONDS,
+            registry=self._registry,
         )
         self._requests = Counter(
             f"{_PREFIX}_api_requests", "Requests to the API server.", ["verb", "code"], registry=self._registry
@@ -69,6 +76,10 @@ class Metrics:
     def count_request(self, verb: str, code: str) -> None:
         """Counts a request to the API server; `code` is the HTTP status, or `none` when there was no answer."""
         self._requests.labels(verb, code).inc()
+
+    def waited(self, priority: str, seconds: float) -> None:
+        """Counts the wait of a service for its pass: of one with `news`, or one of the `rest`."""
+        self._queue_seconds.labels(priority).observe(seconds)
 
     def measured(
         self, handle: Callable[[ServiceKey], Awaitable[float | None]]

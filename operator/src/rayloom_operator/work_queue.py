@@ -1,8 +1,13 @@
-"""Which services to look at next. A key is in the queue once, and with one worker at a time."""
+"""Which services to look at next. A key is in the queue once, and has one turn at a time.
+
+News of engines and pods, and turns that are due soon, go before new specs and regular looks: who makes thousands of
+services at once is not to keep a failed engine of another one waiting, and those that were begun are finished first.
+"""
 
 from __future__ import annotations
 
 import asyncio
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable
 
 from rayloom_operator.names import ServiceKey
@@ -12,7 +17,10 @@ _MAX_RETRY_S = 10.0
 _MAX_DOUBLINGS = 10
 # News of a key that fails is no reason to hurry, but engines that fail meanwhile are not to wait for long.
 _NEWS_AFTER_FAILURE_S = 2.0
-_DRAIN_LOOK_S = 0.02
+# A turn that was asked for so long before can wait for news.
+_REGULAR_S = 60.0
+# While news never end, one turn of so many is another's.
+_REST_EACH = 8
 # Below half a millisecond uvloop gives a handle that knows no time.
 _SHORTEST_S = 0.001
 
@@ -20,53 +28,75 @@ _SHORTEST_S = 0.001
 class WorkQueue:
     """Lives in one event loop. Until it is opened it takes nothing."""
 
-    def __init__(self, *, is_open: bool = True) -> None:
-        self._is_open = is_open
-        self._ready: asyncio.Queue[ServiceKey] = asyncio.Queue()
-        self._queued: set[ServiceKey] = set()
+    def __init__(
+        self,
+        limit: Callable[[], int] = lambda: 1,
+        *,
+        is_open: bool = True,
+        on_wait: Callable[[str, float], object] = lambda priority, seconds: None,
+    ) -> None:
+        """`limit` says how many keys may have their turn at a time. `on_wait` gets `news` or `rest`, and the seconds
+        from when a key was added until its turn."""
+        self._limit, self._on_wait, self._is_open = limit, on_wait, is_open
+        # Loop times at which keys that wait for their turn were added, the first ones first.
+        self._news: OrderedDict[ServiceKey, float] = OrderedDict()
+        self._rest: OrderedDict[ServiceKey, float] = OrderedDict()
+        self._num_turns = 0
         self._working: set[ServiceKey] = set()
-        self._again: set[ServiceKey] = set()  # came while a worker had them
+        self._again: set[ServiceKey] = set()  # came during their turn
         self._timers: dict[ServiceKey, asyncio.TimerHandle] = {}
         self._num_failures: dict[ServiceKey, int] = {}
         self._failed_at: dict[ServiceKey, float] = {}  # loop time, of keys whose last turn failed
         self._is_closed = False
+        self._changed = asyncio.Event()
 
     @property
     def depth(self) -> int:
-        """Keys that wait for a worker now."""
-        return self._ready.qsize()
+        """Keys that wait for their turn now."""
+        return len(self._news) + len(self._rest)
+
+    @property
+    def is_at_rest(self) -> bool:
+        """Nothing is left to do but what time or news will start."""
+        return not self._working and not self.depth
 
     def open(self, keys: Iterable[ServiceKey]) -> None:
-        """Takes keys from now on, these first."""
+        """Takes keys from now on, these first. They can wait for news."""
         self._is_open = True
         for key in keys:
-            self.add(key)
+            self.add(key, is_new=True)
 
     async def drain(self) -> None:
-        """Hands out no more keys, and returns when no worker has one."""
+        """Hands out no more keys, and returns when none has its turn."""
         self._is_closed = True
+        self._changed.set()
         while self._working:
-            await asyncio.sleep(_DRAIN_LOOK_S)
+            self._changed.clear()
+            await self._changed.wait()
 
     def add(self, key: ServiceKey, *, is_new: bool = False) -> None:
         """Has the key looked at soon; once, however often it is added before.
 
         After a failure that is at least 2 s later, unless `is_new` says that what was asked for has changed.
         """
-        if not self._is_open:
-            return
         if is_new:
             self._num_failures.pop(key, None)
+        self._put(key, is_news=not is_new)
+
+    def _put(self, key: ServiceKey, *, is_news: bool) -> None:
+        if not self._is_open:
+            return
         if key in self._working:
             self._again.add(key)
-        elif key in self._queued:
+        elif key in self._news or (key in self._rest and not is_news):
             return
         elif key in self._num_failures and key in self._timers:
             since = asyncio.get_running_loop().time() - self._failed_at[key]
             self.add_after(key, max(_NEWS_AFTER_FAILURE_S - since, 0.0))
         else:
-            self._queued.add(key)
-            self._ready.put_nowait(key)
+            since = self._rest.pop(key, asyncio.get_running_loop().time())
+            (self._news if is_news else self._rest)[key] = since
+            self._changed.set()
 
     def add_after(self, key: ServiceKey, seconds: float) -> None:
         """Has the key looked at in so many seconds, or earlier when that was asked for."""
@@ -76,42 +106,54 @@ class WorkQueue:
             if timer.when() <= loop.time() + seconds:
                 return
             timer.cancel()
-        self._timers[key] = loop.call_later(max(seconds, _SHORTEST_S), self._ring, key)
+        self._timers[key] = loop.call_later(max(seconds, _SHORTEST_S), self._ring, key, seconds < _REGULAR_S)
 
     async def work(self, handle: Callable[[ServiceKey], Awaitable[float | None]]) -> None:
-        """One worker: calls `handle` with one key after the other, for ever.
+        """Calls `handle` with one key after the other, several at a time, until the queue drains.
 
         `handle` gives the seconds until the key's next turn, or None for no turn of its own. When it raises, its next
         turn comes after a delay that doubles with each failure in a row; the exception is `handle`'s to log.
         """
-        while True:
-            key = await self._ready.get()
-            if self._is_closed:
-                return
-            self._queued.discard(key)
-            self._working.add(key)
-            timer = self._timers.get(key)
-            try:
-                delay = await handle(key)
-                # A turn that ended well knows when the next is due, whatever those before it said.
-                if timer is not None and self._timers.get(key) is timer:
-                    timer.cancel()
-                    del self._timers[key]
-                self._num_failures.pop(key, None)
-                self._failed_at.pop(key, None)
-            except Exception:  # noqa: BLE001 - one service's trouble is not another's
-                num_failures = self._num_failures.get(key, 0)
-                self._failed_at[key] = asyncio.get_running_loop().time()
-                self._num_failures[key] = num_failures + 1
-                delay = min(_FIRST_RETRY_S * 2 ** min(num_failures, _MAX_DOUBLINGS), _MAX_RETRY_S)
-            finally:
-                self._working.discard(key)
-            if delay is not None:
-                self.add_after(key, delay)
-            if key in self._again:
-                self._again.discard(key)
-                self.add(key)
+        async with asyncio.TaskGroup() as turns:
+            while not self._is_closed:
+                while self.depth and len(self._working) < self._limit():
+                    key = self._next()
+                    self._working.add(key)
+                    turns.create_task(self._turn(key, handle))
+                self._changed.clear()
+                await self._changed.wait()
 
-    def _ring(self, key: ServiceKey) -> None:
+    def _next(self) -> ServiceKey:
+        self._num_turns += 1
+        is_rest = not self._news or (bool(self._rest) and self._num_turns % _REST_EACH == 0)
+        key, since = (self._rest if is_rest else self._news).popitem(last=False)
+        self._on_wait("rest" if is_rest else "news", asyncio.get_running_loop().time() - since)
+        return key
+
+    async def _turn(self, key: ServiceKey, handle: Callable[[ServiceKey], Awaitable[float | None]]) -> None:
+        timer = self._timers.get(key)
+        try:
+            delay = await handle(key)
+            # A turn that ended well knows when the next is due, whatever those before it said.
+            if timer is not None and self._timers.get(key) is timer:
+                timer.cancel()
+                del self._timers[key]
+            self._num_failures.pop(key, None)
+            self._failed_at.pop(key, None)
+        except Exception:  # noqa: BLE001 - one service's trouble is not another's
+            num_failures = self._num_failures.get(key, 0)
+            self._failed_at[key] = asyncio.get_running_loop().time()
+            self._num_failures[key] = num_failures + 1
+            delay = min(_FIRST_RETRY_S * 2 ** min(num_failures, _MAX_DOUBLINGS), _MAX_RETRY_S)
+        finally:
+            self._working.discard(key)
+            self._changed.set()
+        if delay is not None:
+            self.add_after(key, delay)
+        if key in self._again:
+            self._again.discard(key)
+            self.add(key)
+
+    def _ring(self, key: ServiceKey, is_news: bool) -> None:
         del self._timers[key]
-        self.add(key)
+        self._put(key, is_news=is_news)

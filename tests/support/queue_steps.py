@@ -1,0 +1,15 @@
+"""Waiting for a work queue in one event loop, turn by turn."""
+
+import asyncio
+
+
+async def until(condition):
+    async with asyncio.timeout(10):
+        while not condition():
+            await asyncio.sleep(0)
+
+
+async def stop(workers):
+    for worker in workers:
+        worker.cancel()
+    await asyncio.gather(*workers, return_exceptions=True)
