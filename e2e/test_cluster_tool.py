@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -247,6 +248,28 @@ def test_a_process_carries_its_mark_as_soon_as_it_was_started(tmp_path: Path) ->
         for number in range(200):
             pid = processes.ensure(f"sleeper{number}", "sleep", "1000")
             assert pid in processes.alive()
+    finally:
+        processes.stop_all()
+
+
+def test_a_process_that_was_stopped_has_given_its_port_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # The more memory, the later the port: the system takes that first, for an API server of 4 GB in 0.3 s.
+    program = """
+import socket
+memory = bytearray(1 << 30)
+memory[::4096] = b"x" * len(memory[::4096])
+listening = socket.create_server(("127.0.0.1", 0))
+print(listening.getsockname()[1], flush=True)
+listening.accept()
+"""
+    monkeypatch.setattr("cluster.shell._LOOK_S", 0.001)
+    processes = Processes(tmp_path)
+    log = processes.log("server")
+    try:
+        processes.ensure("server", sys.executable, "-c", program)
+        wait_until("its port", lambda: log.read_text().endswith("\n"), 60)
+        processes.stop("server")
+        socket.create_server(("127.0.0.1", int(log.read_text()))).close()
     finally:
         processes.stop_all()
 

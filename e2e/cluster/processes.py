@@ -98,13 +98,17 @@ class Processes:
         return tuple(_marked(f"{_CLUSTER}={self._state}".encode()))
 
     def _end(self, *marks: bytes) -> None:
+        # One that ends loses its memory, and with it its environment, before it gives its ports back.
+        ending: dict[int, list[str]] = {}
+
         def all_gone() -> bool:
             # Again and again, because a process may have started another one since the last look.
             found = _marked(*marks)
             for pid in found:
+                ending.setdefault(pid, _stat(f"{pid}")[19:20])
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
-            return not found
+            return not found and not any(_is_ending(pid, started) for pid, started in ending.items())
 
         wait_until(f"the end of the processes marked {marks[-1].decode()}", all_gone, 30)
 
@@ -171,9 +175,21 @@ def _carries(pid: int, *marks: bytes) -> bool:
 
 def _start_time(pid: int) -> str | None:
     """Clock ticks from boot to the process's start; None when there is no such process, or only its remains."""
+    fields = _stat(f"{pid}")
+    return None if not fields or fields[0] in "ZX" else fields[19]
+
+
+def _is_ending(pid: int, started: list[str]) -> bool:
+    """Whether a thread of the process that was started then is left; the first may be a zombie before the last ends."""
+    threads = [_stat(f"{pid}/task/{path.name}") for path in Path(f"/proc/{pid}/task").glob("*")]
+    # The number may be another process's by now.
+    return _stat(f"{pid}")[19:20] == started and any(fields and fields[0] not in "ZX" for fields in threads)
+
+
+def _stat(which: str) -> list[str]:
+    """What the system says of a process or thread, from its state on; empty when there is none."""
     try:
         # The second field is the program's name in parentheses, which may hold spaces and parentheses.
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return Path(f"/proc/{which}/stat").read_text().rpartition(")")[2].split()
     except OSError:
-        return None
-    return None if fields[0] in "ZX" else fields[19]
+        return []

@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from cluster.place import INDICES, Place
 
 _NUM_SHOWN_LINES = 30
+# Between two looks at what is waited for.
+_LOOK_S = 0.1
 
 
 class ClusterError(Exception):
@@ -91,4 +93,4 @@ def wait_until(what: str, is_so: Callable[[], bool], timeout_s: float, hint: str
     while not is_so():
         if time.monotonic() > deadline:
             raise ClusterError(f"waited {timeout_s:.0f} s for {what}" + (f"; {hint}" if hint else ""))
-        time.sleep(0.1)
+        time.sleep(_LOOK_S)
