@@ -101,8 +101,8 @@ def test_services_are_counted_by_condition_when_somebody_asks():
         world.kube.concurrency.value = 7
         assert lines(metrics, "concurrency") == ["rayloom_operator_concurrency 7.0"]
         assert world.controller._queue._limit() == 7
-        waits = {line.split()[0].rpartition("_")[2]: line.split()[1] for line in lines(metrics, "queue_seconds_count")}
-        assert sorted(waits) == ['count{priority="news"}', 'count{priority="rest"}']
+        waits = [line.split()[0] for line in lines(metrics, "queue_seconds_count")]
+        assert waits == [f'rayloom_operator_queue_seconds_count{{priority="{each}"}}' for each in ("new", "news")]
         assert lines(metrics, "engine") == [
             "rayloom_operator_engines_polled 0.0",
             "rayloom_operator_engine_poll_failures_total 0.0",

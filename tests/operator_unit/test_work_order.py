@@ -28,33 +28,38 @@ def order(prepare, num_turns, limit=1):
     return turns[:num_turns], [priority for priority, _ in waits][:num_turns]
 
 
-def test_news_go_before_new_specs_and_each_in_the_order_in_which_they_came():
+def test_news_go_before_changed_specs_and_those_before_new_services_each_in_the_order_in_which_they_came():
     def prepare(queue):
         for key in "ab":
-            queue.add(key, is_new=True)
+            queue.add(key, is_changed=True, is_new=True)
         for key in "cd":
+            queue.add(key, is_changed=True)
+        for key in "ef":
             queue.add(key)
 
-    assert order(prepare, 4) == (["c", "d", "a", "b"], ["news", "news", "rest", "rest"])
+    assert order(prepare, 6) == (list("efcdab"), ["news", "news", "known", "known", "new", "new"])
 
 
-def test_services_that_are_found_at_the_start_let_news_pass():
+def test_services_that_are_found_at_the_start_let_all_others_pass():
     def prepare(queue):
         queue.open(["a", "b"])
-        queue.add("c")
+        queue.add("c", is_changed=True)
+        queue.add("d")
 
-    assert order(prepare, 3) == (["c", "a", "b"], ["news", "rest", "rest"])
+    assert order(prepare, 4) == (["d", "c", "a", "b"], ["news", "known", "new", "new"])
 
 
-def test_a_new_spec_whose_engine_has_news_goes_with_those_and_once():
+def test_a_service_that_waits_goes_with_the_most_urgent_that_was_heard_of_it_and_once():
     def prepare(queue):
         for key in "abc":
             queue.add(key, is_new=True)
         for key in "bbd":
             queue.add(key)
-        queue.add("b", is_new=True)
+        queue.add("c", is_changed=True)
+        for key in "bcd":
+            queue.add(key, is_changed=True, is_new=True)
 
-    assert order(prepare, 4) == (["b", "d", "a", "c"], ["news", "news", "rest", "rest"])
+    assert order(prepare, 4) == (["b", "d", "c", "a"], ["news", "news", "known", "new"])
 
 
 def test_a_regular_look_lets_news_pass_and_one_that_is_due_soon_does_not(monkeypatch):
@@ -71,21 +76,23 @@ def test_a_regular_look_lets_news_pass_and_one_that_is_due_soon_does_not(monkeyp
         async with asyncio.timeout(10):
             while queue.depth < 2:
                 await asyncio.sleep(0.001)
+        queue.add("new", is_new=True)
         queue.add("news")
         worker = asyncio.create_task(queue.work(handle))
-        await until(lambda: len(turns) == 3)
+        await until(lambda: len(turns) == 4)
         await stop([worker])
-        assert turns == ["soon", "news", "regular"]
+        assert turns == ["soon", "news", "regular", "new"]
 
     asyncio.run(run())
 
 
-def test_while_news_never_end_one_turn_of_eight_is_another_s():
+def test_while_news_never_end_one_turn_of_eight_is_that_of_who_has_waited_longest():
     def prepare(queue):
         for key in ("endless-1", "endless-2"):
             queue.add(key)
-        for key in "ab":
-            queue.add(key, is_new=True)
+        queue.add("a", is_new=True)
+        queue.add("b", is_changed=True)
 
-    _, waits = order(prepare, 16)
-    assert waits == [*["news"] * 7, "rest"] * 2
+    turns, waits = order(prepare, 24)
+    assert waits == [*["news"] * 7, "new", *["news"] * 7, "known", *["news"] * 8]
+    assert (turns[7], turns[15]) == ("a", "b")

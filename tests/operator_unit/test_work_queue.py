@@ -15,11 +15,11 @@ from rayloom_operator.work_queue import WorkQueue
 @settings(deadline=None, max_examples=50)
 @given(
     adds=st.lists(st.sampled_from("abc"), min_size=1, max_size=30),
-    news=st.lists(st.booleans(), min_size=30, max_size=30),
+    hows=st.lists(st.sampled_from([{}, {"is_changed": True}, {"is_new": True}]), min_size=30, max_size=30),
     limits=st.lists(st.integers(1, 4), min_size=1, max_size=5),
     pauses=st.lists(st.integers(0, 3), min_size=30, max_size=30),
 )
-def test_each_key_is_seen_after_its_last_change_once_at_a_time_and_few_at_once(adds, news, limits, pauses):
+def test_each_key_is_seen_after_its_last_change_once_at_a_time_and_few_at_once(adds, hows, limits, pauses):
     async def run():
         allowed = itertools.cycle(limits)
         queue = WorkQueue(lambda: next(allowed))
@@ -35,9 +35,9 @@ def test_each_key_is_seen_after_its_last_change_once_at_a_time_and_few_at_once(a
             seen[key] = read
 
         worker = asyncio.create_task(queue.work(handle))
-        for key, is_new, pause in zip(adds, news, pauses, strict=False):
+        for key, how, pause in zip(adds, hows, pauses, strict=False):
             version[key] = version.get(key, 0) + 1
-            queue.add(key, is_new=is_new)
+            queue.add(key, **how)
             for _ in range(pause):
                 await asyncio.sleep(0)
         await until(lambda: seen == version and queue.is_at_rest)
@@ -166,7 +166,7 @@ def test_news_waits_for_the_delay_after_a_failure_but_a_new_spec_does_not():
         queue.add("b")
         await until(lambda: "b" in turns)
         assert turns == ["a", "b"]
-        queue.add("a", is_new=True)
+        queue.add("a", is_changed=True)
         await until(lambda: turns == ["a", "b", "a"])
         await stop([worker])
 

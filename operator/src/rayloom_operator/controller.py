@@ -134,7 +134,8 @@ class Controller:
                 self._gone[key] = version
         else:
             self._services[key] = document
-        self._queue.add(key, is_new=is_gone or not known or known.generation != meta["generation"])
+        is_new = not is_gone and not known
+        self._queue.add(key, is_changed=is_gone or not known or known.generation != meta["generation"], is_new=is_new)
 
     async def run(self) -> None:
         """Works until it is cancelled."""
@@ -193,7 +194,7 @@ class Controller:
 
     def _kuberay_changed(self) -> None:
         for key in self._services:
-            self._queue.add(key, is_new=True)
+            self._queue.add(key, is_changed=True)
 
     def _pod_changed(self, key: ServiceKey) -> None:
         self._poller.nudge(key)
@@ -373,7 +374,7 @@ class Controller:
             self._services[key] = without_managed_fields(written)
             if written["metadata"]["generation"] != meta["generation"]:
                 # The event of that edit, which is older than this, will be no news.
-                self._queue.add(key, is_new=True)
+                self._queue.add(key, is_changed=True)
         if computed.rollout is not None:
             self._metrics.rolled(stored_rollout(document.get("status", {})), computed.rollout, datetime.now(UTC))
         news = {each["metadata"]["name"]: each for each in events(document, computed, datetime.now(UTC))}

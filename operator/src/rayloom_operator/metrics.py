@@ -78,7 +78,7 @@ class Metrics:
         self._requests.labels(verb, code).inc()
 
     def waited(self, priority: str, seconds: float) -> None:
-        """Counts the wait of a service for its pass: of one with `news`, or one of the `rest`."""
+        """Counts the wait of a service for its pass."""
         self._queue_seconds.labels(priority).observe(seconds)
 
     def measured(

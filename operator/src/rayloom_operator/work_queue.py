@@ -1,7 +1,8 @@
 """Which services to look at next. A key is in the queue once, and has one turn at a time.
 
-News of engines and pods, and turns that are due soon, go before new specs and regular looks: who makes thousands of
-services at once is not to keep a failed engine of another one waiting, and those that were begun are finished first.
+News of engines and pods, and turns that are due soon, go first; then changed specs and regular looks; then services
+that were never seen. So thousands that are made at once keep no failed engine of another one waiting, and those that
+were begun are finished first.
 """
 
 from __future__ import annotations
@@ -19,8 +20,10 @@ _MAX_DOUBLINGS = 10
 _NEWS_AFTER_FAILURE_S = 2.0
 # A turn that was asked for so long before can wait for news.
 _REGULAR_S = 60.0
-# While news never end, one turn of so many is another's.
-_REST_EACH = 8
+# So that nobody waits for ever, one turn of so many is that of who has waited longest.
+_LONGEST_EACH = 8
+PRIORITIES = ("news", "known", "new")
+_NEWS, _KNOWN, _NEW = range(len(PRIORITIES))
 # Below half a millisecond uvloop gives a handle that knows no time.
 _SHORTEST_S = 0.001
 
@@ -35,12 +38,11 @@ class WorkQueue:
         is_open: bool = True,
         on_wait: Callable[[str, float], object] = lambda priority, seconds: None,
     ) -> None:
-        """`limit` says how many keys may have their turn at a time. `on_wait` gets `news` or `rest`, and the seconds
+        """`limit` says how many keys may have their turn at a time. `on_wait` gets one of PRIORITIES, and the seconds
         from when a key was added until its turn."""
         self._limit, self._on_wait, self._is_open = limit, on_wait, is_open
-        # Loop times at which keys that wait for their turn were added, the first ones first.
-        self._news: OrderedDict[ServiceKey, float] = OrderedDict()
-        self._rest: OrderedDict[ServiceKey, float] = OrderedDict()
+        # By priority: loop times at which keys that wait for their turn were added, the first ones first.
+        self._ready: list[OrderedDict[ServiceKey, float]] = [OrderedDict() for _ in PRIORITIES]
         self._num_turns = 0
         self._working: set[ServiceKey] = set()
         self._again: set[ServiceKey] = set()  # came during their turn
@@ -53,7 +55,7 @@ class WorkQueue:
     @property
     def depth(self) -> int:
         """Keys that wait for their turn now."""
-        return len(self._news) + len(self._rest)
+        return sum(map(len, self._ready))
 
     @property
     def is_at_rest(self) -> bool:
@@ -61,10 +63,10 @@ class WorkQueue:
         return not self._working and not self.depth
 
     def open(self, keys: Iterable[ServiceKey]) -> None:
-        """Takes keys from now on, these first. They can wait for news."""
+        """Takes keys from now on. These are there already, and as patient as new ones."""
         self._is_open = True
         for key in keys:
-            self.add(key, is_new=True)
+            self._put(key, _NEW)
 
     async def drain(self) -> None:
         """Hands out no more keys, and returns when none has its turn."""
@@ -74,28 +76,28 @@ class WorkQueue:
             self._changed.clear()
             await self._changed.wait()
 
-    def add(self, key: ServiceKey, *, is_new: bool = False) -> None:
+    def add(self, key: ServiceKey, *, is_changed: bool = False, is_new: bool = False) -> None:
         """Has the key looked at soon; once, however often it is added before.
 
-        After a failure that is at least 2 s later, unless `is_new` says that what was asked for has changed.
+        After a failure that is at least 2 s later, unless what was asked for `is_changed`, or `is_new` here.
         """
-        if is_new:
+        if is_changed or is_new:
             self._num_failures.pop(key, None)
-        self._put(key, is_news=not is_new)
+        self._put(key, _NEW if is_new else _KNOWN if is_changed else _NEWS)
 
-    def _put(self, key: ServiceKey, *, is_news: bool) -> None:
+    def _put(self, key: ServiceKey, priority: int) -> None:
         if not self._is_open:
             return
         if key in self._working:
             self._again.add(key)
-        elif key in self._news or (key in self._rest and not is_news):
+        elif any(key in ready for ready in self._ready[: priority + 1]):
             return
         elif key in self._num_failures and key in self._timers:
             since = asyncio.get_running_loop().time() - self._failed_at[key]
             self.add_after(key, max(_NEWS_AFTER_FAILURE_S - since, 0.0))
         else:
-            since = self._rest.pop(key, asyncio.get_running_loop().time())
-            (self._news if is_news else self._rest)[key] = since
+            waits = [ready.pop(key) for ready in self._ready if key in ready]
+            self._ready[priority][key] = waits[0] if waits else asyncio.get_running_loop().time()
             self._changed.set()
 
     def add_after(self, key: ServiceKey, seconds: float) -> None:
@@ -106,7 +108,8 @@ class WorkQueue:
             if timer.when() <= loop.time() + seconds:
                 return
             timer.cancel()
-        self._timers[key] = loop.call_later(max(seconds, _SHORTEST_S), self._ring, key, seconds < _REGULAR_S)
+        priority = _NEWS if seconds < _REGULAR_S else _KNOWN
+        self._timers[key] = loop.call_later(max(seconds, _SHORTEST_S), self._ring, key, priority)
 
     async def work(self, handle: Callable[[ServiceKey], Awaitable[float | None]]) -> None:
         """Calls `handle` with one key after the other, several at a time, until the queue drains.
@@ -125,9 +128,11 @@ class WorkQueue:
 
     def _next(self) -> ServiceKey:
         self._num_turns += 1
-        is_rest = not self._news or (bool(self._rest) and self._num_turns % _REST_EACH == 0)
-        key, since = (self._rest if is_rest else self._news).popitem(last=False)
-        self._on_wait("rest" if is_rest else "news", asyncio.get_running_loop().time() - since)
+        waiting = [priority for priority, ready in enumerate(self._ready) if ready]
+        if self._num_turns % _LONGEST_EACH == 0:
+            waiting.sort(key=lambda priority: next(iter(self._ready[priority].values())))
+        key, since = self._ready[waiting[0]].popitem(last=False)
+        self._on_wait(PRIORITIES[waiting[0]], asyncio.get_running_loop().time() - since)
         return key
 
     async def _turn(self, key: ServiceKey, handle: Callable[[ServiceKey], Awaitable[float | None]]) -> None:
@@ -154,6 +159,6 @@ class WorkQueue:
             self._again.discard(key)
             self.add(key)
 
-    def _ring(self, key: ServiceKey, is_news: bool) -> None:
+    def _ring(self, key: ServiceKey, priority: int) -> None:
         del self._timers[key]
-        self._put(key, is_news=is_news)
+        self._put(key, priority)
