@@ -171,10 +171,10 @@ def test_how_long_calls_for_one_object_take_decides_how_many_passes_run_at_once(
                 await kube.patch("/x", {})
             await kube.create(MANIFEST)
             of_one = [
-                ("GET application/json", True),
-                ("PATCH application/apply-patch+yaml", True),
-                ("PATCH application/merge-patch+json", True),
-                ("POST application/json", True),
+                ("GET application/json 200", True),
+                ("PATCH application/apply-patch+yaml 200", True),
+                ("PATCH application/merge-patch+json 403", True),
+                ("POST application/json 200", True),
             ]
             assert (told, kube.concurrency.value) == (of_one, before)
             server.codes = [429]

@@ -63,7 +63,7 @@ def test_a_service_that_waits_goes_with_the_most_urgent_that_was_heard_of_it_and
 
 
 def test_a_regular_look_lets_news_pass_and_one_that_is_due_soon_does_not(monkeypatch):
-    monkeypatch.setattr("rayloom_operator.work_queue._REGULAR_S", 0.02)
+    monkeypatch.setattr("rayloom_operator.work_queue.REGULAR_S", 0.02)
 
     async def run():
         queue, turns = WorkQueue(), []
@@ -86,13 +86,48 @@ def test_a_regular_look_lets_news_pass_and_one_that_is_due_soon_does_not(monkeyp
     asyncio.run(run())
 
 
-def test_while_news_never_end_one_turn_of_eight_is_that_of_who_has_waited_longest():
+def test_while_news_never_end_known_services_have_one_turn_of_eight_and_new_ones_one_of_sixty_four():
     def prepare(queue):
         for key in ("endless-1", "endless-2"):
             queue.add(key)
-        queue.add("a", is_new=True)
-        queue.add("b", is_changed=True)
+        # Those that have waited longest do not go first: thousands may.
+        for number in range(3):
+            queue.add(f"new-{number}", is_new=True)
+        for number in range(9):
+            queue.add(f"known-{number}", is_changed=True)
 
-    turns, waits = order(prepare, 24)
-    assert waits == [*["news"] * 7, "new", *["news"] * 7, "known", *["news"] * 8]
-    assert (turns[7], turns[15]) == ("a", "b")
+    turns, waits = order(prepare, 128)
+    others = {turn: turns[turn - 1] for turn in range(1, 129) if waits[turn - 1] != "news"}
+    assert others == {
+        **{8 * number: f"known-{number - 1}" for number in range(1, 8)},
+        64: "new-0",
+        72: "known-7",
+        80: "known-8",
+        128: "new-1",
+    }
+
+
+def test_an_edit_waits_for_news_alone_while_new_services_bring_more_of_them_than_there_are_turns():
+    turns = []
+
+    async def run():
+        queue, left = WorkQueue(lambda: 4), dict.fromkeys((f"new-{number}" for number in range(250)), 16)
+
+        async def handle(key):
+            turns.append(key)
+            left[key] -= 1
+            if left[key]:
+                queue.add(key)
+            if len(turns) == 1000:
+                queue.add("edited", is_changed=True)
+
+        left["edited"] = 1
+        queue.open(f"new-{number}" for number in range(250))
+        worker = asyncio.create_task(queue.work(handle))
+        await until(lambda: len(turns) == 250 * 16 + 1)
+        await stop([worker])
+
+    asyncio.run(run())
+    assert turns.index("edited") < 1000 + 8 + 4
+    # By then those that were begun were finished, but for the last ones.
+    assert len(set(turns[:1000])) < 1000 / 16 + 30

@@ -2,7 +2,8 @@
 
 More of them get no more done: each call takes longer, and so does everybody else's. A crowd is told as TCP Vegas tells
 it (Brakmo and Peterson, 1995): by what calls take beside the shortest of their kind. So an API server that is slow by
-nature, far away or behind slow webhooks, is not taken for a crowded one.
+nature, far away or behind slow webhooks, is not taken for a crowded one. What it cannot tell: a server that becomes
+slow for good is taken for a crowded one for some 20,000 calls, and one without a break for a slow one after as many.
 """
 
 from __future__ import annotations

@@ -41,14 +41,14 @@ from rayloom_operator.roller import Roller
 from rayloom_operator.rollout import Step
 from rayloom_operator.status import VALID, status
 from rayloom_operator.watches import Watches
-from rayloom_operator.work_queue import WorkQueue
+from rayloom_operator.work_queue import REGULAR_S, WorkQueue
 
 logger = logging.getLogger(__name__)
 
 # Objects that nobody watches, such as ConfigMaps, are made again so often in case somebody deleted them.
 _REAPPLY_S = 1800.0
 # A service that is well is looked at so often, whatever happens.
-_LOOK_S = 300.0
+_LOOK_S = REGULAR_S
 # Kubelets say why a volume cannot be mounted only in events, so those are read while a pod waits: often while it is
 # likely to be news. What a head mounts may also have been deleted, so it is made again as often as the second.
 _MOUNT_CHECK_S = 2.0

@@ -83,8 +83,8 @@ class Kube:
     """A client; made and used in one event loop. Requests raise KubeError or KubeUnreachable.
 
     While `may_write` says no, whatever would change the cluster raises Deposed. `on_request` gets the verb and the
-    status code of each request, `none` where there was no answer. How long those
-    for one object take decides on `concurrency`.
+    status code of each request, `none` where there was no answer. How long those for one object take decides on
+    `concurrency`.
     """
 
     def __init__(
@@ -260,7 +260,9 @@ class Kube:
                     if response.status == TOO_MANY_REQUESTS:
                         self.concurrency.refused()
                     elif verb != "list":
-                        self.concurrency.told(f"{method} {content_type}", time.monotonic() - began)
+                        # By the answer as well: what is refused, or was so before, is not written, and costs less.
+                        kind = f"{method} {content_type} {response.status}"
+                        self.concurrency.told(kind, time.monotonic() - began)
                     if response.status >= 400:
                         raise _error(response.status, text)
                     return text

@@ -18,10 +18,11 @@ _MAX_RETRY_S = 10.0
 _MAX_DOUBLINGS = 10
 # News of a key that fails is no reason to hurry, but engines that fail meanwhile are not to wait for long.
 _NEWS_AFTER_FAILURE_S = 2.0
-# A turn that was asked for so long before can wait for news.
-_REGULAR_S = 60.0
-# So that nobody waits for ever, one turn of so many is that of who has waited longest.
-_LONGEST_EACH = 8
+# Seconds between regular looks. A turn that was asked for so long before can wait for news.
+REGULAR_S = 300.0
+# So that nobody waits for ever: of so many turns one is a known service's, and a new one's. A new one brings about six
+# turns with news, so with a greater share of those news would not end.
+_KNOWN_EACH, _NEW_EACH = 8, 64
 PRIORITIES = ("news", "known", "new")
 _NEWS, _KNOWN, _NEW = range(len(PRIORITIES))
 # Below half a millisecond uvloop gives a handle that knows no time.
@@ -39,7 +40,7 @@ class WorkQueue:
         on_wait: Callable[[str, float], object] = lambda priority, seconds: None,
     ) -> None:
         """`limit` says how many keys may have their turn at a time. `on_wait` gets one of PRIORITIES, and the seconds
-        from when a key was added until its turn."""
+        from when a key was added with that until its turn."""
         self._limit, self._on_wait, self._is_open = limit, on_wait, is_open
         # By priority: loop times at which keys that wait for their turn were added, the first ones first.
         self._ready: list[OrderedDict[ServiceKey, float]] = [OrderedDict() for _ in PRIORITIES]
@@ -96,8 +97,9 @@ class WorkQueue:
             since = asyncio.get_running_loop().time() - self._failed_at[key]
             self.add_after(key, max(_NEWS_AFTER_FAILURE_S - since, 0.0))
         else:
-            waits = [ready.pop(key) for ready in self._ready if key in ready]
-            self._ready[priority][key] = waits[0] if waits else asyncio.get_running_loop().time()
+            for ready in self._ready:
+                ready.pop(key, None)
+            self._ready[priority][key] = asyncio.get_running_loop().time()
             self._changed.set()
 
     def add_after(self, key: ServiceKey, seconds: float) -> None:
@@ -108,7 +110,7 @@ class WorkQueue:
             if timer.when() <= loop.time() + seconds:
                 return
             timer.cancel()
-        priority = _NEWS if seconds < _REGULAR_S else _KNOWN
+        priority = _NEWS if seconds < REGULAR_S else _KNOWN
         self._timers[key] = loop.call_later(max(seconds, _SHORTEST_S), self._ring, key, priority)
 
     async def work(self, handle: Callable[[ServiceKey], Awaitable[float | None]]) -> None:
@@ -128,11 +130,11 @@ class WorkQueue:
 
     def _next(self) -> ServiceKey:
         self._num_turns += 1
-        waiting = [priority for priority, ready in enumerate(self._ready) if ready]
-        if self._num_turns % _LONGEST_EACH == 0:
-            waiting.sort(key=lambda priority: next(iter(self._ready[priority].values())))
-        key, since = self._ready[waiting[0]].popitem(last=False)
-        self._on_wait(PRIORITIES[waiting[0]], asyncio.get_running_loop().time() - since)
+        priority = _NEW if self._num_turns % _NEW_EACH == 0 else _KNOWN if self._num_turns % _KNOWN_EACH == 0 else _NEWS
+        if not self._ready[priority]:
+            priority = next(each for each, ready in enumerate(self._ready) if ready)
+        key, since = self._ready[priority].popitem(last=False)
+        self._on_wait(PRIORITIES[priority], asyncio.get_running_loop().time() - since)
         return key
 
     async def _turn(self, key: ServiceKey, handle: Callable[[ServiceKey], Awaitable[float | None]]) -> None:
