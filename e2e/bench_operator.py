@@ -111,6 +111,8 @@ class Bench:
                 "filling news wait p50 ms": after.quantile(0.5, before, *_NEWS),
                 "filling news wait p99 ms": after.quantile(0.99, before, *_NEWS),
                 "filling new wait p99 ms": after.quantile(0.99, before, *_NEW),
+                "questions without an answer": after.total("engine_poll_failures_total")
+                - before.total("engine_poll_failures_total"),
                 "RSS MiB": rss_mib,
                 "polls/s": (self._world.engines.num_answers - polls) / elapsed,
                 "idle calls/s": (idle.total("api_requests_total") - idle_from.total("api_requests_total")) / elapsed,
