@@ -8,7 +8,7 @@ import uvloop
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from queue_steps import stop, until
+from queue_steps import is_at_rest, stop, until
 from rayloom_operator.work_queue import WorkQueue
 
 
@@ -43,7 +43,7 @@ def test_each_key_is_seen_after_its_last_change_once_at_a_time_and_few_at_once(a
             queue.add(key, **how)
             for _ in range(pause):
                 await asyncio.sleep(0)
-        await until(lambda: seen == version and queue.is_at_rest)
+        await until(lambda: seen == version and is_at_rest(queue))
         await stop([worker])
         assert mistakes == []
 
@@ -241,7 +241,7 @@ def test_as_many_have_their_turn_at_once_as_the_limit_says_at_that_time():
         await until(lambda: working == ["a", "b", "c", "d"])
         for end in ends:
             end.set()
-        await until(lambda: queue.is_at_rest)
+        await until(lambda: is_at_rest(queue))
         await stop([worker])
 
     asyncio.run(run())

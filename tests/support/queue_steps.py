@@ -13,3 +13,8 @@ async def stop(workers):
     for worker in workers:
         worker.cancel()
     await asyncio.gather(*workers, return_exceptions=True)
+
+
+def is_at_rest(queue):
+    """Nothing is left to do but what time or news will start."""
+    return not queue._working and not queue.depth

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 
+from queue_steps import is_at_rest
 from rayloom_operator.controller import Controller
 from rayloom_operator.model_facts import BUILTIN_FACTS
 from rt_fake_kube import FakeKube
@@ -59,7 +60,7 @@ class World:
         """Returns when nothing is left to do but what a timer or a new event starts."""
         queue = self.controller._queue
         for _ in range(5):
-            await self.until(lambda: queue.is_at_rest)
+            await self.until(lambda: is_at_rest(queue))
             await asyncio.sleep(0.002)
 
 

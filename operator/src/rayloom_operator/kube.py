@@ -35,7 +35,7 @@ NOT_FOUND = 404
 _UNREADABLE = 502  # as a proxy would say it
 CONFLICT = 409  # the name is taken, or the object is not the one with the uid or the version that was given
 INVALID = 422
-TOO_MANY_REQUESTS = 429
+_TOO_MANY_REQUESTS = 429
 
 
 class KubeError(OperatorError):
@@ -257,7 +257,7 @@ class Kube:
                     if response.status == 401 and not is_last:
                         self._logged_in_at = float("-inf")
                         continue
-                    if response.status == TOO_MANY_REQUESTS:
+                    if response.status == _TOO_MANY_REQUESTS:
                         self.concurrency.refused()
                     elif verb != "list":
                         # By the answer as well: what is refused, or was so before, is not written, and costs less.

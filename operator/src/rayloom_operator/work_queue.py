@@ -58,11 +58,6 @@ class WorkQueue:
         """Keys that wait for their turn now."""
         return sum(map(len, self._ready))
 
-    @property
-    def is_at_rest(self) -> bool:
-        """Nothing is left to do but what time or news will start."""
-        return not self._working and not self.depth
-
     def open(self, keys: Iterable[ServiceKey]) -> None:
         """Takes keys from now on. These are there already, and as patient as new ones."""
         self._is_open = True
