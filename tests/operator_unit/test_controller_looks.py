@@ -31,6 +31,29 @@ def test_only_a_service_that_is_well_is_left_alone_for_long(said, now, seconds):
     with_world(story)
 
 
+@pytest.mark.parametrize(
+    ("num_failing", "silent_s", "seconds"),
+    [
+        (1, 3.0, 1.0),
+        (1, 7.75, 0.25),
+        (1, 60.0, 1.0),
+        (10_000, 0.0, 8.0),
+        (10_000, 3.0, 5.0),
+        (10_000, 60.0, 50.0),
+    ],
+)
+def test_a_silent_engine_is_looked_at_when_it_is_given_up_and_then_as_often_as_many_can_be(
+    num_failing, silent_s, seconds
+):
+    async def story(world):
+        reading = make_reading(make_said(), at=100.0, failing_since=101.0)
+        groups = [make_serving(make_resolved()), make_serving(make_resolved(), 1, reading=reading)]
+        world.controller._poller.num_failing = num_failing
+        assert world.controller._next_look_s(groups, None, 101.0 + silent_s) == seconds
+
+    with_world(story)
+
+
 def test_an_engine_of_which_nothing_is_heard_has_its_service_looked_at(monkeypatch):
     monkeypatch.setattr("rayloom_operator.controller._SILENCE_LOOK_S", 0.001)
 

@@ -9,6 +9,7 @@ from aiohttp import web
 
 from rayloom_operator import engine_poller
 from rayloom_operator.engine_poller import EnginePoller, Target, serving_interval_s
+from rt_operator import make_reading
 
 KEY = ("team", "chat")
 GOOD = {
@@ -101,8 +102,8 @@ def test_a_redirect_is_not_followed(monkeypatch):
             paths.append(request.path)
             return web.Response(status=302, headers={"Location": "/elsewhere"})
 
-        async with polled(monkeypatch, answer) as (poller, news):
-            await until(lambda: len(news) > 1)
+        async with polled(monkeypatch, answer) as (poller, _):
+            await until(lambda: poller.num_failures > 1)
             assert set(paths) == {"/status"}
             assert "302" in poller.reading(KEY, "chat-0").error
 
@@ -218,6 +219,45 @@ def test_silence_is_no_progress_and_the_last_word_is_kept(monkeypatch):
     asyncio.run(run())
 
 
+def test_silence_is_news_when_it_begins_and_when_it_ends(monkeypatch):
+    async def run():
+        answers = [GOOD]
+
+        async def answer(request):
+            return web.json_response(answers[0]) if answers else web.Response(status=500)
+
+        async with polled(monkeypatch, answer) as (poller, news):
+            await until(lambda: poller.reading(KEY, "chat-0"))
+            assert (len(news), poller.num_failing) == (1, 0)
+            answers.clear()
+            await until(lambda: poller.num_failures > 4)
+            assert (len(news), poller.num_failing) == (2, 1)
+            answers.append(GOOD)
+            await until(lambda: len(news) == 3)
+            assert poller.reading(KEY, "chat-0").failing_since is None
+            assert poller.num_failing == 0
+            answers.clear()
+            await until(lambda: len(news) == 4)
+            poller.follow(KEY, {"chat-0": Target("127.0.0.1", "secret", "uid-2")})
+            assert poller.num_failing == 0
+            await until(lambda: poller.num_failing == 1)
+            poller.follow(KEY, {})
+            assert poller.num_failing == 0
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("num_failing", "seconds", "look_s"), [(1, 1, 1), (200, 1, 1), (1200, 6, 6), (6000, 15, 30), (60_000, 15, 300)]
+)
+def test_many_that_are_silent_are_asked_more_slowly_after_their_second_question(num_failing, seconds, look_s):
+    poller, silent = EnginePoller(lambda _: None), make_reading(failing_since=1.0)
+    poller.num_failing = num_failing
+    assert poller._interval_s(silent, True) == 1
+    assert poller._interval_s(silent, False) == seconds
+    assert poller.look_s() == look_s
+
+
 def test_a_container_that_was_started_again_is_another_engine(monkeypatch):
     async def run():
         async def answer(request):
@@ -298,7 +338,8 @@ def test_an_engine_that_falls_silent_when_it_is_told_to_drain_has_served(monkeyp
             poller.told(KEY, "chat-0", True)
             # A state that is not taken back by being told makes no news, or whoever tells each time would be told too.
             assert len(news) - num_news == (state == "serving")
-            await until(lambda: len(news) > num_news + 2)
+            num_failures = poller.num_failures
+            await until(lambda: poller.num_failures > num_failures + 2)
             reading = poller.reading(KEY, "chat-0")
             assert reading.failing_since == since
             assert reading.status.state == ("draining" if state == "serving" else state)

@@ -22,7 +22,7 @@ from rayloom_operator.drift import Drift
 from rayloom_operator.engine_poller import EnginePoller
 from rayloom_operator.errors import DoesNotFit, OperatorError, Refused, SpecError
 from rayloom_operator.inspection import Inspection, inspect
-from rayloom_operator.judgement import STALE_S, is_well
+from rayloom_operator.judgement import STALE_S, is_well, mute_at
 from rayloom_operator.k8s_events import events
 from rayloom_operator.known import Known
 from rayloom_operator.kube import NOT_FOUND, Kube, KubeError, MadeAnew
@@ -47,15 +47,11 @@ logger = logging.getLogger(__name__)
 
 # Objects that nobody watches, such as ConfigMaps, are made again so often in case somebody deleted them.
 _REAPPLY_S = 1800.0
-# A service that is well is looked at so often, whatever happens.
-_LOOK_S = REGULAR_S
 # Kubelets say why a volume cannot be mounted only in events, so those are read while a pod waits: often while it is
 # likely to be news. What a head mounts may also have been deleted, so it is made again as often as the second.
 _MOUNT_CHECK_S = 2.0
 _LATE_MOUNT_CHECK_S = 10.0
 _MOUNT_NEWS_S = 60.0
-# While an engine does not answer: when it is called unreachable depends on time alone.
-_SILENCE_CHECK_S = 1.0
 # kopf may miss that a service was deleted, while its watch is broken.
 _RELIST_S = 300.0
 # A look at what is not known yet.
@@ -325,13 +321,15 @@ class Controller:
 
     def _next_look_s(self, groups: Sequence[Group], mounting_s: float | None, now: float) -> float:
         readings = [group.reading for group in groups if group.reading is not None]
-        if any(reading.failing_since is not None for reading in readings):
-            return _SILENCE_CHECK_S
+        failing = [mute_at(reading) - now for reading in readings if reading.failing_since is not None]
+        if failing:
+            # When it is called unreachable depends on time alone.
+            return min([self._poller.look_s(), *(seconds for seconds in failing if seconds > 0)])
         if mounting_s is not None:
             return _MOUNT_CHECK_S if mounting_s < _MOUNT_NEWS_S else _LATE_MOUNT_CHECK_S
         # An engine that gets on with nothing makes no news. One that is well does when it ceases to be.
         is_quiet = not readings or all(is_well(group, now) for group in groups)
-        return _LOOK_S if is_quiet else STALE_S
+        return REGULAR_S if is_quiet else STALE_S
 
     async def _inspect(self, key: ServiceKey, previous: Manifest, service: LLMService, clock: datetime) -> Inspection:
         image, hub, pods = self._settings.image(service), self._settings.hub, self._pods.of_service(key)

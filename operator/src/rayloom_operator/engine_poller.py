@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -27,9 +28,11 @@ _SERVING_INTERVAL_S = 5.0
 _MAX_ANSWERS_PER_S = 600
 _MAX_SERVING_INTERVAL_S = 15.0
 _OTHER_INTERVAL_S = 1.0
+# Where thousands are silent at once, neither questions nor looks at their services are to take all the time.
+_MAX_LOOKS_PER_S = 200
 # Of the interval: pods change several times in a moment, and each change asks.
 _MIN_INTERVAL_S = 0.3
-_NEVER = Reading(status=None, at=0.0, failing_since=None, error="", advanced_at=0.0)
+_NEVER = Reading(status=None, at=math.inf, failing_since=None, error="", advanced_at=0.0)
 
 
 class Target(NamedTuple):
@@ -61,6 +64,7 @@ class EnginePoller:
         self._num_expected = num_expected
         self._engines: dict[ServiceKey, dict[str, _Engine]] = {}  # by group
         self.num_engines = 0
+        self.num_failing = 0  # engines that did not answer last
         self.num_failures = 0  # answers that failed to come
 
     async def close(self) -> None:
@@ -74,6 +78,7 @@ class EnginePoller:
         for group, engine in list(engines.items()):
             if targets.get(group) != engine.target:
                 engine.task.cancel()
+                self.num_failing -= _is_failing(engine.reading)
                 del engines[group]
         for group, target in targets.items():
             if group not in engines:
@@ -90,8 +95,11 @@ class EnginePoller:
     def silent(self, since: float) -> list[ServiceKey]:
         """The service of each engine whose last answer came before the loop time `since`, and no failure after it."""
         engines = (each for engines in self._engines.values() for each in engines.values())
-        asked = (each for each in engines if each.reading is not _NEVER and each.reading.failing_since is None)
-        return [each.service for each in asked if each.reading.at < since]
+        return [each.service for each in engines if each.reading.at < since and not _is_failing(each.reading)]
+
+    def look_s(self) -> float:
+        """After how many seconds to look again at a service with an engine that does not answer."""
+        return max(_OTHER_INTERVAL_S, self.num_failing / _MAX_LOOKS_PER_S)
 
     def told(self, service: ServiceKey, group: str, is_to_drain: bool) -> None:
         """The engine was just told to drain or to go on: what it said before, or is about to say, counts no more."""
@@ -133,13 +141,20 @@ class EnginePoller:
             if engine.reading is not before:
                 continue  # the question was put before the engine was told something
             engine.reading = reading
-            if engine.reading.failing_since is not None or _essence(before.status) != _essence(engine.reading.status):
+            self.num_failing += _is_failing(reading) - _is_failing(before)
+            has_turned = _is_failing(reading) != _is_failing(before)
+            if has_turned or _essence(before.status) != _essence(reading.status):
                 self._on_news(engine.service)
-            is_slow = engine.reading.failing_since is None and _is_serving(engine.reading.status)
-            interval = serving_interval_s(self.num_engines + self._num_expected()) if is_slow else _OTHER_INTERVAL_S
             await asyncio.sleep(_MIN_INTERVAL_S)
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(engine.is_nudged.wait(), interval - _MIN_INTERVAL_S)
+                await asyncio.wait_for(engine.is_nudged.wait(), self._interval_s(reading, has_turned) - _MIN_INTERVAL_S)
+
+    def _interval_s(self, reading: Reading, has_turned: bool) -> float:
+        """After an answer or its absence. After the first absence the next question tells a hiccup from more."""
+        if _is_failing(reading):
+            return _OTHER_INTERVAL_S if has_turned else min(self.look_s(), _MAX_SERVING_INTERVAL_S)
+        is_slow = _is_serving(reading.status)
+        return serving_interval_s(self.num_engines + self._num_expected()) if is_slow else _OTHER_INTERVAL_S
 
     async def _ask(self, engine: _Engine) -> EngineStatus:
         said = engine_status(*await ask(engine.target.ip, ADMIN_PORT, engine.target.token))
@@ -151,6 +166,10 @@ def serving_interval_s(num_engines: int) -> float:
     """How long after an answer an engine that serves is asked again: 1 s, 5 s from 250 engines, 15 s from 9000."""
     usual = min(max(num_engines / _USUAL_ANSWERS_PER_S, _MIN_SERVING_INTERVAL_S), _SERVING_INTERVAL_S)
     return max(usual, min(num_engines / _MAX_ANSWERS_PER_S, _MAX_SERVING_INTERVAL_S))
+
+
+def _is_failing(reading: Reading) -> bool:
+    return reading.failing_since is not None
 
 
 def _is_serving(said: EngineStatus | None) -> bool:

@@ -18,6 +18,8 @@ TOKEN_AGE_LIMIT_S = 15.0
 SILENCE_LIMIT_S = 8.0
 # Yet never for so long after its last answer: 5 s may pass before the next question, and 3 s before that has failed.
 _ANSWER_AGE_LIMIT_S = 9.0
+# Where thousands are asked, more than 5 s pass. None of those is given up before it had time for the second one.
+_SECOND_ANSWER_S = 4.5
 # Healthy engines are asked each 5 s, or more often. An older answer is no news, whatever became of its successors.
 STALE_S = 20.0
 # What an engine that recovers says when it has lost no rank, but one stands still.
@@ -38,7 +40,7 @@ def judge(group: Group | None, now: float) -> Verdict:
         if group is not None and group.pods:
             return _pending("The head pod is gone, or about to be.")
         return _pending("KubeRay makes the pods of the engine. If this stays, see whether KubeRay's operator runs.")
-    is_mute = _is_mute(reading, now)
+    is_mute = reading is not None and now >= mute_at(reading)
     # The failed answer of an engine that has ended is explained by its pod better than by its last word.
     is_believed = silence(reading, now) is None or not (is_mute or group.fault)
     if reading is not None and reading.status is not None and is_believed:
@@ -62,7 +64,7 @@ def is_well(group: Group, now: float) -> bool:
     if head is None or reading is None or reading.status is None or not head.is_ready:
         return False
     said = reading.status
-    return not _is_mute(reading, now) and said.state == "serving" and said.has_token_within(TOKEN_AGE_LIMIT_S)
+    return now < mute_at(reading) and said.state == "serving" and said.has_token_within(TOKEN_AGE_LIMIT_S)
 
 
 def silence(reading: Reading | None, now: float) -> float | None:
@@ -74,13 +76,12 @@ def silence(reading: Reading | None, now: float) -> float | None:
     return now - reading.at if now - reading.at > STALE_S else None
 
 
-def _is_mute(reading: Reading | None, now: float) -> bool:
-    """Whether the engine has not answered for so long that its last answer is worth nothing."""
-    silent_s = silence(reading, now)
-    if reading is None or silent_s is None:
-        return False
-    is_old = reading.status is not None and now - reading.at >= _ANSWER_AGE_LIMIT_S
-    return is_old or silent_s >= SILENCE_LIMIT_S
+def mute_at(reading: Reading) -> float:
+    """Loop time from which on its last answer is worth nothing, unless another one comes before."""
+    since = reading.failing_since
+    if since is None:
+        return reading.at + STALE_S
+    return min(since + SILENCE_LIMIT_S, max(reading.at + _ANSWER_AGE_LIMIT_S, since + _SECOND_ANSWER_S))
 
 
 def _engine_verdict(group: Group, head: Pod, said: EngineStatus) -> Verdict:

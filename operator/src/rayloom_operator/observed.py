@@ -77,7 +77,7 @@ class Reading:
     """What an engine's /status said last. Seconds count from any fixed moment."""
 
     status: EngineStatus | None  # the last answer; None before the first
-    at: float  # when the last answer came
+    at: float  # when the last answer came; infinity before the first
     failing_since: float | None  # when the first question without an answer was asked; None after an answer
     error: str  # why there was none; empty after an answer
     advanced_at: float  # when the engine last served, or got on with its start
