@@ -32,24 +32,29 @@ def test_only_a_service_that_is_well_is_left_alone_for_long(said, now, seconds):
 
 
 @pytest.mark.parametrize(
-    ("num_failing", "silent_s", "seconds"),
+    ("num_failing", "silent_s", "mounting_s", "seconds"),
     [
-        (1, 3.0, 1.0),
-        (1, 7.75, 0.25),
-        (1, 60.0, 1.0),
-        (10_000, 0.0, 8.0),
-        (10_000, 3.0, 5.0),
-        (10_000, 60.0, 50.0),
+        (1, 3.0, None, 1.0),
+        (1, 7.75, None, 0.25),
+        (1, 60.0, None, 1.0),
+        (1600, 0.0, None, 8.0),
+        (10_000, 0.0, None, 8.0),
+        (10_000, 3.0, None, 5.0),
+        (2000, 60.0, None, 10.0),
+        # What else is waited for is looked at as it would be.
+        (10_000, 60.0, None, 20.0),
+        (10_000, 60.0, 1.0, 2.0),
+        (10_000, 60.0, 61.0, 10.0),
     ],
 )
 def test_a_silent_engine_is_looked_at_when_it_is_given_up_and_then_as_often_as_many_can_be(
-    num_failing, silent_s, seconds
+    num_failing, silent_s, mounting_s, seconds
 ):
     async def story(world):
         reading = make_reading(make_said(), at=100.0, failing_since=101.0)
         groups = [make_serving(make_resolved()), make_serving(make_resolved(), 1, reading=reading)]
         world.controller._poller.num_failing = num_failing
-        assert world.controller._next_look_s(groups, None, 101.0 + silent_s) == seconds
+        assert world.controller._next_look_s(groups, mounting_s, 101.0 + silent_s) == seconds
 
     with_world(story)
 

@@ -1,67 +1,13 @@
 """The poller against a server on loopback: whatever an engine answers, it is asked again, and that is told."""
 
 import asyncio
-import contextlib
 import json
 
 import pytest
 from aiohttp import web
 
-from rayloom_operator import engine_poller
-from rayloom_operator.engine_poller import EnginePoller, Target, serving_interval_s
-from rt_operator import make_reading
-
-KEY = ("team", "chat")
-GOOD = {
-    "version": "v1",
-    "state": "serving",
-    "reason": "",
-    "startup": [],
-    "model": None,
-    "last_token_age_seconds": 1.0,
-    "ranks": [{"node": "n1", "rank": 0}],
-}
-
-
-@contextlib.asynccontextmanager
-async def polled(monkeypatch, answer, num_expected=0):
-    """A poller that follows one engine, whose answers `answer(request)` gives; the list of news."""
-    monkeypatch.setattr(engine_poller, "_OTHER_INTERVAL_S", 0.02)
-    monkeypatch.setattr(engine_poller, "_MIN_SERVING_INTERVAL_S", 0.02)
-    monkeypatch.setattr(engine_poller, "_MIN_INTERVAL_S", 0.01)
-    app = web.Application()
-    app.router.add_get("/{path:.*}", answer)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    monkeypatch.setattr(engine_poller, "ADMIN_PORT", runner.addresses[0][1])
-    news = []
-    poller = EnginePoller(news.append, lambda: num_expected)
-    poller.follow(KEY, {"chat-0": Target("127.0.0.1", "secret", "uid-1")})
-    try:
-        yield poller, news
-    finally:
-        await poller.close()
-        await runner.cleanup()
-
-
-class Counted:
-    """An engine that says what `say` gives for the number of its answer."""
-
-    def __init__(self, say=lambda _: GOOD):
-        self.num = 0
-        self._say = say
-
-    async def answer(self, request):
-        self.num += 1
-        return web.json_response(self._say(self.num))
-
-
-async def until(condition):
-    async with asyncio.timeout(10):
-        while not condition():
-            await asyncio.sleep(0.005)
+from rayloom_operator.engine_poller import Target, serving_interval_s
+from rt_poller import GOOD, KEY, Counted, polled, until
 
 
 @pytest.mark.parametrize(
@@ -199,63 +145,6 @@ def test_progress_is_service_or_a_step_of_the_start(monkeypatch, before, after, 
             assert (poller.reading(KEY, "chat-0").advanced_at > advanced_at) is is_progress
 
     asyncio.run(run())
-
-
-def test_silence_is_no_progress_and_the_last_word_is_kept(monkeypatch):
-    async def run():
-        answers = [web.json_response]
-
-        async def answer(request):
-            return answers[0](GOOD) if answers else web.Response(status=500)
-
-        async with polled(monkeypatch, answer) as (poller, _):
-            await until(lambda: poller.reading(KEY, "chat-0"))
-            answers.clear()
-            await until(lambda: poller.reading(KEY, "chat-0").failing_since)
-            reading = poller.reading(KEY, "chat-0")
-            assert reading.advanced_at <= reading.failing_since
-            assert reading.status.state == "serving"
-
-    asyncio.run(run())
-
-
-def test_silence_is_news_when_it_begins_and_when_it_ends(monkeypatch):
-    async def run():
-        answers = [GOOD]
-
-        async def answer(request):
-            return web.json_response(answers[0]) if answers else web.Response(status=500)
-
-        async with polled(monkeypatch, answer) as (poller, news):
-            await until(lambda: poller.reading(KEY, "chat-0"))
-            assert (len(news), poller.num_failing) == (1, 0)
-            answers.clear()
-            await until(lambda: poller.num_failures > 4)
-            assert (len(news), poller.num_failing) == (2, 1)
-            answers.append(GOOD)
-            await until(lambda: len(news) == 3)
-            assert poller.reading(KEY, "chat-0").failing_since is None
-            assert poller.num_failing == 0
-            answers.clear()
-            await until(lambda: len(news) == 4)
-            poller.follow(KEY, {"chat-0": Target("127.0.0.1", "secret", "uid-2")})
-            assert poller.num_failing == 0
-            await until(lambda: poller.num_failing == 1)
-            poller.follow(KEY, {})
-            assert poller.num_failing == 0
-
-    asyncio.run(run())
-
-
-@pytest.mark.parametrize(
-    ("num_failing", "seconds", "look_s"), [(1, 1, 1), (200, 1, 1), (1200, 6, 6), (6000, 15, 30), (60_000, 15, 300)]
-)
-def test_many_that_are_silent_are_asked_more_slowly_after_their_second_question(num_failing, seconds, look_s):
-    poller, silent = EnginePoller(lambda _: None), make_reading(failing_since=1.0)
-    poller.num_failing = num_failing
-    assert poller._interval_s(silent, True) == 1
-    assert poller._interval_s(silent, False) == seconds
-    assert poller.look_s() == look_s
 
 
 def test_a_container_that_was_started_again_is_another_engine(monkeypatch):

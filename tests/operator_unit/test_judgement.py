@@ -3,6 +3,8 @@
 Left out: how things are seen (reflectors, poller); that needs an API server.
 """
 
+import math
+
 import pytest
 
 from rayloom_operator.api_status import Reason
@@ -101,7 +103,7 @@ def test_a_silent_engine_is_believed_for_eight_seconds(silent_s, reason):
 @pytest.mark.parametrize(
     ("pause_s", "silent_s", "reason"),
     [
-        # 9 s after the answer, unless the second question had no time for its answer: it is put after 4 s.
+        # Until 9 s after the answer, or until the second question, which is put after 4 s, had time for its answer.
         (1.0, 7.9, Reason.SERVING),
         (1.0, 8.0, Reason.ENGINE_UNREACHABLE),
         (4.0, 4.9, Reason.SERVING),
@@ -112,12 +114,19 @@ def test_a_silent_engine_is_believed_for_eight_seconds(silent_s, reason):
         (15.0, 4.5, Reason.ENGINE_UNREACHABLE),
     ],
 )
-def test_an_engine_that_swallows_questions_is_believed_until_the_second_one_has_failed(pause_s, silent_s, reason):
+def test_an_engine_that_swallows_questions_is_believed_until_it_had_time_for_a_second_one(pause_s, silent_s, reason):
     since = NOW - silent_s
     reading = make_reading(make_said(), at=since - pause_s, failing_since=since, error="no answer within 3 s")
     group = make_group(routed(), reading=reading)
 
     assert (judge(group, NOW).reason, is_well(group, NOW)) == (reason, reason is Reason.SERVING)
+
+
+@pytest.mark.parametrize(("silent_s", "reason"), [(7.9, Reason.STARTING), (8.0, Reason.ENGINE_UNREACHABLE)])
+def test_an_engine_that_never_answered_has_eight_seconds_too(silent_s, reason):
+    reading = make_reading(at=math.inf, failing_since=NOW - silent_s, error="refused")
+
+    assert judge(make_group(routed(), reading=reading), NOW).reason is reason
 
 
 def test_an_engine_that_was_never_reached_is_not_available():

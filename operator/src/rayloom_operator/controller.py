@@ -321,15 +321,15 @@ class Controller:
 
     def _next_look_s(self, groups: Sequence[Group], mounting_s: float | None, now: float) -> float:
         readings = [group.reading for group in groups if group.reading is not None]
-        failing = [mute_at(reading) - now for reading in readings if reading.failing_since is not None]
-        if failing:
-            # When it is called unreachable depends on time alone.
-            return min([self._poller.look_s(), *(seconds for seconds in failing if seconds > 0)])
-        if mounting_s is not None:
-            return _MOUNT_CHECK_S if mounting_s < _MOUNT_NEWS_S else _LATE_MOUNT_CHECK_S
         # An engine that gets on with nothing makes no news. One that is well does when it ceases to be.
         is_quiet = not readings or all(is_well(group, now) for group in groups)
-        return REGULAR_S if is_quiet else STALE_S
+        looks = [REGULAR_S if is_quiet else STALE_S]
+        if mounting_s is not None:
+            looks.append(_MOUNT_CHECK_S if mounting_s < _MOUNT_NEWS_S else _LATE_MOUNT_CHECK_S)
+        # When a silent one is called unreachable depends on time alone.
+        silent = [mute_at(reading) - now for reading in readings if reading.failing_since is not None]
+        looks += [look_s for mute_in_s in silent for look_s in (mute_in_s, self._poller.look_s()) if look_s > 0]
+        return min(looks)
 
     async def _inspect(self, key: ServiceKey, previous: Manifest, service: LLMService, clock: datetime) -> Inspection:
         image, hub, pods = self._settings.image(service), self._settings.hub, self._pods.of_service(key)

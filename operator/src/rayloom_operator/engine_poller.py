@@ -146,8 +146,10 @@ class EnginePoller:
             if has_turned or _essence(before.status) != _essence(reading.status):
                 self._on_news(engine.service)
             await asyncio.sleep(_MIN_INTERVAL_S)
+            # No `wait_for`: in Python 3.11 it drops a cancellation that comes with the nudge, as with the end of a pod.
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(engine.is_nudged.wait(), self._interval_s(reading, has_turned) - _MIN_INTERVAL_S)
+                async with asyncio.timeout(self._interval_s(reading, has_turned) - _MIN_INTERVAL_S):
+                    await engine.is_nudged.wait()
 
     def _interval_s(self, reading: Reading, has_turned: bool) -> float:
         """After an answer or its absence. After the first absence the next question tells a hiccup from more."""

@@ -18,7 +18,7 @@ TOKEN_AGE_LIMIT_S = 15.0
 SILENCE_LIMIT_S = 8.0
 # Yet never for so long after its last answer: 5 s may pass before the next question, and 3 s before that has failed.
 _ANSWER_AGE_LIMIT_S = 9.0
-# Where thousands are asked, more than 5 s pass. None of those is given up before it had time for the second one.
+# Where thousands are asked, more than 5 s pass. The second question is put within 4 s, and who is well answers it.
 _SECOND_ANSWER_S = 4.5
 # Healthy engines are asked each 5 s, or more often. An older answer is no news, whatever became of its successors.
 STALE_S = 20.0

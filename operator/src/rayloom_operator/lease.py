@@ -60,8 +60,7 @@ class Lease:
         kube = self._connect()
         try:
             while not self._is_stopped:
-                due = loop.time() + self._seconds / 4
-                due = min(due, await self._turn(kube) + loop.time())
+                due = min(loop.time() + self._seconds / 4, await self._turn(kube) + loop.time())
                 if self.may_write() and not self._has_led:
                     self._has_led = True
                     self._say("this process leads")
