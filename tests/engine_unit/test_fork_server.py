@@ -55,6 +55,8 @@ def _start(ranks: ProcessRanks, *numbers: int) -> tuple[psutil.Process, list[psu
     """The fork server and its ranks, in the order of their starts."""
     for number in numbers:
         ranks.start(number, 1)
+    # A process that was started this moment has no command line yet.
+    wait_until(lambda: len(_fork_servers()) == 1, 60.0, lambda: "there is no fork server")
     (server,) = _fork_servers()
     wait_until(lambda: len(server.children()) == len(numbers), 60.0, lambda: "the ranks do not start")
     return server, sorted(server.children(), key=lambda each: each.pid)
