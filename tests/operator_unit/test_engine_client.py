@@ -9,6 +9,7 @@ import pytest
 from rayloom_operator.api_rollout import Figures
 from rayloom_operator.engine_client import base_url, read_status, stream_chat
 from rayloom_operator.errors import EngineUnavailable
+from rt_poller import GOOD
 
 HOST = "127.0.0.1"
 
@@ -101,21 +102,10 @@ def test_a_status_of_another_kind_is_an_error(answer, body, code, message):
     assert str(caught.value) == message
 
 
-SERVING = {
-    "version": "v1",
-    "state": "serving",
-    "reason": "",
-    "startup": [],
-    "model": None,
-    "last_token_age_seconds": 1.0,
-    "ranks": [],
-}
-
-
 def test_what_a_roll_compares_is_read_from_the_requests(answer):
     first = {"0.5": 4, "1": 6, "2.5": 7, "+Inf": 7}
     requests = {"in_flight": 2, "running": 1, "waiting": 1, "finished": 9, "failed": 3, "first_token_seconds": first}
-    said = read_status(HOST, answer(json.dumps(SERVING | {"requests": requests})))
+    said = read_status(HOST, answer(json.dumps(GOOD | {"requests": requests})))
 
     assert said.requests.in_flight == 2
     assert said.figures == Figures(requests=9, errors=3, ttft=first)
@@ -123,7 +113,7 @@ def test_what_a_roll_compares_is_read_from_the_requests(answer):
 
 @pytest.mark.parametrize("requests", [{}, {"requests": {"in_flight": 2, "running": 1, "waiting": 1}}])
 def test_an_older_engine_has_no_figures(answer, requests):
-    said = read_status(HOST, answer(json.dumps(SERVING | requests)))
+    said = read_status(HOST, answer(json.dumps(GOOD | requests)))
 
     assert said.requests.in_flight == (2 if requests else 0)
     assert said.figures == Figures()
@@ -131,7 +121,7 @@ def test_an_older_engine_has_no_figures(answer, requests):
 
 @pytest.mark.parametrize("edge", ["soon", "", "nan"])
 def test_an_edge_that_is_no_number_is_an_error(answer, edge):
-    port = answer(json.dumps(SERVING | {"requests": {"first_token_seconds": {edge: 1}}}))
+    port = answer(json.dumps(GOOD | {"requests": {"first_token_seconds": {edge: 1}}}))
 
     with pytest.raises(EngineUnavailable, match=r"requests\.first_token_seconds"):
         read_status(HOST, port)

@@ -80,14 +80,14 @@ def test_an_engine_that_is_dropped_just_after_its_pod_changed_is_asked_no_more(m
         engine = Counted()
         async with polled(monkeypatch, engine.answer, num_expected=10_000) as (poller, _):
             await until(lambda: poller.reading(KEY, "chat-0"))
-            task = poller._engines[KEY]["chat-0"].task
-            await asyncio.sleep(0.05)  # until it waits for its next question
+            dropped = poller._engines[KEY]["chat-0"]
+            await until(lambda: dropped.is_nudged._waiters)
             poller.nudge(KEY)
             for _ in range(num_turns):
                 await asyncio.sleep(0)
             poller.follow(KEY, {})
-            await asyncio.wait([task], timeout=5)
-            assert task.cancelled()
+            await asyncio.wait([dropped.task], timeout=5)
+            assert dropped.task.cancelled()
 
     asyncio.run(run())
 
