@@ -1,10 +1,7 @@
 """The repository's layout: no folder or module of ours stands in the way of Python's own, and starts stay light."""
 
-import ast
-import io
 import subprocess
 import sys
-import tokenize
 from pathlib import Path
 
 import pytest
@@ -48,34 +45,6 @@ def test_no_source_file_is_longer_than_400_lines():
     sizes = {path: len(path.read_text(encoding="utf-8").splitlines()) for path in our_files()}
 
     assert {str(path.relative_to(ROOT)): size for path, size in sizes.items() if size > 400} == {}
-
-
-def lines_of_code(source):
-    """Lines with code, counted as cloc counts them: none that are blank, and none of comments and docstrings."""
-    texts = set()
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and ast.get_docstring(
-            node
-        ):
-            texts |= set(range(node.body[0].lineno, node.body[0].end_lineno + 1))
-    found = set()
-    for token in tokenize.generate_tokens(io.StringIO(source).readline):
-        if token.type not in (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT):
-            found |= set(range(token.start[0], token.end[0] + 1)) if token.string else set()
-    return len(found - texts)
-
-
-def test_lines_of_code_are_those_that_do_something():
-    source = '"""What it is."""\n\n# Why.\ndef f():\n    """Gives\n    one."""\n    return """a\nb"""\n'
-
-    assert lines_of_code(source) == 3
-
-
-@pytest.mark.parametrize(("project", "budget"), [("engine", 12_000), ("operator", 6_700)])
-def test_a_product_can_be_read_in_a_day(project, budget):
-    files = (ROOT / project / "src").rglob("*.py")
-
-    assert 1_000 < sum(lines_of_code(path.read_text(encoding="utf-8")) for path in files) < budget
 
 
 @pytest.mark.parametrize(
