@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from rayloom_engine.config import BLOCK_SIZE, EngineConfig
 from rayloom_engine.core.scheduler import Scheduler, SchedulerConfig
+from rayloom_engine.core.step_work import StepWork
 from rayloom_engine.engine import Engine, Executor, LocalExecutor
 from rayloom_engine.models.progress import Progress
 from rayloom_engine.models.shape import ModelShape
@@ -39,7 +40,13 @@ def build_found_engine(
     rank, runner = start_rank(config, resolved, shape, epoch, progress)
     return BuiltEngine(
         engine=engine_on(
-            config, LocalExecutor(runner), rank.kv.num_blocks, rank.kv.max_model_len, rank.num_step_tokens, epoch
+            config,
+            LocalExecutor(runner),
+            shape,
+            num_blocks=rank.kv.num_blocks,
+            max_model_len=rank.kv.max_model_len,
+            num_step_tokens=rank.num_step_tokens,
+            epoch=epoch,
         ),
         model=ModelStatus(
             path=str(resolved.path),
@@ -59,7 +66,14 @@ def build_found_engine(
 
 
 def engine_on(
-    config: EngineConfig, executor: Executor, num_blocks: int, max_model_len: int, num_step_tokens: int, epoch: int
+    config: EngineConfig,
+    executor: Executor,
+    shape: ModelShape,
+    *,
+    num_blocks: int,
+    max_model_len: int,
+    num_step_tokens: int,
+    epoch: int,
 ) -> Engine:
     """The scheduler and engine for ranks of these sizes, which are ready for plans of `epoch`."""
     scheduler = Scheduler(
@@ -75,4 +89,13 @@ def engine_on(
         ),
         epoch,
     )
-    return Engine(scheduler, executor)
+    return Engine(scheduler, executor, work=stage_work(shape, config.pipeline_parallel_size))
+
+
+def stage_work(shape: ModelShape, num_stages: int) -> StepWork:
+    """What a token costs one of `num_stages` equal stages. Ranks of a stage share its work, which makes all faster."""
+    return StepWork(
+        flops_per_token=2 * shape.num_parameters / num_stages,
+        flops_per_pair=4 * shape.query_size * shape.num_layers / num_stages,  # q x k and weights x v
+        num_layers=max(1, shape.num_layers // num_stages),
+    )
