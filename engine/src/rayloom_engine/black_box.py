@@ -56,14 +56,17 @@ class BlackBox:
     def died(self, *, was_silent: bool = False) -> bool:
         """Books a death, of this core's ranks or of the core before it. True when it left fewer suspects.
 
-        `was_silent`: the process that died had shown no sign of life.
+        `was_silent`: the process had shown no sign of life. It may have been stopped from outside, so its death is
+        held against nobody.
         """
         in_flight, suspicion = self._in_flight, self.suspicion
         if not in_flight:
             return False
         self.note({})  # first of all, so that one death is never booked twice
+        if was_silent:
+            return False
         condemned_before = set(suspicion.condemned)
-        is_narrower = suspicion.died(in_flight, was_silent=was_silent)
+        is_narrower = suspicion.died(in_flight)
         self.save()
         for name in set(suspicion.condemned) - condemned_before:
             logger.warning("%s is ended: steps that contain it die, also when it is alone", name)

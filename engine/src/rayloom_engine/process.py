@@ -111,7 +111,7 @@ def trial_mark(run_dir: Path) -> Path:
 
 
 def silence_mark(run_dir: Path) -> Path:
-    """A file that the supervisor leaves when it kills a core that shows no sign of life: no request is to blame."""
+    """A file that the supervisor leaves when it kills a core for its silence: no request is to blame for that."""
     return run_dir / "silent"
 
 

@@ -36,16 +36,10 @@ class Suspicion(msgspec.Struct):
         common = {name: overlap(span, self.suspects[name]) for name, span in in_flight.items() if name in self.suspects}
         return {name: span for name, span in common.items() if span is not None}
 
-    def died(self, in_flight: dict[str, Span], *, was_silent: bool = False) -> bool:
-        """Books the death of plans with these sequences. True when that narrowed the suspects.
-
-        `was_silent`: the process showed no sign of life. It may have been stopped from outside, so a trial stays
-        undecided.
-        """
+    def died(self, in_flight: dict[str, Span]) -> bool:
+        """Books the death of plans with these sequences. True when that narrowed the suspects."""
         tried = self.tried(in_flight)
         if tried:
-            if was_silent:
-                return False
             if len(self.suspects) == len(in_flight) == 1:
                 self.condemned = [*self.condemned, *tried][-_KEPT_CONDEMNED:]
                 tried = {}

@@ -19,6 +19,9 @@ _PART_VALUES = 65_536  # log-probabilities in a frame, each of 17 bytes: about 1
 
 def split_outputs(message: Outputs) -> Iterator[Outputs]:
     """The messages to send in place of this one, in order; the message itself unless prompt_logprobs are long."""
+    if not any(output.prompt_logprobs for output in message.outputs):
+        yield message  # as in almost every step
+        return
     outputs = []
     for output in message.outputs:
         *parts, last = _parts(output)
@@ -37,10 +40,9 @@ def _parts(output: Output) -> Iterator[Output]:
             prompt_logprobs=entries[start : start + size],
             prompt_logprobs_start=start,
         )
-    # Most outputs have no prompt_logprobs at all, and go as they are.
-    yield (
-        msgspec.structs.replace(output, prompt_logprobs=entries[last:], prompt_logprobs_start=last) if last else output
-    )
+    if last:
+        output = msgspec.structs.replace(output, prompt_logprobs=entries[last:], prompt_logprobs_start=last)
+    yield output
 
 
 class LogprobParts:
@@ -52,12 +54,11 @@ class LogprobParts:
     def take(self, output: Output) -> Output | None:
         """The output with all of the prompt_logprobs; None for a part that others follow."""
         start = output.prompt_logprobs_start
-        if output.prompt_logprobs:
+        is_part = not output.token_ids and output.finish_reason is None
+        if is_part or start:
             self._entries[start:] = output.prompt_logprobs
-        if not output.token_ids and output.finish_reason is None:
+        if is_part:
             return None
-        if not start:
-            return output
         whole = tuple(self._entries)
         self._entries = []
-        return msgspec.structs.replace(output, prompt_logprobs=whole, prompt_logprobs_start=0)
+        return msgspec.structs.replace(output, prompt_logprobs=whole, prompt_logprobs_start=0) if start else output
