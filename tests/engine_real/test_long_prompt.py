@@ -1,11 +1,10 @@
-"""A long prompt whose half layers take longer than hang_seconds is slow, not hung: it answers, and nobody else notices."""
+"""A long prompt whose half layers take longer than hang_seconds is slow, not hung: it answers, and others see nothing."""
 
 from __future__ import annotations
 
 import threading
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import httpx
 import pytest

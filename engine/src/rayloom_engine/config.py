@@ -89,7 +89,8 @@ class EngineConfig(BaseModel):
         10.0,
         ge=1,
         strict=False,
-        description="A process that shows no sign of life for so long, or a rank that does not advance, is replaced.",
+        description="A process that shows no sign of life for so long, or a rank that neither advances nor computes, "
+        "is replaced.",
     )
     rebuild_seconds: float = Field(
         600.0, ge=1, strict=False, description="How long lost ranks may take to come back before the engine gives up."

@@ -23,7 +23,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from rayloom_engine.core.block_pool import BlockPool
-from rayloom_engine.core.chunk import chunk_size
+from rayloom_engine.core.chunking import chunk_size
 from rayloom_engine.core.counters import Counters
 from rayloom_engine.core.draft import Draft, InFlight, fair_share
 from rayloom_engine.core.sequence import Sequence, SequenceOutput, SequenceState

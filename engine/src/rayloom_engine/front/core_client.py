@@ -2,7 +2,7 @@
 
 It keeps every unfinished sequence (prompt ids, ids received, parameters). When the connection ends it connects again,
 for ever, and submits them all as resumed ones. Sampling is a pure function of (logits, seed, position), so they go on
-exactly.
+with the same tokens in float32; a replay sums in another order, so that logits agree up to rounding.
 """
 
 from __future__ import annotations
