@@ -1,4 +1,4 @@
-"""A long prompt whose half layers take longer than hang_seconds is slow, not hung: it answers, and others see nothing."""
+"""A long prompt whose half layers take longer than hang_seconds is slow, not hung: it answers, unnoticed by others."""
 
 from __future__ import annotations
 
