@@ -98,7 +98,10 @@ class EngineConfig(BaseModel):
 
     max_num_seqs: int = Field(64, ge=1, le=4096, description="Most sequences in one step.")
     max_num_batched_tokens: int | None = Field(
-        None, ge=1, description="Token budget of one step. Default: 512 on CPU, 8192 on GPU."
+        None,
+        ge=1,
+        description="Token budget of one step; contexts beyond 16384 tokens get less. "
+        "Default: 512 on CPU, 8192 on GPU.",
     )
     max_queued_requests: int = Field(
         1024, ge=1, description="Sequences that may wait; further requests get 429 with Retry-After."
