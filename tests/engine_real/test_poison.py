@@ -53,7 +53,7 @@ def server(request: pytest.FixtureRequest, checkpoint: Path, tmp_path: Path) -> 
     arguments = ["--model", str(checkpoint), "--dtype", "float32", "--served-model-name", "m"]
     executor, _, ending = request.param.partition(" ")
     how = {"dies": "os._exit(1)", "hangs": "time.sleep(1000)", "spins": "while True: pass"}[ending]
-    # What spins is found after 6 times as many CPU seconds, and after 24 times as many when it is tried alone.
+    # A spinning thread is found after 6 x hang_seconds of CPU time, and after 24 x in a trial.
     hang_seconds = "1" if ending == "spins" else "3"
     if executor == "mp":
         arguments += ["--executor", "mp", "--pipeline-parallel-size", "2"]

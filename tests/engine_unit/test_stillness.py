@@ -13,8 +13,7 @@ PATIENCE = 4.0
 
 
 def _hung_at(share: float, seconds: int, until: float = float("inf")) -> float | None:
-    """When a thread that makes no progress, and burns `share` of a core `until` then, counts as hung; looked twice a
-    second."""
+    """When a thread without progress that burns `share` of a core `until` then counts as hung, to half a second."""
     stillness = Stillness()
     for tick in range(2 * seconds + 1):
         now = tick / 2

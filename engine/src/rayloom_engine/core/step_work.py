@@ -1,7 +1,7 @@
 """Forecast of a step: its arithmetic, and how long that takes at the best speed that was seen.
 
-Whoever watches a rank has to know how long a part of a step may take: a prompt of 4,096 tokens keeps a layer busy
-thousands of times as long as a decode.
+The watch of a rank depends on how long a part of a step may take: a chunk of 4,096 tokens keeps a layer busy thousands
+of times as long as a decode.
 """
 
 from __future__ import annotations

@@ -57,9 +57,9 @@ class Suspicion(msgspec.Struct):
     def trial(self, computed: Mapping[str, int]) -> list[str]:
         """The sequences that may be computed now, and nobody else; empty when everybody may.
 
-        `computed`: id -> positions with a result, of every unfinished sequence. Who got past the suspected positions is
-        cleared here. The first of `computed` are tried first: when they are the ones that got furthest, they are
-        cleared without a death.
+        `computed`: id -> positions with a result, of every unfinished sequence. A suspect that got past the suspected
+        positions is cleared here. The first of `computed` are tried first: when they are the ones that got furthest,
+        they are cleared without a death.
         """
         self.suspects = {name: span for name, span in self.suspects.items() if computed.get(name, 0) < span[1]}
         present = [name for name in computed if name in self.suspects]

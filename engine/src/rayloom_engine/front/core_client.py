@@ -177,7 +177,7 @@ class CoreClient:
         return await asyncio.open_connection(host, int(port))
 
     def _connected(self, welcome: Welcome) -> None:
-        # Before anybody hears of the connection: what a callback submits goes to this core once, by itself.
+        # The list is made before the callback runs: a sequence that the callback submits reaches the core once.
         before = list(self._sequences.values())
         self.is_connected = True
         self._on_change()

@@ -32,7 +32,7 @@ from rayloom_engine.protocol.ranks import (
 from rayloom_engine.protocol.shared_memory import SharedMemory, make_memory, open_memory
 
 _HANDSHAKE_SECONDS = 5.0
-_FIRST_BYTE_SECONDS = 1.0  # a rank answers the challenge at once; who says nothing for so long is none
+_FIRST_BYTE_SECONDS = 1.0  # a rank answers the challenge at once; a peer silent for so long is none
 # A host that lost power hangs up on nobody: without these a peer of it would wait for ever, where nobody else looks.
 _TCP_LIMITS = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 20_000}
 
