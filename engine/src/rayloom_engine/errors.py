@@ -1,5 +1,6 @@
 """The engine's own exceptions. `ValueError` children are what a user can fix; their text says how."""
 
+import reprlib
 from typing import Literal, TypeAlias
 
 # What is wrong with a model, for programs; the message is for people. NoAccess: the hub wants a token, or another one.
@@ -54,3 +55,20 @@ class RankLost(EngineError):
         super().__init__(f"rank {rank}: {cause}")
         self.rank = rank
         self.is_alive = is_alive
+
+
+def shown(value: object) -> str:
+    """A value out of a file or a request as a message shows it: in one printable line, and short."""
+    return _SHORT.repr(value)
+
+
+def word(value: object) -> str:
+    """The same for a name, which stays without quotation marks where it is short and printable."""
+    is_plain = isinstance(value, str) and 0 < len(value) <= _MAX_WORD and value.isprintable()
+    return str(value) if is_plain else shown(value)
+
+
+_MAX_WORD = 100  # characters
+_SHORT = reprlib.Repr()
+_SHORT.maxlevel = 2
+_SHORT.maxstring = _SHORT.maxother = _MAX_WORD

@@ -71,7 +71,7 @@ class ChatTemplate:
         Raises ModelError when there is one that cannot be used.
         """
         path = folder / "chat_template.jinja"
-        if path.is_file():
+        if path.exists():
             try:
                 return cls(path.read_text(encoding="utf-8"), special_tokens)
             except (OSError, UnicodeDecodeError) as error:
