@@ -135,7 +135,7 @@ def read_shape(folder: Path) -> ModelShape:
         shape = _shape(folder, ConfigJson(path=folder / "config.json", values=read_json(folder / "config.json")))
     if shape.num_parameters > MAX_PARAMETERS:
         raise ModelError(
-            f"{folder / 'config.json'}: the sizes make {shape.num_parameters} parameters; works: up to {MAX_PARAMETERS}",
+            f"{folder / 'config.json'}: it has {shape.num_parameters} parameters; works: up to {MAX_PARAMETERS}",
             "Unsupported",
         )
     return shape
