@@ -15,9 +15,10 @@ from typing import Any, TypeVar
 import httpx
 
 from rayloom_engine.config import parse_config
-from rayloom_engine.front.__main__ import http_server
 from rayloom_engine.front.admin import admin_app
 from rayloom_engine.front.app import api_app
+from rayloom_engine.front.http_protocol import HttpLimits
+from rayloom_engine.front.http_server import admin_server, api_server
 from rayloom_engine.front.service import Service, Waits
 from rt_byte_model import byte_model
 from rt_fake_core import TOKEN, FakeCore
@@ -75,6 +76,7 @@ def running_front(
     *,
     waits: Waits | None = None,
     api_keys: tuple[str, ...] = (),
+    limits: HttpLimits | None = None,
     ready: bool = True,
     start: int = 1,
     server_started: float | None = None,
@@ -103,7 +105,7 @@ def running_front(
             start=start,
             server_started=server_started,
         )
-        servers = [http_server(api_app(service, api_keys)), http_server(admin_app(service, admin_token))]
+        servers = [api_server(api_app(service, api_keys), limits), admin_server(admin_app(service, admin_token))]
         tasks = [
             asyncio.create_task(core.serve(address)),
             asyncio.create_task(service.run()),
