@@ -8,7 +8,7 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -46,6 +46,10 @@ class FrontUnderTest:
             return action()
 
         return asyncio.run_coroutine_threadsafe(run(), self._loop).result(20.0)
+
+    def run(self, work: Coroutine[Any, Any, R]) -> R:
+        """The result of `work`, run in the front's loop."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(20.0)
 
     def wait_until(self, condition: Callable[[], bool], what: str, seconds: float = 20.0) -> None:
         deadline = time.monotonic() + seconds
