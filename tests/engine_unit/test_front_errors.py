@@ -248,12 +248,9 @@ def test_ids_that_the_tokenizer_knows_and_the_model_does_not_are_refused(front: 
 def test_what_cannot_be_encoded_is_refused_and_leaves_nothing_behind(front: FrontUnderTest) -> None:
     text = front.do(lambda: front.service.text)
 
-    def generate() -> None:
-        settings = {"request_id": "r", "prompts": [(1,), (10**30,)], "params": SamplingParams(), "priority": 0}
-        Generation(front.service, text, fresh_seed=1, **settings)
-
+    settings = {"request_id": "r", "prompts": [(1,), (10**30,)], "params": SamplingParams(), "priority": 0}
     with pytest.raises(RequestError, match="cannot be handed to the engine"):
-        front.do(generate)
+        front.run(Generation.start(front.service, text, fresh_seed=1, **settings))
     assert front.do(lambda: list(front.service.client.unfinished())) == []
     assert front.do(lambda: front.service.lifecycle.num_in_flight) == 0
     assert front.chat().status_code == 200

@@ -162,3 +162,9 @@ def test_what_is_shown_of_a_value_is_short_however_large_it_is() -> None:
 def test_an_empty_prompt_is_refused() -> None:
     with pytest.raises(RequestError, match="no tokens"):
         decoding(SamplingParams(), prompt_len=0)
+
+
+def test_stop_strings_are_bounded_together() -> None:
+    assert len(SamplingParams(stop=[f"{number}{'a' * 1023}" for number in range(4)]).stop_strings) == 4
+    with pytest.raises(RequestError, match="the stop strings have 65536 characters together, at most 4096 are allowed"):
+        SamplingParams(stop=[f"{number:02}{'a' * 1022}" for number in range(64)])

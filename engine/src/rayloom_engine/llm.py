@@ -28,6 +28,7 @@ from rayloom_engine.models.progress import no_progress
 from rayloom_engine.sampling_params import SamplingParams, check_token_ids
 from rayloom_engine.text.chat_template import ChatTemplate
 from rayloom_engine.text.output_decoder import OutputDecoder
+from rayloom_engine.text.stop_strings import StopAutomaton
 from rayloom_engine.text.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int]
@@ -179,13 +180,14 @@ class LLM:
             check_token_ids(prompt_ids, self.model.vocab_size)
             seed = secrets.randbits(62)
             leader = None
+            stops = StopAutomaton(wishes.stop_strings)
             for index in range(wishes.n):
                 request_id = f"local/{self._next_id}"
                 self._next_id += 1
                 decoding = wishes.decoding(
                     index, len(prompt_ids), self.model.max_model_len, self.model.vocab_size, seed
                 )
-                decoder = OutputDecoder(self.tokenizer, wishes, self.model.eos_token_ids, prompt_ids)
+                decoder = OutputDecoder(self.tokenizer, wishes, self.model.eos_token_ids, prompt_ids, stops)
                 choices[request_id] = _Choice(decoder, prompt_index, index)
                 sequences.append(
                     CoreSequence(

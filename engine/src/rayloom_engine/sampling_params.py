@@ -18,6 +18,7 @@ MAX_CHOICES = 128  # OpenAI's limit of n
 MAX_LOGPROBS = 20  # OpenAI's limit of top_logprobs
 MAX_STOP_STRINGS = 64
 MAX_STOP_STRING_CHARS = 1024
+MAX_STOP_CHARS = 4096  # of all stop strings together
 MAX_STOP_TOKEN_IDS = 1024
 MAX_LOGIT_BIASES = 1024
 MAX_COUNT = 2**31 - 1  # of tokens and token ids: far above any context, and it fits every message and tensor
@@ -132,7 +133,6 @@ class SamplingParams:
                     f"{name} has token id {outside[0]}, but the vocabulary ends at {vocab_size - 1}; use smaller ids",
                     name,
                 )
-        seed = fresh_seed if self.seed is None or self.seed == -1 else self.seed
         return DecodingParams(
             max_tokens=max_tokens,
             min_tokens=self.min_tokens,
@@ -144,12 +144,16 @@ class SamplingParams:
             presence_penalty=float(self.presence_penalty),
             frequency_penalty=float(self.frequency_penalty),
             logit_bias=tuple(sorted(self.logit_bias.items())),
-            seed=choice_seed(seed, index),
+            seed=self.seed_of(index, fresh_seed),
             stop_token_ids=self.stop_token_ids,
             ignore_eos=self.ignore_eos,
             logprobs=self.logprobs,
             prompt_logprobs=self.prompt_logprobs,
         )
+
+    def seed_of(self, index: int, fresh_seed: int) -> int:
+        """The seed of choice `index` of a prompt. It is all that differs between the choices' DecodingParams."""
+        return choice_seed(fresh_seed if self.seed is None or self.seed == -1 else self.seed, index)
 
 
 def choice_seed(seed: int, index: int) -> int:
@@ -218,6 +222,13 @@ def _stop_strings(stop: object) -> tuple[str, ...]:
                 "stop",
             )
         checked[string] = None
+    num_chars = sum(map(len, checked))
+    if num_chars > MAX_STOP_CHARS:
+        raise RequestError(
+            f"the stop strings have {num_chars} characters together, at most {MAX_STOP_CHARS} are allowed; "
+            "give fewer or shorter ones",
+            "stop",
+        )
     return tuple(checked)
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import logging
 import os
 import secrets
@@ -16,10 +15,8 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Generator
 from pathlib import Path
 
-import uvicorn
 import uvloop
 from starlette.types import ASGIApp
 
@@ -28,22 +25,15 @@ from rayloom_engine.errors import ConfigError, EngineDead
 from rayloom_engine.front.admin import admin_app, age_of_drain, load_admin_token
 from rayloom_engine.front.app import api_app
 from rayloom_engine.front.gate import load_api_keys
+from rayloom_engine.front.http_server import admin_server, api_server
+from rayloom_engine.front.lifecycle import Lifecycle
 from rayloom_engine.front.service import Service
-from rayloom_engine.process import EXIT_CONFIG, end_with_parent, set_up_logging, start_pulse
+from rayloom_engine.process import EXIT_CONFIG, PULSE_SECONDS, end_with_parent, give_sign, set_up_logging
 
-KEEP_ALIVE_S = 75  # longer than clients' and proxies' pools keep a connection, so that they close it, not we
 LAST_EVENTS_S = 0.3  # for handlers to write their last event when the process must end
 FORCED_EXIT_S = 0.8  # after a stop signal the process is gone by then, whatever still runs in a thread
 
 logger = logging.getLogger(__name__)
-
-
-class Server(uvicorn.Server):
-    """uvicorn without its own signal handling: two servers share this process, and draining is ours."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Generator[None, None, None]:
-        yield
 
 
 class Front:
@@ -59,7 +49,7 @@ class Front:
         self._config = config
         self._service = service
         self._sockets = (api[1], admin[1])
-        self._servers = (http_server(api[0]), http_server(admin[0]))
+        self._servers = (api_server(api[0]), admin_server(admin[0]))
         self._stop = asyncio.Event()
         self._num_signals = 0
         self._draining: asyncio.Task[None] | None = None
@@ -155,34 +145,29 @@ def main() -> int:
             start=args.start,
             server_started=args.server_started,
         )
-        start_pulse(args.pulse_fd, lambda: service.lifecycle.was_ready)
         drain_mark = args.run_dir / "draining"
         drain_age_s = age_of_drain(drain_mark)
         if drain_age_s is not None:
             service.lifecycle.drain(True, drain_age_s)
         api, admin = api_app(service, api_keys), admin_app(service, admin_token, drain_mark)
-        await Front(config, service, (api, api_socket), (admin, admin_socket)).run()
+        front = Front(config, service, (api, api_socket), (admin, admin_socket))
+        if args.pulse_fd is None:
+            await front.run()
+            return
+        pulse = asyncio.create_task(_pulse(args.pulse_fd, service.lifecycle))
+        await front.run()
+        pulse.cancel()
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(serve())
     return 0
 
 
-def http_server(app: ASGIApp) -> Server:
-    """A server for one application; call its serve(sockets=[...])."""
-    return Server(
-        uvicorn.Config(
-            app,
-            http="httptools",
-            ws="none",
-            lifespan="off",
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            timeout_keep_alive=KEEP_ALIVE_S,
-            timeout_graceful_shutdown=1,
-        )
-    )
+async def _pulse(fd: int, lifecycle: Lifecycle) -> None:
+    """Signs of life from the loop itself: a front whose loop stands still answers nobody, whatever its threads do."""
+    while True:
+        give_sign(fd, lifecycle.was_ready)
+        await asyncio.sleep(PULSE_SECONDS)
 
 
 def _url(listener: socket.socket) -> str:

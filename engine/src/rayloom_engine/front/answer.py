@@ -111,7 +111,7 @@ async def answer(
 ) -> Response:
     """Generate and answer. Raises what refuses the request before its response has begun."""
     service.lifecycle.check_accepts()  # draining may have begun while the body was read
-    generation = Generation(
+    generation = await Generation.start(
         service,
         text,
         request_id=writer.request_id,
