@@ -179,11 +179,10 @@ class ChatRequest(TemplateFields, GenerationRequest):
     top_logprobs: Whole | None = Field(
         None, description="So many alternatives for each token, from 0 to 20; needs logprobs. Default: 0."
     )
-    reasoning_effort: Any = Field(
+    reasoning_effort: str | None = Field(
         None,
         description='"none" sets the template\'s `enable_thinking` to false, unless chat_template_kwargs has it. '
         "Every other value is refused.",
-        json_schema_extra={"type": "string"},
     )
 
     def sampling(self) -> SamplingParams:
