@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -37,11 +38,11 @@ def test_an_answer_has_openai_shape(front: FrontUnderTest) -> None:
     assert response.status_code == 200
     assert document.pop("id").startswith("chatcmpl-")
     assert isinstance(document.pop("created"), int)
+    assert re.fullmatch(r"rl-[0-9a-f]{12}", document.pop("system_fingerprint"))
     prompt_tokens = len("user\nHi\nassistant\n") + 3  # three special tokens
     assert document == {
         "object": "chat.completion",
         "model": "tiny",
-        "system_fingerprint": None,
         "choices": [
             {
                 "index": 0,
@@ -49,15 +50,23 @@ def test_an_answer_has_openai_shape(front: FrontUnderTest) -> None:
                 "logprobs": None,
                 "finish_reason": "stop",
                 "stop_reason": None,
+                "token_ids": None,
             }
         ],
         "usage": {
             "prompt_tokens": prompt_tokens,
             "completion_tokens": 13,
             "total_tokens": prompt_tokens + 13,
-            "prompt_tokens_details": {"cached_tokens": 3},
+            "prompt_tokens_details": {"cached_tokens": 3, "audio_tokens": 0},
+            "completion_tokens_details": {
+                "reasoning_tokens": 0,
+                "audio_tokens": 0,
+                "accepted_prediction_tokens": 0,
+                "rejected_prediction_tokens": 0,
+            },
         },
         "prompt_logprobs": None,
+        "prompt_token_ids": None,
     }
 
 

@@ -107,7 +107,15 @@ def _model_card(service: Service) -> dict[str, Any]:
         "object": "model",
         "created": service.created,
         "owned_by": "rayloom",
-        "root": service.config.model,
+        "root": model_root(service.config.model),
         "parent": None,
         "max_model_len": core.model.max_model_len if core is not None and core.model is not None else None,
     }
+
+
+def model_root(model: str) -> str:
+    """Where a model comes from without its kind of place, as vLLM names it: the hub's id, or a path.
+
+    Clients that need the tokenizer take it from there.
+    """
+    return model.partition("://")[2] or model

@@ -17,11 +17,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from rayloom_engine.errors import ConfigError
 from rayloom_engine.front.errors import ApiError
 from rayloom_engine.front.lifecycle import Lifecycle
+from rayloom_engine.front.openai_models import REQUEST_ID
 
 REST_OF_BODY_S = 5.0  # how long a refused request may take to send the rest of its body before the connection ends
 KEYS_VARIABLE = "RAYLOOM_API_KEYS"
 _GUARDED = ("/v1/", "/tokenize", "/detokenize")
-_REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
+_REQUEST_ID = re.compile(REQUEST_ID)
 
 
 def load_api_keys(path: str | None, environ: Mapping[str, str]) -> tuple[str, ...]:
@@ -58,12 +59,13 @@ class Gate:
         headers = Headers(scope=scope)
         given = headers.get("x-request-id", "")
         body = _Body(receive)
-        request_id = given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(16)
+        state = scope.setdefault("state", {})
+        state["request_id"] = given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(16)
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
                 answer = MutableHeaders(scope=message)
-                answer["X-Request-Id"] = request_id
+                answer["X-Request-Id"] = state["request_id"]  # a handler may have chosen another
                 if self._lifecycle.drains:
                     answer["Connection"] = "close"
                     await body.discard()

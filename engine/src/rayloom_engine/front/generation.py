@@ -130,13 +130,21 @@ class Generation:
     def num_output_tokens(self) -> int:
         return sum(lane.decoder.num_tokens for lane in self._lanes)
 
-    def usage(self) -> dict[str, Any]:
-        """OpenAI's usage object as of now."""
+    def usage(self, num_output_tokens: int | None = None) -> dict[str, Any]:
+        """OpenAI's usage object as of now, or as of when there were `num_output_tokens`."""
+        num_output = self.num_output_tokens if num_output_tokens is None else num_output_tokens
         return {
             "prompt_tokens": self.num_prompt_tokens,
-            "completion_tokens": self.num_output_tokens,
-            "total_tokens": self.num_prompt_tokens + self.num_output_tokens,
-            "prompt_tokens_details": {"cached_tokens": self.num_cached_tokens},
+            "completion_tokens": num_output,
+            "total_tokens": self.num_prompt_tokens + num_output,
+            "prompt_tokens_details": {"cached_tokens": self.num_cached_tokens, "audio_tokens": 0},
+            # All that a model writes is text of the answer, its thoughts too.
+            "completion_tokens_details": {
+                "reasoning_tokens": 0,
+                "audio_tokens": 0,
+                "accepted_prediction_tokens": 0,
+                "rejected_prediction_tokens": 0,
+            },
         }
 
     async def deltas(self, wait_s: float, first_wait_s: float | None = None) -> AsyncIterator[list[ChoiceDelta]]:

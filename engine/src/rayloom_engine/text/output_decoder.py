@@ -56,6 +56,10 @@ class OutputDecoder:
 
         When the delta's finish_reason is set by a stop string, the sequence itself still runs and must be aborted.
         """
+        if self._params.max_tokens == 0:
+            # The engine chooses a token after every prompt; with max_tokens 0 nobody asked for it.
+            self.finish_reason = "length" if finish_reason is not None else None
+            return TextDelta(text="", token_ids=(), logprobs=(), finish_reason=self.finish_reason)
         text = ""
         for position, token_id in enumerate(token_ids):
             self.num_tokens += 1

@@ -66,6 +66,12 @@ class Tokenizer:
             ids.insert(0, self._bos_id)
         return ids
 
+    def document_start(self) -> list[int]:
+        """The token that a text from nothing begins with; empty when the vocabulary has none that could be it."""
+        names = ("<|endoftext|>", self.special_tokens.get("bos_token"), self.special_tokens.get("eos_token"))
+        ids = (self.backend.token_to_id(name) for name in names if name is not None)
+        return next(([token_id] for token_id in ids if token_id is not None), [])
+
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of `ids`. Bytes that are not UTF-8 become U+FFFD; ids outside the vocabulary are left out."""
         text: str = self.backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
