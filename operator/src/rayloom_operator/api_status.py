@@ -19,6 +19,7 @@ class Reason(StrEnum):
     VALID = "Valid"  # Accepted
     INVALID_SPEC = "InvalidSpec"  # Accepted, and Available while nothing of an earlier spec runs
     DOES_NOT_FIT = "DoesNotFit"  # the model does not fit what it may use; where InvalidSpec is
+    NOT_ALLOWED = "NotAllowed"  # the operator's settings do not allow what the spec asks for; where InvalidSpec is
     APPLY_REFUSED = "ApplyRefused"  # the API server refused an object of ours; Accepted
     UNSUPPORTED_KUBERAY = "UnsupportedKubeRay"  # the cluster has no KubeRay, or one that is too old; Accepted
     LOADED = "Loaded"  # ModelReady
