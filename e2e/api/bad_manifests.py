@@ -32,6 +32,7 @@ def _named(name: str) -> dict[str, Any]:
     return {"metadata": {"name": name}, **_spec()}
 
 
+_RESERVED = "the operator sets this variable itself: remove it"
 _NAME = "at most 40 lower-case letters, digits and '-', beginning with a letter"
 
 AT_ADMISSION: tuple[tuple[str, dict[str, Any], str], ...] = (
@@ -85,6 +86,11 @@ AT_ADMISSION: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("no sequences at once", _args(maxNumSeqs=0), "should be greater than or equal to 1"),
     ("one KV block", _args(numKvBlocks=1), "should be greater than or equal to 2"),
     ("an unknown log level", _args(logLevel="trace"), 'supported values: "debug"'),
+    ("Ray without its token", _engine(env=[{"name": "RAY_AUTH_MODE", "value": "disabled"}]), _RESERVED),
+    ("another Ray", _engine(env=[{"name": "RAY_ADDRESS", "value": "10.0.0.1:6379"}]), _RESERVED),
+    ("another command for Ray", _engine(env=[{"name": "KUBERAY_GEN_RAY_START_CMD", "value": "sh"}]), _RESERVED),
+    ("a file of the operator's", _engine(env=[{"name": "RAYLOOM_ALIVE_FILE", "value": "/x"}]), _RESERVED),
+    ("257 variables", _engine(env=[{"name": f"A{n}", "value": ""} for n in range(257)]), "must have at most 256 items"),
     ("a variable without a value", _engine(env=[{"name": "A"}]), "value: Required value"),
     ("a variable's value that is a number", _engine(env=[{"name": "A", "value": 1}]), "must be of type string"),
     ("a variable's name with a dash", _engine(env=[{"name": "A-B", "value": "1"}]), "should match"),

@@ -265,7 +265,7 @@ class World:
         if not is_held:
             self.release(proxy)
         folder = self._folder / f"operator-{next(self._numbers)}"
-        flags = flags or (f"--engine-image={ENGINE_IMAGE}",)
+        flags = flags or (f"--engine-image={ENGINE_IMAGE}", "--allow-host-paths=/models")
         if self._credentials is None:
             self._credentials = credentials(self.kubeconfig)
         process = OperatorProcess(proxy, self._credentials, folder, "run", *flags, *LEASE, command=command)

@@ -108,6 +108,8 @@ def test_a_single_replica_is_never_kept_from_leaving_its_node(objects):
         ("watchNamespaces={Team}", "watchNamespaces"),
         ("metrics.enabled=true", "enabled"),
         ("replicaCount=2", "replicaCount"),
+        ("allowHostPaths=yes please", "allowHostPaths"),
+        ("allowHostPaths={models}", "allowHostPaths"),
     ],
 )
 def test_a_value_that_cannot_be_used_is_named(value, named):
@@ -151,6 +153,29 @@ def test_the_operator_takes_its_command(flags):
     assert (taken["lease_namespace"], taken["lease_name"]) == ("rayloom-system", "rayloom-rayloom-operator")
     assert (taken["lease_seconds"], taken["log_format"]) == (6, "json" if flags is SWITCHES else "text")
     assert taken["watch_namespaces"] == (("a", "b") if flags is NAMESPACES else ())
+
+
+@pytest.mark.parametrize(
+    ("value", "folders"),
+    [
+        ("allowHostPaths=false", ()),
+        ("allowHostPaths=true", ("/",)),
+        ("allowHostPaths={/models,/data/hub}", ("/models", "/data/hub")),
+    ],
+)
+def test_host_paths_are_allowed_where_a_value_says_so(value, folders):
+    command = rendered("--set", value)["Deployment"]["spec"]["template"]["spec"]["containers"][0]["command"]
+
+    assert _parser().parse_args(command[1:]).host_paths == folders
+
+
+def test_by_default_nothing_is_allowed_beyond_restricted_pods(objects):
+    command = objects["Deployment"]["spec"]["template"]["spec"]["containers"][0]["command"]
+    taken = _parser().parse_args(command[1:])
+
+    assert (taken.host_paths, taken.hub_endpoints) == ((), False)
+    command = rendered("--set", "hub.allowOwnEndpoints=true")["Deployment"]["spec"]["template"]["spec"]["containers"][0]
+    assert _parser().parse_args(command["command"][1:]).hub_endpoints is True
 
 
 def test_the_definition_is_upgraded_with_the_release_and_stays_when_it_goes(objects):

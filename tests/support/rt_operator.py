@@ -12,6 +12,7 @@ from rayloom_operator.lineage import lineages
 from rayloom_operator.model_facts import builtin_facts
 from rayloom_operator.names import group_name
 from rayloom_operator.observed import Group, Observed, Reading, Verdict, pod
+from rayloom_operator.permissions import Permissions
 from rayloom_operator.plan import Settings, plan
 from rayloom_operator.recovery import remembered
 from rayloom_operator.resolved import resolve
@@ -22,7 +23,11 @@ from rayloom_operator.status import VALID, status
 
 NOW = 110.0  # as readings count
 CLOCK = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
-SETTINGS = Settings(engine_image="rayloom/engine:test", operator_key=b"0123456789abcdef")
+SETTINGS = Settings(
+    engine_image="rayloom/engine:test",
+    operator_key=b"0123456789abcdef",
+    permissions=Permissions(host_paths=("/models",)),
+)
 
 
 def make_service(name="chat", **spec):

@@ -91,6 +91,12 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--hub-endpoint", default="", metavar="URL", help="mirror of the models' hub")
     ca_help = "ConfigMap in the services' namespaces whose ca.crt has all certificates that a hub may have"
     run.add_argument("--hub-ca-config-map", default="", metavar="NAME", help=ca_help)
+    paths_help = "folders of nodes, separated by commas, that file:// and cache.hostPath may name; / for all of them"
+    run.add_argument(
+        "--allow-host-paths", dest="host_paths", metavar="FOLDERS", type=_paths, default=(), help=paths_help
+    )
+    endpoint_help = "let HF_ENDPOINT in a manifest say where its hub token is sent"
+    run.add_argument("--allow-hub-endpoints", dest="hub_endpoints", action="store_true", help=endpoint_help)
     levels = ("debug", "info", "warning", "error")
     run.add_argument("--log-level", default="info", choices=levels, help="least level (default: %(default)s)")
     form_help = "lines for people, or a JSON object each (default: %(default)s)"
@@ -118,6 +124,15 @@ def _names(text: str) -> tuple[str, ...]:
     if bad := [name for name in names if not re.fullmatch(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", name)]:
         raise argparse.ArgumentTypeError(f"{bad[0]!r} is no name of a namespace; write names with commas between: a,b")
     return names
+
+
+def _paths(text: str) -> tuple[str, ...]:
+    paths = tuple(path.strip() for path in text.split(",") if path.strip())
+    if bad := [path for path in paths if not path.startswith("/") or ".." in path.split("/")]:
+        raise argparse.ArgumentTypeError(
+            f"{bad[0]!r} is no folder of a node; write whole paths, without .., with commas between: /models,/data"
+        )
+    return paths
 
 
 def _lease_seconds(text: str) -> int:

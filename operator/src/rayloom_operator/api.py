@@ -22,6 +22,7 @@ from rayloom_operator.api_recovery import Recovery
 from rayloom_operator.api_rollout import Rollout
 from rayloom_operator.api_sizing import Accelerator, Parallelism, Sizing
 from rayloom_operator.errors import SpecError
+from rayloom_operator.reserved_env import RESERVED_IN_WORDS, RESERVED_RULE, is_reserved
 
 API_VERSION = "rayloom.dev/v1alpha1"
 KIND = "LLMService"
@@ -169,8 +170,20 @@ class EngineArgs(_Part):
 
 
 class EnvVar(_Part):
-    name: str = Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", description="Name of an environment variable.")
+    name: str = Field(
+        pattern=r"^[A-Za-z_][A-Za-z0-9_]*$",
+        max_length=256,
+        description="Name of an environment variable.",
+        json_schema_extra=_rules((RESERVED_RULE, RESERVED_IN_WORDS)),
+    )
     value: str = Field(description="Its value, a string: put numbers and true/false in quotes.")
+
+    @field_validator("name")
+    @classmethod
+    def _is_free(cls, name: str) -> str:
+        if is_reserved(name):
+            raise ValueError(f"{name}: {RESERVED_IN_WORDS}")
+        return name
 
 
 class Resources(_Part):
@@ -206,7 +219,9 @@ class Engine(_Part):
     env: tuple[EnvVar, ...] = Field(
         (),
         strict=False,
-        description="Environment variables of the engine's processes, each name once.",
+        max_length=256,
+        description="Environment variables of the engine's processes, each name once. They are code execution in its "
+        "pods: LD_PRELOAD and PYTHONPATH are not kept from anyone. Those that the operator sets are refused.",
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
     )
 

@@ -14,7 +14,7 @@ _QUANTITY = r"^[0-9]+(\.[0-9]+)?(m|k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei)?$"
 _DECIMAL = {"m": 0.001} | {unit: 1000.0**power for power, unit in enumerate("kMGTPE", 1)}
 _FACTORS = {"": 1.0} | _DECIMAL | {f"{unit}i": 1024.0**power for power, unit in enumerate("KMGTPE", 1)}
 
-Quantity = Annotated[str, Field(pattern=_QUANTITY)]
+Quantity = Annotated[str, Field(pattern=_QUANTITY, max_length=40)]
 
 
 class Part(BaseModel):

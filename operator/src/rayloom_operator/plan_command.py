@@ -17,11 +17,11 @@ from rayloom_operator.api_status import Candidate, Figures, Sizing
 from rayloom_operator.errors import SpecError
 from rayloom_operator.lineage import lineages
 from rayloom_operator.manifest import load_service
-from rayloom_operator.model_facts import ModelFacts, builtin_facts
+from rayloom_operator.model_facts import ELEMENT_BYTES, ModelFacts, builtin_facts
 from rayloom_operator.names import Manifest
 from rayloom_operator.observed import Observed
 from rayloom_operator.plan import plan
-from rayloom_operator.rank_memory import ELEMENT_BYTES, in_words
+from rayloom_operator.rank_memory import in_words
 from rayloom_operator.resolved import Resolved, question, resolve
 from rayloom_operator.revision import revision
 from rayloom_operator.rolling import look, order_of

@@ -28,6 +28,7 @@ from rayloom_operator.kube import Kube, KubeError, KubeUnreachable, login
 from rayloom_operator.lease import Lease
 from rayloom_operator.metrics import Metrics
 from rayloom_operator.names import API_GROUP, API_PLURAL, API_VERSION_NAME
+from rayloom_operator.permissions import Permissions
 from rayloom_operator.plan import Settings
 from rayloom_operator.resolved import Hub
 
@@ -60,11 +61,16 @@ def run_operator(
     lease_seconds: int,
     hub_endpoint: str,
     hub_ca_config_map: str,
+    host_paths: tuple[str, ...],
+    hub_endpoints: bool,
 ) -> None:
     """Runs until it is asked to stop. Raises OperatorError when it cannot start, and when it leads no more."""
     logs.set_up(log_level, log_format)
     hub = Hub(endpoint=hub_endpoint, ca_config_map=hub_ca_config_map)
-    settings = Settings(engine_image=engine_image, operator_key=_operator_key(key_file), hub=hub)
+    permissions = Permissions(host_paths=host_paths, hub_endpoints=hub_endpoints)
+    settings = Settings(
+        engine_image=engine_image, operator_key=_operator_key(key_file), hub=hub, permissions=permissions
+    )
     metrics = Metrics()
     lease = Lease(
         namespace=lease_namespace,
