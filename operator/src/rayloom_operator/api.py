@@ -17,6 +17,7 @@ from rayloom_operator.api_base import Part as _Part
 from rayloom_operator.api_base import Quantity
 from rayloom_operator.api_base import rules as _rules
 from rayloom_operator.api_errors import explain
+from rayloom_operator.api_pod_template import PodTemplates
 from rayloom_operator.api_pods import Auth, LocalObject, ModelCache, Scheduling, SecretKey
 from rayloom_operator.api_recovery import Recovery
 from rayloom_operator.api_rollout import Rollout
@@ -281,6 +282,9 @@ class Spec(_Part):
     engine: Engine = Field(default_factory=Engine, description="The engine's own settings.")
     auth: Auth | None = Field(None, description="Who may use the API. Default: everybody who reaches it.")
     scheduling: Scheduling = Field(default_factory=Scheduling, description="Where the pods may run.")
+    pod_template: PodTemplates = Field(
+        default_factory=PodTemplates, description="What the pods have beyond that, in Kubernetes' own words."
+    )
 
     @model_validator(mode="after")
     def _accelerator_is_used(self) -> Spec:

@@ -17,6 +17,8 @@ GROUP_LABEL = "rayloom.dev/group"
 REVISION_LABEL = "rayloom.dev/revision"
 # Set and removed by the operator on running pods, never in a template: a new pod takes no requests by itself.
 ROUTE_LABEL = "rayloom.dev/route"
+# Of pods in their node's network: two of them cannot share a node.
+HOST_NETWORK_LABEL = "rayloom.dev/host-network"
 # KubeRay's own, on each of its pods.
 NODE_TYPE_LABEL = "ray.io/node-type"
 CLUSTER_LABEL = "ray.io/cluster"
