@@ -263,10 +263,12 @@ def _problems(container: PodContainer) -> list[str]:
     return found
 
 
+def covers(path: str, folder: str) -> bool:
+    """Whether a mount at `path` would hide `folder`."""
+    outer, inner = (posixpath.normpath("/" + each.strip("/")) for each in (path, folder))
+    return inner == outer or inner.startswith(outer.rstrip("/") + "/")
+
+
 def _covers_own(path: str) -> bool:
     """Whether a mount at `path` would hide a folder of the operator's, or lie in one that is sealed."""
-    inner = posixpath.normpath("/" + path.strip("/"))
-    above = inner if inner == "/" else f"{inner}/"
-    if any(folder == inner or folder.startswith(above) for folder in OWN_FOLDERS):
-        return True
-    return any(inner.startswith(f"{folder}/") for folder in SEALED_FOLDERS)
+    return any(covers(path, folder) for folder in OWN_FOLDERS) or any(covers(folder, path) for folder in SEALED_FOLDERS)

@@ -15,7 +15,7 @@ from pydantic import ConfigDict, Field, field_validator, model_validator
 from rayloom_operator.api_base import MAP_BY_NAME
 from rayloom_operator.api_base import Part as _Part
 from rayloom_operator.api_base import rules as _rules
-from rayloom_operator.api_container import Container, PodContainer, owned_in_words
+from rayloom_operator.api_container import Container, PodContainer, covers, owned_in_words
 from rayloom_operator.api_pod_parts import (
     Affinity,
     DnsConfig,
@@ -36,6 +36,9 @@ from rayloom_operator.own_parts import (
 )
 
 _NAME = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"
+HEAD_ACCELERATORS_IN_WORDS = (
+    "accelerators are for the ranks in worker pods: remove them from podTemplate.head, and use spec.accelerator"
+)
 _VOLUMES_IN_WORDS = f"volumes cannot have a name of the operator's own ({', '.join(OWN_VOLUMES)}): use another name"
 _NO_VOLUME_IN_WORDS = "each volumeMounts[].name must be the name of a volume in the volumes of the same pod template"
 _INIT_IN_WORDS = (
@@ -83,11 +86,20 @@ def _schema(*own_pairs: tuple[str, str]) -> Any:
                 f"!(each.name in {json.dumps((*OWN_CONTAINERS, *OWN_INIT_CONTAINERS))}))",
                 f"{_INIT_IN_WORDS}; each needs an image",
             ),
+            *((_mounts_rule(kind), _NO_VOLUME_IN_WORDS) for kind in ("initContainers", "containers")),
             *own_pairs,
         )
         schema |= dict(_rules(*pairs))
 
     return add
+
+
+def _mounts_rule(kind: str) -> str:
+    """The rule that containers of this kind mount volumes of their template alone."""
+    return (
+        f"!has(self.{kind}) || self.{kind}.all(each, !has(each.volumeMounts) || each.volumeMounts.all(mount, "
+        "has(self.volumes) && self.volumes.exists(volume, volume.name == mount.name)))"
+    )
 
 
 def _only(own: tuple[str, ...], pod: str) -> tuple[str, str]:
@@ -270,3 +282,21 @@ class PodTemplates(_Part):
         default_factory=HeadTemplate, description="The head pod: containers ray-head and engine."
     )
     worker: WorkerTemplate = Field(default_factory=WorkerTemplate, description="Worker pods: container ray-worker.")
+
+    def problems(self, *, accelerator: str | None, model_path: str | None) -> list[str]:
+        """What does not go together with the rest of the spec: its `accelerator` as a resource, and the path at which
+        containers have the model of a file:// source."""
+        found = []
+        resources = [each.resources for each in self.head.spec.every_container if each.resources is not None]
+        asked = {name for each in resources for name in (*(each.requests or ()), *(each.limits or ()))}
+        if accelerator in asked:
+            found.append(f"{accelerator} of podTemplate.head: {HEAD_ACCELERATORS_IN_WORDS}")
+        for spec in (self.head.spec, self.worker.spec):
+            for container in spec.containers or ():
+                paths = [each.mount_path for each in (container.volume_mounts if container.is_own else None) or ()]
+                found += [
+                    f"{path}: this mountPath of container {container.name} hides the model; use another one"
+                    for path in paths
+                    if model_path is not None and covers(path, model_path)
+                ]
+        return found
