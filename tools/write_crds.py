@@ -123,6 +123,8 @@ def _structural(schema: Schema, definitions: dict[str, Schema]) -> Schema:
         result["enum"] = [schema["const"]]
     if schema.get("default") is not None:
         result["default"] = schema["default"]
+    if schema.get("additionalProperties") is True:
+        result["x-kubernetes-preserve-unknown-fields"] = True
     if schema["type"] == "integer":
         result["format"] = "int64"
     elif schema["type"] == "array":

@@ -11,6 +11,7 @@ from pathlib import Path
 from rayloom_operator.errors import OperatorError, SpecError
 from rayloom_operator.local import serve_local
 from rayloom_operator.plan_command import print_plan
+from rayloom_operator.pod_privileges import PRIVILEGES
 
 # argparse's own code for a command line that cannot be used; a manifest that cannot be used is the same to a caller.
 _EXIT_USAGE = 2
@@ -97,6 +98,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     endpoint_help = "let HF_ENDPOINT in a manifest say where its hub token is sent"
     run.add_argument("--allow-hub-endpoints", dest="hub_endpoints", action="store_true", help=endpoint_help)
+    pods_help = "what pod templates may use, separated by commas: " + ", ".join((*PRIVILEGES, "or a capability"))
+    run.add_argument(
+        "--allow-in-pods", dest="in_pods", metavar="NAMES", type=_privileges, default=frozenset(), help=pods_help
+    )
     levels = ("debug", "info", "warning", "error")
     run.add_argument("--log-level", default="info", choices=levels, help="least level (default: %(default)s)")
     form_help = "lines for people, or a JSON object each (default: %(default)s)"
@@ -133,6 +138,15 @@ def _paths(text: str) -> tuple[str, ...]:
             f"{bad[0]!r} is no folder of a node; write whole paths, without .., with commas between: /models,/data"
         )
     return paths
+
+
+def _privileges(text: str) -> frozenset[str]:
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    if bad := [name for name in names if name not in PRIVILEGES and not re.fullmatch(r"[A-Z][A-Z_]*", name)]:
+        raise argparse.ArgumentTypeError(
+            f"{bad[0]!r} is nothing that can be allowed; use {', '.join(PRIVILEGES)}, or capabilities such as IPC_LOCK"
+        )
+    return frozenset(names)
 
 
 def _lease_seconds(text: str) -> int:

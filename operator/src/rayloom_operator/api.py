@@ -17,6 +17,7 @@ from rayloom_operator.api_base import Part as _Part
 from rayloom_operator.api_base import Quantity
 from rayloom_operator.api_base import rules as _rules
 from rayloom_operator.api_errors import explain
+from rayloom_operator.api_pod_template import HEAD_ACCELERATORS_IN_WORDS, PodTemplates
 from rayloom_operator.api_pods import Auth, LocalObject, ModelCache, Scheduling, SecretKey
 from rayloom_operator.api_recovery import Recovery
 from rayloom_operator.api_rollout import Rollout
@@ -236,6 +237,7 @@ class Engine(_Part):
 
 
 _TENSOR_IN_WORDS = "the ranks of a stage share a node: lower parallelism.tensor, or raise accelerator.perNode"
+_HEAD = "self.podTemplate.head.spec.containers"
 _CPU_IN_WORDS = "engine.args.device cpu has no use for an accelerator: remove one of the two"
 
 
@@ -251,6 +253,13 @@ class Spec(_Part):
                 "!has(self.accelerator) || !has(self.engine) || !has(self.engine.args) || "
                 "!has(self.engine.args.device) || self.engine.args.device != 'cpu'",
                 _CPU_IN_WORDS,
+            ),
+            (
+                "!has(self.accelerator) || !has(self.podTemplate) || !has(self.podTemplate.head) || "
+                f"!has(self.podTemplate.head.spec) || !has({_HEAD}) || {_HEAD}.all(each, !has(each.resources) || "
+                "((!has(each.resources.requests) || !(self.accelerator.resource in each.resources.requests)) && "
+                "(!has(each.resources.limits) || !(self.accelerator.resource in each.resources.limits))))",
+                HEAD_ACCELERATORS_IN_WORDS,
             ),
         )
     )
@@ -281,6 +290,17 @@ class Spec(_Part):
     engine: Engine = Field(default_factory=Engine, description="The engine's own settings.")
     auth: Auth | None = Field(None, description="Who may use the API. Default: everybody who reaches it.")
     scheduling: Scheduling = Field(default_factory=Scheduling, description="Where the pods may run.")
+    pod_template: PodTemplates = Field(
+        default_factory=PodTemplates, description="What the pods have beyond that, in Kubernetes' own words."
+    )
+
+    @model_validator(mode="after")
+    def _pods_can_be_made(self) -> Spec:
+        path = self.model.source.removeprefix("file://") if self.model.source_kind == "file" else None
+        resource = self.accelerator.resource if self.accelerator is not None else None
+        if problems := self.pod_template.problems(accelerator=resource, model_path=path):
+            raise ValueError("; ".join(problems))
+        return self
 
     @model_validator(mode="after")
     def _accelerator_is_used(self) -> Spec:

@@ -11,7 +11,16 @@ from datetime import datetime
 
 from rayloom_operator.api_status import Reason
 from rayloom_operator.engine_status import EngineStatus
-from rayloom_operator.names import ENGINE_CONTAINER, MODEL_VOLUME, NODE_TYPE_LABEL, ROUTE_LABEL, USER_VOLUMES, Manifest
+from rayloom_operator.names import (
+    ENGINE_CONTAINER,
+    INSPECT_CONTAINER,
+    MODEL_VOLUME,
+    NODE_TYPE_LABEL,
+    ROUTE_LABEL,
+    USER_VOLUMES,
+    Manifest,
+)
+from rayloom_operator.own_parts import OWN_CONTAINERS, OWN_INIT_CONTAINERS, WORKER_CONTAINERS
 
 _IMAGE_REASONS = frozenset(
     {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError"}
@@ -179,7 +188,7 @@ def pod(document: Manifest, mount_failure: str = "") -> Pod:
         cure = "Make the claim, or change spec.model." if "persistentvolumeclaim" in cause else _MORE_ROOM
         message = f"pod {meta['name']} finds no node: {cause} {cure}"
         fault = Verdict(reason=Reason.UNSCHEDULABLE, message=message)
-    elif any(f'"{volume}"' in mount_failure for volume in USER_VOLUMES if volume != MODEL_VOLUME):
+    elif any(f'"{volume}"' in mount_failure for volume in _volumes_beside_the_model(spec)):
         message = f"pod {meta['name']} cannot mount what the spec names: {_head(mount_failure)}. Make it, or change "
         fault = Verdict(reason=Reason.CONTAINER_FAILED, message=message + "the spec.")
     elif mount_failure:
@@ -214,6 +223,10 @@ def pod(document: Manifest, mount_failure: str = "") -> Pod:
     )
 
 
+def _volumes_beside_the_model(spec: Manifest) -> set[str]:
+    return {*USER_VOLUMES, *(volume["name"] for volume in spec.get("volumes", ()))} - {MODEL_VOLUME}
+
+
 def moment(text: str) -> datetime:
     """The time in a document; long ago where there is none."""
     return datetime.fromisoformat(text or "1970-01-01T00:00:00Z")
@@ -243,8 +256,8 @@ def _container_fault(pod_name: str, container: Manifest) -> Verdict | None:
     if reason in _IMAGE_REASONS:
         return Verdict(
             reason=Reason.IMAGE_PULL_FAILED,
-            message=f"image {container['image']} cannot be pulled ({reason}: {message}). Check spec.engine.image and "
-            "whether the nodes can reach its registry.",
+            message=f"image {container['image']} cannot be pulled ({reason}: {message}). "
+            f"Check {_image_field(container)} and whether the nodes can reach its registry.",
         )
     if reason in _CREATE_REASONS:
         return Verdict(reason=Reason.CONTAINER_FAILED, message=f"{where} cannot start: {reason}: {message}")
@@ -262,9 +275,20 @@ def _container_fault(pod_name: str, container: Manifest) -> Verdict | None:
         return None  # It was started again, and may do better.
     kind = Reason.ENGINE_FAILED if container["name"] == ENGINE_CONTAINER else Reason.CONTAINER_FAILED
     cause = f"{ended.get('reason', 'Error')}, exit code {code}"
-    cure = ". Raise spec.engine.resources.limits.memory." if ended.get("reason") == "OOMKilled" else ""
+    cure = f". Raise {_memory_field(container)}." if ended.get("reason") == "OOMKilled" else ""
     message = f"{where} ended ({cause}): {words or 'it left no message; see its log'}{cure}"
     return Verdict(reason=kind, message=message)
+
+
+def _memory_field(container: Manifest) -> str:
+    if container["name"] in (*WORKER_CONTAINERS, INSPECT_CONTAINER):
+        return "spec.engine.resources.limits.memory"
+    return f"resources.limits.memory of container {container['name']} in spec.podTemplate"
+
+
+def _image_field(container: Manifest) -> str:
+    is_ours = container["name"] in (*OWN_CONTAINERS, *OWN_INIT_CONTAINERS, INSPECT_CONTAINER)
+    return "spec.engine.image" if is_ours else f"the image of container {container['name']} in spec.podTemplate"
 
 
 def plain(text: str) -> str:

@@ -159,14 +159,12 @@ class Observer:
         waiting = [
             each
             for each in pods
-            if "deletionTimestamp" not in each["metadata"]
-            and any(volume["name"] in names.USER_VOLUMES for volume in each["spec"].get("volumes", ()))
-            and pod(each).is_mounting
+            if "deletionTimestamp" not in each["metadata"] and _user_volumes(each) and pod(each).is_mounting
         ]
         if not waiting:
             return {}
         said = await self._said(key, "Pod", "FailedMount")
-        volumes = [f'"{name}"' for name in names.USER_VOLUMES]
+        volumes = {f'"{name}"' for each in waiting for name in _user_volumes(each)}
         return {uid: words for uid, words in said if any(volume in words for volume in volumes)}
 
     async def found(self, key: ServiceKey) -> frozenset[str]:
@@ -194,3 +192,9 @@ class Observer:
 def is_owned(meta: Manifest, uid: str) -> bool:
     """Whether an object with this metadata goes when the one with `uid` goes."""
     return any(owner["uid"] == uid for owner in meta.get("ownerReferences", ()))
+
+
+def _user_volumes(pod_document: Manifest) -> list[str]:
+    """Names of the pod's volumes for which the user has to provide something."""
+    volumes = pod_document["spec"].get("volumes", ())
+    return [volume["name"] for volume in volumes if volume["name"] not in names.MADE_VOLUMES]

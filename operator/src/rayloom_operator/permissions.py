@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from rayloom_operator.api import LLMService
 from rayloom_operator.errors import NotAllowed
+from rayloom_operator.pod_privileges import host_paths, privileges, variables
 
 _HOST_PATHS = (
     "use an hf:// or pvc:// source and a persistentVolumeClaim, or let whoever runs the operator set allowHostPaths"
@@ -25,11 +26,13 @@ class Permissions:
 
     host_paths: tuple[str, ...] = ()  # folders of nodes that may be mounted, with all below them; "/" for every one
     hub_endpoints: bool = False  # HF_ENDPOINT of a manifest may be where its token is sent
+    in_pods: frozenset[str] = frozenset()  # of pod_privileges.PRIVILEGES, and capabilities, that pod templates may use
 
     def check(self, service: LLMService) -> None:
         """Raises NotAllowed, with each field at fault and what to change."""
-        if problems := (*self._host_path_problems(service), *self._hub_problems(service)):
-            raise NotAllowed(problems)
+        found = (*self._host_path_problems(service), *self._hub_problems(service), *self._privilege_problems(service))
+        if found:
+            raise NotAllowed(found)
 
     def _host_path_problems(self, service: LLMService) -> Iterator[str]:
         model = service.spec.model
@@ -37,6 +40,8 @@ class Permissions:
             yield from self._path_problem("spec.model.source", model.source.removeprefix("file://"))
         if model.cache is not None and model.cache.host_path is not None:
             yield from self._path_problem("spec.model.cache.hostPath", model.cache.host_path)
+        for field, path in host_paths(service.spec.pod_template):
+            yield from self._path_problem(field, path)
 
     def _path_problem(self, field: str, path: str) -> Iterator[str]:
         # What a path leaves by ".." the kubelet would refuse as well.
@@ -51,12 +56,24 @@ class Permissions:
     def _hub_problems(self, service: LLMService) -> Iterator[str]:
         if self.hub_endpoints or service.spec.model.token_secret_ref is None:
             return
-        for number, variable in enumerate(service.spec.engine.env):
-            if variable.name == "HF_ENDPOINT":
+        of_engine = (
+            (f"spec.engine.env[{number}]", variable.value)
+            for number, variable in enumerate(service.spec.engine.env)
+            if variable.name == "HF_ENDPOINT"
+        )
+        for field, value in (*of_engine, *variables(service.spec.pod_template, "HF_ENDPOINT")):
+            yield (
+                f"{field}: the token of tokenSecretRef would be sent to HF_ENDPOINT {value!r}: remove one of the two, "
+                "or let whoever runs the operator set hub.endpoint, or hub.allowOwnEndpoints"
+            )
+
+    def _privilege_problems(self, service: LLMService) -> Iterator[str]:
+        allowed = ", ".join(sorted(self.in_pods)) or "nothing of the kind"
+        for field, privilege in privileges(service.spec.pod_template):
+            if privilege not in self.in_pods:
                 yield (
-                    f"spec.engine.env[{number}]: the token of tokenSecretRef would be sent to HF_ENDPOINT "
-                    f"{variable.value!r}: remove one of the two, or let whoever runs the operator set hub.endpoint, or "
-                    "hub.allowOwnEndpoints"
+                    f"{field}: this needs {privilege}, and this operator allows {allowed}: remove it, or let whoever "
+                    f"runs the operator add {privilege} to podTemplate.allow"
                 )
 
 

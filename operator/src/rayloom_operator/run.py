@@ -63,11 +63,12 @@ def run_operator(
     hub_ca_config_map: str,
     host_paths: tuple[str, ...],
     hub_endpoints: bool,
+    in_pods: frozenset[str],
 ) -> None:
     """Runs until it is asked to stop. Raises OperatorError when it cannot start, and when it leads no more."""
     logs.set_up(log_level, log_format)
     hub = Hub(endpoint=hub_endpoint, ca_config_map=hub_ca_config_map)
-    permissions = Permissions(host_paths=host_paths, hub_endpoints=hub_endpoints)
+    permissions = Permissions(host_paths=host_paths, hub_endpoints=hub_endpoints, in_pods=in_pods)
     settings = Settings(
         engine_image=engine_image, operator_key=_operator_key(key_file), hub=hub, permissions=permissions
     )

@@ -18,15 +18,19 @@ def pod_basics(service: LLMService) -> Manifest:
     toleration = {"operator": "Exists", "effect": "NoExecute", "tolerationSeconds": seconds}
     tolerations = [{"key": f"node.kubernetes.io/{taint}", **toleration} for taint in ("not-ready", "unreachable")]
     given = (each.model_dump(by_alias=True, exclude_none=True) for each in spec.scheduling.tolerations)
+    # An admission plugin such as OpenShift's gives numbers of the namespace's range, where a pod names none.
+    user = {
+        **dict.fromkeys(("runAsUser", "runAsGroup", "fsGroup"), _USER),
+        # A claim may hold many files, and their group is right after the first time.
+        "fsGroupChangePolicy": "OnRootMismatch",
+    }
     pod: Manifest = {
         "serviceAccountName": names.account_name(service.metadata.name),
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         "securityContext": {
             "runAsNonRoot": True,
-            **dict.fromkeys(("runAsUser", "runAsGroup", "fsGroup"), _USER),
-            # A claim may hold many files, and their group is right after the first time.
-            "fsGroupChangePolicy": "OnRootMismatch",
+            **(user if spec.pod_template.user == "Operator" else {}),
             "seccompProfile": {"type": "RuntimeDefault"},
         },
         "tolerations": [*tolerations, *given],

@@ -18,6 +18,7 @@ from rayloom_operator.objects.pod import (
     model_volumes,
     pod_basics,
 )
+from rayloom_operator.objects.pod_template import with_template
 from rayloom_operator.resolved import Resolved
 from rayloom_operator.sizing import CPU_RANK_BYTES, RAY_POD_BYTES
 
@@ -104,7 +105,9 @@ def ray_cluster(resolved: Resolved, revision: str, number: int = 0) -> Manifest:
     service = resolved.service
     group = names.group_name(service.metadata.name, revision, number)
     labels = names.labels(service, revision, number)
-    head, worker = _head_pod(resolved, group), _worker_pod(resolved, group)
+    head: Manifest = {"metadata": {"labels": labels, "annotations": _OWN_COMMAND}, "spec": _head_pod(resolved, group)}
+    worker: Manifest = {"metadata": {"labels": labels}, "spec": _worker_pod(resolved, group)}
+    given = service.spec.pod_template
     return {
         "apiVersion": "ray.io/v1",
         "kind": "RayCluster",
@@ -116,7 +119,7 @@ def ray_cluster(resolved: Resolved, revision: str, number: int = 0) -> Manifest:
             "headGroupSpec": {
                 # No CPU for Ray's actors: no rank lands here.
                 "rayStartParams": _RAY_START | {"num-cpus": "0", "include-dashboard": "false", "no-monitor": "true"},
-                "template": {"metadata": {"labels": labels, "annotations": _OWN_COMMAND}, "spec": head},
+                "template": with_template(service, given.head, head),
             },
             "workerGroupSpecs": [
                 {
@@ -125,7 +128,7 @@ def ray_cluster(resolved: Resolved, revision: str, number: int = 0) -> Manifest:
                     **dict.fromkeys(("replicas", "minReplicas", "maxReplicas"), resolved.num_pods),
                     # One for each rank, whatever the pod may use: this only says how many ranks fit.
                     "rayStartParams": _RAY_START | dict.fromkeys(_rank_kinds(resolved), str(resolved.ranks_per_pod)),
-                    "template": {"metadata": {"labels": labels}, "spec": worker},
+                    "template": with_template(service, given.worker, worker),
                 }
             ],
         },
