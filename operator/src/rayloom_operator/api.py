@@ -19,6 +19,7 @@ from rayloom_operator.api_base import rules as _rules
 from rayloom_operator.api_errors import explain
 from rayloom_operator.api_pods import Auth, LocalObject, ModelCache, Scheduling, SecretKey
 from rayloom_operator.api_recovery import Recovery
+from rayloom_operator.api_restart import RestartTime
 from rayloom_operator.api_rollout import Rollout
 from rayloom_operator.api_sizing import Accelerator, Parallelism, Sizing
 from rayloom_operator.errors import SpecError
@@ -260,6 +261,11 @@ class Spec(_Part):
         description="Seconds that running requests may take to finish when an engine is to go. A change restarts none: "
         "the operator waits so long at once, where it replaces engines or takes them away; when a pod is evicted or "
         "deleted, engines that run keep what they were made with.",
+    )
+    restarted_at: RestartTime | None = Field(
+        None,
+        description="A time in RFC 3339, such as 2026-11-24T08:00:00Z. Its change replaces every engine as any change "
+        "of the spec does that rolls, and nothing else: it need not be the time of now.",
     )
     rollout: Rollout = Field(default_factory=Rollout, description="How a change replaces the engines that run.")
     recovery: Recovery = Field(default_factory=Recovery, description="When what is broken is replaced.")
