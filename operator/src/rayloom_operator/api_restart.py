@@ -36,5 +36,8 @@ def _is_on_the_calendar(text: str) -> bool:
 RestartTime = Annotated[
     str,
     AfterValidator(_is_a_time),
-    Field(max_length=_MAX_LENGTH, json_schema_extra=rules((f"self.matches({json.dumps(_PATTERN)})", f"this is no time; {_IN_WORDS}"))),
+    Field(
+        max_length=_MAX_LENGTH,
+        json_schema_extra=rules((f"self.matches({json.dumps(_PATTERN)})", f"this is no time; {_IN_WORDS}")),
+    ),
 ]

@@ -98,6 +98,7 @@ class Group:
     is_found: bool = False  # clients find its head: an EndpointSlice of the service has the address
     is_cordoned: bool = False  # a pod of it is on a node that is being emptied, and does not tolerate that
     is_tolerant: bool = False  # the same of one that does: its successor may be put there again
+    is_suspended: bool = False  # KubeRay makes no pods for it: a queue has not admitted it, or has taken it back
     is_told_to_go: bool = False  # its head pod was deleted or evicted, and not because its node is away
 
     @property
@@ -158,6 +159,12 @@ def is_headless(cluster: Manifest) -> bool:
     """Whether the RayCluster had its head pod, and has lost it. KubeRay's word, because pods are watched apart."""
     was_whole = _condition(cluster, "RayClusterProvisioned").get("status") == "True"  # it never goes back
     return was_whole and _condition(cluster, "HeadPodReady").get("reason") == "HeadPodNotFound"
+
+
+def is_suspended(cluster: Manifest) -> bool:
+    """Whether KubeRay keeps a RayCluster without pods, because its `spec.suspend` says so, which is Kueue's to set."""
+    kinds = ("RayClusterSuspending", "RayClusterSuspended")
+    return any(_condition(cluster, kind).get("status") == "True" for kind in kinds)
 
 
 def _condition(document: Manifest, kind: str) -> Manifest:

@@ -8,7 +8,7 @@ under Kubernetes' restricted pod security, but for `file://` models: those are h
 from __future__ import annotations
 
 from rayloom_operator import names
-from rayloom_operator.api import LLMService
+from rayloom_operator.api import LLMService, Metadata
 from rayloom_operator.names import Manifest
 from rayloom_operator.objects.pod import (
     container_basics,
@@ -18,6 +18,7 @@ from rayloom_operator.objects.pod import (
     model_volumes,
     pod_basics,
 )
+from rayloom_operator.objects.scheduler_labels import scheduler_annotations, scheduler_labels
 from rayloom_operator.resolved import Resolved
 from rayloom_operator.sizing import CPU_RANK_BYTES, RAY_POD_BYTES
 
@@ -99,16 +100,24 @@ exit 1
 """
 
 
-def ray_cluster(resolved: Resolved, revision: str, number: int = 0) -> Manifest:
-    """The RayCluster of the service's engine with this number."""
+def ray_cluster(resolved: Resolved, revision: str, number: int = 0, metadata: Metadata | None = None) -> Manifest:
+    """The RayCluster of the service's engine with this number.
+
+    `metadata` is the LLMService's of now, where `resolved` is an earlier spec: its queues are those that exist.
+    """
     service = resolved.service
+    metadata = metadata or service.metadata
     group = names.group_name(service.metadata.name, revision, number)
     labels = names.labels(service, revision, number)
     head, worker = _head_pod(resolved, group), _worker_pod(resolved, group)
     return {
         "apiVersion": "ray.io/v1",
         "kind": "RayCluster",
-        "metadata": names.metadata(service, group, revision, number) | {"annotations": _NO_OTHER_HEAD},
+        "metadata": names.metadata(service, group, revision, number)
+        | {
+            "labels": scheduler_labels(metadata) | labels,
+            "annotations": scheduler_annotations(metadata) | _NO_OTHER_HEAD,
+        },
         "spec": {
             "rayVersion": RAY_VERSION,
             "authOptions": {"mode": "token"},
