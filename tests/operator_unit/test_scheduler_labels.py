@@ -1,4 +1,4 @@
-"""Queues and batch schedulers see a RayCluster with the labels of its LLMService, and what waits in a queue is said so."""
+"""Queues and batch schedulers see a RayCluster with the labels of its LLMService; what waits in a queue is said so."""
 
 import pytest
 

@@ -33,11 +33,5 @@ def _is_on_the_calendar(text: str) -> bool:
     return True
 
 
-RestartTime = Annotated[
-    str,
-    AfterValidator(_is_a_time),
-    Field(
-        max_length=_MAX_LENGTH,
-        json_schema_extra=rules((f"self.matches({json.dumps(_PATTERN)})", f"this is no time; {_IN_WORDS}")),
-    ),
-]
+_RULES = rules((f"self.matches({json.dumps(_PATTERN)})", f"this is no time; {_IN_WORDS}"))
+RestartTime = Annotated[str, AfterValidator(_is_a_time), Field(max_length=_MAX_LENGTH, json_schema_extra=_RULES)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import ClassVar
 
 import yaml
 
@@ -13,7 +14,7 @@ from rayloom_operator.errors import SpecError
 class _Loader(yaml.SafeLoader):
     """Leaves times and dates text, as kubectl does: JSON, which the API server gets, has neither."""
 
-    yaml_implicit_resolvers = {
+    yaml_implicit_resolvers: ClassVar = {
         first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
         for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }

@@ -1,8 +1,8 @@
 """Labels and annotations by which queues and batch schedulers take a RayCluster, passed on from its LLMService.
 
-Kueue reads its own at the RayCluster when that is made; KubeRay's plugins for Volcano, YuniKorn and KAI read theirs when
-they make its pods. A RayCluster is never changed, so another queue counts for engines that are made from then on, and
-none is replaced for it.
+Kueue reads its own when the RayCluster is made; KubeRay's plugins for Volcano, YuniKorn and KAI read theirs when they
+make its pods. A RayCluster is never changed, so another queue counts for engines that are made from then on, and none
+is replaced for it.
 """
 
 from __future__ import annotations
@@ -20,10 +20,8 @@ _KUBERAYS_OWN = frozenset(
 
 def scheduler_labels(metadata: Metadata) -> dict[str, str]:
     """Labels of the LLMService that its RayClusters get too."""
-    labels = metadata.labels.items()
-    return {
-        name: value for name, value in labels if name.startswith((*_QUEUES, _KUBERAY)) and name not in _KUBERAYS_OWN
-    }
+    read = {name: value for name, value in metadata.labels.items() if name.startswith((*_QUEUES, _KUBERAY))}
+    return {name: value for name, value in read.items() if name not in _KUBERAYS_OWN}
 
 
 def scheduler_annotations(metadata: Metadata) -> dict[str, str]:
