@@ -12,6 +12,7 @@ from datetime import datetime
 from rayloom_operator.api_status import Reason
 from rayloom_operator.engine_status import EngineStatus
 from rayloom_operator.names import ENGINE_CONTAINER, MODEL_VOLUME, NODE_TYPE_LABEL, ROUTE_LABEL, USER_VOLUMES, Manifest
+from rayloom_operator.start_progress import NO_PROGRESS, StartProgress
 
 _IMAGE_REASONS = frozenset(
     {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError"}
@@ -81,6 +82,7 @@ class Reading:
     failing_since: float | None  # when the first question without an answer was asked; None after an answer
     error: str  # why there was none; empty after an answer
     advanced_at: float  # when the engine last served, or got on with its start
+    start: StartProgress = NO_PROGRESS  # how far its start was when that was last put into words
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
