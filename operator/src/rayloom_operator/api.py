@@ -143,6 +143,11 @@ class Model(_Part):
         """The part of `source` before `://`: hf, pvc, file or builtin."""
         return self.source.split("://", 1)[0]
 
+    @property
+    def is_gguf(self) -> bool:
+        """Whether `source` is a file that each pod converts for itself."""
+        return self.source_kind in ("pvc", "file") and self.source.rstrip("/").endswith(".gguf")
+
 
 class EngineArgs(_Part):
     """Settings of the engine that an LLMService has no field of its own for. Left out: the engine's default."""
@@ -178,7 +183,8 @@ class Resources(_Part):
     requests: dict[str, Quantity] = Field(
         default_factory=dict,
         description="What a node must have free, by resource name; text such as '500m' or '1Gi'. Left out: cpu 500m, "
-        "memory what the weights and a process need and 1Gi at least, times the ranks of a pod.",
+        "memory what the weights and a process need and 1Gi at least, times the ranks of a pod; ephemeral-storage what "
+        "a pod fetches or converts of the model into its own disk, which is nothing with a cache.",
     )
     limits: dict[str, Quantity] = Field(
         default_factory=dict, description="What may be used at most, by resource name; text such as '4' or '8Gi'."

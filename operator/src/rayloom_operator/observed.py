@@ -35,6 +35,10 @@ _MAX_MESSAGE = 600
 # What a terminal acts on; Ray's logs are in colours.
 _CONTROLS = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(\x07|\x1b\\)?|[\x00-\x08\x0e-\x1f\x7f-\x9f]")
 _MORE_ROOM = "Add nodes, or lower spec.engine.resources."
+_MORE_DISK = (
+    "The pod fetches or converts the model on its node's disk: give spec.model.cache a place, add nodes with larger "
+    "disks, or set spec.engine.resources.requests.ephemeral-storage."
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,7 +189,8 @@ def pod(document: Manifest, mount_failure: str = "") -> Pod:
     scheduled, fault = conditions.get("PodScheduled", {}), None
     if (scheduled.get("status"), scheduled.get("reason")) == ("False", "Unschedulable"):
         cause = _head(scheduled.get("message", ""))
-        cure = "Make the claim, or change spec.model." if "persistentvolumeclaim" in cause else _MORE_ROOM
+        cure = _MORE_DISK if "Insufficient ephemeral-storage" in cause else _MORE_ROOM
+        cure = "Make the claim, or change spec.model." if "persistentvolumeclaim" in cause else cure
         message = f"pod {meta['name']} finds no node: {cause} {cure}"
         fault = Verdict(reason=Reason.UNSCHEDULABLE, message=message)
     elif any(f'"{volume}"' in mount_failure for volume in USER_VOLUMES if volume != MODEL_VOLUME):
