@@ -10,6 +10,10 @@ import pytest
 import yaml
 
 from rayloom_operator.__main__ import _parser
+from rayloom_operator.names import NODE_TYPE_LABEL
+from rayloom_operator.objects.guards import network_policy
+from rayloom_operator.objects.ray_cluster import ray_cluster
+from rt_operator import make_resolved
 
 CHART = Path(__file__).resolve().parents[2] / "charts" / "rayloom-operator"
 HELM = Path(sys.executable).parent / "helm"
@@ -21,6 +25,7 @@ SWITCHES = (
     "--set=nodeSelector.disk=ssd,tolerations[0].operator=Exists,imagePullSecrets[0].name=pull",
 )
 NAMESPACES = ("--set=watchNamespaces={a,b}",)
+ENGINES = ("--set=metrics.enginePodMonitor.enabled=true,metrics.enginePodMonitor.labels.release=p",)
 
 
 def run_helm(*arguments):
@@ -49,7 +54,9 @@ def switched():
     return rendered(*SWITCHES)
 
 
-@pytest.mark.parametrize("flags", [(), SWITCHES, NAMESPACES], ids=["as it is", "all on", "two namespaces"])
+@pytest.mark.parametrize(
+    "flags", [(), SWITCHES, NAMESPACES, ENGINES], ids=["as it is", "all on", "two namespaces", "engines are scraped"]
+)
 def test_the_chart_lints(flags):
     helm("lint", "--strict", CHART, *flags)
 
@@ -78,6 +85,33 @@ def test_every_switch_adds_its_object(objects, switched):
     ports = [{"port": "health", "protocol": "TCP"}]
     assert policy["ingress"] == [{"ports": ports, "from": [{"podSelector": {"matchLabels": {"app": "prometheus"}}}]}]
     assert switched["ServiceMonitor"]["metadata"]["labels"]["release"] == "p"
+
+
+def test_the_monitor_of_engines_finds_their_head_pods_and_the_port_that_everybody_may_reach():
+    monitor = rendered(*ENGINES)["PodMonitor"]
+    resolved = make_resolved()
+    head = ray_cluster(resolved, "00000000")["spec"]["headGroupSpec"]["template"]
+    ports = {
+        port["name"]: port["containerPort"] for each in head["spec"]["containers"] for port in each.get("ports", ())
+    }
+    (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+    open_rules = [rule for rule in network_policy(resolved.service)["spec"]["ingress"] if "from" not in rule]
+
+    assert monitor["metadata"]["labels"]["release"] == "p"
+    assert monitor["spec"]["namespaceSelector"] == {"any": True}
+    assert (endpoint["path"], endpoint["interval"]) == ("/metrics", "15s")
+    assert [port["port"] for rule in open_rules for port in rule["ports"]] == [ports[endpoint["port"]]]
+    # KubeRay adds the label of the kind of node.
+    assert monitor["spec"]["selector"]["matchLabels"] == {NODE_TYPE_LABEL: "head"}
+    (expression,) = monitor["spec"]["selector"]["matchExpressions"]
+    assert expression["key"] in head["metadata"]["labels"]
+    assert set(monitor["spec"]["podTargetLabels"]) <= head["metadata"]["labels"].keys()
+
+
+def test_the_monitor_of_engines_looks_where_the_operator_does():
+    monitor = rendered(*ENGINES, *NAMESPACES)["PodMonitor"]
+
+    assert monitor["spec"]["namespaceSelector"] == {"matchNames": ["a", "b"]}
 
 
 def test_every_value_of_the_pod_arrives(switched):

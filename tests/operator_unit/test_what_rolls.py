@@ -70,6 +70,7 @@ CHANGES: dict[str, tuple[Change, ...]] = {
     "accelerator.memory": (no("80Gi", "81Gi", LONG), yes("80Gi", "24Gi", LONG)),
     "replicas": (no(1, 5),),
     "drainSeconds": (no(30, 31),),
+    "restartedAt": (yes(None, "2026-11-24T08:00:00Z"), yes("2026-11-24T08:00:00Z", "2026-11-24T08:00:01Z")),
     "recovery.hangSeconds": (no(10, 7),),
     "recovery.rebuildSeconds": (no(600, 70),),
     "recovery.nodeLossSeconds": (no(15, 7),),

@@ -20,6 +20,7 @@ from rayloom_operator.api_errors import explain
 from rayloom_operator.api_pod_template import HEAD_ACCELERATORS_IN_WORDS, PodTemplates
 from rayloom_operator.api_pods import Auth, LocalObject, ModelCache, Scheduling, SecretKey
 from rayloom_operator.api_recovery import Recovery
+from rayloom_operator.api_restart import RestartTime
 from rayloom_operator.api_rollout import Rollout
 from rayloom_operator.api_sizing import Accelerator, Parallelism, Sizing
 from rayloom_operator.errors import SpecError
@@ -144,6 +145,11 @@ class Model(_Part):
         """The part of `source` before `://`: hf, pvc, file or builtin."""
         return self.source.split("://", 1)[0]
 
+    @property
+    def is_gguf(self) -> bool:
+        """Whether `source` is a file that each pod converts for itself."""
+        return self.source_kind in ("pvc", "file") and self.source.rstrip("/").endswith(".gguf")
+
 
 class EngineArgs(_Part):
     """Settings of the engine that an LLMService has no field of its own for. Left out: the engine's default."""
@@ -191,7 +197,8 @@ class Resources(_Part):
     requests: dict[str, Quantity] = Field(
         default_factory=dict,
         description="What a node must have free, by resource name; text such as '500m' or '1Gi'. Left out: cpu 500m, "
-        "memory what the weights and a process need and 1Gi at least, times the ranks of a pod.",
+        "memory what the weights and a process need and 1Gi at least, times the ranks of a pod; ephemeral-storage what "
+        "a pod fetches or converts of the model into its own disk, which is nothing with a cache.",
     )
     limits: dict[str, Quantity] = Field(
         default_factory=dict, description="What may be used at most, by resource name; text such as '4' or '8Gi'."
@@ -284,6 +291,11 @@ class Spec(_Part):
         description="Seconds that running requests may take to finish when an engine is to go. A change restarts none: "
         "the operator waits so long at once, where it replaces engines or takes them away; when a pod is evicted or "
         "deleted, engines that run keep what they were made with.",
+    )
+    restarted_at: RestartTime | None = Field(
+        None,
+        description="A time in RFC 3339, such as 2026-11-24T08:00:00Z. Its change replaces every engine as any change "
+        "of the spec does that rolls, and nothing else: it need not be the time of now.",
     )
     rollout: Rollout = Field(default_factory=Rollout, description="How a change replaces the engines that run.")
     recovery: Recovery = Field(default_factory=Recovery, description="When what is broken is replaced.")

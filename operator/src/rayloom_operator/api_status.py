@@ -226,6 +226,11 @@ class Status(_Part):
     )
     sizing: Sizing | None = Field(None, description="How the shape came about. Absent until the model is known.")
     ready: str = Field("", description="Engines that serve, of those asked for, such as 1/1.")
+    loading: str | None = Field(
+        None,
+        description="How far the first engine that starts is, such as 41 of 131 GB; a moment old. Absent while none "
+        "loads anything that has a size.",
+    )
     endpoint: str = Field("", description="URL of the API inside the cluster.")
     replicas: int = Field(0, description="Engines that exist.")
     ready_replicas: int = Field(0, description="Engines that take requests.")

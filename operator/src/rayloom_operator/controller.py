@@ -84,11 +84,9 @@ class Controller:
         self._namespaces = namespaces
         self._leads = leads
         self._metrics = metrics or Metrics()
-        self._metrics.gauge("queue_depth", "Services that wait for a pass.", lambda: self._queue.depth)
-        self._metrics.gauge(
-            "engines_polled", "Engines that are asked for their status.", lambda: self._poller.num_engines
-        )
-        self._metrics.gauge("concurrency", "Passes that may run at once now.", lambda: kube.concurrency.value)
+        self._metrics.gauge("queue_depth", lambda: self._queue.depth)
+        self._metrics.gauge("engines_polled", lambda: self._poller.num_engines)
+        self._metrics.gauge("concurrency", lambda: kube.concurrency.value)
         self._metrics.follow(self._conditions, lambda: self._poller.num_failures)
         self._services: PackedDict[ServiceKey, Known] = PackedDict(Known.of)
         # Opened when it leads: a standby would gather the keys of all services that ever were.

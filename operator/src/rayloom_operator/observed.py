@@ -21,6 +21,7 @@ from rayloom_operator.names import (
     Manifest,
 )
 from rayloom_operator.own_parts import OWN_CONTAINERS, OWN_INIT_CONTAINERS, WORKER_CONTAINERS
+from rayloom_operator.start_progress import NO_PROGRESS, StartProgress
 
 _IMAGE_REASONS = frozenset(
     {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError"}
@@ -43,6 +44,10 @@ _MAX_MESSAGE = 600
 # What a terminal acts on; Ray's logs are in colours.
 _CONTROLS = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(\x07|\x1b\\)?|[\x00-\x08\x0e-\x1f\x7f-\x9f]")
 _MORE_ROOM = "Add nodes, or lower spec.engine.resources."
+_MORE_DISK = (
+    "The pod fetches or converts the model on its node's disk: give spec.model.cache a place, add nodes with larger "
+    "disks, or set spec.engine.resources.requests.ephemeral-storage."
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +95,7 @@ class Reading:
     failing_since: float | None  # when the first question without an answer was asked; None after an answer
     error: str  # why there was none; empty after an answer
     advanced_at: float  # when the engine last served, or got on with its start
+    start: StartProgress = NO_PROGRESS  # how far its start was when that was last put into words
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,6 +113,7 @@ class Group:
     is_found: bool = False  # clients find its head: an EndpointSlice of the service has the address
     is_cordoned: bool = False  # a pod of it is on a node that is being emptied, and does not tolerate that
     is_tolerant: bool = False  # the same of one that does: its successor may be put there again
+    is_suspended: bool = False  # KubeRay makes no pods for it: a queue has not admitted it, or has taken it back
     is_told_to_go: bool = False  # its head pod was deleted or evicted, and not because its node is away
 
     @property
@@ -169,6 +176,12 @@ def is_headless(cluster: Manifest) -> bool:
     return was_whole and _condition(cluster, "HeadPodReady").get("reason") == "HeadPodNotFound"
 
 
+def is_suspended(cluster: Manifest) -> bool:
+    """Whether KubeRay keeps a RayCluster without pods, because its `spec.suspend` says so, which is Kueue's to set."""
+    kinds = ("RayClusterSuspending", "RayClusterSuspended")
+    return any(_condition(cluster, kind).get("status") == "True" for kind in kinds)
+
+
 def _condition(document: Manifest, kind: str) -> Manifest:
     found = document.get("status", {}).get("conditions", ())
     return next((each for each in found if each["type"] == kind), {})
@@ -185,7 +198,8 @@ def pod(document: Manifest, mount_failure: str = "") -> Pod:
     scheduled, fault = conditions.get("PodScheduled", {}), None
     if (scheduled.get("status"), scheduled.get("reason")) == ("False", "Unschedulable"):
         cause = _head(scheduled.get("message", ""))
-        cure = "Make the claim, or change spec.model." if "persistentvolumeclaim" in cause else _MORE_ROOM
+        cure = _MORE_DISK if "Insufficient ephemeral-storage" in cause else _MORE_ROOM
+        cure = "Make the claim, or change spec.model." if "persistentvolumeclaim" in cause else cure
         message = f"pod {meta['name']} finds no node: {cause} {cure}"
         fault = Verdict(reason=Reason.UNSCHEDULABLE, message=message)
     elif any(f'"{volume}"' in mount_failure for volume in _volumes_beside_the_model(spec)):

@@ -14,7 +14,7 @@ from rayloom_operator.errors import OperatorError
 from rayloom_operator.kube import NOT_FOUND, Kube, KubeError
 from rayloom_operator.names import Manifest, ServiceKey, object_path
 from rayloom_operator.objects.companions import admin_token
-from rayloom_operator.observed import Group, Observed, cluster_refusal, is_headless, moment, pod
+from rayloom_operator.observed import Group, Observed, cluster_refusal, is_headless, is_suspended, moment, pod
 from rayloom_operator.recovery import NEW_POD_S
 from rayloom_operator.watches import Watches
 
@@ -92,6 +92,7 @@ class Observer:
                 pods=tuple(pod(each, failures.get(each["metadata"]["uid"], "")) for each in own),
                 refusal=cluster_refusal(cluster),
                 is_headless=is_headless(cluster),
+                is_suspended=is_suspended(cluster),
                 num_new_pods=num_new.get(meta["uid"], 0),
                 reading=None,
                 is_told_to_go=meta["uid"] in told,

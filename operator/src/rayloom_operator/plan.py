@@ -146,7 +146,7 @@ def plan(
             if slot.group is None:
                 num_left -= 1
                 new.add(slot.name)
-                wanted.append(ray_cluster(lineage.resolved, lineage.revision, number))
+                wanted.append(ray_cluster(lineage.resolved, lineage.revision, number, service.metadata))
     namespace = service.metadata.namespace
     deletions = [
         deletion

@@ -110,7 +110,7 @@ async def _run(settings: Settings, metrics: Metrics, lease: Lease, port: int, na
         kind.result()
         leads = asyncio.Event()
         controller = Controller(kube, settings, namespaces=namespaces, leads=leads, metrics=metrics)
-        metrics.gauge("leader", "1 in the operator that works, 0 in one that waits.", lease.may_write)
+        metrics.gauge("leader", lease.may_write)
         work = asyncio.create_task(controller.run())
         tasks.append(work)
         probes = {"/healthz": controller.watches.problem, "/readyz": lambda: _readiness(controller)}

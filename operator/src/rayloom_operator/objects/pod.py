@@ -70,7 +70,7 @@ def model_variables(service: LLMService, hub: Hub, *, has_cache: bool = True) ->
     model = service.spec.model
     if model.source_kind != "hf":
         # A .gguf file is converted in each pod; the image's own cache cannot be written to.
-        return {"RAYLOOM_CACHE": {"value": "/tmp/rayloom"}} if _is_gguf(service) else {}
+        return {"RAYLOOM_CACHE": {"value": "/tmp/rayloom"}} if model.is_gguf else {}
     found: dict[str, Manifest] = {}
     if hub.endpoint:
         found["HF_ENDPOINT"] = {"value": hub.endpoint}
@@ -105,7 +105,7 @@ def _model_places(service: LLMService, hub: Hub, has_cache: bool) -> list[tuple[
         path = model.source.removeprefix("file://").rstrip("/")
         volume = {
             "name": names.MODEL_VOLUME,
-            "hostPath": {"path": path, "type": "File" if _is_gguf(service) else "Directory"},
+            "hostPath": {"path": path, "type": "File" if model.is_gguf else "Directory"},
         }
         places.append((volume, {"mountPath": path, "readOnly": True}))
     if model.source_kind == "hf" and hub.ca_config_map:
@@ -119,7 +119,3 @@ def _model_places(service: LLMService, hub: Hub, has_cache: bool) -> list[tuple[
             kind = {"hostPath": {"path": cache.host_path, "type": "Directory"}}
         places.append(({"name": names.CACHE_VOLUME, **kind}, {"mountPath": names.CACHE_FOLDER}))
     return places
-
-
-def _is_gguf(service: LLMService) -> bool:
-    return service.spec.model.source.rstrip("/").endswith(".gguf")
