@@ -88,6 +88,15 @@ class BlockPool:
             self._hashes[block_id] = content
             self._cached[content] = block_id
 
+    def forget(self, block_ids: Iterable[int]) -> None:
+        """Takes held blocks out of the prefix index: their content is not what their tokens should give."""
+        for block_id in block_ids:
+            assert self._ref_counts[block_id] > 0
+            content = self._hashes[block_id]
+            if content is not None:
+                del self._cached[content]
+                self._hashes[block_id] = None
+
     def find(self, hashes: Iterable[bytes]) -> list[int]:
         """Block ids of the longest known beginning of the chain `hashes`. Nothing is held yet."""
         found = []

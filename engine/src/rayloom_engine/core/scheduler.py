@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from rayloom_engine.core.block_pool import BlockPool
 from rayloom_engine.core.counters import Counters
 from rayloom_engine.core.draft import Draft, InFlight, fair_share
-from rayloom_engine.core.sequence import Sequence, SequenceOutput, SequenceState
+from rayloom_engine.core.sequence import CORRUPT, Sequence, SequenceOutput, SequenceState
 from rayloom_engine.core.step import StepPlan, StepResult
 from rayloom_engine.errors import QueueFull, RequestError
 
@@ -189,7 +189,16 @@ class Scheduler:
             )
             if reason is not None:
                 self._finish(sequence)
-        return outputs
+        return outputs + self._end_corrupt([sequences[slot] for slot in result.corrupt_slots])
+
+    def _end_corrupt(self, sequences: list[Sequence]) -> list[SequenceOutput]:
+        """Ends sequences whose logits were not finite. Their KV may hold a NaN, so it is no prefix for others."""
+        ended = [sequence for sequence in sequences if sequence.state is not SequenceState.FINISHED]
+        for sequence in ended:
+            self.pool.forget(sequence.block_ids)
+            self._finish(sequence)
+        self.counters.num_corrupt += len(ended)
+        return [SequenceOutput(request_id=sequence.request_id, finish_reason=CORRUPT) for sequence in ended]
 
     def forget_ranks(self) -> None:
         """What the ranks computed is lost, and with it all plans in flight: every running sequence waits again.

@@ -15,6 +15,8 @@ from rayloom_engine.core.block_pool import block_hash
 from rayloom_engine.core.decoding import DecodingParams
 from rayloom_engine.core.step import NewSlot, TokenLogprobs
 
+CORRUPT = "corrupt"  # finish reason of a sequence whose logits were not finite; clients get an error
+
 
 class SequenceState(Enum):
     WAITING = "waiting"

@@ -76,7 +76,8 @@ class PromptLogprobs(msgspec.Struct, frozen=True):
 class StepResult(msgspec.Struct, frozen=True, kw_only=True):
     step_id: int
     epoch: int
-    sampled: tuple[SampledToken, ...] = ()  # one for each SlotStep with `samples`, in plan order
+    sampled: tuple[SampledToken, ...] = ()  # for each SlotStep with `samples` that is not corrupt, in plan order
     prompt_logprobs: tuple[PromptLogprobs, ...] = ()
+    corrupt_slots: tuple[int, ...] = ()  # slots whose logits are not finite; no token is sampled for them
     forward_s: float = 0.0  # seconds in the model
     sample_s: float = 0.0  # seconds choosing tokens
