@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from rayloom_engine.black_box import BlackBox
-from rayloom_engine.build import build_found_engine, engine_on
+from rayloom_engine.build import EngineSizes, build_found_engine, engine_on
 from rayloom_engine.config import EngineConfig, load_config
 from rayloom_engine.core_io import CoreIo, Inbox
 from rayloom_engine.core_loop import Core
@@ -166,7 +166,13 @@ class CoreProcess:
             if core is None:
                 num_blocks = pool.sizes.num_kv_blocks or min(rank.num_blocks for rank in loaded)
                 model = _model_status(resolved, shape, loaded, sizes.get("max_model_len"))
-                engine = engine_on(config, executor, num_blocks, model.max_model_len, loaded[0].num_step_tokens, epoch)
+                engine_sizes = EngineSizes(
+                    num_blocks=num_blocks,
+                    max_model_len=model.max_model_len,
+                    num_step_tokens=loaded[0].num_step_tokens,
+                    window=shape.attention_span,
+                )
+                engine = engine_on(config, executor, engine_sizes, epoch)
                 self._keep_sizes(engine, model)
                 core = Core(engine, model, self._io, state, self._box, executor.check)
             engine.scheduler.epoch = state.epoch = epoch

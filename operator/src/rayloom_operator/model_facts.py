@@ -31,6 +31,9 @@ class ModelShape(_Part):
     o_bias: bool = Field(False, description="The attention's output has a bias.")
     mlp_bias: bool = Field(False, description="The feed-forward part has biases.")
     qk_norm: bool = Field(False, description="Queries and keys are normalised head by head.")
+    attention_span: int | None = Field(
+        None, description="Positions that a token sees in every layer, itself included; none when a layer sees all."
+    )
 
 
 class ModelFacts(_Part):

@@ -16,7 +16,9 @@ from rayloom_operator.model_facts import ModelShape
 from rayloom_operator.rank_memory import BLOCK_SIZE, ELEMENT_BYTES, GIB, Rank, in_words, ranks, shard_counts, step_bytes
 
 # The engine's own defaults; a test holds them to it.
-MAX_NUM_SEQS, GPU_STEP_TOKENS = 64, 8192
+MAX_NUM_SEQS = 64
+CPU_STEP_TOKENS = 512
+GPU_STEP_TOKENS = 8192
 # Its shares of the memory that is free once the weights are there.
 GPU_SHARE = 0.9
 CPU_SHARE, CPU_CAP = 0.5, 4 * GIB
@@ -48,6 +50,18 @@ class Question:
     num_step_tokens: int | None = None
     kv_cache_memory_bytes: int | None = None
     num_kv_blocks: int | None = None
+
+    def num_blocks_of(self, num_tokens: int) -> int:
+        """The most KV blocks that a sequence of `num_tokens` holds at once; the engine gives back what no token sees.
+
+        The first token of a step sees span - 1 positions before it, which need not begin at a block's beginning.
+        """
+        total = -(-num_tokens // BLOCK_SIZE)
+        span = self.shape.attention_span
+        if span is None:
+            return total
+        num_step_tokens = self.num_step_tokens or (CPU_STEP_TOKENS if self.is_cpu else GPU_STEP_TOKENS)
+        return min(total, -(-(span - 1 + num_step_tokens) // BLOCK_SIZE) + 1)
 
     @property
     def is_cpu(self) -> bool:
@@ -137,7 +151,7 @@ def candidate(question: Question, tensor: int, pipeline: int) -> Candidate:
     wanted, num_requests = question.max_model_len or question.shape.max_position_embeddings, question.num_requests
     per_request = num_blocks // num_requests
     length = least = wanted
-    if question.max_model_len is None and per_request < _num_blocks(wanted):
+    if question.max_model_len is None and per_request < question.num_blocks_of(wanted):
         least = 2 if question.engine_cuts_length else min(wanted, _LEAST_MODEL_LEN)
         kept = per_request if question.engine_cuts_length else per_request * 15 // 16
         length = max(least, kept * BLOCK_SIZE)
@@ -149,15 +163,15 @@ def candidate(question: Question, tensor: int, pipeline: int) -> Candidate:
     elif is_too_much:
         needed = in_words(given * block_bytes)
         why_not = f"{given} KV blocks need {needed} on a rank, and there is room for {in_words(kv_bytes)}"
-    elif per_request < _num_blocks(length):
-        needed = in_words(num_requests * _num_blocks(least) * block_bytes)
+    elif per_request < question.num_blocks_of(length):
+        needed = in_words(num_requests * question.num_blocks_of(least) * block_bytes)
         why_not = f"{num_requests} x {least} tokens need {needed} of KV cache on a rank, and there is room for "
         why_not += in_words(num_blocks * block_bytes)
     if why_not:
         num_blocks = length = 0
     elif not given:
         # The engine takes no more than what all sequences of a step can use.
-        num_blocks = min(num_blocks, question.most_seqs * _num_blocks(length))
+        num_blocks = min(num_blocks, question.most_seqs * question.num_blocks_of(length))
     pods, nodes = _places(question.per_node, tensor, pipeline)
     return Candidate(
         tensor=tensor,
@@ -167,7 +181,7 @@ def candidate(question: Question, tensor: int, pipeline: int) -> Candidate:
         weights_bytes_per_rank=weights,
         kv_tokens=num_blocks * BLOCK_SIZE,
         max_model_len=length,
-        concurrent_requests=num_blocks // max(1, _num_blocks(length)),
+        concurrent_requests=num_blocks // max(1, question.num_blocks_of(length)),
         fits=not why_not,
         why_not=why_not,
     )
@@ -235,7 +249,3 @@ def _refusal(question: Question, considered: list[Candidate], best: Candidate | 
 def cost(way: Figures) -> tuple[int, int, int]:
     """What is compared: accelerators, nodes, stages. No two ways have the same."""
     return way.num_ranks, way.nodes, way.pipeline
-
-
-def _num_blocks(num_tokens: int) -> int:
-    return -(-num_tokens // BLOCK_SIZE)

@@ -55,6 +55,8 @@ class Runner:
         this stage turns a probe into something that is not finite.
         """
         steps = self._slots.apply(plan)
+        if plan.cleared_blocks:
+            self._cache.clear_blocks(plan.cleared_blocks)
         if plan.block_copies:
             self._cache.copy_blocks(plan.block_copies)
         started = time.perf_counter()
