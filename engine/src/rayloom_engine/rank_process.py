@@ -178,6 +178,7 @@ class RankServer:
             except CorruptRank as error:
                 # Damaged weights or memory last as long as this process; its successor loads them again.
                 logger.error("rank %d: %s; the rank ends", self._place.rank, error)
+                steps.send(Failed(_ticket(order), "rank", str(error)))
                 os._exit(1)
             except Exception as error:
                 # A peer that died shows here too: the core decides whom to replace, and this process goes on.
