@@ -8,6 +8,12 @@ from typing import Literal, TypeAlias
 ModelFault: TypeAlias = Literal["NotFound", "NoAccess", "Gated", "Unsupported", "Unreachable", "Invalid"]
 
 
+CORRUPT_LOGITS = (
+    "the model's logits for this request are not finite (NaN or infinity), so no token can be chosen; the weights or "
+    "the memory of a rank are damaged, or float16 overflows: serve the model in bfloat16 or float32"
+)
+
+
 class EngineError(Exception):
     """Base of every error that this package raises on purpose."""
 
@@ -42,6 +48,14 @@ class QueueFull(EngineError):
 
 class PoisonousRequest(EngineError):
     """A request that was ended because the engine died whenever it computed it."""
+
+
+class CorruptLogits(EngineError):
+    """A request that was ended because its logits held a NaN or nothing but infinities."""
+
+
+class CorruptRank(EngineError):
+    """This rank computed a NaN or an infinity for a probe: its weights or its memory are damaged, and it must end."""
 
 
 class EngineDead(EngineError):

@@ -19,10 +19,10 @@ from tqdm import tqdm
 
 from rayloom_engine.build import build_engine
 from rayloom_engine.config import parse_config
+from rayloom_engine.core.sequence import CORRUPT, SequenceOutput
 from rayloom_engine.core.sequence import Sequence as CoreSequence
-from rayloom_engine.core.sequence import SequenceOutput
 from rayloom_engine.core.step import TokenLogprobs
-from rayloom_engine.errors import ConfigError, EngineDead, RequestError
+from rayloom_engine.errors import CORRUPT_LOGITS, ConfigError, CorruptLogits, EngineDead, RequestError
 from rayloom_engine.executor_choice import choose_executor
 from rayloom_engine.models.progress import no_progress
 from rayloom_engine.sampling_params import SamplingParams, check_token_ids
@@ -216,6 +216,8 @@ class LLM:
         with tqdm(total=len(choices), desc="generate", unit="seq", disable=not use_tqdm) as bar:
             while unfinished:
                 for output in self._engine.step():
+                    if output.finish_reason == CORRUPT:
+                        raise CorruptLogits(CORRUPT_LOGITS)
                     if choices[output.request_id].add(output):
                         if output.finish_reason is None:  # ended by a stop string, which only the text shows
                             self._engine.abort(output.request_id)

@@ -120,6 +120,11 @@ def write_failure(run_dir: Path, cause: str) -> None:
     (run_dir / "failure").write_text(cause)
 
 
+def forget_failure(run_dir: Path) -> None:
+    """For an engine that goes on after all: a later end has another cause."""
+    (run_dir / "failure").unlink(missing_ok=True)
+
+
 def read_failure(run_dir: Path) -> str:
     """What `write_failure` left; empty when nothing did."""
     try:

@@ -58,6 +58,12 @@ class ModelShape(_Part):
     o_bias: bool = Field(False, description="The attention's output has a bias.")
     mlp_bias: bool = Field(False, description="The feed-forward part has biases.")
     qk_norm: bool = Field(False, description="Queries and keys are normalised head by head.")
+    attention_span: int | None = Field(
+        None,
+        ge=1,
+        le=_MAX_POSITIONS,
+        description="Positions that a token sees in every layer, itself included; none when a layer sees all.",
+    )
 
     @model_validator(mode="after")
     def _is_no_larger_than_any(self) -> ModelShape:

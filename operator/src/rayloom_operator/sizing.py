@@ -28,7 +28,9 @@ from rayloom_operator.rank_memory import (
 )
 
 # The engine's own defaults; a test holds them to it.
-MAX_NUM_SEQS, GPU_STEP_TOKENS = 64, 8192
+MAX_NUM_SEQS = 64
+CPU_STEP_TOKENS = 512
+GPU_STEP_TOKENS = 8192
 # Its shares of the memory that is free once the weights are there.
 GPU_SHARE = 0.9
 CPU_SHARE, CPU_CAP = 0.5, 4 * GIB
@@ -62,6 +64,18 @@ class Question:
     num_step_tokens: int | None = None
     kv_cache_memory_bytes: int | None = None
     num_kv_blocks: int | None = None
+
+    def num_blocks_of(self, num_tokens: int) -> int:
+        """The most KV blocks that a sequence of `num_tokens` holds at once; the engine gives back what no token sees.
+
+        The first token of a step sees span - 1 positions before it, which need not begin at a block's beginning.
+        """
+        total = -(-num_tokens // BLOCK_SIZE)
+        span = self.shape.attention_span
+        if span is None:
+            return total
+        num_step_tokens = self.num_step_tokens or (CPU_STEP_TOKENS if self.is_cpu else GPU_STEP_TOKENS)
+        return min(total, -(-(span - 1 + num_step_tokens) // BLOCK_SIZE) + 1)
 
     @property
     def is_cpu(self) -> bool:
@@ -202,7 +216,7 @@ class _Scale:
         wanted = question.max_model_len or question.shape.max_position_embeddings
         per_request = num_blocks // question.num_requests
         length = least = wanted
-        if question.max_model_len is None and per_request < _num_blocks(wanted):
+        if question.max_model_len is None and per_request < question.num_blocks_of(wanted):
             least = 2 if question.engine_cuts_length else min(wanted, _LEAST_MODEL_LEN)
             kept = per_request if question.engine_cuts_length else per_request * 15 // 16
             length = max(least, kept * BLOCK_SIZE)
@@ -217,7 +231,7 @@ class _Scale:
             least=least,
             is_too_heavy=memory is not None and weights + reserve >= memory,
             has_too_many_blocks=has_too_many,
-            has_too_few_blocks=per_request < _num_blocks(length),
+            has_too_few_blocks=per_request < question.num_blocks_of(length),
         )
 
 
@@ -227,7 +241,7 @@ def _candidate(question: Question, tensor: int, pipeline: int, load: _Load) -> C
         num_blocks, length = load.num_blocks, load.length
         if not load.is_given:
             # The engine takes no more than what all sequences of a step can use.
-            num_blocks = min(num_blocks, question.most_seqs * _num_blocks(length))
+            num_blocks = min(num_blocks, question.most_seqs * question.num_blocks_of(length))
     pods, nodes = _places(question.per_node, tensor, pipeline)
     return Candidate(
         tensor=tensor,
@@ -237,7 +251,7 @@ def _candidate(question: Question, tensor: int, pipeline: int, load: _Load) -> C
         weights_bytes_per_rank=load.weights,
         kv_tokens=min(num_blocks * BLOCK_SIZE, _MOST),
         max_model_len=length,
-        concurrent_requests=num_blocks // max(1, _num_blocks(length)),
+        concurrent_requests=num_blocks // max(1, question.num_blocks_of(length)),
         fits=load.fits,
         why_not=_why_not(question, tensor, load),
     )
@@ -253,7 +267,7 @@ def _why_not(question: Question, tensor: int, load: _Load) -> str:
         needed = in_words(load.num_blocks * load.block_bytes)
         return f"{load.num_blocks} KV blocks need {needed} on a rank, and there is room for {in_words(load.room)}"
     if load.has_too_few_blocks:
-        needed = in_words(question.num_requests * _num_blocks(load.least) * load.block_bytes)
+        needed = in_words(question.num_requests * question.num_blocks_of(load.least) * load.block_bytes)
         room = in_words(load.num_blocks * load.block_bytes)
         return (
             f"{question.num_requests} x {load.least} tokens need {needed} of KV cache on a rank, and there is room for "
@@ -325,7 +339,3 @@ def _refusal(question: Question, considered: list[Candidate], best: Candidate | 
 def cost(way: Figures) -> tuple[int, int, int]:
     """What is compared: accelerators, nodes, stages. No two ways have the same."""
     return way.num_ranks, way.nodes, way.pipeline
-
-
-def _num_blocks(num_tokens: int) -> int:
-    return -(-num_tokens // BLOCK_SIZE)

@@ -17,6 +17,7 @@ _CORE_COUNTERS = {
     "num_preemptions_total": "num_preemptions",
     "prefix_cache_queries_total": "prefix_queries",
     "prefix_cache_hits_total": "prefix_hits",
+    "corrupt_requests_total": "num_corrupt",
 }
 
 
@@ -48,6 +49,9 @@ class Metrics:
                 "prefix_cache_queries_total", "Tokens looked up in the prefix cache."
             ),
             "prefix_cache_hits_total": counter("prefix_cache_hits_total", "Tokens found in the prefix cache."),
+            "corrupt_requests_total": counter(
+                "corrupt_requests_total", "Sequences that ended in an error because their logits were not finite."
+            ),
         }
         self.recoveries = counter(
             "recoveries_total", "Losses of core, front or rank that were recovered from, by what was lost.", "cause"

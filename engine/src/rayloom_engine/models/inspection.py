@@ -52,6 +52,9 @@ class Shape(_Part):
     o_bias: bool = Field(description="The attention's output has a bias.")
     mlp_bias: bool = Field(description="The feed-forward part has biases.")
     qk_norm: bool = Field(description="Queries and keys are normalised head by head.")
+    attention_span: int | None = Field(
+        None, description="Positions that a token sees in every layer, itself included; none when a layer sees all."
+    )
 
 
 class Fault(_Part):
@@ -89,7 +92,7 @@ def inspect_model(model: str, revision: str | None) -> tuple[ResolvedModel, Mode
 
 
 def facts(resolved: ResolvedModel, shape: ModelShape) -> Inspection:
-    known = dataclasses.asdict(shape)
+    known = {**dataclasses.asdict(shape), "attention_span": shape.attention_span}
     sizes = Shape.model_validate({name: known[name] for name in Shape.model_fields})
     return Inspection(commit=resolved.commit, shape=sizes, num_parameters=shape.num_parameters)
 

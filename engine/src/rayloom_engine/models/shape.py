@@ -79,6 +79,12 @@ class ModelShape:
         return next((window for window in self.layer_windows if window is not None), None)
 
     @property
+    def attention_span(self) -> int | None:
+        """Positions that a token sees in the layer that sees most; None when a layer sees all of them."""
+        windows = [window for window in self.layer_windows if window is not None]
+        return max(windows) if windows and len(windows) == len(self.layer_windows) else None
+
+    @property
     def query_size(self) -> int:
         return self.num_heads * self.head_dim
 
