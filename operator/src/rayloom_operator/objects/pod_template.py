@@ -64,7 +64,9 @@ def with_inspection_template(service: LLMService, built: Manifest) -> Manifest:
         return built
     patch = {name: given[name] for name in _INSPECTION_FIELDS if name in given}
     volumes = [each for each in given.get("volumes", ()) if each.keys() & _OWN_KINDS]
-    engine = next((each for each in given.get("containers", ()) if each["name"] == names.ENGINE_CONTAINER), {})
+    engine: Manifest = next(
+        (each for each in given.get("containers", ()) if each["name"] == names.ENGINE_CONTAINER), {}
+    )
     container = {name: engine[name] for name in ("env", "envFrom", "securityContext") if name in engine}
     kept = {each["name"] for each in volumes}
     mounts = [each for each in engine.get("volumeMounts", ()) if each["name"] in kept]
