@@ -144,6 +144,8 @@ def test_a_single_replica_is_never_kept_from_leaving_its_node(objects):
         ("replicaCount=2", "replicaCount"),
         ("allowHostPaths=yes please", "allowHostPaths"),
         ("allowHostPaths={models}", "allowHostPaths"),
+        ("podTemplate.allow={hostnetwork}", "podTemplate"),
+        ("podTemplate.allow=IPC_LOCK", "podTemplate"),
     ],
 )
 def test_a_value_that_cannot_be_used_is_named(value, named):
@@ -203,11 +205,25 @@ def test_host_paths_are_allowed_where_a_value_says_so(value, folders):
     assert _parser().parse_args(command[1:]).host_paths == folders
 
 
+def test_pod_templates_may_use_what_a_value_says():
+    found = rendered("--set", "podTemplate.allow={hostNetwork,IPC_LOCK}")["Deployment"]["spec"]["template"]["spec"]
+
+    assert _parser().parse_args(found["containers"][0]["command"][1:]).in_pods == {"hostNetwork", "IPC_LOCK"}
+
+
+def test_the_operators_pod_can_leave_its_user_to_the_cluster():
+    keys = ("runAsUser", "runAsGroup", "fsGroup")
+    flags = [word for key in keys for word in ("--set", f"podSecurityContext.{key}=null")]
+    security = rendered(*flags)["Deployment"]["spec"]["template"]["spec"]["securityContext"]
+
+    assert security == {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
+
+
 def test_by_default_nothing_is_allowed_beyond_restricted_pods(objects):
     command = objects["Deployment"]["spec"]["template"]["spec"]["containers"][0]["command"]
     taken = _parser().parse_args(command[1:])
 
-    assert (taken.host_paths, taken.hub_endpoints) == ((), False)
+    assert (taken.host_paths, taken.hub_endpoints, taken.in_pods) == ((), False, frozenset())
     command = rendered("--set", "hub.allowOwnEndpoints=true")["Deployment"]["spec"]["template"]["spec"]["containers"][0]
     assert _parser().parse_args(command["command"][1:]).hub_endpoints is True
 

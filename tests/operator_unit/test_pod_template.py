@@ -158,6 +158,15 @@ def test_other_containers_keep_to_restricted_security():
     }
 
 
+@pytest.mark.parametrize("asked", [{"privileged": True}, {"capabilities": {"add": ["SYS_ADMIN"]}}])
+def test_what_kubernetes_takes_only_with_privilege_escalation_gets_it(asked):
+    containers = [{"name": "engine", "securityContext": asked}, {"name": "x", "image": "i", "securityContext": asked}]
+    head, _ = build(head={"spec": {"containers": containers}})
+    found = {name: each["securityContext"]["allowPrivilegeEscalation"] for name, each in by_name(head).items()}
+
+    assert found == {"ray-head": False, "engine": True, "x": True}
+
+
 def test_a_variable_of_the_template_wins_over_the_engines():
     head, worker = build(
         head={"spec": {"containers": [{"name": "engine", "env": [{"name": "A", "value": "template"}]}]}},

@@ -300,3 +300,8 @@ class PodTemplates(_Part):
                     if model_path is not None and covers(path, model_path)
                 ]
         return found
+
+
+def has_template(templates: PodTemplates) -> bool:
+    """Whether anything but empty maps is given."""
+    return templates != PodTemplates()

@@ -17,6 +17,7 @@ _HUB = "https://huggingface.co"
 _HOSTNAME = "kubernetes.io/hostname"
 # A container that is not ours keeps to the same bounds, unless the template says otherwise and may.
 _OTHERS_SECURITY = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+_SYS_ADMIN = frozenset({"SYS_ADMIN", "CAP_SYS_ADMIN"})
 # An empty value of this one is another Redis for Ray. Who sets it by `envFrom` has an engine that does not start.
 _NEVER_EMPTY = frozenset({"RAY_REDIS_ADDRESS"})
 # What KubeRay sets in any case in the first container of a pod.
@@ -67,7 +68,7 @@ def with_inspection_template(service: LLMService, built: Manifest) -> Manifest:
     engine: Manifest = next(
         (each for each in given.get("containers", ()) if each["name"] == names.ENGINE_CONTAINER), {}
     )
-    container = {name: engine[name] for name in ("env", "envFrom", "securityContext") if name in engine}
+    container: Manifest = {name: engine[name] for name in ("env", "envFrom", "securityContext") if name in engine}
     kept = {each["name"] for each in volumes}
     mounts = [each for each in engine.get("volumeMounts", ()) if each["name"] in kept]
     container |= {"name": names.INSPECT_CONTAINER, "volumeMounts": mounts}
@@ -80,9 +81,16 @@ def _kept(service: LLMService, container: Manifest, *, is_own: bool | None = Non
     if is_own is None:
         is_own = container["name"] in OWN_CONTAINERS
     if not is_own:
-        return container | {"securityContext": merged(_OTHERS_SECURITY, container.get("securityContext", {}))}
-    if "envFrom" not in container:
-        return container
+        container = container | {"securityContext": merged(_OTHERS_SECURITY, container.get("securityContext", {}))}
+    security = container["securityContext"]
+    if security.get("privileged") or not _SYS_ADMIN.isdisjoint(security["capabilities"].get("add", ())):
+        # Kubernetes takes neither without it.
+        container = container | {"securityContext": security | {"allowPrivilegeEscalation": True}}
+    return _with_guards(service, container) if is_own and "envFrom" in container else container
+
+
+def _with_guards(service: LLMService, container: Manifest) -> Manifest:
+    """The container with every reserved variable set, so that `envFrom` cannot bring one."""
     # `env` wins over `envFrom`, so a name that is set here is out of its reach.
     own = {each["name"] for each in container["env"]}
     unset = [name for name in RESERVED_NAMES if name not in own | _NEVER_EMPTY]
