@@ -11,8 +11,7 @@ from rayloom_operator.api import LLMService
 from rayloom_operator.api_base import amount
 from rayloom_operator.api_status import Sizing, stored_sizing
 from rayloom_operator.errors import SpecError
-from rayloom_operator.model_facts import ModelFacts
-from rayloom_operator.rank_memory import ELEMENT_BYTES
+from rayloom_operator.model_facts import ELEMENT_BYTES, ModelFacts
 from rayloom_operator.sizing import Question, size
 
 
