@@ -91,7 +91,7 @@ CONFIG_FIELDS: dict[str, tuple[dict[str, Any], str]] = {
     "an odd head": ({"head_dim": 3}, "head_dim 3 is odd"),
     "every size at its limit": (
         {"num_hidden_layers": 1000, "hidden_size": 1 << 22, "intermediate_size": 1 << 22, "vocab_size": 1 << 24},
-        "parameters; works: up to 9007199254740992",
+        "parameters; works: up to 1125899906842624",
     ),
     "an epsilon of 10^400": ({"rms_norm_eps": HUGE}, "rms_norm_eps 1000"),
     "an epsilon of text": ({"rms_norm_eps": "1e-5"}, "rms_norm_eps must be a number"),

@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 
 from rayloom_engine.cli.commands import run
+from rayloom_engine.errors import RequestError
+from rayloom_engine.text.chat_template import ChatTemplate
 from rt_malformed import DEEP, assert_refused, generate, inspect, own_surroundings, put, sound_folder
 
 # what model.safetensors.index.json holds -> what is said of it
@@ -131,3 +133,12 @@ def test_files_of_a_hub_cache_may_be_links(folder: Path, tmp_path: Path) -> None
     index = {"weight_map": {"model.norm.weight": "model.safetensors"}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     assert run([*generate(folder), "--max-tokens", "1", "--num-kv-blocks", "4"]) == 0
+
+
+@pytest.mark.parametrize("statement", ["include", "extends", "import"])
+def test_a_template_reads_no_other_file(statement: str, folder: Path) -> None:
+    (folder / "other.jinja").write_text("other")
+    name = "{% import 'other.jinja' as other %}" if statement == "import" else f"{{% {statement} 'other.jinja' %}}"
+    template = ChatTemplate(name, {})
+    with pytest.raises(RequestError, match="no loader"):
+        template.render([{"role": "user", "content": "a"}])

@@ -106,7 +106,10 @@ class EngineConfig(BaseModel):
         None, ge=1, description="Bytes for KV blocks. Default: computed from free memory (cgroup limit respected)."
     )
     num_kv_blocks: int | None = Field(
-        None, ge=2, description=f"Number of KV blocks of {BLOCK_SIZE} tokens; overrides kv_cache_memory_bytes."
+        None,
+        ge=2,
+        description=f"Number of KV blocks of {BLOCK_SIZE} tokens; overrides kv_cache_memory_bytes. "
+        "Default: as many as it holds.",
     )
     enable_prefix_caching: bool = Field(True, description="Reuse KV blocks of equal prompt prefixes.")
     threads: int | None = Field(

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from rayloom_operator import __version__
 from rayloom_operator.errors import OperatorError, SpecError
 from rayloom_operator.local import serve_local
 from rayloom_operator.plan_command import print_plan
@@ -19,8 +20,12 @@ _EXIT_USAGE = 2
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command and gives its exit code: 0 done, 1 failed, 2 wrong input, or the engine's own code."""
-    flags = vars(_parser().parse_args(arguments))
+    parser = _parser()
+    flags = vars(parser.parse_args(arguments))
     command = flags.pop("command")
+    if command is None:
+        parser.print_help()
+        return _EXIT_USAGE
     try:
         if command == "local":
             return serve_local(**flags)
@@ -46,7 +51,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="rayloom-operator", description="Serves large language models from manifests."
     )
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    parser.add_argument("--version", action="version", version=f"rayloom-operator {__version__}")
+    commands = parser.add_subparsers(title="commands", dest="command", metavar="COMMAND")
     local = commands.add_parser(
         "local",
         help="serve a manifest on this machine, without a cluster",
@@ -70,7 +76,7 @@ def _parser() -> argparse.ArgumentParser:
     old_facts_help = "the same of OLD's model, where NEW has another one"
     plan.add_argument("--old-facts", metavar="FILE", type=Path, help=old_facts_help)
     image_help = "image of an engine whose LLMService names none (default: %(default)s)"
-    plan.add_argument("--engine-image", default="rayloom/engine", help=image_help)
+    plan.add_argument("--engine-image", default=f"rayloom/engine:{__version__}", help=image_help)
     output_help = "text, or yaml for the objects (default: %(default)s)"
     plan.add_argument("-o", "--output", choices=("text", "yaml"), default="text", help=output_help)
     local.add_argument("--host", default="127.0.0.1", help="address of the API port (default: %(default)s)")

@@ -16,7 +16,7 @@ from pydantic import AfterValidator, ConfigDict, Field, ValidationError, field_v
 from rayloom_operator.api_base import Part as _Part
 from rayloom_operator.api_base import Quantity
 from rayloom_operator.api_base import rules as _rules
-from rayloom_operator.api_errors import explain
+from rayloom_operator.api_errors import explain, source_hint
 from rayloom_operator.api_pod_template import HEAD_ACCELERATORS_IN_WORDS, PodTemplates
 from rayloom_operator.api_pods import Auth, LocalObject, ModelCache, Scheduling, SecretKey
 from rayloom_operator.api_recovery import Recovery
@@ -127,7 +127,8 @@ class Model(_Part):
     @classmethod
     def _source_is_known(cls, source: str) -> str:
         if not any(re.fullmatch(pattern, source) for pattern in _SOURCES):
-            raise ValueError(f"{source!r} is not a model source; use one of {_SOURCES_IN_WORDS}")
+            hint = source_hint(source, BUILTIN_MODELS)
+            raise ValueError(f"{source!r} is not a model source; use one of {_SOURCES_IN_WORDS}{hint}")
         return source
 
     @model_validator(mode="after")

@@ -11,7 +11,7 @@ MAX_HEADS = 4096
 MAX_SIZE = 1 << 22  # hidden size, size of the feed-forward part, head size
 MAX_VOCAB = 1 << 24
 MAX_POSITIONS = 1 << 30  # context and windows, in tokens
-MAX_PARAMETERS = 1 << 53  # beyond it JSON's numbers are not exact
+MAX_PARAMETERS = 1 << 50  # a thousand times the largest models, and far from where JSON's numbers are not exact
 
 MAX_ROPE_THETA = 1e15
 MAX_ROPE_FACTOR = 1e6
