@@ -97,7 +97,8 @@ def test_an_answer_is_in_flight_until_all_of_it_was_sent(front: FrontUnderTest) 
         in_flight.append(front.service.lifecycle.num_in_flight)
 
     path = "/v1/chat/completions"
-    scope = {"type": "http", "method": "POST", "path": path, "query_string": b"", "headers": [], "app": None}
+    scope = {"type": "http", "method": "POST", "path": path, "query_string": b"", "app": None}
+    scope["headers"] = [(b"content-type", b"application/json")]
     handled = api_app(front.service, ())(scope, receive, send)
     asyncio.run_coroutine_threadsafe(handled, front._loop).result(20.0)
     parts = [message["body"] for message in sent[1:]]

@@ -9,7 +9,8 @@ import pytest
 
 from rayloom_engine.errors import ConfigError
 from rayloom_engine.front.admin import is_own_request
-from rayloom_engine.front.body import is_deeper_than
+from rayloom_engine.front.body import check_shape
+from rayloom_engine.front.errors import ApiError
 from rayloom_engine.front.gate import bearer_token, load_api_keys
 from rayloom_engine.front.lifecycle import stall_of
 from rayloom_engine.front.metrics import Metrics
@@ -111,7 +112,11 @@ def test_losses_before_tokens_flow_are_one_recovery() -> None:
     ],
 )
 def test_depth_counts_brackets_outside_strings(body: bytes, is_deep: bool) -> None:
-    assert is_deeper_than(body, 3) is is_deep
+    if is_deep:
+        with pytest.raises(ApiError, match="nested too deeply; at most 3 levels"):
+            check_shape(body, 3)
+    else:
+        check_shape(body, 3)
 
 
 @pytest.mark.parametrize(

@@ -140,7 +140,7 @@ def test_a_drain_ends_kept_connections_so_that_clients_go_elsewhere(tmp_path: Pa
             kept.request("GET", "/ready")
             assert kept.getresponse().read()
         body = f'{{"model": "{MODEL}", "messages": [{{"role": "user", "content": "Hi"}}], "stream": true}}'
-        busy.request("POST", "/v1/chat/completions", body)
+        busy.request("POST", "/v1/chat/completions", body, {"Content-Type": "application/json"})
         stream = busy.getresponse()
         assert stream.readline().startswith(b"data: ")
         if how == "SIGTERM":
