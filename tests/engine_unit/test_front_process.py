@@ -312,6 +312,20 @@ def test_an_asked_for_drain_survives_the_front(tmp_path: Path) -> None:
             process.wait(10.0)
 
 
+@pytest.mark.parametrize("was_ready", [True, False], ids=["after the first load", "before it"])
+def test_a_restarted_front_is_healthy_where_the_model_had_been_loaded(tmp_path: Path, was_ready: bool) -> None:
+    if was_ready:
+        with front_process(tmp_path) as front:
+            assert httpx.get(f"{front.url}/health").status_code == 200
+    process, url, _admin_url = start(tmp_path, f"unix:{tmp_path}/no-core.sock")
+    try:
+        assert httpx.get(f"{url}/ready", timeout=30.0).status_code == 503
+        assert httpx.get(f"{url}/health").status_code == (200 if was_ready else 503)
+    finally:
+        process.kill()
+        process.wait(10.0)
+
+
 def test_requests_wait_for_a_restarted_front(tmp_path: Path) -> None:
     with running_front(tmp_path, ready=False, start=2, server_started=time.time() - 1000) as front:
         status = front.admin.get("/status").json()

@@ -150,6 +150,9 @@ def main() -> int:
         drain_age_s = age_of_drain(drain_mark)
         if drain_age_s is not None:
             service.lifecycle.drain(True, drain_age_s)
+        loaded_mark = args.run_dir / "loaded"  # outlives this process too
+        service.lifecycle.was_loaded = loaded_mark.exists()
+        service.lifecycle.on_ready = loaded_mark.touch
         api, admin = api_app(service, api_keys), admin_app(service, admin_token, drain_mark)
         api_keys.on_change = lambda: service.metrics.observe_api_keys(len(api_keys.accepted), api_keys.problem)
         api_keys.on_change()

@@ -81,9 +81,11 @@ async def get_model(request: Request) -> Response:
     return JSONResponse(_model_card(request.app.state.service))
 
 
-async def health(_request: Request) -> Response:
-    """200 as long as the loop answers."""
-    return JSONResponse({"status": "ok"})
+async def health(request: Request) -> Response:
+    """200 once the model was loaded, also in recoveries and drains; 503 before that, and when the engine failed."""
+    service: Service = request.app.state.service
+    service.lifecycle.check_alive()
+    return JSONResponse({"status": "ok", "state": service.state()[0]})
 
 
 async def ready(request: Request) -> Response:
