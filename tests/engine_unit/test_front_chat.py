@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from rayloom_engine.front.answer import PART_BYTES
+from rayloom_engine.front.api_keys import ApiKeys
 from rayloom_engine.front.app import api_app
 from rayloom_engine.front.service import Waits
 from rt_fake_core import say
@@ -106,8 +107,9 @@ def test_an_answer_is_in_flight_until_all_of_it_was_sent(front: FrontUnderTest) 
         in_flight.append(front.service.lifecycle.num_in_flight)
 
     path = "/v1/chat/completions"
-    scope = {"type": "http", "method": "POST", "path": path, "query_string": b"", "headers": [], "app": None}
-    handled = api_app(front.service, ())(scope, receive, send)
+    scope = {"type": "http", "method": "POST", "path": path, "query_string": b"", "app": None}
+    scope["headers"] = [(b"content-type", b"application/json")]
+    handled = api_app(front.service, ApiKeys())(scope, receive, send)
     asyncio.run_coroutine_threadsafe(handled, front._loop).result(20.0)
     parts = [message["body"] for message in sent[1:]]
     assert len(parts) > 2

@@ -35,6 +35,9 @@ def front(running: FrontUnderTest) -> Iterator[FrontUnderTest]:
     assert running.do(lambda: running.service.lifecycle.num_in_flight) == 0
 
 
+JSON = {"Content-Type": "application/json"}
+
+
 def refused(response: httpx.Response, status: int, field: str | None = None, code: str | None = None) -> str:
     """The message of a refusal, after checking the rest of it."""
     assert response.status_code == status, response.text
@@ -62,8 +65,31 @@ def refused(response: httpx.Response, status: int, field: str | None = None, cod
     ids=["empty", "cut", "rest", "nan", "bad utf-8", "half surrogate", "list", "65 deep", "too large", "endless"],
 )
 def test_broken_bodies(front: FrontUnderTest, body: bytes, part: str) -> None:
-    message = refused(front.http.post("/v1/completions", content=body), 413 if "larger" in part else 400)
+    message = refused(front.http.post("/v1/completions", content=body, headers=JSON), 413 if "larger" in part else 400)
     assert part in message
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["application/json", "Application/JSON; charset=utf-8", "application/vnd.example+json", "text/x+json ; a=b"],
+)
+def test_json_content_types_are_taken(front: FrontUnderTest, kind: str) -> None:
+    answer = front.http.post("/v1/completions", content=b'{"prompt": "Hi"}', headers={"Content-Type": kind})
+    assert answer.status_code == 200
+
+
+@pytest.mark.parametrize(
+    "kind", [None, "", "text/plain", "application/x-www-form-urlencoded", "application/jsonp", "+json", "json"]
+)
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"])
+def test_other_content_types_are_refused_before_the_body(front: FrontUnderTest, path: str, kind: str | None) -> None:
+    headers = {} if kind is None else {"Content-Type": kind}
+    message = refused(front.http.post(path, content=b"{}", headers=headers), 415, None, "unsupported_media_type")
+    shown = f"'{kind}'" if kind else "missing"
+    assert message == (
+        f"the Content-Type is {shown}; this path takes JSON, so send the header `Content-Type: application/json` "
+        "(curl: add -H 'Content-Type: application/json')"
+    )
 
 
 def test_brackets_in_strings_are_not_nesting(front: FrontUnderTest) -> None:
@@ -72,7 +98,7 @@ def test_brackets_in_strings_are_not_nesting(front: FrontUnderTest) -> None:
 
 def test_a_body_of_unknown_length_is_cut_off_at_the_limit(front: FrontUnderTest) -> None:
     chunks = (b"x" * 10_000 for _ in range(20))
-    assert "larger than" in refused(front.http.post("/v1/completions", content=chunks), 413)
+    assert "larger than" in refused(front.http.post("/v1/completions", content=chunks, headers=JSON), 413)
 
 
 @pytest.mark.parametrize(
@@ -320,4 +346,4 @@ def test_tokenize_wants_either_prompt_or_messages(front: FrontUnderTest) -> None
 
 def test_a_large_body_is_parsed_like_a_small_one(front: FrontUnderTest) -> None:
     body = json.dumps({"model": MODEL, "prompt": "x" * 90_000}).encode()
-    refused(front.http.post("/v1/completions", content=body), 400, None, "context_length_exceeded")
+    refused(front.http.post("/v1/completions", content=body, headers=JSON), 400, None, "context_length_exceeded")

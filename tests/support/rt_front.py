@@ -16,6 +16,7 @@ import httpx
 
 from rayloom_engine.config import parse_config
 from rayloom_engine.front.admin import admin_app
+from rayloom_engine.front.api_keys import ApiKeys
 from rayloom_engine.front.app import api_app
 from rayloom_engine.front.http_protocol import HttpLimits
 from rayloom_engine.front.http_server import admin_server, api_server
@@ -109,7 +110,10 @@ def running_front(
             start=start,
             server_started=server_started,
         )
-        servers = [api_server(api_app(service, api_keys), limits), admin_server(admin_app(service, admin_token))]
+        servers = [
+            api_server(api_app(service, ApiKeys(api_keys)), limits),
+            admin_server(admin_app(service, admin_token)),
+        ]
         tasks = [
             asyncio.create_task(core.serve(address)),
             asyncio.create_task(service.run()),

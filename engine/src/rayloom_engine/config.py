@@ -124,7 +124,9 @@ class EngineConfig(BaseModel):
         None, description="File with the admin port's bearer token. Required when admin_host is not loopback."
     )
     api_key_file: str | None = Field(
-        None, description="File with accepted API keys, one a line. RAYLOOM_API_KEYS (comma-separated) adds to it."
+        None,
+        description="File with accepted API keys, one a line, read again when it changes. RAYLOOM_API_KEYS "
+        "(comma-separated) adds to it.",
     )
     cors_allowed_origins: tuple[str, ...] = Field(
         (), strict=False, description="Origins that browsers may call from; * for all."

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import logging
 import os
 import secrets
@@ -23,8 +24,8 @@ from starlette.types import ASGIApp
 from rayloom_engine.config import EngineConfig, load_config
 from rayloom_engine.errors import ConfigError, EngineDead
 from rayloom_engine.front.admin import admin_app, age_of_drain, load_admin_token
+from rayloom_engine.front.api_keys import ApiKeys
 from rayloom_engine.front.app import api_app
-from rayloom_engine.front.gate import load_api_keys
 from rayloom_engine.front.http_server import admin_server, api_server
 from rayloom_engine.front.lifecycle import Lifecycle
 from rayloom_engine.front.service import Service
@@ -127,7 +128,7 @@ def main() -> int:
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)  # its start and stop lines repeat the supervisor's
     api_socket, admin_socket = socket.socket(fileno=args.api_fd), socket.socket(fileno=args.admin_fd)
     try:
-        api_keys = load_api_keys(config.api_key_file, os.environ)
+        api_keys = ApiKeys.load(config.api_key_file, os.environ)
         admin_token = load_admin_token(config.admin_token_file)
     except ConfigError as error:
         logger.error("%s", error)
@@ -149,15 +150,20 @@ def main() -> int:
         drain_age_s = age_of_drain(drain_mark)
         if drain_age_s is not None:
             service.lifecycle.drain(True, drain_age_s)
+        loaded_mark = args.run_dir / "loaded"  # outlives this process too
+        service.lifecycle.was_loaded = loaded_mark.exists()
+        service.lifecycle.on_ready = loaded_mark.touch
         api, admin = api_app(service, api_keys), admin_app(service, admin_token, drain_mark)
-        front = Front(config, service, (api, api_socket), (admin, admin_socket))
-        if args.pulse_fd is None:
-            await front.run()
-            return
-        pulse = asyncio.create_task(_pulse(args.pulse_fd, service.lifecycle))
-        await front.run()
-        pulse.cancel()
+        api_keys.on_change = lambda: service.metrics.observe_api_keys(len(api_keys.accepted), api_keys.problem)
+        api_keys.on_change()
+        beside = [asyncio.create_task(api_keys.watch())]
+        if args.pulse_fd is not None:
+            beside.append(asyncio.create_task(_pulse(args.pulse_fd, service.lifecycle)))
+        await Front(config, service, (api, api_socket), (admin, admin_socket)).run()
+        for task in beside:
+            task.cancel()
 
+    gc.freeze()  # what was imported is never garbage, and looking for some in it would hold up every stream
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(serve())
     return 0

@@ -36,6 +36,11 @@ class Metrics:
             "rank_communication_seconds", "Seconds that each rank has waited for other ranks.", "rank"
         )
         self._startup = gauge("startup_seconds", "Seconds of each phase of the last start.", "phase")
+        self._api_keys = gauge("api_keys", "API keys that are accepted; 0 = nobody is asked for one.")
+        self._api_key_problem = gauge(
+            "api_key_file_unusable",
+            "1 while the API key file cannot be used; the keys read before it stay in force.",
+        )
         self.prompt_tokens = counter("prompt_tokens_total", "Prompt tokens of accepted requests.")
         self.generation_tokens = counter("generation_tokens_total", "Generated tokens.")
         self.success = counter("request_success_total", "Sequences finished, by reason.", "finished_reason")
@@ -95,6 +100,11 @@ class Metrics:
         for rank in status.ranks:
             self._heartbeat.set(rank.heartbeat_age_s + status_age_s, rank=str(rank.rank))
             self._communication.set(rank.communication_s, rank=str(rank.rank))
+
+    def observe_api_keys(self, num_keys: int, problem: str) -> None:
+        """Take over what the last reading of the keys gave; `problem` is empty when it could be used."""
+        self._api_keys.set(num_keys)
+        self._api_key_problem.set(1 if problem else 0)
 
     def observe_recovery(self, recovery: Recovery) -> None:
         """Take over a recovery that ended."""

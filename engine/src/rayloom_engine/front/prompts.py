@@ -8,6 +8,10 @@ from typing import Any, Protocol
 from rayloom_engine.errors import RequestError
 from rayloom_engine.front.openai_models import whole_items
 from rayloom_engine.front.service import ENCODE_IN_THREAD_ABOVE_CHARS, ModelText
+from rayloom_engine.text.chat_template import MAX_CPU_S
+from rayloom_engine.text.template_sandbox import TemplateTooSlow
+
+CPU_S_IN_LOOP = 0.05  # so long may a template hold up the streams, once
 
 
 class TemplateOptions(Protocol):
@@ -27,16 +31,24 @@ async def chat_prompt(text: ModelText, messages: list[Any], options: TemplateOpt
     if template is None:
         raise RequestError("this model has no chat template; use /v1/completions with a prompt", "messages")
 
-    def render() -> str:
+    def render(cpu_s: float) -> str:
         return template.render(
             messages,
             add_generation_prompt=options.add_generation_prompt is not False,
             continue_final_message=bool(options.continue_final_message),
             extra=options.template_names(),
+            cpu_s=cpu_s,
         )
 
     is_long = len(messages) > 64 or sum(map(_num_chars, messages)) > ENCODE_IN_THREAD_ABOVE_CHARS
-    prompt = await asyncio.to_thread(render) if is_long else render()
+    prompt = None
+    if not is_long and not template.is_slow:
+        try:
+            prompt = render(CPU_S_IN_LOOP)
+        except TemplateTooSlow:
+            template.is_slow = True
+    if prompt is None:
+        prompt = await asyncio.to_thread(render, MAX_CPU_S)
     # Templates write the special tokens themselves, so none are added unless asked for.
     return await text.encode(prompt, add_special_tokens=bool(options.add_special_tokens))
 
