@@ -40,15 +40,25 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_checkpoint(folder)
 
 
-@pytest.fixture(params=["uni dies", "mp dies", pytest.param("uni hangs", marks=pytest.mark.slow)])
+@pytest.fixture(
+    params=[
+        "uni dies",
+        "mp dies",
+        pytest.param("uni hangs", marks=pytest.mark.slow),
+        pytest.param("mp hangs", marks=pytest.mark.slow),
+        pytest.param("uni spins", marks=pytest.mark.slow),
+    ]
+)
 def server(request: pytest.FixtureRequest, checkpoint: Path, tmp_path: Path) -> Iterator[RunningServer]:
     arguments = ["--model", str(checkpoint), "--dtype", "float32", "--served-model-name", "m"]
     executor, _, ending = request.param.partition(" ")
-    how = {"dies": "os._exit(1)", "hangs": "time.sleep(1000)"}[ending]
+    how = {"dies": "os._exit(1)", "hangs": "time.sleep(1000)", "spins": "while True: pass"}[ending]
+    # What spins is found after 6 times as many CPU seconds, and after 24 times as many when it is tried alone.
+    hang_seconds = "1" if ending == "spins" else "3"
     if executor == "mp":
         arguments += ["--executor", "mp", "--pipeline-parallel-size", "2"]
     with patched_server(
-        tmp_path, PLUG_IN.format(how=how), *arguments, "--hang-seconds", "3", "--restart-budget", "2"
+        tmp_path, PLUG_IN.format(how=how), *arguments, "--hang-seconds", hang_seconds, "--restart-budget", "2"
     ) as running:
         yield running
 

@@ -11,8 +11,11 @@ from pathlib import Path
 import pytest
 
 from rayloom_engine.core.decoding import DecodingParams
-from rayloom_engine.core_io import CoreIo, Disconnected, Inbox
+from rayloom_engine.core.step import TokenLogprobs
+from rayloom_engine.core_io import CoreIo, Disconnected, Inbox, _Front
 from rayloom_engine.core_state import CoreState
+from rayloom_engine.front.core_client import ClientSequence, CoreClient
+from rayloom_engine.front.request_mailbox import Mailbox
 from rayloom_engine.protocol.framing import core_decoder, frame, read_frame
 from rayloom_engine.protocol.messages import Abort, CoreStatus, Hello, Output, Outputs, Submit, Welcome
 from rt_server import wait_until
@@ -102,6 +105,100 @@ def test_a_front_is_welcomed_heard_answered_and_missed(address: str, io: CoreIo,
     assert (got_submit, got_abort) == (submit, Abort("s"))
     assert isinstance(gone, Disconnected)
     io.send(first, Outputs(()))  # nobody is there any more, and nothing breaks
+
+
+def test_a_stranger_cannot_make_the_core_take_much(address: str, io: CoreIo) -> None:
+    async def announce() -> bytes:
+        reader, writer = await asyncio.open_unix_connection(address.removeprefix("unix:"))
+        writer.write((64 * 1024 + 1).to_bytes(4, "big"))
+        answer = await asyncio.wait_for(reader.read(), 3.0)  # at once, and not after the 5 s that a hello may take
+        writer.close()
+        return answer
+
+    assert asyncio.run(announce()) == b""
+
+
+def test_a_front_that_takes_nothing_is_closed(address: str, inbox: Inbox) -> None:
+    io = CoreIo(address, TOKEN, inbox, CoreState(epoch=7, executor="uni").status, stall_seconds=0.5)
+    io.start()
+
+    async def connect() -> None:
+        reader, writer = await _greet(address, Hello(token=TOKEN, front_id="f"))
+        await read_frame(reader)
+        io.send(1, Outputs((Output(sequence_id="s" * 4 * 1024 * 1024, token_ids=(9,)),)))
+        await asyncio.to_thread(wait_until, lambda: bool(inbox.items), 30.0, lambda: "the front is still there")
+        writer.close()
+
+    asyncio.run(connect())
+    assert [(number, type(message)) for number, message in inbox.take()] == [(1, Disconnected)]
+    io.stop()
+
+
+def test_what_is_judged_of_unsent_data_is_its_age() -> None:
+    class Transport:
+        num_unsent = 0
+
+        def get_write_buffer_size(self) -> int:
+            return self.num_unsent
+
+    class Writer:
+        transport = Transport()
+
+        def write(self, data: bytes) -> None:
+            self.transport.num_unsent += len(data)
+
+    writer = Writer()
+    front = _Front(writer)  # type: ignore[arg-type]
+    assert front.stalled_s(100.0) == 0.0
+    front.write(bytes(1000))
+    assert front.stalled_s(101.0) == 1.0
+    writer.transport.num_unsent -= 1
+    assert front.stalled_s(120.0) == 0.0, "it has taken a byte"
+    front.write(bytes(1000))
+    assert front.stalled_s(125.0) == 5.0, "more to take is no sign of life"
+    writer.transport.num_unsent = 0
+    assert front.stalled_s(150.0) == 0.0
+
+
+def test_a_quarter_of_a_million_positions_of_prompt_logprobs_arrive(address: str, io: CoreIo, inbox: Inbox) -> None:
+    num_positions = 262_144
+    entry = TokenLogprobs(123_456, -3.3, 17, tuple((100_000 + index, -1.25 * index) for index in range(20)))
+    assert num_positions * len(frame(Outputs((Output(sequence_id="s", prompt_logprobs=(entry,)),)))) > 90_000_000
+    output = Output(sequence_id="s", token_ids=(9,), prompt_logprobs=(entry,) * num_positions, finish_reason="stop")
+
+    async def ask() -> list[tuple[int, Output]]:
+        client = CoreClient(
+            address,
+            TOKEN,
+            "f",
+            on_status=lambda status: None,
+            on_change=lambda: None,
+            on_recovery=lambda recovery: None,
+        )
+        mailbox = Mailbox()
+        sequence = ClientSequence(
+            sequence_id="s",
+            request_id="r",
+            lane=0,
+            mailbox=mailbox,
+            prompt_ids=(1, 2),
+            params=DecodingParams(max_tokens=1, prompt_logprobs=20),
+            priority=0,
+            arrival=0.0,
+        )
+        client.submit([sequence])
+        task = asyncio.create_task(client.run())
+        await asyncio.to_thread(wait_until, lambda: bool(inbox.items), 10.0, lambda: "no request came")
+        await asyncio.to_thread(io.send, inbox.items[0][0], Outputs((output,)))
+        got = await mailbox.take(100.0)
+        task.cancel()
+        return got
+
+    [(_, got)] = asyncio.run(ask())
+    assert len(got.prompt_logprobs) == num_positions
+    assert got.prompt_logprobs[0] == got.prompt_logprobs[-1] == entry
+    assert (got.token_ids, got.finish_reason) == ((9,), "stop")
+    assert [type(message) for _, message in inbox.take()][:1] == [Submit]
 
 
 def test_phases_follow_each_other_and_end() -> None:

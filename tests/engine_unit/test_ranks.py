@@ -282,6 +282,45 @@ def test_a_rank_that_takes_nothing_does_not_stop_the_core() -> None:
     assert time.monotonic() - began < 30.0
 
 
+def test_a_rank_whose_thread_burns_cpu_is_slow_and_one_that_does_not_is_lost() -> None:
+    ranks = Ranks(hang_seconds=2.0)
+    is_blocked = threading.Event()
+
+    def compute(order: object) -> None:
+        """Half a layer of 4 s, and one that never ends."""
+        if not isinstance(order, Run):
+            return
+        began = time.monotonic()
+        while (cpu_s := time.monotonic() - began) < 4.0 and not is_blocked.is_set():
+            second.beat = Beat(phase="step", step=0, memory_bytes=1, advance=7, cpu_s=cpu_s)
+            is_blocked.wait(0.05)
+        is_blocked.wait(60.0)
+
+    ranks.start(0).beat = Beat(phase="step", step=0, memory_bytes=1, advance=7, waits=True)
+    second = ranks.start(1, answer=compute)
+    ranks.assemble()
+    began = time.monotonic()
+    with pytest.raises(RankLost, match="rank 1: alive, but it stands still") as caught:
+        run_plan(RemoteExecutor(ranks.pool), StepPlan(step_id=1, epoch=1))
+    is_blocked.set()
+    assert time.monotonic() - began > 4.0
+    assert not caught.value.is_silent
+
+
+def test_a_silent_rank_is_lost_after_hang_seconds_however_patient_the_step_is() -> None:
+    ranks = Ranks(hang_seconds=2.0)
+    stuck = threading.Event()
+    ranks.start(0)
+    second = ranks.start(1, answer=lambda order: isinstance(order, Run) and stuck.wait(60.0) and None)
+    ranks.assemble()
+    ranks.pool.patience_s = 1000.0
+    second.silence()
+    with pytest.raises(RankLost, match="rank 1: no sign of life") as caught:
+        run_plan(RemoteExecutor(ranks.pool), StepPlan(step_id=1, epoch=1))
+    stuck.set()
+    assert caught.value.is_silent
+
+
 def test_ranks_that_do_not_come_are_named_after_the_deadline(ranks: Ranks) -> None:
     ranks.start(0)
     with pytest.raises(RankLost, match=r"missing ranks: \[1\]"):

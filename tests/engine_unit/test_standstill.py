@@ -11,8 +11,8 @@ from rayloom_engine.ranks.standstill import Standstill, who_stands_still
 from rayloom_engine.worker.activity import Activity, WatchedGroup
 
 
-def _beat(phase: str, advance: int, waits: bool = False) -> Beat:
-    return Beat(phase=phase, step=0, memory_bytes=0, advance=advance, waits=waits)
+def _beat(phase: str, advance: int, waits: bool = False, cpu_s: float = 0.0) -> Beat:
+    return Beat(phase=phase, step=0, memory_bytes=0, advance=advance, waits=waits, cpu_s=cpu_s)
 
 
 @pytest.mark.parametrize(
@@ -44,25 +44,69 @@ def test_who_waits_for_a_peer_is_blamed_only_when_all_do(ranks: list[tuple[int, 
 
 @given(st.lists(st.tuples(st.floats(0.1, 3.0), st.integers(0, 2)), max_size=40))
 def test_ranks_are_patient_while_any_advances_and_not_longer(turns: list[tuple[float, int]]) -> None:
-    watch, now, last_change = Standstill(4.0), 0.0, 0.0
+    watch, now, last_change = Standstill(), 0.0, 0.0
     advances = [0, 0]
-    watch.observe(now, dict(enumerate(_beat("step", advance) for advance in advances)))
+    watch.observe(now, dict(enumerate(_beat("step", advance) for advance in advances)), 4.0)
     for seconds, moved in turns:
         now += seconds
         if moved < 2:
             advances[moved] += 1
             last_change = now
-        found = watch.observe(now, dict(enumerate(_beat("step", advance) for advance in advances)))
+        found = watch.observe(now, dict(enumerate(_beat("step", advance) for advance in advances)), 4.0)
         assert (found is not None) == (now - last_change > 4.0)
 
 
 def test_time_in_which_nothing_was_due_does_not_count() -> None:
-    watch, beats = Standstill(4.0), {0: _beat("idle", 1)}
-    watch.observe(0.0, beats)
+    watch, beats = Standstill(), {0: _beat("idle", 1)}
+    watch.observe(0.0, beats, 4.0)
     watch.reset()
-    assert watch.observe(100.0, beats) is None
-    assert watch.observe(103.9, beats) is None
-    assert watch.observe(104.1, beats) == 0
+    assert watch.observe(100.0, beats, 4.0) is None
+    assert watch.observe(103.9, beats, 4.0) is None
+    assert watch.observe(104.1, beats, 4.0) == 0
+
+
+def _blamed(cpu_shares: list[float], waits: list[bool]) -> tuple[float, int] | None:
+    """When which rank is blamed; ranks in a step that do not advance, and burn so much of a core each."""
+    watch = Standstill()
+    for tick in range(200):
+        now = tick / 4
+        beats = {
+            rank: _beat("step", 7, is_waiting, share * now)
+            for rank, (share, is_waiting) in enumerate(zip(cpu_shares, waits, strict=True))
+        }
+        blamed = watch.observe(now, beats, 4.0)
+        if blamed is not None:
+            return now, blamed
+    return None
+
+
+@pytest.mark.parametrize(
+    ("cpu_shares", "waits", "blamed"),
+    [
+        # A slow rank, for which another waits: found at 6 x 4 CPU seconds, should it never end.
+        ([1.0, 0.0], [False, True], (24.25, 0)),
+        # A peer's wait that polls or spins is no work.
+        ([0.0, 1.0], [False, True], (4.25, 0)),
+        # One is slow; the other is blocked, and not because it waits for the first.
+        ([1.0, 0.0], [False, False], (4.25, 1)),
+        # A slow one on a machine that gives it half a core: the cap is 24 CPU seconds, 48 on the clock.
+        ([0.5, 0.0], [False, True], (48.25, 0)),
+        # All wait: somebody missed a part.
+        ([1.0, 1.0], [True, True], (4.25, 0)),
+    ],
+)
+def test_a_rank_that_burns_cpu_is_slow_and_one_that_does_not_is_blamed(
+    cpu_shares: list[float], waits: list[bool], blamed: tuple[float, int]
+) -> None:
+    assert _blamed(cpu_shares, waits) == blamed
+
+
+def test_patience_may_grow_while_ranks_are_watched() -> None:
+    watch, beats = Standstill(), {0: _beat("step", 1)}
+    watch.observe(0.0, beats, 4.0)
+    assert watch.observe(5.0, beats, 16.0) is None
+    assert watch.observe(15.9, beats, 16.0) is None
+    assert watch.observe(16.1, beats, 16.0) == 0
 
 
 def test_a_wait_for_a_peer_is_counted_and_over_also_when_it_fails() -> None:

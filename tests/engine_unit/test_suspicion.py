@@ -6,9 +6,11 @@ import math
 import random
 
 import msgspec
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rayloom_engine.core.spans import Span
 from rayloom_engine.core.suspicion import Suspicion
 
 
@@ -25,14 +27,14 @@ class Engine:
 
     def step(self, is_unlucky: bool = False) -> bool:
         """True when this was a lone trial, which an unlucky step spares: that is the one death that convicts."""
-        allowed = self.suspicion.trial(self.tokens) or list(self.tokens)
+        allowed = self.suspicion.trial({name: num - 1 for name, num in self.tokens.items()}) or list(self.tokens)
         batch = self._choice.sample(allowed, self._choice.randint(1, len(allowed)))
         is_lone_trial = len(self.suspicion.suspects) == 1 and batch == list(self.suspicion.suspects)
         is_fatal = any(self.tokens[name] == self._poisonous.get(name) for name in batch)
         if is_fatal or (is_unlucky and not is_lone_trial):
             self.num_deaths += 1
             # The next core reads it from a file.
-            self.suspicion.died({name: self.tokens[name] for name in batch})
+            self.suspicion.died({name: (self.tokens[name] - 1, self.tokens[name]) for name in batch})
             self.suspicion = msgspec.msgpack.decode(msgspec.msgpack.encode(self.suspicion), type=Suspicion)
             for name in self.suspicion.condemned:
                 self.tokens.pop(name, None)
@@ -78,48 +80,93 @@ def test_deaths_of_other_causes_fail_nobody(num_sequences, unlucky, seed) -> Non
 
 def test_the_newest_of_eight_is_found_after_three_deaths() -> None:
     names = [f"s{number}" for number in range(8)]
-    known = dict.fromkeys(names, 9)
+    spans, computed = dict.fromkeys(names, (8, 9)), dict.fromkeys(names, 8)
     suspicion = Suspicion()
-    assert not suspicion.died(known)
-    assert suspicion.trial(known) == []
-    assert not suspicion.died(known)
-    assert suspicion.trial(known) == names[:4]
-    known.update(dict.fromkeys(names[:4], 10))
-    assert suspicion.trial(known) == names[4:6]
-    known.update(dict.fromkeys(names[4:6], 10))
-    assert suspicion.trial(known) == names[6:7]
-    known["s6"] = 10
-    assert suspicion.trial(known) == ["s7"]
-    assert suspicion.died({"s7": 9})
+    assert not suspicion.died(spans)
+    assert suspicion.trial(computed) == []
+    assert not suspicion.died(spans)
+    assert suspicion.trial(computed) == names[:4]
+    computed.update(dict.fromkeys(names[:4], 9))
+    assert suspicion.trial(computed) == names[4:6]
+    computed.update(dict.fromkeys(names[4:6], 9))
+    assert suspicion.trial(computed) == names[6:7]
+    computed["s6"] = 9
+    assert suspicion.trial(computed) == ["s7"]
+    assert suspicion.died({"s7": (8, 9)})
     assert (suspicion.condemned, suspicion.suspects) == (["s7"], {})
 
 
 def test_two_deaths_in_a_row_fail_nobody_and_a_third_only_who_was_alone_in_all() -> None:
     suspicion = Suspicion()
     for _ in range(2):
-        suspicion.died({"alone": 3})
+        suspicion.died({"alone": (0, 3)})
         assert suspicion.condemned == []
-    suspicion.died({"alone": 3})
+    suspicion.died({"alone": (0, 3)})
     assert suspicion.condemned == ["alone"]
 
 
+@pytest.mark.parametrize(
+    "spans",
+    [
+        [(512, 1024), (1024, 1536), (1536, 2048)],  # the second got further than the first
+        [(4096, 4608), (1024, 1536), (2560, 3072)],  # the first got furthest: every one began again at 0
+        [(512, 1024), (512, 1024), (1024, 1536)],  # suspected, and past it in the trial
+    ],
+)
+def test_three_unrelated_deaths_during_one_long_prefill_condemn_nobody(spans: list[Span]) -> None:
+    suspicion = Suspicion()
+    for span in spans:
+        suspicion.trial({"long": span[0]})
+        assert not suspicion.died({"long": span}), "each of them is booked"
+    assert (suspicion.condemned, suspicion.suspects) == ([], {})
+
+
+def test_a_poison_in_a_long_prompt_is_found_although_its_chunks_differ() -> None:
+    suspicion = Suspicion()
+    for span in [(512, 1024), (700, 1100)]:
+        suspicion.died({"poison": span, "other": (5, 6)})
+    assert suspicion.suspects == {"poison": (700, 1024), "other": (5, 6)}
+    suspicion.trial({"poison": 0, "other": 6})
+    assert not suspicion.tried({"poison": (188, 700)})
+    assert suspicion.tried({"poison": (600, 800)})
+    assert suspicion.died({"poison": (600, 800)})
+    assert suspicion.condemned == ["poison"]
+
+
+def test_a_death_in_a_trial_at_other_positions_narrows_nothing_and_is_booked() -> None:
+    suspicion = Suspicion(suspects={"a": (512, 1024)})
+    assert not suspicion.died({"a": (0, 512)})
+    assert (suspicion.condemned, suspicion.suspects, len(suspicion.deaths)) == ([], {}, 1)
+
+
 def test_a_trial_that_leaves_one_of_two_is_confirmed_before_anybody_fails() -> None:
-    suspicion = Suspicion(suspects={"a": 3, "b": 3})
-    assert suspicion.trial({"a": 3, "b": 3}) == ["a"]
-    assert suspicion.died({"a": 3})
-    assert (suspicion.condemned, suspicion.suspects) == ([], {"a": 3})
+    suspicion = Suspicion(suspects={"a": (2, 3), "b": (2, 3)})
+    assert suspicion.trial({"a": 2, "b": 2}) == ["a"]
+    assert suspicion.died({"a": (2, 3)})
+    assert (suspicion.condemned, suspicion.suspects) == ([], {"a": (2, 3)})
 
 
 def test_a_token_that_is_computed_again_after_a_restart_clears_nobody() -> None:
     suspicion = Suspicion()
-    suspicion.died({"a": 9, "b": 9})
-    suspicion.died({"a": 9, "b": 12})  # a had 9, the front knew 8, so its ninth was computed again
-    assert suspicion.suspects == {"a": 9}
-    assert suspicion.trial({"a": 8, "b": 12}) == ["a"]
-    assert suspicion.trial({"a": 10, "b": 12}) == []
+    suspicion.died({"a": (8, 9), "b": (8, 9)})
+    suspicion.died({"a": (0, 9), "b": (11, 12)})  # a is computed again from its ids
+    assert suspicion.suspects == {"a": (8, 9)}
+    assert suspicion.trial({"a": 8, "b": 12}) == ["a"]  # the front had 8 tokens, so its ninth was chosen again
+    assert suspicion.trial({"a": 9, "b": 12}) == []
 
 
 def test_suspects_that_have_not_come_back_yet_hold_up_nobody() -> None:
-    suspicion = Suspicion(suspects={"a": 3})
+    suspicion = Suspicion(suspects={"a": (2, 3)})
     assert suspicion.trial({"b": 5}) == []
-    assert suspicion.trial({"b": 5, "a": 3}) == ["a"]
+    assert suspicion.trial({"b": 5, "a": 0}) == ["a"]
+
+
+def test_sequences_that_never_come_back_take_bounded_room() -> None:
+    suspicion = Suspicion()
+    for number in range(2000):
+        for _ in range(3):
+            suspicion.died({f"s{number}": (0, 3)})
+    assert len(suspicion.condemned) == 1024
+    assert suspicion.condemned[-1] == "s1999"
+    assert len(suspicion.deaths) == 4
+    assert suspicion.suspects == {}

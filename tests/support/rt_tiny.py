@@ -88,6 +88,24 @@ def tiny_checkpoint(
     return folder
 
 
+def slow_checkpoint(folder: Path) -> Path:
+    """A checkpoint, with its tokenizer, of one layer whose attention takes nearly all of the time.
+
+    It costs 16,384 floating-point operations for a token and a position: a chunk of 4,096 keeps one thread for seconds.
+    """
+    tiny_tokenizer(folder)
+    return tiny_checkpoint(
+        folder,
+        hidden_size=512,
+        intermediate_size=64,
+        num_hidden_layers=1,
+        num_attention_heads=64,
+        num_key_value_heads=64,
+        head_dim=64,
+        max_position_embeddings=32_768,
+    )
+
+
 def tiny_variant(folder: Path, variant: str) -> Path:
     architecture, overrides = VARIANTS[variant]
     return tiny_checkpoint(folder, architecture, **overrides)

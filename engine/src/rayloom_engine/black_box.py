@@ -13,8 +13,9 @@ from typing import TypeVar
 
 import msgspec
 
+from rayloom_engine.core.spans import Span
 from rayloom_engine.core.suspicion import Suspicion
-from rayloom_engine.process import trial_mark
+from rayloom_engine.process import silence_mark, trial_mark
 
 logger = logging.getLogger(__name__)
 
@@ -31,39 +32,47 @@ class BlackBox:
         path = folder / "in_flight"
         self._suspicion_path = folder / "suspicion"
         self.suspicion = _read(self._suspicion_path, Suspicion) or Suspicion()
-        self._in_flight = _read(path, dict[str, int]) or {}
+        self._in_flight = _read(path, dict[str, Span]) or {}
         self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-        self._is_trial = False
+        self.is_trial = False  # suspects are being computed at the positions that they are suspected of
         self._trial_mark = trial_mark(folder)
         self._trial_mark.unlink(missing_ok=True)
-        self.died()
+        was_silent = silence_mark(folder).exists()
+        self.died(was_silent=was_silent)
+        silence_mark(folder).unlink(missing_ok=True)
 
-    def note(self, in_flight: dict[str, int]) -> None:
-        """These sequences (id -> tokens known) are in flight from here on; none when it is empty."""
+    def note(self, in_flight: dict[str, Span]) -> None:
+        """These positions of sequences (by id) are in flight from here on; none when it is empty."""
         self._in_flight = in_flight
-        is_trial = bool(self.suspicion.suspects and in_flight)
+        is_trial = bool(self.suspicion.suspects and self.suspicion.tried(in_flight))
         with contextlib.suppress(OSError):  # a full disk is no reason to stop computing
             os.pwrite(self._file, _framed(in_flight), 0)
-            if is_trial and not self._is_trial:
+            if is_trial and not self.is_trial:
                 self._trial_mark.touch()
-            elif self._is_trial and not is_trial:
+            elif self.is_trial and not is_trial:
                 self._trial_mark.unlink(missing_ok=True)
-        self._is_trial = is_trial
+        self.is_trial = is_trial
 
-    def died(self) -> bool:
-        """Books a death, of this core's ranks or of the core before it. True when it was part of a trial."""
+    def died(self, *, was_silent: bool = False) -> bool:
+        """Books a death, of this core's ranks or of the core before it. True when it left fewer suspects.
+
+        `was_silent`: the process had shown no sign of life. It may have been stopped from outside, so its death is
+        held against nobody.
+        """
         in_flight, suspicion = self._in_flight, self.suspicion
         if not in_flight:
             return False
         self.note({})  # first of all, so that one death is never booked twice
-        num_condemned = len(suspicion.condemned)
-        is_trial = suspicion.died(in_flight)
+        if was_silent:
+            return False
+        condemned_before = set(suspicion.condemned)
+        is_narrower = suspicion.died(in_flight)
         self.save()
-        for name in suspicion.condemned[num_condemned:]:
+        for name in set(suspicion.condemned) - condemned_before:
             logger.warning("%s is ended: steps that contain it die, also when it is alone", name)
         if suspicion.suspects:
             logger.warning("%d sequences are suspect: steps that contain them died", len(suspicion.suspects))
-        return is_trial
+        return is_narrower
 
     def save(self) -> None:
         """Keeps the suspicion for the next core."""
@@ -73,7 +82,7 @@ class BlackBox:
             draft.replace(self._suspicion_path)
 
 
-def _framed(content: Suspicion | dict[str, int]) -> bytes:
+def _framed(content: Suspicion | dict[str, Span]) -> bytes:
     data = _encoder.encode(content)
     return len(data).to_bytes(4, "big") + data
 

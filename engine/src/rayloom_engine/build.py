@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from rayloom_engine.config import BLOCK_SIZE, EngineConfig
 from rayloom_engine.core.scheduler import Scheduler, SchedulerConfig
+from rayloom_engine.core.step_work import StepWork
 from rayloom_engine.engine import Engine, Executor, LocalExecutor
 from rayloom_engine.models.progress import Progress
 from rayloom_engine.models.shape import ModelShape
@@ -41,11 +42,11 @@ def build_found_engine(
         engine=engine_on(
             config,
             LocalExecutor(runner),
+            shape,
             EngineSizes(
                 num_blocks=rank.kv.num_blocks,
                 max_model_len=rank.kv.max_model_len,
                 num_step_tokens=rank.num_step_tokens,
-                window=shape.attention_span,
             ),
             epoch,
         ),
@@ -73,10 +74,9 @@ class EngineSizes:
     num_blocks: int  # KV blocks
     max_model_len: int  # tokens of the longest sequence
     num_step_tokens: int  # the most tokens of one step
-    window: int | None  # positions that a token sees in every layer; None when a layer sees all
 
 
-def engine_on(config: EngineConfig, executor: Executor, sizes: EngineSizes, epoch: int) -> Engine:
+def engine_on(config: EngineConfig, executor: Executor, shape: ModelShape, sizes: EngineSizes, epoch: int) -> Engine:
     """The scheduler and engine for ranks of these sizes, which are ready for plans of `epoch`."""
     scheduler = Scheduler(
         SchedulerConfig(
@@ -88,8 +88,17 @@ def engine_on(config: EngineConfig, executor: Executor, sizes: EngineSizes, epoc
             max_queued=config.max_queued_requests,
             enable_prefix_caching=config.enable_prefix_caching,
             depth=config.pipeline_parallel_size,  # one step for each stage
-            window=sizes.window,
+            window=shape.attention_span,
         ),
         epoch,
     )
-    return Engine(scheduler, executor)
+    return Engine(scheduler, executor, work=stage_work(shape, config.pipeline_parallel_size))
+
+
+def stage_work(shape: ModelShape, num_stages: int) -> StepWork:
+    """What a token costs one of `num_stages` equal stages. Ranks of a stage share its work, which makes all faster."""
+    return StepWork(
+        flops_per_token=2 * shape.num_parameters / num_stages,
+        flops_per_pair=4 * shape.query_size * shape.num_layers / num_stages,  # q x k and weights x v
+        num_layers=max(1, shape.num_layers // num_stages),
+    )

@@ -89,7 +89,8 @@ class EngineConfig(BaseModel):
         10.0,
         ge=1,
         strict=False,
-        description="A process that shows no sign of life for so long, or a rank that does not advance, is replaced.",
+        description="A process that shows no sign of life for so long, or a rank that neither advances nor computes, "
+        "is replaced.",
     )
     rebuild_seconds: float = Field(
         600.0, ge=1, strict=False, description="How long lost ranks may take to come back before the engine gives up."
@@ -97,7 +98,10 @@ class EngineConfig(BaseModel):
 
     max_num_seqs: int = Field(64, ge=1, le=4096, description="Most sequences in one step.")
     max_num_batched_tokens: int | None = Field(
-        None, ge=1, description="Token budget of one step. Default: 512 on CPU, 8192 on GPU."
+        None,
+        ge=1,
+        description="Token budget of one step; contexts beyond 16384 tokens get less. "
+        "Default: 512 on CPU, 8192 on GPU.",
     )
     max_queued_requests: int = Field(
         1024, ge=1, description="Sequences that may wait; further requests get 429 with Retry-After."

@@ -8,6 +8,7 @@ import hmac
 import logging
 import os
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,13 +16,15 @@ from pathlib import Path
 
 import msgspec
 
-from rayloom_engine.protocol.framing import frame, front_decoder, read_frame
+from rayloom_engine.protocol.framing import MAX_HELLO_BYTES, frame, front_decoder, read_frame
+from rayloom_engine.protocol.logprob_parts import split_outputs
 from rayloom_engine.protocol.messages import (
     PROTOCOL_VERSION,
     Abort,
     CoreMessage,
     CoreStatus,
     Hello,
+    Outputs,
     Submit,
     Welcome,
 )
@@ -31,7 +34,7 @@ logger = logging.getLogger(__name__)
 _HELLO_SECONDS = 5.0
 _START_STATUS_SECONDS = 0.1  # while starting, so that progress bars move
 _STATUS_SECONDS = 1.0
-_MAX_UNSENT_BYTES = 64 * 1024 * 1024  # a front that does not read this much is as good as dead
+_STALL_SECONDS = 30.0  # a front that takes no byte for so long is as good as dead, however little waits for it
 
 
 class Disconnected:
@@ -62,16 +65,46 @@ class Inbox:
         return self.event.wait(min(seconds, at_most))
 
 
+class _Front:
+    """A connected front, and when its connection last took a byte."""
+
+    def __init__(self, writer: asyncio.StreamWriter) -> None:
+        self.writer = writer
+        self._num_written = 0
+        self._num_taken = 0
+        self._taken_at = time.monotonic()
+
+    def write(self, data: bytes) -> None:
+        self.writer.write(data)
+        self._num_written += len(data)
+
+    def stalled_s(self, now: float) -> float:
+        """For how long it has taken nothing of what waits for it. Call it often: the bytes are seen only here."""
+        num_unsent = self.writer.transport.get_write_buffer_size()
+        if num_unsent == 0 or self._num_written - num_unsent != self._num_taken:
+            self._num_taken, self._taken_at = self._num_written - num_unsent, now
+        return now - self._taken_at
+
+
 class CoreIo:
     """Listens for fronts, feeds the inbox, sends what the main thread gives it, and a status every second."""
 
-    def __init__(self, address: str, token: str, inbox: Inbox, status: Callable[[], CoreStatus]) -> None:
+    def __init__(
+        self,
+        address: str,
+        token: str,
+        inbox: Inbox,
+        status: Callable[[], CoreStatus],
+        stall_seconds: float = _STALL_SECONDS,
+    ) -> None:
+        """A front that takes no byte for `stall_seconds` is disconnected."""
         self._address = address
         self._token = token
         self._inbox = inbox
         self._status = status
+        self._stall_seconds = stall_seconds
         self._loop = asyncio.new_event_loop()
-        self._writers: dict[int, asyncio.StreamWriter] = {}
+        self._fronts: dict[int, _Front] = {}
         self._next_connection = 1
         self._listening = threading.Event()
         self._stopping = asyncio.Event()
@@ -84,8 +117,8 @@ class CoreIo:
 
     def send(self, connection: int, message: CoreMessage) -> None:
         """Sends soon; silently nothing when the front is gone, because then nobody waits for it."""
-        data = frame(message)
-        self._loop.call_soon_threadsafe(self._write, connection, data)
+        for part in split_outputs(message) if isinstance(message, Outputs) else [message]:
+            self._loop.call_soon_threadsafe(self._write, connection, frame(part))
 
     def stop(self) -> None:
         """Closes every socket and returns when the thread has ended."""
@@ -119,12 +152,13 @@ class CoreIo:
         while not self._stopping.is_set():
             status = self._status()
             self._broadcast(status)
+            self._drop_stalled()
             pause = _START_STATUS_SECONDS if status.state == "starting" else _STATUS_SECONDS
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), pause)
         server.close()
-        for writer in self._writers.values():
-            writer.transport.abort()
+        for front in self._fronts.values():
+            front.writer.transport.abort()
         # One more turn, so that the readers see the end.
         await asyncio.sleep(0)
 
@@ -132,13 +166,14 @@ class CoreIo:
         connection = self._next_connection
         self._next_connection += 1
         try:
-            hello = front_decoder.decode(await asyncio.wait_for(read_frame(reader), _HELLO_SECONDS))
+            hello = front_decoder.decode(await asyncio.wait_for(read_frame(reader, MAX_HELLO_BYTES), _HELLO_SECONDS))
             if not self._is_welcome(hello):
                 writer.close()
                 return
-            writer.write(frame(Welcome(epoch=self._status().epoch, pid=os.getpid())))
-            writer.write(frame(self._status()))
-            self._writers[connection] = writer
+            front = _Front(writer)
+            front.write(frame(Welcome(epoch=self._status().epoch, pid=os.getpid())))
+            front.write(frame(self._status()))
+            self._fronts[connection] = front
             while True:
                 message = front_decoder.decode(await read_frame(reader))
                 if not isinstance(message, Hello):
@@ -148,7 +183,7 @@ class CoreIo:
         except (msgspec.DecodeError, ValueError) as error:
             logger.warning("connection %d sent what is no message: %s", connection, error)
         finally:
-            if self._writers.pop(connection, None) is not None:
+            if self._fronts.pop(connection, None) is not None:
                 self._inbox.put(connection, Disconnected())
             writer.close()
 
@@ -162,24 +197,26 @@ class CoreIo:
         return True
 
     def _write(self, connection: int, data: bytes) -> None:
-        writer = self._writers.get(connection)
-        if writer is None:
-            return
-        writer.write(data)
-        transport = writer.transport
-        if isinstance(transport, asyncio.WriteTransport) and transport.get_write_buffer_size() > _MAX_UNSENT_BYTES:
-            logger.warning("connection %d does not read; closed", connection)
-            transport.abort()
+        front = self._fronts.get(connection)
+        if front is not None:
+            front.write(data)
+
+    def _drop_stalled(self) -> None:
+        now = time.monotonic()
+        for connection, front in self._fronts.items():
+            if front.stalled_s(now) > self._stall_seconds:
+                logger.warning("connection %d has taken nothing for %g s; closed", connection, self._stall_seconds)
+                front.writer.transport.abort()
 
     def _broadcast(self, status: CoreStatus) -> None:
         data = frame(status)
-        for connection in list(self._writers):
+        for connection in list(self._fronts):
             self._write(connection, data)
 
     async def _flush_status(self) -> None:
         self._broadcast(self._status())
-        for writer in list(self._writers.values()):
+        for front in list(self._fronts.values()):
             try:
-                await asyncio.wait_for(writer.drain(), 1.0)
+                await asyncio.wait_for(front.writer.drain(), 1.0)
             except (ConnectionError, TimeoutError):
                 continue  # gone, or too slow to matter

@@ -13,6 +13,7 @@ from rayloom_engine.core_state import CoreState
 from rayloom_engine.engine import Engine
 from rayloom_engine.errors import CORRUPT_LOGITS, QueueFull, RequestError
 from rayloom_engine.protocol.messages import Abort, ModelStatus, Output, Outputs, Refused, Submit
+from rayloom_engine.ranks.stillness import patience_s
 from rayloom_engine.sampling_params import check_token_ids
 
 _PROBE_SECONDS = 10.0  # an idle engine proves itself this often
@@ -58,7 +59,7 @@ class Core:
                 self._state.rank_phase = "step"
                 self._hold_trial()
                 outputs = self._engine.step()
-                self._note(self._engine.scheduler.in_flight())
+                self._note()
                 if not has_begun:
                     has_begun = True
                     self._publish()  # who hears that it serves is to see the token that proves it
@@ -81,11 +82,11 @@ class Core:
             self._engine.abort(_request_id(connection, message.sequence_id))
             self._clear(message.sequence_id)
         else:
+            # Suspicion stays: the front submits its sequences again, and may have died of one of them itself.
             prefix = _request_id(connection, "")
             for sequence in list(self._engine.scheduler.unfinished()):
                 if sequence.request_id.startswith(prefix):
                     self._engine.abort(sequence.request_id)
-                    self._clear(_sequence_id(sequence))
 
     def _clear(self, sequence_id: str) -> None:
         """It has ended, so it is no suspect. That it is absent does not say so: it may still be submitted again."""
@@ -103,16 +104,25 @@ class Core:
             return
         num_suspects = len(suspicion.suspects)
         unfinished = sorted(scheduler.unfinished(), key=lambda sequence: -sequence.num_generated)
-        known = {_sequence_id(s): s.num_tokens for s in unfinished if not is_probe(s.request_id)}
-        trial = suspicion.trial(known)
+        in_flight = scheduler.in_flight()
+        computed = {
+            _sequence_id(s): in_flight[s][0] if s in in_flight else s.num_computed
+            for s in unfinished
+            if not is_probe(s.request_id)
+        }
+        trial = suspicion.trial(computed)
         if len(suspicion.suspects) != num_suspects:
             self._box.save()
         probes = {s.request_id for s in unfinished if is_probe(s.request_id)}
         only = probes or {s.request_id for s in unfinished if _sequence_id(s) in trial}
         scheduler.restrict(frozenset(only) if trial else None)
 
-    def _note(self, in_flight: list[Sequence]) -> None:
-        self._box.note({_sequence_id(s): s.num_tokens for s in in_flight if not is_probe(s.request_id)})
+    def _note(self) -> None:
+        """Writes down what is in flight, and sets the patience with it."""
+        in_flight = self._engine.scheduler.in_flight()
+        self._box.note({_sequence_id(s): span for s, span in in_flight.items() if not is_probe(s.request_id)})
+        state, forecast_s = self._state, self._engine.forecast.layer_s
+        state.be_patient(patience_s(state.hang_seconds, forecast_s, is_trial=self._box.is_trial))
 
     def _end_condemned(self) -> None:
         for sequence in list(self._engine.scheduler.unfinished()):

@@ -41,6 +41,7 @@ from rayloom_engine.process import (
     forget_failure,
     set_up_logging,
     start_pulse,
+    thread_cpu_clock,
     write_failure,
 )
 from rayloom_engine.protocol.messages import ModelStatus
@@ -48,6 +49,7 @@ from rayloom_engine.protocol.ranks import Loaded, Welcomed
 from rayloom_engine.ranks.assembly import assemble, let_go
 from rayloom_engine.ranks.pool import RankPool
 from rayloom_engine.ranks.remote_executor import RemoteExecutor
+from rayloom_engine.ranks.stillness import Stillness
 from rayloom_engine.restarts import RestartBudget
 from rayloom_engine.worker.start import find_model
 
@@ -66,11 +68,13 @@ class CoreProcess:
         self._rank_fd = rank_fd
         self._epoch = _draw_epoch(run_dir)
         self._box = BlackBox(run_dir)
-        self._state = CoreState(epoch=self._epoch, executor=config.executor)
+        self._state = CoreState(epoch=self._epoch, executor=config.executor, hang_seconds=config.hang_seconds)
+        self._state.be_patient(config.hang_seconds)
         self._inbox = Inbox(deque(), threading.Event())
         self._io = CoreIo(address, self._token, self._inbox, self._state.status)
-        self._mark: object = None  # of the main thread, at the last pulse
-        self._num_still = 0  # pulses since it changed
+        self._stillness = Stillness()  # of the main thread
+        self._main_cpu_clock = thread_cpu_clock()
+        self._num_pulses = 0
 
     def run(self) -> int:
         """Serves for ever; returns an exit code only when it cannot start or go on."""
@@ -103,12 +107,12 @@ class CoreProcess:
         # A core that is its own rank computes as soon as it has loaded, and says that it serves after the first step.
         mark = state.mark() if state.state == "serving" or state.rank is not None else None
         # Pulses are counted, not seconds: a core that was stopped for a while has not hung.
-        self._num_still = self._num_still + 1 if mark is not None and mark == self._mark else 0
-        self._mark = mark
+        self._num_pulses += 1
+        self._stillness.observe(self._num_pulses * PULSE_SECONDS, mark, self._main_cpu_clock())
         # One rank that takes nothing may hold the main thread up for hang_seconds, and is blamed then.
-        patience = self._config.hang_seconds * (1 if state.pool is None else 2)
-        if self._num_still * PULSE_SECONDS > patience:
-            logger.error("the main thread stands still for %g s; the core ends", patience)
+        patience = state.patience_s * (1 if state.pool is None else 2)
+        if self._stillness.is_hung(patience):
+            logger.error("the main thread stands still for %g s; the core ends", self._stillness.still_s)
             faulthandler.dump_traceback()
             os._exit(1)
         return state.state != "starting"
@@ -170,9 +174,8 @@ class CoreProcess:
                     num_blocks=num_blocks,
                     max_model_len=model.max_model_len,
                     num_step_tokens=loaded[0].num_step_tokens,
-                    window=shape.attention_span,
                 )
-                engine = engine_on(config, executor, engine_sizes, epoch)
+                engine = engine_on(config, executor, shape, engine_sizes, epoch)
                 self._keep_sizes(engine, model)
                 core = Core(engine, model, self._io, state, self._box, executor.check)
             engine.scheduler.epoch = state.epoch = epoch
@@ -192,7 +195,8 @@ class CoreProcess:
                 deadline = time.monotonic() + config.rebuild_seconds
                 # A death in a trial leaves fewer suspects: they cannot go on for ever, and are no reason to give up.
                 # Others are only booked: the ranks were up, so nothing has to be waited for. A job ends at the first.
-                if (is_job or not self._box.died()) and budget.wait_after_death(time.monotonic()) is None:
+                is_narrower = self._box.died(was_silent=loss.is_silent)
+                if (is_job or not is_narrower) and budget.wait_after_death(time.monotonic()) is None:
                     spent = "start the job again" if is_job else f"restart budget of {config.restart_budget} spent"
                     raise EngineDead(f"{loss}; {spent}{pool.memory_kills.told(time.monotonic())}") from loss
 

@@ -24,6 +24,7 @@ class CoreState:
 
     epoch: int
     executor: str  # "uni" | "mp" | "ray" | "external"
+    hang_seconds: float = 10.0  # of the config
     state: str = "starting"
     lost: str = ""  # while recovering: which rank
     lost_node: str = ""  # and where it was
@@ -37,6 +38,13 @@ class CoreState:
     last_token_at: float | None = None
     pool: RankPool | None = None  # the ranks, where they are processes of their own
     rank: LoadedRank | None = None  # where this process is the only rank, and has loaded
+    patience_s: float = 10.0  # without progress of what is in flight
+
+    def be_patient(self, seconds: float) -> None:
+        """For whoever watches the main thread, and the ranks."""
+        self.patience_s = seconds
+        if self.pool is not None:
+            self.pool.patience_s = seconds
 
     def mark(self) -> tuple[object, ...]:
         """Changes as long as the main thread gets on: it looks at its ranks, or computes, layer by layer."""

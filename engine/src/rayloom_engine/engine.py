@@ -13,6 +13,7 @@ from rayloom_engine.core.probe import PROBE_PREFIX, is_probe
 from rayloom_engine.core.scheduler import Scheduler
 from rayloom_engine.core.sequence import Sequence, SequenceOutput
 from rayloom_engine.core.step import StepPlan, StepResult
+from rayloom_engine.core.step_work import StepForecast, StepWork
 from rayloom_engine.protocol.messages import SchedulerStats
 
 
@@ -68,10 +69,18 @@ class StepTimes:
 class Engine:
     """Accepts sequences and advances all of them, step by step."""
 
-    def __init__(self, scheduler: Scheduler, executor: Executor, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        executor: Executor,
+        clock: Callable[[], float] = time.monotonic,
+        work: StepWork | None = None,
+    ) -> None:
+        """`work`: of the model, for a forecast of steps; without it steps are forecast to take no time."""
         self.scheduler = scheduler
+        self.forecast = StepForecast(work or StepWork())
         self.times = StepTimes()
-        self.before_run: Callable[[list[Sequence]], None] = lambda in_flight: None  # told what a step will compute
+        self.before_run: Callable[[], None] = lambda: None  # called when the scheduler has a plan more in flight
         self.last_token_at: float | None = None  # by `clock`; when a token last passed through all ranks
         self._executor = executor
         self._clock = clock
@@ -113,7 +122,8 @@ class Engine:
         started = self._clock()
         try:
             while (plan := self.scheduler.schedule()) is not None:
-                self.before_run(self.scheduler.in_flight())
+                self.forecast.submitted(plan)
+                self.before_run()
                 self._executor.submit(plan)
                 times.num_tokens += plan.num_tokens
             if self.scheduler.num_in_flight == 0:
@@ -125,7 +135,9 @@ class Engine:
             # Also an interrupt: slots and blocks may be in any state, so they start afresh. The sequences are kept.
             self._executor.forget_all()
             self.scheduler.forget_ranks()
+            self.forecast.forget()
             raise
+        self.forecast.ended(result.forward_s)
         outputs = self.scheduler.update(result)
         now = self._clock()
         # Also for a part of a prompt, from which nothing is sampled: its tokens have passed all ranks.

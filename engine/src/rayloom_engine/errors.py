@@ -63,12 +63,16 @@ class EngineDead(EngineError):
 
 
 class RankLost(EngineError):
-    """A rank died, fell silent or could not do its part. `is_alive`: its process is there and may be used again."""
+    """A rank died, fell silent or could not do its part.
 
-    def __init__(self, rank: int, cause: str, *, is_alive: bool = False) -> None:
+    `is_alive`: its process is there and may be used again. `is_silent`: it shows no sign of life; it may be stopped.
+    """
+
+    def __init__(self, rank: int, cause: str, *, is_alive: bool = False, is_silent: bool = False) -> None:
         super().__init__(f"rank {rank}: {cause}")
         self.rank = rank
         self.is_alive = is_alive
+        self.is_silent = is_silent
 
 
 def shown(value: object) -> str:

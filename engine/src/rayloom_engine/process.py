@@ -115,6 +115,30 @@ def trial_mark(run_dir: Path) -> Path:
     return run_dir / "trial"
 
 
+def silence_mark(run_dir: Path) -> Path:
+    """A file that the supervisor leaves when it kills a core for its silence: no request is to blame for that."""
+    return run_dir / "silent"
+
+
+def thread_cpu_clock() -> Callable[[], float]:
+    """A clock of the CPU seconds that the calling thread has used, for any other thread to read.
+
+    Where the system has no such clock it shows the process's CPU time. It stands still once the thread has ended.
+    """
+    if not hasattr(time, "pthread_getcpuclockid"):  # not on macOS
+        return time.process_time
+    clock_id = time.pthread_getcpuclockid(threading.get_ident())
+    last = 0.0
+
+    def read() -> float:
+        nonlocal last
+        with contextlib.suppress(OSError):  # the thread has ended
+            last = time.clock_gettime(clock_id)
+        return last
+
+    return read
+
+
 def write_failure(run_dir: Path, cause: str) -> None:
     """Leaves the sentence that says why the engine cannot go on where the supervisor looks for it."""
     (run_dir / "failure").write_text(cause)

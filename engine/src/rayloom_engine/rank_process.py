@@ -26,7 +26,14 @@ import psutil
 from rayloom_engine.config import EngineConfig, load_config
 from rayloom_engine.errors import ConfigError, CorruptRank, ModelError
 from rayloom_engine.executor_choice import job_place
-from rayloom_engine.process import EXIT_CONFIG, EXIT_RANK_LOST, end_with_parent, node_name, set_up_logging
+from rayloom_engine.process import (
+    EXIT_CONFIG,
+    EXIT_RANK_LOST,
+    end_with_parent,
+    node_name,
+    set_up_logging,
+    thread_cpu_clock,
+)
 from rayloom_engine.protocol.channel import Channel, ChannelClosed, dial
 from rayloom_engine.protocol.ranks import (
     Allocate,
@@ -115,7 +122,8 @@ class RankServer:
             sizes = {"num_kv_blocks": welcomed.num_kv_blocks, "max_model_len": welcomed.max_model_len}
             self._config = self._config.model_copy(update=sizes)
         try:
-            threading.Thread(target=self._send_beats, args=(control,), name="beats", daemon=True).start()
+            arguments = (control, thread_cpu_clock())
+            threading.Thread(target=self._send_beats, args=arguments, name="beats", daemon=True).start()
             self._serve(steps)
         except ChannelClosed as error:
             logger.info("the core is gone (%s)", error)
@@ -139,7 +147,8 @@ class RankServer:
         )
         return dial(self._place.address, self._place.token, greeting)
 
-    def _send_beats(self, control: Channel) -> None:
+    def _send_beats(self, control: Channel, cpu_clock: Callable[[], float]) -> None:
+        """`cpu_clock`: of the thread that computes."""
         process = psutil.Process()
         with contextlib.suppress(ChannelClosed):
             while True:
@@ -151,6 +160,7 @@ class RankServer:
                     advance=activity.advance,
                     waits=activity.waits,
                     communication_s=activity.communication_s,
+                    cpu_s=cpu_clock(),
                 )
                 control.send(beat)
                 time.sleep(self._config.heartbeat_seconds)

@@ -29,7 +29,15 @@ from pathlib import Path
 from rayloom_engine.config import EngineConfig
 from rayloom_engine.errors import ConfigError
 from rayloom_engine.executor_choice import JobPlace, choose_executor, job_place
-from rayloom_engine.process import EXIT_CONFIG, EXIT_GIVEN_UP, EXIT_RANK_LOST, read_failure, trial_mark, write_failure
+from rayloom_engine.process import (
+    EXIT_CONFIG,
+    EXIT_GIVEN_UP,
+    EXIT_RANK_LOST,
+    read_failure,
+    silence_mark,
+    trial_mark,
+    write_failure,
+)
 from rayloom_engine.restarts import RestartBudget
 
 logger = logging.getLogger(__name__)
@@ -209,6 +217,8 @@ class Supervisor:
             child.listen(now, was_away)
             if child.process is not None and child.is_silent(now, hang_seconds):
                 logger.warning("%s shows no sign of life for %g s and is killed", child.name, hang_seconds)
+                if child is self._core:
+                    silence_mark(self._run_dir).touch()
                 child.process.kill()
                 child.heard_at = None  # said and done once
 
@@ -231,13 +241,17 @@ class Supervisor:
             elif code in (EXIT_CONFIG, EXIT_GIVEN_UP):
                 logger.error("%s cannot go on; see its message above", child.name)
                 self._exit_code = code
-            elif child.died(time.monotonic(), child is self._core and trial_mark(self._run_dir).exists()):
+            elif child.died(time.monotonic(), child is self._core and self._was_trial()):
                 logger.warning("%s died (%s), restarting", child.name, _cause(code))
             else:
                 logger.error(
                     "%s died (%s); restart budget of %d spent", child.name, _cause(code), self._config.restart_budget
                 )
                 self._exit_code = EXIT_GIVEN_UP
+
+    def _was_trial(self) -> bool:
+        """Whether the core that has died leaves fewer suspects by its death."""
+        return trial_mark(self._run_dir).exists() and not silence_mark(self._run_dir).exists()
 
     def _act_on_signals(self) -> None:
         if not self._signals or self._exit_code is not None:

@@ -23,9 +23,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from rayloom_engine.core.block_pool import BlockPool
+from rayloom_engine.core.chunking import chunk_size
 from rayloom_engine.core.counters import Counters
 from rayloom_engine.core.draft import Draft, InFlight, fair_share
 from rayloom_engine.core.sequence import CORRUPT, Sequence, SequenceOutput, SequenceState
+from rayloom_engine.core.spans import Span, spans_of
 from rayloom_engine.core.step import StepPlan, StepResult
 from rayloom_engine.core.window import first_seen_block, longest_hit, most_blocks
 from rayloom_engine.errors import QueueFull, RequestError
@@ -133,10 +135,9 @@ class Scheduler:
             for sequence in [s for s in self._running if s.request_id not in only and s not in in_flight]:
                 self._set_aside(sequence)
 
-    def in_flight(self) -> list[Sequence]:
-        """The sequences of the plans that have no result yet, without those that were aborted meanwhile."""
-        owners = dict.fromkeys(sequence for record in self._in_flight for sequence in record.sequences.values())
-        return [sequence for sequence in owners if sequence.state is not SequenceState.FINISHED]
+    def in_flight(self) -> dict[Sequence, Span]:
+        """The sequences of the plans that have no result yet, and their positions that these compute."""
+        return spans_of(self._in_flight)
 
     def schedule(self) -> StepPlan | None:
         """The next step, or None when nothing can be done now. The blocks it needs are allocated.
@@ -237,9 +238,8 @@ class Scheduler:
         slots = [s.slot for s in self._running if s.slot is not None]
         assert sorted([*slots, *self._free_slots]) == list(range(self.config.max_num_seqs))
         for sequence in self._running:
-            needed = -(-sequence.num_computed // self.config.block_size)
-            assert len(sequence.block_ids) >= needed, f"{sequence.request_id}: KV without a block"
-            assert sequence.num_computed <= sequence.num_tokens
+            num_positions = len(sequence.block_ids) * self.config.block_size
+            assert sequence.num_computed <= min(num_positions, sequence.num_tokens), f"{sequence.request_id}: no block"
             is_sampling = any(
                 slot.samples and in_flight.sequences[slot.slot] is sequence
                 for in_flight in self._in_flight
@@ -267,9 +267,9 @@ class Scheduler:
         for sequence in [*decodes, *prefills]:
             if draft.budget == 0:
                 break
-            if sequence.state is not SequenceState.RUNNING:
-                continue  # preempted by one before it
-            num = min(sequence.num_tokens - sequence.num_computed, draft.budget)
+            num = chunk_size(sequence.num_computed, sequence.num_tokens, draft, self.config.max_num_batched_tokens)
+            if sequence.state is not SequenceState.RUNNING or num == 0:
+                continue  # preempted by one before it, or it would cost the step too much attention
             while not self._try_extend(sequence, sequence.num_computed + num):
                 draft.is_short = True
                 victim = self._victim(sequence)
@@ -309,13 +309,15 @@ class Scheduler:
             needed = max(0, num_blocks - len(found)) + self.pool.num_cached_only(found)
             if needed + (watermark if self._running else 0) > self.pool.num_free:
                 break  # the whole sequence must fit; nobody overtakes the one that waits for room
+            num = chunk_size(num_known, sequence.num_tokens, draft, self.config.max_num_batched_tokens)
+            if num == 0:
+                continue
             self.pool.hold(found)
             sequence.block_ids = [0] * first + found  # nobody reads the entries before `first`
             sequence.first_block = first
             sequence.num_computed = num_known
             # Blocks that were found are in the index already.
             sequence.num_registered_blocks = len(sequence.block_ids)
-            num = min(sequence.num_tokens - num_known, draft.budget)
             is_extended = self._try_extend(sequence, num_known + num)
             assert is_extended, "admission checked the room"
             if source is not None:

@@ -2,7 +2,7 @@
 
 It keeps every unfinished sequence (prompt ids, ids received, parameters). When the connection ends it connects again,
 for ever, and submits them all as resumed ones. Sampling is a pure function of (logits, seed, position), so they go on
-exactly.
+with the same tokens in float32; a replay sums in another order, so that logits agree up to rounding.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from rayloom_engine.front.recoveries import Recovery, RecoveryLog
 from rayloom_engine.front.request_mailbox import Mailbox
 from rayloom_engine.process import node_name
 from rayloom_engine.protocol.framing import core_decoder, frame, read_frame
+from rayloom_engine.protocol.logprob_parts import LogprobParts
 from rayloom_engine.protocol.messages import (
     Abort,
     CoreStatus,
@@ -57,6 +58,7 @@ class ClientSequence:
     fork_of: str | None = None
     is_accepted: bool = False  # promised to its client: a full queue can refuse it no more
     generated_ids: list[int] = field(default_factory=list)
+    logprob_parts: LogprobParts = field(default_factory=LogprobParts)
 
 
 class ProtocolError(Exception):
@@ -175,10 +177,12 @@ class CoreClient:
         return await asyncio.open_connection(host, int(port))
 
     def _connected(self, welcome: Welcome) -> None:
+        # Before anybody hears of the connection: what a callback submits goes to this core once, by itself.
+        before = list(self._sequences.values())
         self.is_connected = True
         self._on_change()
         logger.info("connected to the core, pid %d, epoch %d", welcome.pid, welcome.epoch)
-        unfinished = list(self._sequences.values())
+        unfinished = [sequence for sequence in before if sequence.sequence_id in self._sequences]
         if unfinished:
             self._submit_again(unfinished)
             num_requests = len({sequence.request_id for sequence in unfinished})
@@ -235,10 +239,13 @@ class CoreClient:
             sequence = self._sequences.get(output.sequence_id)
             if sequence is None:
                 continue  # aborted while this was on its way
-            sequence.generated_ids.extend(output.token_ids)
-            if output.finish_reason is not None:
-                del self._sequences[output.sequence_id]
-            sequence.mailbox.put(sequence.lane, output)
+            whole = sequence.logprob_parts.take(output)
+            if whole is None:
+                continue  # the client gets the parts with its first token
+            sequence.generated_ids.extend(whole.token_ids)
+            if whole.finish_reason is not None:
+                del self._sequences[whole.sequence_id]
+            sequence.mailbox.put(sequence.lane, whole)
 
     def _receive_refusal(self, message: Refused) -> None:
         sequence = self._sequences.get(message.sequence_id)

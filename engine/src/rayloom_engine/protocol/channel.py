@@ -11,6 +11,7 @@ import contextlib
 import hashlib
 import hmac
 import secrets
+import select
 import socket
 import struct
 import time
@@ -18,7 +19,7 @@ from typing import TypeVar
 
 import msgspec
 
-from rayloom_engine.protocol.framing import MAX_FRAME_BYTES
+from rayloom_engine.protocol.framing import MAX_FRAME_BYTES, MAX_HELLO_BYTES
 from rayloom_engine.protocol.ranks import (
     RANK_PROTOCOL_VERSION,
     Challenge,
@@ -30,8 +31,8 @@ from rayloom_engine.protocol.ranks import (
 )
 from rayloom_engine.protocol.shared_memory import SharedMemory, make_memory, open_memory
 
-_MAX_HELLO_BYTES = 64 * 1024  # nobody has proved anything yet
 _HANDSHAKE_SECONDS = 5.0
+_FIRST_BYTE_SECONDS = 1.0  # a rank answers the challenge at once; who says nothing for so long is none
 # A host that lost power hangs up on nobody: without these a peer of it would wait for ever, where nobody else looks.
 _TCP_LIMITS = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 20_000}
 
@@ -146,7 +147,7 @@ class Channel:
         memory, offer = made
         try:
             self.send(offer)
-            is_open = self.expect(MemoryOpened, _HANDSHAKE_SECONDS, _MAX_HELLO_BYTES).is_open
+            is_open = self.expect(MemoryOpened, _HANDSHAKE_SECONDS, MAX_HELLO_BYTES).is_open
         except BaseException:
             memory.close()
             raise
@@ -208,7 +209,11 @@ def welcome(connection: socket.socket, token: str) -> tuple[Channel, Greeting]:
     channel = Channel(connection)
     nonce = secrets.token_hex(16)
     channel.send(Challenge(nonce))
-    greeting = channel.expect(Greeting, _HANDSHAKE_SECONDS, _MAX_HELLO_BYTES)
+    poller = select.poll()
+    poller.register(connection, select.POLLIN)
+    if not poller.poll(1000 * _FIRST_BYTE_SECONDS):
+        raise ChannelClosed(f"it says nothing for {_FIRST_BYTE_SECONDS:g} s")
+    greeting = channel.expect(Greeting, _HANDSHAKE_SECONDS, MAX_HELLO_BYTES)
     if not hmac.compare_digest(greeting.proof.encode(), _proof(token, nonce, greeting).encode()):
         raise ChannelClosed("wrong token")
     return channel, greeting

@@ -9,6 +9,7 @@ import msgspec
 from rayloom_engine.protocol.messages import CoreMessage, FrontMessage
 
 MAX_FRAME_BYTES = 256 * 1024 * 1024  # a prompt of 8 million tokens; anything larger is a broken peer
+MAX_HELLO_BYTES = 64 * 1024  # from a peer that has not proved anything yet
 
 _encoder = msgspec.msgpack.Encoder()
 front_decoder: msgspec.msgpack.Decoder[FrontMessage] = msgspec.msgpack.Decoder(FrontMessage)
@@ -21,9 +22,9 @@ def frame(message: FrontMessage | CoreMessage) -> bytes:
     return len(body).to_bytes(4, "big") + body
 
 
-async def read_frame(reader: asyncio.StreamReader) -> bytes:
+async def read_frame(reader: asyncio.StreamReader, at_most: int = MAX_FRAME_BYTES) -> bytes:
     """The body of the next frame. Raises asyncio.IncompleteReadError at the end, ValueError for a frame too large."""
     size = int.from_bytes(await reader.readexactly(4), "big")
-    if size > MAX_FRAME_BYTES:
-        raise ValueError(f"frame of {size} bytes, at most {MAX_FRAME_BYTES} allowed")
+    if size > at_most:
+        raise ValueError(f"frame of {size} bytes, at most {at_most} allowed")
     return await reader.readexactly(size)

@@ -48,7 +48,9 @@ class Output(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     sequence_id: str
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprobs, ...] = ()  # one per token id when asked for
-    prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # with the first output; the first prompt token has none
+    # With the first token; the first prompt token has none. Long ones come in parts before it (logprob_parts.py).
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    prompt_logprobs_start: int = 0  # how many entries the parts before this one have
     finish_reason: str | None = None  # "stop" | "length"; the sequence is gone after it
     stop_token_id: int | None = None  # the id that ended it (EOS or a stop id), which is also the last of token_ids
     num_cached_tokens: int = 0  # prompt tokens found in the prefix cache; with the first output

@@ -35,6 +35,7 @@ from rayloom_engine.protocol.ranks import (
 )
 from rayloom_engine.ranks.memory_kills import MemoryKills
 from rayloom_engine.ranks.standstill import Standstill
+from rayloom_engine.ranks.strangers import Strangers
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +44,6 @@ Reply = Loaded | StoreOpen | Done | Computed | Failed
 _REPLIES = (Loaded, StoreOpen, Done, Computed, Failed)
 NO_BEAT = Beat(phase="start", step=0, memory_bytes=0)
 _LOADING_SECONDS = 60.0  # a rank that loads is given so long: an import may keep its other threads from running
-_MAX_STRANGERS = 64  # connections that have not proved anything yet
 
 
 @dataclass(slots=True, eq=False)
@@ -109,8 +109,9 @@ class RankPool:
         self._launcher: Channel | None = None
         self._fences: dict[int, Fence] = {}  # rank -> its last fence, until a newer start of it is there
         self.looked_at = time.monotonic()  # when the signs of life were last looked at; any thread may read it
-        self._standstill = Standstill(hang_seconds)
-        self._strangers = threading.BoundedSemaphore(_MAX_STRANGERS)
+        self.patience_s = hang_seconds  # without progress of ranks that show signs of life, in the present step
+        self._standstill = Standstill()
+        self._strangers = Strangers()
         self._wake_read, self._wake_write = socket.socketpair()
         self._wake_read.setblocking(False)
         threading.Thread(target=self._accept, name="rank-accept", daemon=True).start()
@@ -192,7 +193,7 @@ class RankPool:
         """What attached ranks said, as soon as one said something or one arrived; empty after the time.
 
         Raises RankLost for a rank whose connection ended, or that has shown no sign of life for hang_seconds; and,
-        while the answer to a plan `is_due`, for the one that stands still when none has advanced for so long.
+        while the answer to a plan `is_due`, for the one that stands still when none has advanced for `patience_s`.
         """
         poller = select.poll()
         by_fd = {fd: number for number, rank in self.attached.items() for fd in rank.steps.filenos()}
@@ -224,26 +225,30 @@ class RankPool:
                 raise RankLost(number, "its control connection ended")
             patience = self._hang_seconds if rank.loaded else max(self._hang_seconds, _LOADING_SECONDS)
             if now - rank.control.beat_at > patience and not was_away:
-                raise RankLost(number, f"no sign of life for {now - rank.control.beat_at:.0f} s")
+                raise RankLost(number, f"no sign of life for {now - rank.control.beat_at:.0f} s", is_silent=True)
         if was_away or not is_due:
             self._standstill.reset()
             return
-        standing = self._standstill.observe(now, {number: rank.control.beat for number, rank in self.attached.items()})
+        beats = {number: rank.control.beat for number, rank in self.attached.items()}
+        standing = self._standstill.observe(now, beats, self.patience_s)
         if standing is not None:
-            raise RankLost(standing, f"alive, but it stands still; no rank has advanced for {self._hang_seconds:g} s")
+            raise RankLost(standing, f"alive, but it stands still; no rank has advanced for {self.patience_s:g} s")
 
     # --- threads ---
 
     def _accept(self) -> None:
         while True:
-            self._strangers.acquire()
+            connection: socket.socket | None = None
             try:
                 connection, peer = self._listener.accept()
+                self._strangers.admit(connection, peer[0])
                 threading.Thread(target=self._greet, args=(connection, peer), name="rank-control", daemon=True).start()
             except (OSError, RuntimeError) as error:
                 # Out of descriptors or threads: others may give some back, and without this loop no rank comes back.
                 logger.warning("cannot take a connection at the rank port: %s", error)
-                self._strangers.release()
+                if connection is not None:
+                    self._strangers.release(connection)
+                    connection.close()
                 time.sleep(0.1)
 
     def _greet(self, connection: socket.socket, peer: object) -> None:
@@ -254,7 +259,7 @@ class RankPool:
             connection.close()
             return
         finally:
-            self._strangers.release()
+            self._strangers.release(connection)
         try:
             if greeting.role == "launch":
                 channel.send(Welcomed())

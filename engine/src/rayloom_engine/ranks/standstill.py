@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from rayloom_engine.protocol.ranks import Beat
+from rayloom_engine.ranks.stillness import Stillness
 
 
 def who_stands_still(beats: Mapping[int, Beat]) -> int:
@@ -18,18 +19,26 @@ def who_stands_still(beats: Mapping[int, Beat]) -> int:
 class Standstill:
     """Watches the beats of all ranks while an answer is due."""
 
-    def __init__(self, hang_seconds: float) -> None:
-        self._hang_seconds = hang_seconds
-        self._mark: dict[int, tuple[str, int]] | None = None
-        self._since = 0.0
+    def __init__(self) -> None:
+        self._ranks: dict[int, Stillness] = {}
 
     def reset(self) -> None:
         """Nothing is due."""
-        self._mark = None
+        self._ranks = {}
 
-    def observe(self, now: float, beats: Mapping[int, Beat]) -> int | None:
-        """The rank that stands still, once no rank has advanced for longer than hang_seconds."""
+    def observe(self, now: float, beats: Mapping[int, Beat], patience_s: float) -> int | None:
+        """The rank that stands still, once no rank has advanced for longer than `patience_s`.
+
+        A rank that computes and burns CPU is slow, and the ranks that wait for it are not to blame either; one that
+        computes beside it without burning any is.
+        """
         mark = {rank: (beat.phase, beat.advance) for rank, beat in beats.items()}
-        if mark != self._mark:
-            self._mark, self._since = mark, now
-        return who_stands_still(beats) if now - self._since > self._hang_seconds else None
+        for rank, beat in beats.items():
+            self._ranks.setdefault(rank, Stillness()).observe(now, mark, beat.cpu_s)
+        if not any(self._ranks[rank].still_s > patience_s for rank in beats):
+            return None
+        computing = {rank: beat for rank, beat in beats.items() if beat.phase == "step" and not beat.waits}
+        hung = {rank: beat for rank, beat in computing.items() if self._ranks[rank].is_hung(patience_s)}
+        if len(hung) < len(computing):
+            return who_stands_still(hung) if hung else None
+        return who_stands_still(beats)

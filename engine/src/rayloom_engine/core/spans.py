@@ -1,0 +1,32 @@
+"""Spans: which positions of a sequence the plans in flight compute.
+
+A span [start, end) says both how far a sequence has come (everything below `start` has a result) and what a death of
+these plans may be due to: two deaths have a common cause in a sequence only where their spans overlap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from rayloom_engine.core.draft import InFlight
+from rayloom_engine.core.sequence import Sequence, SequenceState
+
+Span = tuple[int, int]  # positions [start, end)
+
+
+def spans_of(in_flight: Iterable[InFlight]) -> dict[Sequence, Span]:
+    """The span of every sequence of these plans, oldest plan first, without sequences that were aborted meanwhile."""
+    spans: dict[Sequence, Span] = {}
+    for record in in_flight:
+        for step in record.plan.slots:
+            sequence = record.sequences[step.slot]
+            if sequence.state is not SequenceState.FINISHED:
+                start, _ = spans.get(sequence, (step.start, 0))
+                spans[sequence] = (start, step.start + step.num_tokens)
+    return spans
+
+
+def overlap(first: Span, second: Span) -> Span | None:
+    """The positions that are in both spans; None when there are none."""
+    start, end = max(first[0], second[0]), min(first[1], second[1])
+    return (start, end) if start < end else None

@@ -1,0 +1,58 @@
+"""Forecast of a step: its arithmetic, and how long that takes at the best speed that was seen.
+
+Whoever watches a rank has to know how long a part of a step may take: a prompt of 4,096 tokens keeps a layer busy
+thousands of times as long as a decode.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from rayloom_engine.core.step import StepPlan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepWork:
+    """What the tokens of a step cost one pipeline stage, in floating-point operations."""
+
+    flops_per_token: float = 0.0  # 2 for every parameter of the stage
+    flops_per_pair: float = 0.0  # of a token and a position that it attends to, all layers of the stage together
+    num_layers: int = 1  # of the stage
+
+    def flops(self, plan: StepPlan) -> float:
+        """Of the whole step. Masked positions of a chunk count, because kernels compute them too."""
+        pairs = sum(step.num_tokens * (step.start + step.num_tokens) for step in plan.slots)
+        return self.flops_per_token * plan.num_tokens + self.flops_per_pair * pairs
+
+
+class StepForecast:
+    """Of the plans in flight. Learns the speed from steps that end."""
+
+    def __init__(self, work: StepWork) -> None:
+        self._work = work
+        self._flops: deque[float] = deque()  # of the plans in flight, oldest first
+        self._best_speed = 0.0  # floating-point operations a second
+
+    @property
+    def layer_s(self) -> float:
+        """Seconds that a layer of the largest plan in flight takes at the best speed; 0 while no speed is known.
+
+        The best speed is that of large steps. Small ones wait for memory, and would make the forecast far too long.
+        """
+        if not self._flops or not self._best_speed:
+            return 0.0
+        return max(self._flops) / self._best_speed / self._work.num_layers
+
+    def submitted(self, plan: StepPlan) -> None:
+        self._flops.append(self._work.flops(plan))
+
+    def ended(self, seconds: float) -> None:
+        """The oldest plan in flight took the model `seconds`."""
+        flops = self._flops.popleft()
+        if seconds > 0:
+            self._best_speed = max(self._best_speed, flops / seconds)
+
+    def forget(self) -> None:
+        """The plans in flight are lost; the speed stays."""
+        self._flops.clear()

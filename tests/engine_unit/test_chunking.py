@@ -1,0 +1,77 @@
+"""How many tokens of a prompt a step computes when contexts are long, and that short ones never wait for that."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rayloom_engine.core.chunking import FULL_BUDGET_CONTEXT, LEAST_CHUNK, chunk_size, largest_chunk
+from rayloom_engine.core.draft import Draft
+from rayloom_engine.core.step import SampledToken, StepResult
+from rt_scheduler import make_scheduler, make_sequence
+
+K = 1024
+
+
+def _draft(*chunks: tuple[int, int], budget: int) -> Draft:
+    """A step that computes `chunks` (start, tokens) already."""
+    draft = Draft(budget=budget, max_decodes=64)
+    for index, (start, num) in enumerate(chunks):
+        sequence = make_sequence(f"s{index}", prompt=(1,))
+        sequence.num_computed = start
+        draft.num_tokens[sequence] = num
+    return draft
+
+
+@pytest.mark.parametrize(
+    ("start", "num_tokens", "chunk"),
+    [
+        (0, 10_000, 512),
+        (15 * K, 100_000, 512),  # ends below 16k
+        (128 * K, 200 * K, LEAST_CHUNK),  # 64 x 128k is the room of 512 x 16k, but for its own 64
+        (50_000, 100_000, 167),  # 167 x 50,167 <= 512 x 16,384 < 168 x 50,168
+        (50_000, 50_100, 100),  # all that is left
+        (50_000, 50_001, 1),
+    ],
+)
+def test_a_chunk_shrinks_as_its_context_grows(start: int, num_tokens: int, chunk: int) -> None:
+    assert chunk_size(start, num_tokens, _draft(budget=512), 512) == chunk
+
+
+def test_a_second_long_context_gets_what_the_first_leaves_and_a_short_one_is_not_touched() -> None:
+    first = _draft((50_000, 167), budget=345)
+    assert chunk_size(50_000, 100_000, first, 512) == 0
+    assert chunk_size(50_000, 50_001, first, 512) == 1, "a decode"
+    assert chunk_size(0, 300, first, 512) == 300
+    tail = _draft((50_000, 60), budget=452)  # 60 x 50,060 of 8,388,608 leave 5,385,008, and 107 x 50,107 is 5,361,449
+    assert chunk_size(50_000, 100_000, tail, 512) == 107
+    short = _draft((0, 300), (60_000, 1), budget=211)
+    assert chunk_size(50_000, 100_000, short, 512) == 167
+
+
+@given(st.integers(0, 1 << 20), st.integers(0, 1 << 32))
+def test_the_largest_chunk_fits_and_one_more_token_does_not(start: int, room: int) -> None:
+    chunk = largest_chunk(start, room)
+    assert chunk * (start + chunk) <= room < (chunk + 1) * (start + chunk + 1)
+
+
+def test_a_long_prompt_is_computed_in_steps_of_bounded_attention_and_a_short_one_beside_it() -> None:
+    budget, length = 256, FULL_BUDGET_CONTEXT + 2000
+    scheduler = make_scheduler(num_blocks=length // 2, max_num_batched_tokens=budget)
+    scheduler.add(make_sequence("long", prompt=[3] * length, max_tokens=1))
+    costs = []
+    while scheduler.has_unfinished:
+        plan = scheduler.schedule()
+        assert plan is not None
+        if len(costs) == 64:
+            scheduler.add(make_sequence("short", prompt=[4] * 3, max_tokens=1))
+        costs.append(sum(step.num_tokens * (step.start + step.num_tokens) for step in plan.slots))
+        sampled = tuple(SampledToken(step.slot, 1) for step in plan.slots if step.samples)
+        done = scheduler.update(StepResult(step_id=plan.step_id, epoch=plan.epoch, sampled=sampled))
+        if any(output.request_id == "short" for output in done):
+            assert len(costs) == 66, "the step after it came"
+        scheduler.check_integrity()
+    assert max(costs) <= budget * FULL_BUDGET_CONTEXT + 3 * 3
+    # 64 chunks of 256 reach 16,384. Then 252 tokens fit, and fewer in every step: 8 steps compute 1,895 of 2,000.
+    assert len(costs) == 64 + 9

@@ -1,0 +1,59 @@
+"""The front's memory of its sequences, against the core's real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from pathlib import Path
+
+from rayloom_engine.core.decoding import DecodingParams
+from rayloom_engine.core_io import CoreIo, Inbox
+from rayloom_engine.core_state import CoreState
+from rayloom_engine.front.core_client import ClientSequence, CoreClient
+from rayloom_engine.front.request_mailbox import Mailbox
+from rt_server import wait_until
+
+
+def _sequence(name: str) -> ClientSequence:
+    return ClientSequence(
+        sequence_id=name,
+        request_id=name,
+        lane=0,
+        mailbox=Mailbox(),
+        prompt_ids=(1, 2),
+        params=DecodingParams(max_tokens=4),
+        priority=0,
+        arrival=0.0,
+    )
+
+
+def test_what_is_submitted_and_aborted_as_the_connection_comes_reaches_the_core_once(tmp_path: Path) -> None:
+    address, inbox = f"unix:{tmp_path}/core.sock", Inbox(deque(), threading.Event())
+    io = CoreIo(address, "secret", inbox, CoreState(epoch=1, executor="uni").status)
+    io.start()
+
+    def connected() -> None:
+        if client.is_connected:
+            client.submit([_sequence("new")])
+            client.abort("left")
+
+    async def run() -> None:
+        client.submit([_sequence("before"), _sequence("left")])
+        task = asyncio.create_task(client.run())
+        await asyncio.to_thread(wait_until, lambda: len(inbox.items) >= 3, 10.0, lambda: str(inbox.items))
+        task.cancel()
+
+    client = CoreClient(
+        address,
+        "secret",
+        "f",
+        on_status=lambda status: None,
+        on_change=connected,
+        on_recovery=lambda recovery: None,
+    )
+    asyncio.run(run())
+    io.stop()
+    got = [(type(message).__name__, getattr(message, "sequence_id", "")) for _, message in inbox.take()]
+    assert got[:3] == [("Submit", "new"), ("Abort", "left"), ("Submit", "before")]
+    assert [name for kind, name in got if kind == "Submit"] == ["new", "before"]

@@ -1,0 +1,92 @@
+"""What the core's loop makes of front messages, with a rank that has no model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rayloom_engine.black_box import BlackBox
+from rayloom_engine.core.decoding import DecodingParams
+from rayloom_engine.core_io import Disconnected
+from rayloom_engine.core_loop import Core
+from rayloom_engine.core_state import CoreState
+from rayloom_engine.engine import Engine, LocalExecutor
+from rayloom_engine.protocol.messages import Abort, ModelStatus, Submit
+from rt_scheduler import VOCAB, SimulatedRank, make_scheduler
+
+MODEL = ModelStatus(
+    path="",
+    architecture="",
+    num_parameters=1,
+    vocab_size=VOCAB,
+    max_model_len=40,
+    eos_token_ids=(),
+    dtype="float32",
+    compute_dtype="float32",
+    weight_bytes=4,
+)
+SUBMIT = Submit(sequence_id="s", prompt_ids=tuple(range(20)), params=DecodingParams(max_tokens=2, temperature=0.0))
+
+
+class CoreUnderTest:
+    def __init__(self, folder: Path) -> None:
+        self.engine = Engine(make_scheduler(), LocalExecutor(SimulatedRank()))
+        self.box = BlackBox(folder)
+        self.state = CoreState(epoch=1, executor="uni", hang_seconds=3.0)
+        self.core = Core(self.engine, MODEL, None, self.state, self.box)  # type: ignore[arg-type]
+
+    def take(self, connection: int, message: Submit | Abort | Disconnected) -> None:
+        self.core._handle(connection, message)
+
+    def die_in_a_step(self) -> None:
+        self.core._hold_trial()
+        assert self.engine.scheduler.schedule() is not None
+        self.core._note()
+        self.box.died()
+        self.engine.scheduler.forget_ranks()
+
+
+@pytest.fixture
+def core(tmp_path: Path) -> CoreUnderTest:
+    return CoreUnderTest(tmp_path)
+
+
+def test_a_front_that_crashes_with_a_poison_does_not_reset_its_count(core: CoreUnderTest) -> None:
+    for connection in (1, 2, 3):
+        core.take(connection, SUBMIT)
+        core.die_in_a_step()
+        core.take(connection, Disconnected())
+        assert not core.engine.has_unfinished
+    assert core.box.suspicion.condemned == ["s"]
+
+
+def test_an_abort_clears_a_suspect(core: CoreUnderTest) -> None:
+    core.take(1, SUBMIT)
+    core.die_in_a_step()
+    core.die_in_a_step()
+    assert core.box.suspicion.suspects == {"s": (0, 8)}
+    core.take(1, Abort("s"))
+    assert core.box.suspicion.suspects == {}
+
+
+def test_a_part_of_a_prompt_that_gets_past_the_deadly_one_clears_a_suspect(core: CoreUnderTest) -> None:
+    core.take(1, SUBMIT)
+    core.die_in_a_step()
+    core.die_in_a_step()
+    core.core._hold_trial()
+    core.engine.step()  # positions 0 to 7
+    core.core._hold_trial()
+    assert core.box.suspicion.suspects == {}
+    core.die_in_a_step()  # positions 8 to 15
+    assert (core.box.suspicion.suspects, core.box.suspicion.condemned) == ({}, [])
+
+
+def test_the_patience_is_longer_in_a_trial(core: CoreUnderTest) -> None:
+    core.take(1, SUBMIT)
+    core.die_in_a_step()
+    assert core.state.patience_s == 3.0
+    core.die_in_a_step()
+    assert core.state.patience_s == 3.0
+    core.die_in_a_step()
+    assert core.state.patience_s == 12.0

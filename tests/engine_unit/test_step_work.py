@@ -1,0 +1,66 @@
+"""What a step costs, and how long a layer of it should take."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from rayloom_engine.build import stage_work
+from rayloom_engine.core.step import SlotStep, StepPlan
+from rayloom_engine.core.step_work import StepForecast, StepWork
+from rayloom_engine.models.shape import read_shape
+
+WORK = StepWork(flops_per_token=100.0, flops_per_pair=2.0, num_layers=4)
+
+
+def _plan(*steps: tuple[int, int]) -> StepPlan:
+    slots = tuple(SlotStep(slot=slot, start=start, num_tokens=num) for slot, (start, num) in enumerate(steps))
+    return StepPlan(step_id=1, epoch=1, slots=slots)
+
+
+def test_a_step_costs_by_its_tokens_and_by_the_positions_that_they_attend_to() -> None:
+    # 10 + 1 tokens; 10 x 30 and 1 x 6 pairs.
+    assert WORK.flops(_plan((20, 10), (5, 1))) == 11 * 100 + 306 * 2
+
+
+def test_a_layer_is_forecast_from_the_largest_step_in_flight_and_the_best_speed() -> None:
+    forecast = StepForecast(WORK)
+    forecast.submitted(_plan((0, 10)))  # 1,200
+    assert forecast.layer_s == 0.0, "no speed is known"
+    forecast.ended(0.5)
+    forecast.submitted(_plan((9, 1)))  # 120
+    forecast.submitted(_plan((20, 10)))  # 1,600
+    assert forecast.layer_s == 1600 / 2400 / 4
+    forecast.ended(1.0)  # a decode at 120 a second says nothing of large steps
+    assert forecast.layer_s == 1600 / 2400 / 4
+    forecast.forget()
+    assert forecast.layer_s == 0.0
+
+
+def test_a_step_without_a_time_teaches_nothing() -> None:
+    forecast = StepForecast(StepWork())
+    forecast.submitted(_plan((0, 10)))
+    forecast.ended(0.0)
+    forecast.submitted(_plan((0, 10)))
+    assert forecast.layer_s == 0.0
+
+
+def test_stages_share_the_work(tmp_path: Path) -> None:
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 6,
+        "num_attention_heads": 8,
+        "head_dim": 16,
+        "num_key_value_heads": 2,
+        "vocab_size": 100,
+        "max_position_embeddings": 128,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    shape = read_shape(tmp_path)
+    whole, half = stage_work(shape, 1), stage_work(shape, 2)
+    assert whole.flops_per_pair == 4 * 8 * 16 * 6
+    assert whole.flops_per_token == 2 * shape.num_parameters
+    assert (half.flops_per_pair, half.flops_per_token) == (whole.flops_per_pair / 2, whole.flops_per_token / 2)
+    assert (whole.num_layers, half.num_layers) == (6, 3)
