@@ -59,8 +59,9 @@ lint: $(STAMP) ## Check style, formatting and import directions
 types: $(STAMP) ## Check types, strictly
 	$(BIN)/mypy
 
-schemas: $(STAMP) ## Write the JSON schemas of the contract into schemas/
+schemas: $(STAMP) ## Write the JSON schemas of the contract into schemas/, and the page of metrics
 	$(BIN)/python tools/write_schemas.py
+	$(BIN)/python tools/write_metrics_page.py
 
 crds: $(STAMP) ## Write the CustomResourceDefinition into crds/ and into the chart
 	$(BIN)/python tools/write_crds.py

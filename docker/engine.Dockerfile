@@ -41,7 +41,9 @@ COPY engine/src/rayloom_engine/__init__.py engine/src/rayloom_engine/errors.py /
 COPY engine/src/rayloom_engine/models/__init__.py engine/src/rayloom_engine/models/source.py \
      engine/src/rayloom_engine/models/hub.py engine/src/rayloom_engine/models/progress.py \
      engine/src/rayloom_engine/models/gguf_convert.py engine/src/rayloom_engine/models/gguf_config.py \
-     engine/src/rayloom_engine/models/gguf_tokenizer.py engine/src/rayloom_engine/models/safetensors_writer.py \
+     engine/src/rayloom_engine/models/gguf_file.py engine/src/rayloom_engine/models/gguf_tokenizer.py \
+     engine/src/rayloom_engine/models/config_json.py engine/src/rayloom_engine/models/limits.py \
+     engine/src/rayloom_engine/models/safetensors_writer.py \
      /build/rayloom_engine/models/
 RUN set -e; cd /build; \
     RAYLOOM_CACHE=/opt/rayloom/cache python -c 'from rayloom_engine.models.source import resolve; resolve("builtin://smollm2-135m")'; \

@@ -21,8 +21,10 @@ def signal_rank(kubectl: Kubectl, namespace: str, rank: dict[str, Any], signal: 
     return float(kubectl(*target, "sh", "-c", f"kill -{signal} {rank['pid']} && date +%s.%N"))
 
 
-def kill_process(kubectl: Kubectl, namespace: str, pod: str, container: str, pattern: str) -> None:
-    """SIGKILL for the processes of a container whose command line holds `pattern`, a regular expression that does not
+def signal_process(
+    kubectl: Kubectl, namespace: str, pod: str, container: str, pattern: str, signal: str = "KILL"
+) -> None:
+    """`signal` for the processes of a container whose command line holds `pattern`, a regular expression that does not
     match itself, such as gcs[_]server. Raises ClusterError when there is none."""
     target = ("exec", "--namespace", namespace, pod, "--container", container, "--")
-    kubectl(*target, "sh", "-c", _SIGNAL, "sh", "KILL", pattern)
+    kubectl(*target, "sh", "-c", _SIGNAL, "sh", signal, pattern)

@@ -5,6 +5,7 @@ All of it happens to one service, and the last test takes that away.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from collections.abc import Callable, Iterator
@@ -15,6 +16,7 @@ import pytest
 from cluster.kubectl import Kubectl
 from cluster.shell import ClusterError
 from conftest import Client, new_namespace
+from faults import signal_process
 from service import ROOT, Service, is_ready, manifest, wait
 from streams import STRIKE_AT, Agent, Said, problem_of, undisturbed
 
@@ -86,6 +88,19 @@ def _seconds_to_delete(service: Service, pod: str) -> float:
     return time.monotonic() - began
 
 
+@contextlib.contextmanager
+def _silent_control_store(service: Service, cluster: str) -> Iterator[None]:
+    """A worker pod that starts meanwhile waits for its head until the end of the block."""
+    heads = [pod["metadata"] for pod in service.pods("head")]
+    head = next(meta["name"] for meta in heads if meta["labels"]["ray.io/cluster"] == cluster)
+    target = (service.kubectl, service.namespace, head, "ray-head", "gcs[_]server")
+    signal_process(*target, signal="STOP")
+    try:
+        yield
+    finally:
+        signal_process(*target, signal="CONT")
+
+
 def test_no_pod_is_evicted_while_no_node_is_being_emptied(replicas: tuple[Service, Said]) -> None:
     service, _ = replicas
     for kind in ("head", "worker"):
@@ -135,7 +150,7 @@ def test_a_pod_that_waits_for_the_head_goes_in_seconds(
     service, _ = replicas
     _wait_for_both(service)
     before = _workers(service)
-    service.delete_pod(min(before))
+    worker = min(service.pods("worker"), key=lambda pod: pod["metadata"]["name"])
     waiting: list[str] = []
 
     def waits() -> bool:
@@ -145,8 +160,10 @@ def test_a_pod_that_waits_for_the_head_goes_in_seconds(
                 waiting.append(pod["metadata"]["name"])
         return bool(waiting)
 
-    wait(waits, 60.0, lambda: f"none of {_names(service)} waits for its head", pause_s=0.1)
-    seconds = _seconds_to_delete(service, waiting[0])
+    with _silent_control_store(service, worker["metadata"]["labels"]["ray.io/cluster"]):
+        service.delete_pod(worker["metadata"]["name"])
+        wait(waits, 60.0, lambda: f"none of {_names(service)} waits for its head")
+        seconds = _seconds_to_delete(service, waiting[0])
     assert seconds < 20.0, "there are no ranks in it yet, and it does not stay for its grace of 105 seconds"
     with capsys.disabled():
         print(f"\n  a worker pod that waited for its head was deleted: gone after {seconds:.1f} s")

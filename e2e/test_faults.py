@@ -13,7 +13,7 @@ import pytest
 from cluster.interface import Cluster
 from cluster.kubectl import Kubectl
 from conftest import Client, new_namespace
-from faults import kill_process, signal_rank
+from faults import signal_process, signal_rank
 from scene import HANG_SECONDS, Scene, breakable
 from service import OPERATOR_NAMESPACE, Service, is_ready
 from streams import Said, Seen, undisturbed
@@ -85,7 +85,7 @@ def test_a_killed_core_costs_a_pause(scene: Scene) -> None:
     head = service.pods("head")[0]["metadata"]["name"]
     scene.break_it(
         "the core is killed",
-        lambda: kill_process(service.kubectl, service.namespace, head, "engine", "rayloom_engine[.]core_process"),
+        lambda: signal_process(service.kubectl, service.namespace, head, "engine", "rayloom_engine[.]core_process"),
         is_over=scene.is_serving_after(before["epoch"]),
     )
     assert _pids(service.engine_status()) == _pids(before), "the ranks live on"
@@ -124,7 +124,7 @@ def test_a_killed_control_store_of_ray_costs_a_pause(scene: Scene) -> None:
     head = service.pods("head")[0]["metadata"]
     seen = scene.break_it(
         "Ray's gcs_server is killed",
-        lambda: kill_process(service.kubectl, service.namespace, head["name"], "ray-head", "gcs/gcs[_]server"),
+        lambda: signal_process(service.kubectl, service.namespace, head["name"], "ray-head", "gcs/gcs[_]server"),
         is_over=scene.is_serving_after(before["epoch"]),
     )
     assert seen.tokens_s < 30.0

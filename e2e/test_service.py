@@ -120,7 +120,7 @@ def test_kubectl_get_shows_model_shape_ready_reason_rollout_url_age(pipeline: tu
     service, _ = pipeline
     service.wait_available(15.0)
     header, row = service.kubectl("get", "llm", "--namespace", service.namespace).splitlines()
-    assert header.split() == ["NAME", "MODEL", "SHAPE", "READY", "REASON", "ROLLOUT", "URL", "AGE"]
+    assert header.split() == ["NAME", "MODEL", "SHAPE", "READY", "REASON", "LOADING", "ROLLOUT", "URL", "AGE"]
     assert row.split()[:6] == ["smollm2-pp2", "builtin://smollm2-135m", "TP1xPP2", "1/1", "Serving", "Complete"]
     url = row.split()[6]
     status, body = service.client.request(f"{url}/v1/models")

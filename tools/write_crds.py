@@ -30,6 +30,7 @@ _COLUMNS = (
     ("Shape", "string", ".status.shape", "Tensor and pipeline parallelism."),
     ("Ready", "string", ".status.ready", "Engines that serve, of those asked for."),
     ("Reason", "string", '.status.conditions[?(@.type=="Available")].reason', "Why it is available, or why not."),
+    ("Loading", "string", ".status.loading", "How far an engine that starts is, such as 41 of 131 GB."),
     ("Rollout", "string", ".status.progress", "What a roll does, or came to."),
     ("URL", "string", ".status.endpoint", "URL of the API inside the cluster."),
     ("Age", "date", ".metadata.creationTimestamp", "Time since it was created."),
@@ -123,6 +124,8 @@ def _structural(schema: Schema, definitions: dict[str, Schema]) -> Schema:
         result["enum"] = [schema["const"]]
     if schema.get("default") is not None:
         result["default"] = schema["default"]
+    if schema.get("additionalProperties") is True:
+        result["x-kubernetes-preserve-unknown-fields"] = True
     if schema["type"] == "integer":
         result["format"] = "int64"
     elif schema["type"] == "array":

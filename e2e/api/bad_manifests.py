@@ -32,6 +32,28 @@ def _named(name: str) -> dict[str, Any]:
     return {"metadata": {"name": name}, **_spec()}
 
 
+def _head(**spec: Any) -> dict[str, Any]:
+    return _spec(podTemplate={"head": {"spec": spec}})
+
+
+def _worker(**spec: Any) -> dict[str, Any]:
+    return _spec(podTemplate={"worker": {"spec": spec}})
+
+
+def _labelled(kind: str, key: str, value: Any = "x") -> dict[str, Any]:
+    return _spec(podTemplate={"head": {"metadata": {kind: {key: value}}}})
+
+
+def _container(name: str, **fields: Any) -> dict[str, Any]:
+    part = {"containers": [{"name": name, **fields}]}
+    return _worker(**part) if name == "ray-worker" else _head(**part)
+
+
+def _mount(name: str, path: str) -> dict[str, Any]:
+    return {"volumeMounts": [{"name": name, "mountPath": path}]}
+
+
+_RESERVED = "the operator sets this variable itself: remove it"
 _NAME = "at most 40 lower-case letters, digits and '-', beginning with a letter"
 
 AT_ADMISSION: tuple[tuple[str, dict[str, Any], str], ...] = (
@@ -57,6 +79,9 @@ AT_ADMISSION: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("an empty served name", _model(servedName=""), "should be at least 1 chars long"),
     ("an unknown dtype", _model(dtype="fp16"), 'supported values: "auto", "bfloat16", "float16", "float32"'),
     ("a dtype in capitals", _model(dtype="BFLOAT16"), 'supported values: "auto"'),
+    ("a restart at no time", _spec(restartedAt="now"), "this is no time; use a time such as 2026-11-24T08:00:00Z"),
+    ("a restart in a thirteenth month", _spec(restartedAt="2026-13-01T00:00:00Z"), "this is no time"),
+    ("a restart without a zone", _spec(restartedAt="2026-11-24T08:00:00"), "this is no time"),
     ("a maxModelLen of 1", _model(maxModelLen=1), "should be greater than or equal to 2"),
     ("a maxModelLen in text", _model(maxModelLen="8k"), "must be of type integer"),
     ("a maxModelLen with a fraction", _model(maxModelLen=8192.5), "must be of type integer"),
@@ -85,11 +110,101 @@ AT_ADMISSION: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("no sequences at once", _args(maxNumSeqs=0), "should be greater than or equal to 1"),
     ("one KV block", _args(numKvBlocks=1), "should be greater than or equal to 2"),
     ("an unknown log level", _args(logLevel="trace"), 'supported values: "debug"'),
+    ("Ray without its token", _engine(env=[{"name": "RAY_AUTH_MODE", "value": "disabled"}]), _RESERVED),
+    ("another Ray", _engine(env=[{"name": "RAY_ADDRESS", "value": "10.0.0.1:6379"}]), _RESERVED),
+    ("another command for Ray", _engine(env=[{"name": "KUBERAY_GEN_RAY_START_CMD", "value": "sh"}]), _RESERVED),
+    ("a file of the operator's", _engine(env=[{"name": "RAYLOOM_ALIVE_FILE", "value": "/x"}]), _RESERVED),
+    ("257 variables", _engine(env=[{"name": f"A{n}", "value": ""} for n in range(257)]), "must have at most 256 items"),
     ("a variable without a value", _engine(env=[{"name": "A"}]), "value: Required value"),
     ("a variable's value that is a number", _engine(env=[{"name": "A", "value": 1}]), "must be of type string"),
     ("a variable's name with a dash", _engine(env=[{"name": "A-B", "value": "1"}]), "should match"),
     ("a variable twice", _engine(env=[{"name": "A", "value": "1"}, {"name": "A", "value": "2"}]), "uplicate"),
     ("variables as a map", _engine(env={"A": "1"}), 'unknown field "spec.engine.env.A"'),
+    ("a pod template for no pod", _spec(podTemplate={"spec": {}}), 'unknown field "spec.podTemplate.spec"'),
+    ("a pod template of RayClusters", _spec(podTemplate={"headGroupSpec": {}}), "spec.podTemplate.headGroupSpec"),
+    ("a whole pod template", _worker(template={"spec": {}}), 'unknown field "spec.podTemplate.worker.spec.template"'),
+    ("a misspelt field of a pod", _worker(runtimeClass="nvidia"), "spec.podTemplate.worker.spec.runtimeClass"),
+    ("a pod's field in its metadata", _spec(podTemplate={"head": {"metadata": {"name": "x"}}}), "head.metadata.name"),
+    ("another end of a pod", _head(terminationGracePeriodSeconds=5), "use spec.drainSeconds"),
+    ("a pod that is not restarted", _worker(restartPolicy="Never"), "restartPolicy is the operator's own"),
+    ("an account with rights", _worker(serviceAccountName="admin"), "pods use the account NAME-rayloom"),
+    ("a token in the pod", _head(automountServiceAccountToken=True), "use a projected volume"),
+    ("a chosen node", _worker(nodeName="n1"), "use nodeSelector or affinity"),
+    ("a name of the pod's own", _head(hostname="ray"), "hostname is the operator's own"),
+    ("the node's processes", _worker(hostPID=True), "hostPID is the operator's own"),
+    ("process namespaces apart", _head(shareProcessNamespace=False), "Ray finds its processes by it"),
+    ("a pod that ends by itself", _worker(activeDeadlineSeconds=60), "an engine runs until it is replaced"),
+    ("a priority as a number", _worker(priority=7), "use priorityClassName"),
+    ("another image", _container("engine", image="mine"), "use spec.engine.image"),
+    ("another pull policy", _container("ray-worker", imagePullPolicy="Always"), "use spec.engine.imagePullPolicy"),
+    ("another command", _container("ray-head", command=["sh"]), "use spec.engine.args for settings of the engine"),
+    ("arguments for the engine", _container("engine", args=["--port", "1"]), "use spec.engine.args"),
+    ("a port of the engine", _container("engine", ports=[{"containerPort": 9}]), "add a container of your own"),
+    ("a probe of the engine", _container("engine", livenessProbe={"tcpSocket": {"port": 1}}), "use spec.recovery"),
+    ("another preStop", _container("engine", lifecycle={}), "use spec.drainSeconds for the end of a pod"),
+    ("resources of ranks", _container("ray-worker", resources={"limits": {"cpu": "1"}}), "use spec.engine.resources"),
+    ("no token by a template", _container("engine", env=[{"name": "RAY_AUTH_MODE", "value": "no"}]), _RESERVED),
+    (
+        "a Secret as another Ray",
+        _container(
+            "ray-worker", env=[{"name": "RAY_ADDRESS", "valueFrom": {"secretKeyRef": {"name": "a", "key": "b"}}}]
+        ),
+        _RESERVED,
+    ),
+    (
+        "a variable of two values",
+        _container(
+            "engine", env=[{"name": "A", "value": "1", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}}]
+        ),
+        "give either value or valueFrom",
+    ),
+    ("a mount over a folder of ours", _container("engine", **_mount("a", "/etc/rayloom")), "use another mountPath"),
+    ("a mount over shared memory", _container("ray-worker", **_mount("a", "/dev/shm")), "use another mountPath"),
+    (
+        "a mount of the admin token",
+        _container("proxy", image="i", **_mount("config", "/x")),
+        "add a volume of your own",
+    ),
+    ("a volume with a name of ours", _head(volumes=[{"name": "ray", "emptyDir": {}}]), "use another name"),
+    ("a mount of no volume", _container("engine", **_mount("none", "/x")), "must be the name of a volume"),
+    ("ranks in the head pod", _head(containers=[{"name": "ray-worker"}]), "the operator's own there are ray-head and"),
+    ("an engine in worker pods", _worker(containers=[{"name": "engine"}]), "the operator's own there is ray-worker"),
+    ("a container without an image", _container("proxy"), "a container of your own needs an image"),
+    (
+        "an init container of KubeRay's",
+        _worker(initContainers=[{"name": "wait-gcs-ready", "image": "i"}]),
+        "initContainers cannot have a name of the operator's own",
+    ),
+    ("a container twice", _head(containers=[{"name": "a", "image": "i"}] * 2), "uplicate"),
+    ("a volume twice", _worker(volumes=[{"name": "a", "emptyDir": {}}] * 2), "uplicate"),
+    ("a label of ours", _labelled("labels", "rayloom.dev/service"), "use another key"),
+    ("a label of KubeRay's", _labelled("labels", "ray.io/node-type", "worker"), "use another key"),
+    ("the name of the application", _labelled("labels", "app.kubernetes.io/name"), "use another key"),
+    ("an annotation of KubeRay's", _labelled("annotations", "ray.io/overwrite-container-cmd"), "use another key"),
+    ("a label with a blank", _labelled("labels", "team", "a b"), "should match"),
+    ("a label that is a number", _labelled("labels", "team", 7), "must be of type string"),
+    (
+        "a GPU for the head",
+        _spec(
+            accelerator={"memory": "80Gi"},
+            podTemplate={
+                "head": {"spec": {"containers": [{"name": "engine", "resources": {"limits": {"nvidia.com/gpu": "1"}}}]}}
+            },
+        ),
+        "accelerators are for the ranks",
+    ),
+    ("an unknown DNS policy", _head(dnsPolicy="Host"), 'supported values: "ClusterFirst"'),
+    ("hostNetwork in text", _worker(hostNetwork="true"), "must be of type boolean"),
+    ("a user in text", _head(securityContext={"runAsUser": "1000"}), "must be of type integer"),
+    (
+        "capabilities that are dropped",
+        _container("engine", securityContext={"capabilities": {"drop": ["ALL"]}}),
+        "drop",
+    ),
+    ("a spread without a place", _worker(topologySpreadConstraints=[{"maxSkew": 1}]), "topologyKey: Required value"),
+    ("an unknown kind of affinity", _head(affinity={"nodeAfinity": {}}), "affinity.nodeAfinity"),
+    ("volumes as a map", _head(volumes={"a": {"emptyDir": {}}}), "spec.podTemplate.head.spec.volumes"),
+    ("an unknown user of pods", _spec(podTemplate={"user": "OpenShift"}), 'supported values: "Operator", "Cluster"'),
     ("a name with capitals", _named("Chat"), "lowercase RFC 1123"),
     ("a name with a dot", _named("chat.v1"), _NAME),
     ("a name that begins with a digit", _named("8b"), _NAME),

@@ -60,6 +60,12 @@ SCENES = {
     "invalid-spec": Scene(
         reason=Reason.INVALID_SPEC, kind="Accepted", says="fieldOfALaterVersion", spec=_UNKNOWN_FIELD
     ),
+    "not-allowed": Scene(
+        reason=Reason.NOT_ALLOWED,
+        kind="Accepted",
+        says="'/etc' is a path on nodes, and this operator allows only /models",
+        spec={"model": {"source": "file:///etc"}},
+    ),
     "apply-refused": Scene(
         reason=Reason.APPLY_REFUSED,
         kind="Accepted",

@@ -22,7 +22,8 @@ def install_operator(kubeconfig: Path, *values: str) -> None:
     """Installs or upgrades the release and waits until it is ready. `values` are `--set` arguments of Helm."""
     kubectl = Kubectl(kubeconfig)
     with stage("operator"):
-        settings = [word for value in values for word in ("--set", value)]
+        # Tests serve models from folders of this machine.
+        settings = [word for value in ("allowHostPaths=true", *values) for word in ("--set", value)]
         # A definition that was applied by hand, or by a release of another name, becomes this release's.
         options = ("--namespace", NAMESPACE, "--create-namespace", "--take-ownership", *settings)
         run(helm(), "--kubeconfig", kubeconfig, "upgrade", "--install", RELEASE, _CHART, *options, timeout_s=150)

@@ -25,7 +25,13 @@ _LABEL = "rayloom.dev/standin"
 _HEARTBEAT_S = 4.0
 _RETRY_S = 0.5
 _GOOD = Release()
-_CAPACITY = {"cpu": "100000", "memory": "1000000Gi", "pods": "100000", "nvidia.com/gpu": "8"}
+_CAPACITY = {
+    "cpu": "100000",
+    "memory": "1000000Gi",
+    "ephemeral-storage": "1000000Gi",
+    "pods": "100000",
+    "nvidia.com/gpu": "8",
+}
 
 
 class Kubelets:

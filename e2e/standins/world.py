@@ -33,6 +33,8 @@ from standins.traffic import SLICE_LABEL, Traffic, ready_addresses
 
 LLM = "/apis/rayloom.dev/v1alpha1"
 ENGINE_IMAGE = "rayloom/engine:test"
+# Other capabilities are not allowed.
+IN_PODS = "hostIPC,hostNetwork,hostPorts,privileged,root,IPC_LOCK"
 LEASE = (f"--lease-namespace={NAMESPACE}",)
 
 _GROUPS = {
@@ -265,7 +267,7 @@ class World:
         if not is_held:
             self.release(proxy)
         folder = self._folder / f"operator-{next(self._numbers)}"
-        flags = flags or (f"--engine-image={ENGINE_IMAGE}",)
+        flags = flags or (f"--engine-image={ENGINE_IMAGE}", "--allow-host-paths=/models", f"--allow-in-pods={IN_PODS}")
         if self._credentials is None:
             self._credentials = credentials(self.kubeconfig)
         process = OperatorProcess(proxy, self._credentials, folder, "run", *flags, *LEASE, command=command)

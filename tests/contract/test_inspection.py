@@ -6,7 +6,7 @@ from typing import get_args
 import pytest
 
 from rayloom_engine.errors import ModelError, ModelFault
-from rayloom_engine.models.inspection import Shape, failure, inspect_model
+from rayloom_engine.models.inspection import Inspection, Shape, failure, inspect_model
 from rayloom_engine.models.inspection import facts as engine_facts
 from rayloom_operator.inspection import _REASONS
 from rayloom_operator.model_facts import BUILTIN_FACTS, ModelFacts, ModelShape
@@ -15,6 +15,19 @@ from rt_inspection import ended, look
 
 def test_the_operator_reads_every_size_that_the_engine_leaves():
     assert set(Shape.model_fields) == set(ModelShape.model_fields)
+
+
+def _limit(field):
+    return next((part.le for part in field.metadata if hasattr(part, "le")), float("inf"))
+
+
+@pytest.mark.parametrize("name", [name for name, field in Shape.model_fields.items() if field.annotation is int])
+def test_what_the_engine_lets_through_the_operator_takes(name):
+    assert 1 < _limit(Shape.model_fields[name]) <= _limit(ModelShape.model_fields[name])
+
+
+def test_the_engine_lets_no_more_parameters_through_than_the_operator_takes():
+    assert _limit(Inspection.model_fields["num_parameters"]) <= _limit(ModelFacts.model_fields["num_parameters"])
 
 
 def test_facts_arrive():

@@ -20,13 +20,13 @@ from rt_tiny import VARIANTS, tiny_variant
 
 def engine_shape(shape):
     """What the operator knows of a shape, with values of no effect here for the rest."""
-    rest = {"rms_norm_eps": 1e-5, "rope": RopeParameters(), "layer_windows": (None,) * shape.num_layers}
-    return EngineShape(**shape.model_dump(), **rest, eos_token_ids=())
+    rest = {"rms_norm_eps": 1e-5, "rope": RopeParameters(), "layer_windows": (shape.attention_span,) * shape.num_layers}
+    return EngineShape(**shape.model_dump(exclude={"attention_span"}), **rest, eos_token_ids=())
 
 
 def known(shape):
     """What the operator knows of one of the engine's."""
-    return ModelShape.model_validate(dataclasses.asdict(shape))
+    return ModelShape.model_validate({**dataclasses.asdict(shape), "attention_span": shape.attention_span})
 
 
 def largest_rank(shape, tensor, pipeline):
@@ -97,9 +97,23 @@ def test_a_step_takes_what_the_engine_keeps_free_for_it(name):
 def test_defaults_and_shares_are_the_engines():
     assert EngineConfig().max_num_seqs == sizing.MAX_NUM_SEQS
     assert sizing.GPU_STEP_TOKENS == start._GPU_STEP_TOKENS
+    assert sizing.CPU_STEP_TOKENS == start._CPU_STEP_TOKENS
     assert rank_memory.BLOCK_SIZE == BLOCK_SIZE
     assert (sizing.GPU_SHARE, sizing.CPU_SHARE, sizing.CPU_CAP) == (
         kv_memory._GPU_SHARE,
         kv_memory._CPU_SHARE,
         kv_memory._CPU_CAP,
     )
+
+
+@pytest.mark.parametrize("span", [None, 1, 17, 4096])
+@pytest.mark.parametrize("num_step_tokens", [None, 512])
+def test_a_sequence_takes_the_engines_number_of_blocks(span, num_step_tokens):
+    shape = next(iter(SHAPES.values())).model_copy(update={"attention_span": span})
+    settings = {"per_node": 1, "memory": None, "tensor": 1, "pipeline": 1, "max_model_len": None, "num_requests": 1}
+    question = sizing.Question(shape=shape, dtype="bfloat16", num_step_tokens=num_step_tokens, **settings)
+    engine = kv_memory.SequenceBlocks(
+        block_size=BLOCK_SIZE, window=span, num_step_tokens=num_step_tokens or start._GPU_STEP_TOKENS
+    )
+    for num_tokens in (1, 16, 17, 512, 4096, 8192, 40_000, 131_072):
+        assert question.num_blocks_of(num_tokens) == engine.most(num_tokens)

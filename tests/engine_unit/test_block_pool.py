@@ -7,6 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rayloom_engine.core.block_pool import BlockPool, block_hash
+from rayloom_engine.core.window import longest_hit
+
+
+def find(pool: BlockPool, hashes: list[bytes]) -> list[int]:
+    """Blocks of the longest known beginning of the chain."""
+    known = pool.known(hashes)
+    _, end = longest_hit(known, window=None, block_size=4)
+    return [block_id for block_id in known[:end] if block_id is not None]
 
 
 def test_blocks_without_content_are_given_out_before_cached_ones() -> None:
@@ -18,7 +26,7 @@ def test_blocks_without_content_are_given_out_before_cached_ones() -> None:
     assert pool.num_free == 4
     # 1 was freed without content, so it comes first; 2 and 3 were never used; 0 is cached and comes last.
     assert pool.allocate(4) == [1, 2, 3, 0]
-    assert pool.find([b"first"]) == []
+    assert find(pool, [b"first"]) == []
 
 
 def test_the_tail_of_a_prefix_is_evicted_before_its_beginning() -> None:
@@ -28,7 +36,7 @@ def test_the_tail_of_a_prefix_is_evicted_before_its_beginning() -> None:
         pool.register(block_id, content)
     pool.release(table)
     assert pool.allocate(1) == [2]
-    assert pool.find([b"a", b"ab", b"abc"]) == [0, 1]
+    assert find(pool, [b"a", b"ab", b"abc"]) == [0, 1]
 
 
 def test_a_hit_takes_a_cached_block_back_and_counts_its_holders() -> None:
@@ -36,7 +44,7 @@ def test_a_hit_takes_a_cached_block_back_and_counts_its_holders() -> None:
     table = pool.allocate(1)
     pool.register(table[0], b"a")
     pool.release(table)
-    found = pool.find([b"a"])
+    found = find(pool, [b"a"])
     assert pool.num_cached_only(found) == 1
     pool.hold(found)
     pool.hold(found)
@@ -65,7 +73,7 @@ def test_equal_content_is_indexed_once() -> None:
     table = pool.allocate(2)
     pool.register(0, b"a")
     pool.register(1, b"a")
-    assert pool.find([b"a"]) == [0]
+    assert find(pool, [b"a"]) == [0]
     pool.check_integrity([table])
 
 
@@ -74,7 +82,7 @@ def test_the_chain_stops_at_the_first_unknown_block() -> None:
     table = pool.allocate(3)
     pool.register(0, b"a")
     pool.register(2, b"abc")
-    assert pool.find([b"a", b"ab", b"abc"]) == [0]
+    assert find(pool, [b"a", b"ab", b"abc"]) == [0]
     pool.check_integrity([table])
 
 
@@ -103,8 +111,28 @@ def test_no_operation_loses_or_doubles_a_block(operations: list[tuple[int, int, 
             table = tables[pick % len(tables)]
             pool.register(table[num % len(table)], bytes([pick]))
         elif kind == 3:
-            found = pool.find([bytes([pick])])
+            found = find(pool, [bytes([pick])])
             if found:
                 pool.hold(found)
                 tables.append(found)
         pool.check_integrity(tables)
+
+
+def test_a_block_whose_content_was_not_proven_is_cleared_for_its_next_owner() -> None:
+    pool = BlockPool(3)
+    pool.release(pool.allocate(3), num_proven=1)
+    assert pool.allocate(3) == [0, 1, 2]
+    assert pool.take_unclear() == (1, 2)
+    assert pool.take_unclear() == (), "said once"
+
+
+def test_a_later_owner_of_the_same_content_proves_it() -> None:
+    pool = BlockPool(1)
+    table = pool.allocate(1)
+    pool.register(table[0], b"a")
+    pool.release(table, num_proven=0)
+    pool.hold(find(pool, [b"a"]))
+    assert pool.take_unclear() == (), "a hit keeps the content"
+    pool.release(table, num_proven=1)
+    assert pool.allocate(1) == [0]
+    assert pool.take_unclear() == ()

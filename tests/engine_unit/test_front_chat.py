@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from rayloom_engine.front.answer import PART_BYTES
+from rayloom_engine.front.api_keys import ApiKeys
 from rayloom_engine.front.app import api_app
 from rayloom_engine.front.service import Waits
 from rt_fake_core import say
@@ -37,11 +39,11 @@ def test_an_answer_has_openai_shape(front: FrontUnderTest) -> None:
     assert response.status_code == 200
     assert document.pop("id").startswith("chatcmpl-")
     assert isinstance(document.pop("created"), int)
+    assert re.fullmatch(r"rl-[0-9a-f]{12}", document.pop("system_fingerprint"))
     prompt_tokens = len("user\nHi\nassistant\n") + 3  # three special tokens
     assert document == {
         "object": "chat.completion",
         "model": "tiny",
-        "system_fingerprint": None,
         "choices": [
             {
                 "index": 0,
@@ -49,15 +51,23 @@ def test_an_answer_has_openai_shape(front: FrontUnderTest) -> None:
                 "logprobs": None,
                 "finish_reason": "stop",
                 "stop_reason": None,
+                "token_ids": None,
             }
         ],
         "usage": {
             "prompt_tokens": prompt_tokens,
             "completion_tokens": 13,
             "total_tokens": prompt_tokens + 13,
-            "prompt_tokens_details": {"cached_tokens": 3},
+            "prompt_tokens_details": {"cached_tokens": 3, "audio_tokens": 0},
+            "completion_tokens_details": {
+                "reasoning_tokens": 0,
+                "audio_tokens": 0,
+                "accepted_prediction_tokens": 0,
+                "rejected_prediction_tokens": 0,
+            },
         },
         "prompt_logprobs": None,
+        "prompt_token_ids": None,
     }
 
 
@@ -97,8 +107,9 @@ def test_an_answer_is_in_flight_until_all_of_it_was_sent(front: FrontUnderTest) 
         in_flight.append(front.service.lifecycle.num_in_flight)
 
     path = "/v1/chat/completions"
-    scope = {"type": "http", "method": "POST", "path": path, "query_string": b"", "headers": [], "app": None}
-    handled = api_app(front.service, ())(scope, receive, send)
+    scope = {"type": "http", "method": "POST", "path": path, "query_string": b"", "app": None}
+    scope["headers"] = [(b"content-type", b"application/json")]
+    handled = api_app(front.service, ApiKeys())(scope, receive, send)
     asyncio.run_coroutine_threadsafe(handled, front._loop).result(20.0)
     parts = [message["body"] for message in sent[1:]]
     assert len(parts) > 2

@@ -35,6 +35,8 @@ def test_a_completion_has_openai_shape_and_16_tokens_by_default(front: FrontUnde
             "finish_reason": "length",
             "stop_reason": None,
             "prompt_logprobs": None,
+            "token_ids": None,
+            "prompt_token_ids": None,
         }
     ]
     assert document["usage"]["prompt_tokens"] == 2

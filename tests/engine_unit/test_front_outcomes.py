@@ -92,7 +92,10 @@ def test_a_failed_engine_fails_what_runs_and_what_comes(front: FrontUnderTest) -
 @pytest.mark.parametrize("stream", [True, False], ids=["stream", "no stream"])
 def test_what_is_refused_is_not_counted(front: FrontUnderTest, stream: bool) -> None:
     assert front.chat(stream=stream, temperature=-1).status_code == 400
-    assert front.http.post("/v1/completions", content=b"{").status_code == 400
+    assert (
+        front.http.post("/v1/completions", content=b"{", headers={"Content-Type": "application/json"}).status_code
+        == 400
+    )
     assert front.http.get("/v1/completions").status_code == 405
     for refusal, code in (("queue_full", 429), ("too_long", 400)):
         front.do(lambda refusal=refusal: setattr(front.core, "refusal", (refusal, "no")))
@@ -110,7 +113,8 @@ def test_a_request_whose_client_leaves_is_not_counted(front: FrontUnderTest, str
     host, port = front.api_url.removeprefix("http://").split(":")
     # By hand, because an HTTP client closes its socket when it likes.
     with socket.create_connection((host, int(port))) as connection:
-        head = f"POST /v1/completions HTTP/1.1\r\nHost: {host}\r\nContent-Length: {len(content)}\r\n\r\n"
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: {host}\r\nContent-Length: {len(content)}\r\n"
+        head += "Content-Type: application/json\r\n\r\n"
         connection.sendall(head.encode() + content)
         front.wait_until(lambda: front.service.metrics.generation_tokens.value() == 3, "it is under way")
     assert counts(front) == (0, 0, 1)

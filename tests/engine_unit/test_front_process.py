@@ -140,7 +140,7 @@ def test_a_drain_ends_kept_connections_so_that_clients_go_elsewhere(tmp_path: Pa
             kept.request("GET", "/ready")
             assert kept.getresponse().read()
         body = f'{{"model": "{MODEL}", "messages": [{{"role": "user", "content": "Hi"}}], "stream": true}}'
-        busy.request("POST", "/v1/chat/completions", body)
+        busy.request("POST", "/v1/chat/completions", body, {"Content-Type": "application/json"})
         stream = busy.getresponse()
         assert stream.readline().startswith(b"data: ")
         if how == "SIGTERM":
@@ -269,6 +269,33 @@ def test_a_bad_key_file_ends_the_process_with_the_code_for_bad_settings(tmp_path
     assert process.wait(30.0) == EXIT_CONFIG
 
 
+def test_a_variable_without_keys_ends_the_process_with_the_code_for_bad_settings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAYLOOM_API_KEYS", " , ")
+    process, _url, _admin_url = start(tmp_path, f"unix:{tmp_path}/core.sock")
+    assert process.wait(30.0) == EXIT_CONFIG
+
+
+def test_keys_in_the_file_change_while_it_runs(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text("old\n")
+    with front_process(tmp_path, api_key_file=str(file)) as front:
+
+        def status(key: str) -> int:
+            return httpx.get(f"{front.url}/v1/models", headers={"X-Api-Key": key}).status_code
+
+        assert (status("old"), status("new")) == (200, 401)
+        file.write_text("new\nnewer\n")
+        wait_until(lambda: status("new") == 200, "the new key is taken")
+        assert status("old") == 401
+        assert 'rayloom:api_keys{model_name="tiny"} 2' in httpx.get(f"{front.url}/metrics").text
+        file.write_text("\n")
+        bad = 'rayloom:api_key_file_unusable{model_name="tiny"} 1'
+        wait_until(lambda: bad in httpx.get(f"{front.url}/metrics").text, "the empty file is noticed")
+        assert status("new") == 200
+
+
 def test_an_asked_for_drain_survives_the_front(tmp_path: Path) -> None:
     with front_process(tmp_path) as front:
         assert httpx.post(f"{front.admin_url}/drain", headers={"Origin": "https://a.example"}).status_code == 403
@@ -283,6 +310,20 @@ def test_an_asked_for_drain_survives_the_front(tmp_path: Path) -> None:
         finally:
             process.kill()
             process.wait(10.0)
+
+
+@pytest.mark.parametrize("was_ready", [True, False], ids=["after the first load", "before it"])
+def test_a_restarted_front_is_healthy_where_the_model_had_been_loaded(tmp_path: Path, was_ready: bool) -> None:
+    if was_ready:
+        with front_process(tmp_path) as front:
+            assert httpx.get(f"{front.url}/health").status_code == 200
+    process, url, _admin_url = start(tmp_path, f"unix:{tmp_path}/no-core.sock")
+    try:
+        assert httpx.get(f"{url}/ready", timeout=30.0).status_code == 503
+        assert httpx.get(f"{url}/health").status_code == (200 if was_ready else 503)
+    finally:
+        process.kill()
+        process.wait(10.0)
 
 
 def test_requests_wait_for_a_restarted_front(tmp_path: Path) -> None:

@@ -94,6 +94,7 @@ def test_ready_stays_true_during_a_recovery_and_status_tells_it(front: FrontUnde
     front.wait_until(lambda: len(front.core.hellos) == 2, "the front is back")
     front.wait_until(lambda: front.service.lifecycle.state[0] == "recovering", "it recovers")
     assert front.http.get("/ready").status_code == 200
+    assert front.http.get("/health").json() == {"status": "ok", "state": "recovering"}
     status = EngineStatus.model_validate(front.admin.get("/status").json())
     assert (status.state, status.epoch) == ("recovering", 2)
     assert [(r.process, r.cause, r.seconds, r.phases) for r in status.recoveries] == [("core", "core_lost", None, [])]
@@ -163,6 +164,7 @@ def test_a_core_that_gives_up_ends_streams_with_an_error_event(front: FrontUnder
     assert refused.status_code == 503
     assert "no memory" in refused.json()["error"]["message"]
     assert front.admin.get("/status").json()["state"] == "failed"
+    assert front.http.get("/health").json()["error"]["message"] == "the engine is failed: no memory"
 
 
 def test_draining_finishes_what_runs_and_refuses_what_comes(front: FrontUnderTest) -> None:
@@ -194,6 +196,9 @@ def test_before_the_first_load_requests_are_told_to_come_back(tmp_path: Path) ->
         assert "load" in refused.json()["error"]["message"]
         assert int(refused.headers["retry-after"]) >= 1
         assert front.http.get("/ready").status_code == 503
+        for unhealthy in (front.http.get("/health"), front.admin.get("/health")):
+            assert unhealthy.status_code == 503
+            assert unhealthy.json()["error"]["code"] == "engine_starting"
         assert front.http.get("/v1/models").status_code == 200
         assert front.admin.get("/status").json()["state"] == "starting"
         front.do(lambda: setattr(front.core, "state", "serving"))

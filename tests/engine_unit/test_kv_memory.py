@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rayloom_engine.errors import ConfigError
-from rayloom_engine.worker.kv_memory import GIB, plan_kv_memory
+from rayloom_engine.worker.kv_memory import GIB, SequenceBlocks, plan_kv_memory
 
 MIB = 1 << 20
 
@@ -13,7 +13,7 @@ MIB = 1 << 20
 def _plan(**changes):
     settings = {
         "block_bytes": MIB,
-        "block_size": 16,
+        "sequence": SequenceBlocks(block_size=16),
         "free_bytes": 2 * GIB,
         "is_cpu": True,
         "max_num_seqs": 1000,
@@ -75,3 +75,14 @@ def test_more_than_the_model_knows_is_refused() -> None:
 def test_no_memory_at_all_is_an_error_that_names_the_setting() -> None:
     with pytest.raises(ConfigError, match="raise kv_cache_memory_bytes"):
         _plan(free_bytes=0)
+
+
+def test_a_window_needs_room_for_itself_and_a_step_alone() -> None:
+    # 31 positions before the first token of a step and its 64 are 95 positions, which touch 7 blocks at most.
+    sequence = SequenceBlocks(block_size=16, window=32, num_step_tokens=64)
+    assert [sequence.most(length) for length in (1, 96, 97, 8192)] == [1, 6, 7, 7]
+    plan = _plan(sequence=sequence, max_num_seqs=3)
+    assert (plan.num_blocks, plan.max_model_len) == (21, 8192)
+    assert _plan(sequence=sequence, num_kv_blocks=7, max_model_len=8192).max_model_len == 8192
+    with pytest.raises(ConfigError, match="room for 96 tokens"):
+        _plan(sequence=sequence, num_kv_blocks=6, max_model_len=8192)

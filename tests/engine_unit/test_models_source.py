@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from rayloom_engine.errors import ModelError
+from rayloom_engine.models.hub import _progress_bar
 from rayloom_engine.models.source import ResolvedModel, cache_folder, resolve
 from rt_gguf import write_gguf
 from rt_hub import COMMIT, serve_hub
@@ -162,6 +163,30 @@ def test_a_hub_model_is_downloaded_and_then_found_without_a_network(tmp_path: Pa
     assert ["resolve", 1, 1, "models"] in told and any(unit == "bytes" and done > 0 for _, done, _, unit in told)
     answers, _ = ask_hub("http://127.0.0.1:9", tmp_path / "home", ("hf://acme/tiny", None), is_offline=True)
     assert answers == [[path, COMMIT]]
+
+
+def test_mistrals_second_copy_of_the_weights_is_not_fetched(tmp_path: Path) -> None:
+    original = tiny_variant(tmp_path / "original", "llama")
+    (original / "consolidated.safetensors").write_bytes(b"the same again")
+    seen: list[str] = []
+    with serve_hub("acme/tiny", original, seen=seen) as url:
+        ask_hub(url, tmp_path / "home", ("hf://acme/tiny", None))
+    fetched = {request.rsplit("/", 1)[-1] for request in seen if "/resolve/" in request}
+    assert "model.safetensors" in fetched and "consolidated.safetensors" not in fetched
+
+
+def test_bytes_of_a_download_only_grow_although_the_library_counts_them_twice() -> None:
+    told: list[tuple[str, int, int, str]] = []
+    bar = _progress_bar(lambda *each: told.append(each))
+    received, written, files = bar(unit="B", total=100), bar(unit="B", total=100), bar(unit="it", total=3)
+    received.update(60)
+    written.update(20)
+    files.update(1)
+    written.update(50)
+    received.update(40)
+    written.update(30)
+
+    assert told == [("resolve", 60, 100, "bytes"), ("resolve", 70, 100, "bytes"), ("resolve", 100, 100, "bytes")]
 
 
 def test_who_needs_no_weights_fetches_none(tmp_path: Path) -> None:

@@ -12,7 +12,9 @@ from rayloom_operator.resolved import resolve
 from rt_operator import make_resolved, make_service
 from rt_shapes import LLAMA31_8B, LLAMA31_70B
 
-MODEL = {"source": "hf://meta-llama/Llama-3.1-70B-Instruct", "maxModelLen": 131_072}
+# With a cache, so that the pods' own disk is no part of it.
+CACHE = {"persistentVolumeClaim": "models"}
+MODEL = {"source": "hf://meta-llama/Llama-3.1-70B-Instruct", "maxModelLen": 131_072, "cache": CACHE}
 ACCELERATOR = {"perNode": 8, "memory": "80Gi"}
 
 

@@ -115,6 +115,20 @@ def test_every_kind_of_source_is_accepted(source):
             "spec.model.source: 's3://bucket' is not a model source; use one of hf://ORG/NAME, "
             "pvc://CLAIM/PATH, file:///PATH, builtin://smollm2-135m",
         ),
+        *(
+            (
+                "spec.model.source",
+                given,
+                f"spec.model.source: '{given}' is not a model source; use one of hf://ORG/NAME, pvc://CLAIM/PATH, "
+                f"file:///PATH, builtin://smollm2-135m; did you mean {meant}?",
+            )
+            for given, meant in (
+                ("meta-llama/Llama-3.1-8B", "hf://meta-llama/Llama-3.1-8B"),
+                ("https://huggingface.co/Qwen/Qwen3-0.6B", "hf://Qwen/Qwen3-0.6B"),
+                ("/models/llama", "file:///models/llama"),
+                ("smollm2-135m", "builtin://smollm2-135m"),
+            )
+        ),
         (
             "spec.model.dtype",
             "int3",

@@ -57,6 +57,38 @@ def test_a_refusal_holds_up_nothing_else(refused):
     with_applier(story)
 
 
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        (
+            '.spec.workerGroupSpecs[0].template.spec.containers[name="a"].x',
+            'spec.podTemplate.worker.spec.containers[name="a"].x',
+        ),
+        (".spec.headGroupSpec.template.spec.affinity", "spec.podTemplate.head.spec.affinity"),
+    ],
+)
+def test_a_pod_template_that_does_not_fit_kuberays_definition_is_refused_in_the_manifests_words(said, told):
+    async def story(kube, _, applier):
+        words = (
+            f"failed to create typed patch object (team/chat; ray.io/v1, Kind=RayCluster): {said}: field not declared"
+        )
+        kube.refusals[("apply", f"rayclusters/{GROUP}")] = KubeError(500, words)
+        with pytest.raises(Refused) as refused:
+            await applier.carry_out(KEY, Plan(wanted=(CLUSTER,)), 300)
+        assert f": {told}: field not declared" in str(refused.value)
+
+    with_applier(story)
+
+
+def test_another_answer_of_code_500_is_no_refusal():
+    async def story(kube, _, applier):
+        kube.refusals[("apply", f"rayclusters/{GROUP}")] = KubeError(500, "etcdserver: request timed out")
+        with pytest.raises(KubeError):
+            await applier.carry_out(KEY, Plan(wanted=(CLUSTER,)), 300)
+
+    with_applier(story)
+
+
 def test_after_an_error_everything_is_applied_again():
     async def story(kube, _, applier):
         planned = Plan(wanted=(ACCOUNT, SERVICE))

@@ -10,6 +10,10 @@ import pytest
 import yaml
 
 from rayloom_operator.__main__ import _parser
+from rayloom_operator.names import NODE_TYPE_LABEL
+from rayloom_operator.objects.guards import network_policy
+from rayloom_operator.objects.ray_cluster import ray_cluster
+from rt_operator import make_resolved
 
 CHART = Path(__file__).resolve().parents[2] / "charts" / "rayloom-operator"
 HELM = Path(sys.executable).parent / "helm"
@@ -21,6 +25,7 @@ SWITCHES = (
     "--set=nodeSelector.disk=ssd,tolerations[0].operator=Exists,imagePullSecrets[0].name=pull",
 )
 NAMESPACES = ("--set=watchNamespaces={a,b}",)
+ENGINES = ("--set=metrics.enginePodMonitor.enabled=true,metrics.enginePodMonitor.labels.release=p",)
 
 
 def run_helm(*arguments):
@@ -49,7 +54,9 @@ def switched():
     return rendered(*SWITCHES)
 
 
-@pytest.mark.parametrize("flags", [(), SWITCHES, NAMESPACES], ids=["as it is", "all on", "two namespaces"])
+@pytest.mark.parametrize(
+    "flags", [(), SWITCHES, NAMESPACES, ENGINES], ids=["as it is", "all on", "two namespaces", "engines are scraped"]
+)
 def test_the_chart_lints(flags):
     helm("lint", "--strict", CHART, *flags)
 
@@ -80,6 +87,33 @@ def test_every_switch_adds_its_object(objects, switched):
     assert switched["ServiceMonitor"]["metadata"]["labels"]["release"] == "p"
 
 
+def test_the_monitor_of_engines_finds_their_head_pods_and_the_port_that_everybody_may_reach():
+    monitor = rendered(*ENGINES)["PodMonitor"]
+    resolved = make_resolved()
+    head = ray_cluster(resolved, "00000000")["spec"]["headGroupSpec"]["template"]
+    ports = {
+        port["name"]: port["containerPort"] for each in head["spec"]["containers"] for port in each.get("ports", ())
+    }
+    (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+    open_rules = [rule for rule in network_policy(resolved.service)["spec"]["ingress"] if "from" not in rule]
+
+    assert monitor["metadata"]["labels"]["release"] == "p"
+    assert monitor["spec"]["namespaceSelector"] == {"any": True}
+    assert (endpoint["path"], endpoint["interval"]) == ("/metrics", "15s")
+    assert [port["port"] for rule in open_rules for port in rule["ports"]] == [ports[endpoint["port"]]]
+    # KubeRay adds the label of the kind of node.
+    assert monitor["spec"]["selector"]["matchLabels"] == {NODE_TYPE_LABEL: "head"}
+    (expression,) = monitor["spec"]["selector"]["matchExpressions"]
+    assert expression["key"] in head["metadata"]["labels"]
+    assert set(monitor["spec"]["podTargetLabels"]) <= head["metadata"]["labels"].keys()
+
+
+def test_the_monitor_of_engines_looks_where_the_operator_does():
+    monitor = rendered(*ENGINES, *NAMESPACES)["PodMonitor"]
+
+    assert monitor["spec"]["namespaceSelector"] == {"matchNames": ["a", "b"]}
+
+
 def test_every_value_of_the_pod_arrives(switched):
     deployment = switched["Deployment"]["spec"]
     meta, pod = deployment["template"]["metadata"], deployment["template"]["spec"]
@@ -108,6 +142,10 @@ def test_a_single_replica_is_never_kept_from_leaving_its_node(objects):
         ("watchNamespaces={Team}", "watchNamespaces"),
         ("metrics.enabled=true", "enabled"),
         ("replicaCount=2", "replicaCount"),
+        ("allowHostPaths=yes please", "allowHostPaths"),
+        ("allowHostPaths={models}", "allowHostPaths"),
+        ("podTemplate.allow={hostnetwork}", "podTemplate"),
+        ("podTemplate.allow=IPC_LOCK", "podTemplate"),
     ],
 )
 def test_a_value_that_cannot_be_used_is_named(value, named):
@@ -151,6 +189,43 @@ def test_the_operator_takes_its_command(flags):
     assert (taken["lease_namespace"], taken["lease_name"]) == ("rayloom-system", "rayloom-rayloom-operator")
     assert (taken["lease_seconds"], taken["log_format"]) == (6, "json" if flags is SWITCHES else "text")
     assert taken["watch_namespaces"] == (("a", "b") if flags is NAMESPACES else ())
+
+
+@pytest.mark.parametrize(
+    ("value", "folders"),
+    [
+        ("allowHostPaths=false", ()),
+        ("allowHostPaths=true", ("/",)),
+        ("allowHostPaths={/models,/data/hub}", ("/models", "/data/hub")),
+    ],
+)
+def test_host_paths_are_allowed_where_a_value_says_so(value, folders):
+    command = rendered("--set", value)["Deployment"]["spec"]["template"]["spec"]["containers"][0]["command"]
+
+    assert _parser().parse_args(command[1:]).host_paths == folders
+
+
+def test_pod_templates_may_use_what_a_value_says():
+    found = rendered("--set", "podTemplate.allow={hostNetwork,IPC_LOCK}")["Deployment"]["spec"]["template"]["spec"]
+
+    assert _parser().parse_args(found["containers"][0]["command"][1:]).in_pods == {"hostNetwork", "IPC_LOCK"}
+
+
+def test_the_operators_pod_can_leave_its_user_to_the_cluster():
+    keys = ("runAsUser", "runAsGroup", "fsGroup")
+    flags = [word for key in keys for word in ("--set", f"podSecurityContext.{key}=null")]
+    security = rendered(*flags)["Deployment"]["spec"]["template"]["spec"]["securityContext"]
+
+    assert security == {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
+
+
+def test_by_default_nothing_is_allowed_beyond_restricted_pods(objects):
+    command = objects["Deployment"]["spec"]["template"]["spec"]["containers"][0]["command"]
+    taken = _parser().parse_args(command[1:])
+
+    assert (taken.host_paths, taken.hub_endpoints, taken.in_pods) == ((), False, frozenset())
+    command = rendered("--set", "hub.allowOwnEndpoints=true")["Deployment"]["spec"]["template"]["spec"]["containers"][0]
+    assert _parser().parse_args(command["command"][1:]).hub_endpoints is True
 
 
 def test_the_definition_is_upgraded_with_the_release_and_stays_when_it_goes(objects):

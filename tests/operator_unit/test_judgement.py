@@ -10,7 +10,17 @@ import pytest
 from rayloom_operator.api_status import Reason
 from rayloom_operator.engine_status import Phase
 from rayloom_operator.judgement import is_well, judge
-from rt_operator import crashed, make_group, make_pod, make_reading, make_said, restarted, waiting
+from rayloom_operator.observed import pod
+from rt_operator import (
+    crashed,
+    make_group,
+    make_pod,
+    make_pod_document,
+    make_reading,
+    make_said,
+    restarted,
+    waiting,
+)
 
 NOW = 110.0
 LOADING = Phase(name="kv_cache", seconds=1, done=0, total=0, unit="", finished=False)
@@ -186,10 +196,33 @@ def test_pods_that_the_api_server_refuses_are_not_kuberays_fault():
 def test_too_little_memory_says_which_limit_to_raise():
     killed = crashed(137)
     killed["lastState"]["terminated"]["reason"] = "OOMKilled"
+    ended = "ended (OOMKilled, exit code 137): it left no message; see its log. Raise "
 
-    assert judge(make_group(make_pod(engine=killed)), NOW).message.endswith(
-        "ended (OOMKilled, exit code 137): it left no message; see its log. Raise spec.engine.resources.limits.memory."
+    # That field is of worker pods alone; the head's containers have limits where a pod template gives them some.
+    assert judge(make_group(make_pod(), worker(engine=killed)), NOW).message.endswith(
+        f"{ended}spec.engine.resources.limits.memory."
     )
+    assert judge(make_group(make_pod(engine=killed)), NOW).message.endswith(
+        f"{ended}resources.limits.memory of container engine in spec.podTemplate."
+    )
+
+
+def test_an_image_that_cannot_be_pulled_is_looked_for_in_the_field_that_has_it():
+    document = make_pod_document(engine=waiting("ErrImagePull"))
+    assert "Check spec.engine.image and" in pod(document).fault.message
+
+    document["status"]["containerStatuses"][0]["name"] = "proxy"
+    assert "Check the image of container proxy in spec.podTemplate and" in pod(document).fault.message
+
+
+@pytest.mark.parametrize(
+    ("volume", "sentence"),
+    [("certificates", "cannot mount what the spec names"), ("model", "cannot mount the model")],
+)
+def test_a_volume_of_a_pod_template_that_cannot_be_mounted_is_not_called_the_model(volume, sentence):
+    document = make_pod_document(volumes=[{"name": "model"}, {"name": "certificates"}])
+
+    assert sentence in pod(document, f'MountVolume.SetUp failed for volume "{volume}" : not found').fault.message
 
 
 def test_colours_of_a_log_are_left_out():

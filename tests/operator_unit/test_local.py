@@ -74,6 +74,13 @@ def test_the_engine_gets_the_manifest_as_its_config_and_environment(start):
     assert "-H 'Authorization: Bearer YOUR_KEY'" in local.output
 
 
+def test_a_pod_template_is_said_to_have_no_effect(start):
+    local = start(spec="  podTemplate: {worker: {spec: {runtimeClassName: nvidia}}}")
+    local.wait_for("Serving.")
+
+    assert "spec.podTemplate has no effect here: there are no pods.\n" in local.output
+
+
 def test_no_sample_asks_nothing(start):
     local = start("", "--no-sample")
     local.wait_for("Serving.")

@@ -73,3 +73,16 @@ def test_a_file_that_is_not_utf8_is_refused(tmp_path):
         load_service(path)
 
     assert caught.value.problems == (f"{path} is not UTF-8 text: invalid continuation byte at byte 5",)
+
+
+@pytest.mark.parametrize("time", ["2026-11-24T08:00:00Z", "2026-11-24T08:00:00+01:00"])
+def test_a_time_without_quotes_stays_the_text_that_it_is(load, time):
+    text = SERVICE.replace("spec: {", f"spec: {{restartedAt: {time}, ")
+
+    assert load(text).spec.restarted_at == time
+
+
+def test_a_time_that_no_calendar_has_is_named(problems_of):
+    (problem,) = problems_of(SERVICE.replace("spec: {", "spec: {restartedAt: 2026-13-01T00:00:00Z, "))
+
+    assert problem.startswith("spec.restartedAt: '2026-13-01T00:00:00Z' is no time; use a time such as ")

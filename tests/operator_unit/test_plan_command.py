@@ -71,6 +71,27 @@ def test_yaml_is_what_kubectl_takes_but_for_the_secrets_content(capsys):
     assert "config.json" in objects["ConfigMap"]["data"]
 
 
+def test_pods_are_printed_with_their_templates_and_what_an_operator_must_allow(tmp_path, capsys):
+    manifest = yaml.safe_load(SMALL.read_text(encoding="utf-8"))
+    security = {"capabilities": {"add": ["IPC_LOCK"]}}
+    volume = {"name": "data", "hostPath": {"path": "/data"}}
+    containers = [{"name": "ray-worker", "securityContext": security}]
+    manifest["spec"]["podTemplate"] = {"worker": {"spec": {"volumes": [volume], "containers": containers}}}
+    path = tmp_path / "service.yaml"
+    path.write_text(yaml.safe_dump(manifest), encoding="utf-8")
+
+    assert main(["plan", "-f", str(path)]) == 0
+    assert (
+        "spec.podTemplate needs these values of the operator's chart: podTemplate.allow={IPC_LOCK}, "
+        "allowHostPaths={/data}.\n"
+    ) in capsys.readouterr().out
+    assert main(["plan", "-f", str(path), "-o", "yaml"]) == 0
+    objects = {each["kind"]: each for each in yaml.safe_load_all(capsys.readouterr().out)}
+    pod = objects["RayCluster"]["spec"]["workerGroupSpecs"][0]["template"]["spec"]
+    assert volume in pod["volumes"]
+    assert pod["containers"][0]["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": ["IPC_LOCK"]}
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [

@@ -196,7 +196,7 @@ def test_a_start_that_fails_says_why_in_one_sentence(flags, says, log, capsys):
 
 def test_every_flag_value_and_metric_is_in_the_docs():
     root = Path(__file__).resolve().parents[2]
-    page = (root / "docs" / "operator.md").read_text(encoding="utf-8")
+    page = "".join((root / "docs" / name).read_text(encoding="utf-8") for name in ("operator.md", "metrics.md"))
     (commands,) = (action for action in _parser()._actions if action.dest == "command")
     flags = {flag for action in commands.choices["run"]._actions for flag in action.option_strings} - {"-h", "--help"}
     values = yaml.safe_load((root / "charts" / "rayloom-operator" / "values.yaml").read_text(encoding="utf-8"))

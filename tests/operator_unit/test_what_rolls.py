@@ -5,14 +5,15 @@ A field that is new fails the first test until CHANGES shows what a change of it
 
 import re
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Literal, get_args, get_origin
 
 import pytest
 from pydantic import BaseModel
 
 from rayloom_operator.api import Spec
+from rayloom_operator.api_pod_template import PodTemplates
 from rayloom_operator.model_facts import builtin_facts
 from rayloom_operator.resolved import resolve
 from rayloom_operator.revision import revision
@@ -52,6 +53,28 @@ def no(before, after, spec=CPU):
     return Change(before, after, False, spec)
 
 
+def models_in(annotation):
+    """The models that a field's type is made of, and whether they are in a list."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation, False
+    for each in get_args(annotation):
+        model, is_list = models_in(each)
+        if model is not None:
+            return model, is_list or getattr(annotation, "__origin__", None) is tuple
+    return None, False
+
+
+def fields(model, prefix=""):
+    """The path of every field that is no part of its own, as manifests write it."""
+    for name, each in model.model_fields.items():
+        path = prefix + (each.alias or name)
+        inner, is_list = models_in(each.annotation)
+        if inner is None:
+            yield path
+        else:
+            yield from fields(inner, f"{path}[]." if is_list else f"{path}.")
+
+
 CHANGES: dict[str, tuple[Change, ...]] = {
     "model.source": (yes("hf://a/b", "hf://a/c", HUB),),
     "model.revision": (no(None, "main", HUB), no("main", MAIN, HUB), yes("main", "v2", HUB)),
@@ -70,6 +93,7 @@ CHANGES: dict[str, tuple[Change, ...]] = {
     "accelerator.memory": (no("80Gi", "81Gi", LONG), yes("80Gi", "24Gi", LONG)),
     "replicas": (no(1, 5),),
     "drainSeconds": (no(30, 31),),
+    "restartedAt": (yes(None, "2026-11-24T08:00:00Z"), yes("2026-11-24T08:00:00Z", "2026-11-24T08:00:01Z")),
     "recovery.hangSeconds": (no(10, 7),),
     "recovery.rebuildSeconds": (no(600, 70),),
     "recovery.nodeLossSeconds": (no(15, 7),),
@@ -118,26 +142,77 @@ CHANGES: dict[str, tuple[Change, ...]] = {
 }
 
 
-def models_in(annotation):
-    """The models that a field's type is made of, and whether they are in a list."""
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return annotation, False
-    for each in get_args(annotation):
-        model, is_list = models_in(each)
-        if model is not None:
-            return model, is_list or getattr(annotation, "__origin__", None) is tuple
-    return None, False
+# Lists of a pod template: an element with what it must have, and another value of each field that must be there.
+ELEMENTS: dict[str, dict[str, Any]] = {
+    "topologySpreadConstraints": {"maxSkew": 1, "topologyKey": "k", "whenUnsatisfiable": "DoNotSchedule"},
+    "imagePullSecrets": {"name": "a"},
+    "hostAliases": {"ip": "192.0.2.1"},
+    "resourceClaims": {"name": "a"},
+    "volumes": {"name": "a", "emptyDir": {}},
+    "initContainers": {"name": "a", "image": "i"},
+    "containers": {"name": "a", "image": "i"},
+    "env": {"name": "A"},
+    "claims": {"name": "a"},
+    "volumeMounts": {"name": "v", "mountPath": "/a"},
+}
+OTHER = {
+    "maxSkew": 2,
+    "topologyKey": "l",
+    "whenUnsatisfiable": "ScheduleAnyway",
+    "name": "w",
+    "image": "j",
+    "ip": "192.0.2.2",
+    "mountPath": "/b",
+}
 
 
-def fields(model, prefix=""):
-    """The path of every field that is no part of its own, as manifests write it."""
-    for name, each in model.model_fields.items():
-        path = prefix + (each.alias or name)
-        inner, is_list = models_in(each.annotation)
-        if inner is None:
-            yield path
-        else:
-            yield from fields(inner, f"{path}[]." if is_list else f"{path}.")
+def value_of(annotation):
+    """Some value that a field of this type may have."""
+    if get_origin(annotation) is Literal:
+        return get_args(annotation)[-1]
+    if annotation in (str, bool, int):
+        return {str: "a", bool: True, int: 1}[annotation]
+    inner = [each for each in get_args(annotation) if each not in (type(None), ...)]
+    if get_origin(annotation) is tuple:
+        return [value_of(inner[0])]
+    if get_origin(annotation) is dict:
+        return {"a": "1"}
+    return value_of(inner[0])  # what may be left out, or has bounds
+
+
+def field_of(path):
+    """The pydantic field at a path of the spec."""
+    model, found = Spec, None
+    for name in path.replace("[]", "").split("."):
+        found = next(each for python, each in model.model_fields.items() if (each.alias or python) == name)
+        model = models_in(found.annotation)[0]
+    return found
+
+
+def template_change(path):
+    """Of one field of a pod template, in one that has no more than the field needs."""
+    *names, last = path.split(".")
+    pod = names[1]
+    part = spec = {"model": CPU["model"], "podTemplate": {pod: {"spec": {}}}}
+    if "volumeMounts[]" in names:
+        spec["podTemplate"][pod]["spec"]["volumes"] = [{"name": name, "emptyDir": {}} for name in ("v", "w")]
+    for name in names:
+        key = name.removesuffix("[]")
+        part = part.setdefault(key, [dict(ELEMENTS.get(key, {}))] if name.endswith("[]") else {})
+        part = part[0] if name.endswith("[]") else part
+    return yes(part.get(last), OTHER[last] if last in part else value_of(field_of(path).annotation), spec)
+
+
+CHANGES["podTemplate.user"] = (yes("Operator", "Cluster"),)
+for path in fields(PodTemplates, "podTemplate."):
+    if path.startswith(("podTemplate.head.", "podTemplate.worker.")) and "tolerations" not in path:
+        CHANGES[path] = (template_change(path),)
+for pod in ("head", "worker"):
+    for name in ("key", "operator", "value", "effect", "tolerationSeconds"):
+        (change,) = CHANGES[f"scheduling.tolerations[].{name}"]
+        template = {"podTemplate": {pod: {"spec": change.spec["scheduling"]}}}
+        path = f"podTemplate.{pod}.spec.tolerations[].{name}"
+        CHANGES[path] = (replace(change, spec=CPU | template),)
 
 
 def with_value(spec, path, value):

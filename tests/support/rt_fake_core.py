@@ -152,10 +152,8 @@ class FakeCore:
             output = Output(
                 sequence_id=submit.sequence_id,
                 token_ids=tuple(new),
-                logprobs=tuple(map(_logprobs, new)) if submit.params.logprobs is not None else (),
-                prompt_logprobs=tuple(map(_logprobs, submit.prompt_ids[1:]))
-                if is_first and submit.params.prompt_logprobs is not None
-                else (),
+                logprobs=_logprobs(new, submit.params.logprobs),
+                prompt_logprobs=_logprobs(submit.prompt_ids[1:], submit.params.prompt_logprobs) if is_first else (),
                 finish_reason=("stop" if is_stop else "length") if is_last else None,
                 stop_token_id=new[-1] if is_stop else None,
                 num_cached_tokens=3 if is_first else 0,
@@ -188,9 +186,12 @@ class FakeCore:
         )
 
 
-def _logprobs(token_id: int) -> TokenLogprobs:
-    """The token itself at -0.5, and "!" as the most likely one."""
-    return TokenLogprobs(token_id=token_id, logprob=-0.5, rank=2, top=((ord("!"), -0.25),))
+def _logprobs(token_ids: Sequence[int], num_top: int | None) -> tuple[TokenLogprobs, ...]:
+    """Each token itself at -0.5, and "!" as the most likely one; none when none were asked for."""
+    if num_top is None:
+        return ()
+    top = ((ord("!"), -0.25),)[:num_top]
+    return tuple(TokenLogprobs(token_id=token_id, logprob=-0.5, rank=2, top=top) for token_id in token_ids)
 
 
 def _write(writer: asyncio.StreamWriter, message: CoreMessage) -> None:

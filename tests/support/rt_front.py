@@ -8,16 +8,18 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
 import httpx
 
 from rayloom_engine.config import parse_config
-from rayloom_engine.front.__main__ import http_server
 from rayloom_engine.front.admin import admin_app
+from rayloom_engine.front.api_keys import ApiKeys
 from rayloom_engine.front.app import api_app
+from rayloom_engine.front.http_protocol import HttpLimits
+from rayloom_engine.front.http_server import admin_server, api_server
 from rayloom_engine.front.service import Service, Waits
 from rt_byte_model import byte_model
 from rt_fake_core import TOKEN, FakeCore
@@ -45,6 +47,10 @@ class FrontUnderTest:
             return action()
 
         return asyncio.run_coroutine_threadsafe(run(), self._loop).result(20.0)
+
+    def run(self, work: Coroutine[Any, Any, R]) -> R:
+        """The result of `work`, run in the front's loop."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(20.0)
 
     def wait_until(self, condition: Callable[[], bool], what: str, seconds: float = 20.0) -> None:
         deadline = time.monotonic() + seconds
@@ -75,6 +81,7 @@ def running_front(
     *,
     waits: Waits | None = None,
     api_keys: tuple[str, ...] = (),
+    limits: HttpLimits | None = None,
     ready: bool = True,
     start: int = 1,
     server_started: float | None = None,
@@ -103,7 +110,10 @@ def running_front(
             start=start,
             server_started=server_started,
         )
-        servers = [http_server(api_app(service, api_keys)), http_server(admin_app(service, admin_token))]
+        servers = [
+            api_server(api_app(service, ApiKeys(api_keys)), limits),
+            admin_server(admin_app(service, admin_token)),
+        ]
         tasks = [
             asyncio.create_task(core.serve(address)),
             asyncio.create_task(service.run()),

@@ -12,17 +12,23 @@ from rayloom_operator.lineage import lineages
 from rayloom_operator.model_facts import builtin_facts
 from rayloom_operator.names import group_name
 from rayloom_operator.observed import Group, Observed, Reading, Verdict, pod
+from rayloom_operator.permissions import Permissions
 from rayloom_operator.plan import Settings, plan
 from rayloom_operator.recovery import remembered
 from rayloom_operator.resolved import resolve
 from rayloom_operator.revision import revision
 from rayloom_operator.rolling import look, order_of
 from rayloom_operator.rollout import next_step
+from rayloom_operator.start_progress import NO_PROGRESS
 from rayloom_operator.status import VALID, status
 
 NOW = 110.0  # as readings count
 CLOCK = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
-SETTINGS = Settings(engine_image="rayloom/engine:test", operator_key=b"0123456789abcdef")
+SETTINGS = Settings(
+    engine_image="rayloom/engine:test",
+    operator_key=b"0123456789abcdef",
+    permissions=Permissions(host_paths=("/models",)),
+)
 
 
 def make_service(name="chat", **spec):
@@ -111,8 +117,8 @@ def make_said(state="serving", token_age=1.0, reason="", nodes=("n1", "n2"), sta
     )
 
 
-def make_reading(said=None, *, at=100.0, failing_since=None, error="", advanced_at=100.0):
-    return Reading(status=said, at=at, failing_since=failing_since, error=error, advanced_at=advanced_at)
+def make_reading(said=None, *, at=100.0, failing_since=None, error="", advanced_at=100.0, start=NO_PROGRESS):
+    return Reading(status=said, at=at, failing_since=failing_since, error=error, advanced_at=advanced_at, start=start)
 
 
 def make_group(*pods, reading=None, name="chat-00000000-0", uid="uid-cluster", refusal="", **facts):

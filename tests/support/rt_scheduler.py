@@ -51,8 +51,10 @@ class SimulatedRank:
     It does not keep what it sampled: like every stage but the last, it knows the ids that plans tell it.
     """
 
-    def __init__(self, block_size: int = BLOCK_SIZE) -> None:
+    def __init__(self, block_size: int = BLOCK_SIZE, window: int | None = None) -> None:
+        """`window`: positions that a token sees, itself included; no other is read."""
         self._block_size = block_size
+        self._window = window
         self._content: dict[tuple[int, int], tuple[int, ...]] = {}  # (block, offset) -> ids up to that position
         self._slots: dict[int, tuple[NewSlot, list[int], list[int]]] = {}  # slot -> (new, token ids, block table)
         self.num_computed_tokens = 0
@@ -63,6 +65,9 @@ class SimulatedRank:
         for new in plan.new_slots:
             assert new.slot not in self._slots
             self._slots[new.slot] = (new, list(new.token_ids), list(new.block_table))
+        for block in plan.cleared_blocks:
+            for offset in range(self._block_size):
+                self._content.pop((block, offset), None)
         for source, target in plan.block_copies:
             for offset in range(self._block_size):
                 if (source, offset) in self._content:
@@ -78,7 +83,8 @@ class SimulatedRank:
         for step in plan.slots:
             _, ids, table = self._slots[step.slot]
             end = step.start + step.num_tokens
-            for position in range(end):
+            seen_from = 0 if self._window is None else max(0, step.start + 1 - self._window)
+            for position in range(seen_from, end):
                 read = self._content.get(self._place(table, position))
                 assert read == tuple(ids[: position + 1]), f"slot {step.slot} reads foreign KV at position {position}"
             self.num_computed_tokens += step.num_tokens

@@ -43,10 +43,12 @@ def build_found_engine(
             config,
             LocalExecutor(runner),
             shape,
-            num_blocks=rank.kv.num_blocks,
-            max_model_len=rank.kv.max_model_len,
-            num_step_tokens=rank.num_step_tokens,
-            epoch=epoch,
+            EngineSizes(
+                num_blocks=rank.kv.num_blocks,
+                max_model_len=rank.kv.max_model_len,
+                num_step_tokens=rank.num_step_tokens,
+            ),
+            epoch,
         ),
         model=ModelStatus(
             path=str(resolved.path),
@@ -65,27 +67,28 @@ def build_found_engine(
     )
 
 
-def engine_on(
-    config: EngineConfig,
-    executor: Executor,
-    shape: ModelShape,
-    *,
-    num_blocks: int,
-    max_model_len: int,
-    num_step_tokens: int,
-    epoch: int,
-) -> Engine:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSizes:
+    """What the ranks have room for."""
+
+    num_blocks: int  # KV blocks
+    max_model_len: int  # tokens of the longest sequence
+    num_step_tokens: int  # the most tokens of one step
+
+
+def engine_on(config: EngineConfig, executor: Executor, shape: ModelShape, sizes: EngineSizes, epoch: int) -> Engine:
     """The scheduler and engine for ranks of these sizes, which are ready for plans of `epoch`."""
     scheduler = Scheduler(
         SchedulerConfig(
-            num_blocks=num_blocks,
+            num_blocks=sizes.num_blocks,
             block_size=BLOCK_SIZE,
             max_num_seqs=config.max_num_seqs,
-            max_num_batched_tokens=num_step_tokens,
-            max_model_len=max_model_len,
+            max_num_batched_tokens=sizes.num_step_tokens,
+            max_model_len=sizes.max_model_len,
             max_queued=config.max_queued_requests,
             enable_prefix_caching=config.enable_prefix_caching,
             depth=config.pipeline_parallel_size,  # one step for each stage
+            window=shape.attention_span,
         ),
         epoch,
     )

@@ -110,7 +110,10 @@ class EngineConfig(BaseModel):
         None, ge=1, description="Bytes for KV blocks. Default: computed from free memory (cgroup limit respected)."
     )
     num_kv_blocks: int | None = Field(
-        None, ge=2, description=f"Number of KV blocks of {BLOCK_SIZE} tokens; overrides kv_cache_memory_bytes."
+        None,
+        ge=2,
+        description=f"Number of KV blocks of {BLOCK_SIZE} tokens; overrides kv_cache_memory_bytes. "
+        "Default: as many as it holds.",
     )
     enable_prefix_caching: bool = Field(True, description="Reuse KV blocks of equal prompt prefixes.")
     threads: int | None = Field(
@@ -125,7 +128,9 @@ class EngineConfig(BaseModel):
         None, description="File with the admin port's bearer token. Required when admin_host is not loopback."
     )
     api_key_file: str | None = Field(
-        None, description="File with accepted API keys, one a line. RAYLOOM_API_KEYS (comma-separated) adds to it."
+        None,
+        description="File with accepted API keys, one a line, read again when it changes. RAYLOOM_API_KEYS "
+        "(comma-separated) adds to it.",
     )
     cors_allowed_origins: tuple[str, ...] = Field(
         (), strict=False, description="Origins that browsers may call from; * for all."

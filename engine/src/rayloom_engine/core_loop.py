@@ -6,11 +6,12 @@ import time
 from collections.abc import Callable
 
 from rayloom_engine.black_box import BlackBox
-from rayloom_engine.core.sequence import Sequence, SequenceOutput
+from rayloom_engine.core.probe import is_probe
+from rayloom_engine.core.sequence import CORRUPT, Sequence, SequenceOutput
 from rayloom_engine.core_io import CoreIo, Disconnected, Inbox
 from rayloom_engine.core_state import CoreState
-from rayloom_engine.engine import Engine, is_probe
-from rayloom_engine.errors import QueueFull, RequestError
+from rayloom_engine.engine import Engine
+from rayloom_engine.errors import CORRUPT_LOGITS, QueueFull, RequestError
 from rayloom_engine.protocol.messages import Abort, ModelStatus, Output, Outputs, Refused, Submit
 from rayloom_engine.ranks.stillness import patience_s
 from rayloom_engine.sampling_params import check_token_ids
@@ -167,10 +168,17 @@ class Core:
 
     def _send(self, outputs: list[SequenceOutput]) -> None:
         by_connection: dict[int, list[Output]] = {}
+        if any(output.finish_reason == CORRUPT for output in outputs):
+            self._engine.add_probe()  # a rank that is damaged for every request ends by it
         for output in outputs:
             connection, _, sequence_id = output.request_id.partition("/")
             if output.finish_reason is not None:
                 self._clear(sequence_id)
+            if output.finish_reason == CORRUPT:
+                self._io.send(
+                    int(connection), Refused(sequence_id=sequence_id, reason="corrupt", message=CORRUPT_LOGITS)
+                )
+                continue
             by_connection.setdefault(int(connection), []).append(
                 Output(
                     sequence_id=sequence_id,

@@ -24,13 +24,13 @@ from pathlib import Path
 from typing import NoReturn
 
 from rayloom_engine.black_box import BlackBox
-from rayloom_engine.build import build_found_engine, engine_on
+from rayloom_engine.build import EngineSizes, build_found_engine, engine_on
 from rayloom_engine.config import EngineConfig, load_config
 from rayloom_engine.core_io import CoreIo, Inbox
 from rayloom_engine.core_loop import Core
 from rayloom_engine.core_state import CoreState
 from rayloom_engine.engine import Engine
-from rayloom_engine.errors import ConfigError, EngineDead, ModelError, RankLost
+from rayloom_engine.errors import ConfigError, CorruptRank, EngineDead, ModelError, RankLost
 from rayloom_engine.models.shape import ModelShape
 from rayloom_engine.models.source import ResolvedModel
 from rayloom_engine.process import (
@@ -38,6 +38,7 @@ from rayloom_engine.process import (
     EXIT_GIVEN_UP,
     PULSE_SECONDS,
     end_with_parent,
+    forget_failure,
     set_up_logging,
     start_pulse,
     thread_cpu_clock,
@@ -53,6 +54,8 @@ from rayloom_engine.restarts import RestartBudget
 from rayloom_engine.worker.start import find_model
 
 logger = logging.getLogger(__name__)
+
+_CORRUPT_CURE = "check the model's files and the machine's memory; float16 may overflow: use bfloat16 or float32"
 
 
 class CoreProcess:
@@ -92,6 +95,11 @@ class CoreProcess:
             return self._fail(error, EXIT_CONFIG)
         except EngineDead as error:
             return self._fail(error, EXIT_GIVEN_UP)
+        except CorruptRank as error:
+            # The next core loads the weights again. Its supervisor counts this death, and gives up after too many.
+            logger.error("%s; the core ends", error)
+            write_failure(self._run_dir, f"{error}; {_CORRUPT_CURE}")
+            os._exit(1)
 
     def is_up(self) -> bool:
         """For the pulse: whether the start is done. Ends this process when its main thread hangs."""
@@ -162,15 +170,12 @@ class CoreProcess:
             if core is None:
                 num_blocks = pool.sizes.num_kv_blocks or min(rank.num_blocks for rank in loaded)
                 model = _model_status(resolved, shape, loaded, sizes.get("max_model_len"))
-                engine = engine_on(
-                    config,
-                    executor,
-                    shape,
+                engine_sizes = EngineSizes(
                     num_blocks=num_blocks,
                     max_model_len=model.max_model_len,
                     num_step_tokens=loaded[0].num_step_tokens,
-                    epoch=epoch,
                 )
+                engine = engine_on(config, executor, shape, engine_sizes, epoch)
                 self._keep_sizes(engine, model)
                 core = Core(engine, model, self._io, state, self._box, executor.check)
             engine.scheduler.epoch = state.epoch = epoch
@@ -206,6 +211,7 @@ class CoreProcess:
         state = self._state
         is_first = state.state == "starting"
         state.serving(message)
+        forget_failure(self._run_dir)
         if is_first:
             # What is alive now stays alive: the collector need not walk it again in the middle of a step.
             gc.collect()

@@ -9,13 +9,12 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from rayloom_engine.core.decoding import DecodingParams
+from rayloom_engine.core.probe import PROBE_PREFIX, is_probe
 from rayloom_engine.core.scheduler import Scheduler
 from rayloom_engine.core.sequence import Sequence, SequenceOutput
 from rayloom_engine.core.step import StepPlan, StepResult
 from rayloom_engine.core.step_work import StepForecast, StepWork
 from rayloom_engine.protocol.messages import SchedulerStats
-
-_PROBE_PREFIX = "probe/"  # no other id begins so: the core prefixes its own with a connection number
 
 
 class Executor(Protocol):
@@ -54,10 +53,6 @@ class LocalExecutor:
     def forget_all(self) -> None:
         self._plans.clear()
         self._rank.forget_all()
-
-
-def is_probe(request_id: str) -> bool:
-    return request_id.startswith(_PROBE_PREFIX)
 
 
 @dataclass(slots=True)
@@ -114,7 +109,7 @@ class Engine:
         self._num_probes += 1
         self.scheduler.add(
             Sequence(
-                request_id=f"{_PROBE_PREFIX}{self._num_probes}",
+                request_id=f"{PROBE_PREFIX}{self._num_probes}",
                 prompt_ids=(0,),
                 params=DecodingParams(max_tokens=1, temperature=0.0),
             ),
@@ -167,6 +162,7 @@ class Engine:
             prefix_hits=counters.prefix_hits,
             prompt_tokens=counters.prompt_tokens,
             generation_tokens=counters.generation_tokens,
+            num_corrupt=counters.num_corrupt,
             num_steps=times.num_steps,
             step_tokens=times.num_tokens,
             forward_seconds=times.forward,

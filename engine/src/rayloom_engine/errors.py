@@ -1,10 +1,17 @@
 """The engine's own exceptions. `ValueError` children are what a user can fix; their text says how."""
 
+import reprlib
 from typing import Literal, TypeAlias
 
 # What is wrong with a model, for programs; the message is for people. NoAccess: the hub wants a token, or another one.
 # Gated: the token's account has to accept the model's terms. Unreachable: may pass by itself. Invalid: all the rest.
 ModelFault: TypeAlias = Literal["NotFound", "NoAccess", "Gated", "Unsupported", "Unreachable", "Invalid"]
+
+
+CORRUPT_LOGITS = (
+    "the model's logits for this request are not finite (NaN or infinity), so no token can be chosen; the weights or "
+    "the memory of a rank are damaged, or float16 overflows: serve the model in bfloat16 or float32"
+)
 
 
 class EngineError(Exception):
@@ -43,6 +50,14 @@ class PoisonousRequest(EngineError):
     """A request that was ended because the engine died whenever it computed it."""
 
 
+class CorruptLogits(EngineError):
+    """A request that was ended because its logits held a NaN or nothing but infinities."""
+
+
+class CorruptRank(EngineError):
+    """This rank computed a NaN or an infinity for a probe: its weights or its memory are damaged, and it must end."""
+
+
 class EngineDead(EngineError):
     """The core cannot be brought back. `message` holds the first cause."""
 
@@ -58,3 +73,20 @@ class RankLost(EngineError):
         self.rank = rank
         self.is_alive = is_alive
         self.is_silent = is_silent
+
+
+def shown(value: object) -> str:
+    """A value out of a file or a request as a message shows it: in one printable line, and short."""
+    return _SHORT.repr(value)
+
+
+def word(value: object) -> str:
+    """The same for a name, which stays without quotation marks where it is short and printable."""
+    is_plain = isinstance(value, str) and 0 < len(value) <= _MAX_WORD and value.isprintable()
+    return str(value) if is_plain else shown(value)
+
+
+_MAX_WORD = 100  # characters
+_SHORT = reprlib.Repr()
+_SHORT.maxlevel = 2
+_SHORT.maxstring = _SHORT.maxother = _MAX_WORD

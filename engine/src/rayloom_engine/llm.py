@@ -19,15 +19,16 @@ from tqdm import tqdm
 
 from rayloom_engine.build import build_engine
 from rayloom_engine.config import parse_config
+from rayloom_engine.core.sequence import CORRUPT, SequenceOutput
 from rayloom_engine.core.sequence import Sequence as CoreSequence
-from rayloom_engine.core.sequence import SequenceOutput
 from rayloom_engine.core.step import TokenLogprobs
-from rayloom_engine.errors import ConfigError, EngineDead, RequestError
+from rayloom_engine.errors import CORRUPT_LOGITS, ConfigError, CorruptLogits, EngineDead, RequestError
 from rayloom_engine.executor_choice import choose_executor
 from rayloom_engine.models.progress import no_progress
 from rayloom_engine.sampling_params import SamplingParams, check_token_ids
 from rayloom_engine.text.chat_template import ChatTemplate
 from rayloom_engine.text.output_decoder import OutputDecoder
+from rayloom_engine.text.stop_strings import StopAutomaton
 from rayloom_engine.text.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int]
@@ -179,13 +180,14 @@ class LLM:
             check_token_ids(prompt_ids, self.model.vocab_size)
             seed = secrets.randbits(62)
             leader = None
+            stops = StopAutomaton(wishes.stop_strings)
             for index in range(wishes.n):
                 request_id = f"local/{self._next_id}"
                 self._next_id += 1
                 decoding = wishes.decoding(
                     index, len(prompt_ids), self.model.max_model_len, self.model.vocab_size, seed
                 )
-                decoder = OutputDecoder(self.tokenizer, wishes, self.model.eos_token_ids, prompt_ids)
+                decoder = OutputDecoder(self.tokenizer, wishes, self.model.eos_token_ids, prompt_ids, stops)
                 choices[request_id] = _Choice(decoder, prompt_index, index)
                 sequences.append(
                     CoreSequence(
@@ -214,6 +216,8 @@ class LLM:
         with tqdm(total=len(choices), desc="generate", unit="seq", disable=not use_tqdm) as bar:
             while unfinished:
                 for output in self._engine.step():
+                    if output.finish_reason == CORRUPT:
+                        raise CorruptLogits(CORRUPT_LOGITS)
                     if choices[output.request_id].add(output):
                         if output.finish_reason is None:  # ended by a stop string, which only the text shows
                             self._engine.abort(output.request_id)

@@ -93,11 +93,16 @@ def start_pulse(fd: int | None, is_up: Callable[[], bool]) -> None:
 
 
 def _pulse(fd: int, is_up: Callable[[], bool]) -> None:
-    os.set_blocking(fd, False)
     while True:
-        with contextlib.suppress(OSError):  # full: the supervisor is stopped; broken: it is gone, which others notice
-            os.write(fd, b"1" if is_up() else b"0")
+        give_sign(fd, is_up())
         time.sleep(PULSE_SECONDS)
+
+
+def give_sign(fd: int, is_up: bool) -> None:
+    """One sign of life, every PULSE_SECONDS: `start_pulse` does it for a process without an event loop."""
+    os.set_blocking(fd, False)
+    with contextlib.suppress(OSError):  # full: the supervisor is stopped; broken: it is gone, which others notice
+        os.write(fd, b"1" if is_up else b"0")
 
 
 def node_name() -> str:
@@ -137,6 +142,11 @@ def thread_cpu_clock() -> Callable[[], float]:
 def write_failure(run_dir: Path, cause: str) -> None:
     """Leaves the sentence that says why the engine cannot go on where the supervisor looks for it."""
     (run_dir / "failure").write_text(cause)
+
+
+def forget_failure(run_dir: Path) -> None:
+    """For an engine that goes on after all: a later end has another cause."""
+    (run_dir / "failure").unlink(missing_ok=True)
 
 
 def read_failure(run_dir: Path) -> str:

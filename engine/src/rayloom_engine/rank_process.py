@@ -24,7 +24,7 @@ import msgspec
 import psutil
 
 from rayloom_engine.config import EngineConfig, load_config
-from rayloom_engine.errors import ConfigError, ModelError
+from rayloom_engine.errors import ConfigError, CorruptRank, ModelError
 from rayloom_engine.executor_choice import job_place
 from rayloom_engine.process import (
     EXIT_CONFIG,
@@ -185,6 +185,11 @@ class RankServer:
                 reply = self._obey(order, steps.local_host)
             except ConfigError as error:
                 reply = Failed(_ticket(order), "config", str(error))
+            except CorruptRank as error:
+                # Damaged weights or memory last as long as this process; its successor loads them again.
+                logger.error("rank %d: %s; the rank ends", self._place.rank, error)
+                steps.send(Failed(_ticket(order), "rank", str(error)))
+                os._exit(1)
             except Exception as error:
                 # A peer that died shows here too: the core decides whom to replace, and this process goes on.
                 cause = f"{type(error).__name__}: {error}".splitlines()[0]

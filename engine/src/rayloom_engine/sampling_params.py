@@ -6,18 +6,20 @@ sequences. Stop strings, include_stop_str_in_output and skip_special_tokens stay
 
 from __future__ import annotations
 
-import reprlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
+from types import MappingProxyType
 
 from rayloom_engine.core.decoding import DecodingParams
 from rayloom_engine.errors import RequestError
+from rayloom_engine.json_words import shown
 
 MAX_CHOICES = 128  # OpenAI's limit of n
 MAX_LOGPROBS = 20  # OpenAI's limit of top_logprobs
 MAX_STOP_STRINGS = 64
 MAX_STOP_STRING_CHARS = 1024
+MAX_STOP_CHARS = 4096  # of all stop strings together
 MAX_STOP_TOKEN_IDS = 1024
 MAX_LOGIT_BIASES = 1024
 MAX_COUNT = 2**31 - 1  # of tokens and token ids: far above any context, and it fits every message and tensor
@@ -26,13 +28,60 @@ GREEDY_BELOW = 1e-5  # a smaller temperature overflows float32 logits; vLLM call
 _MASK_64 = 2**64 - 1
 _MASK_63 = 2**63 - 1
 
-_SHOWN_CHARS = 80
-_short = reprlib.Repr()
-_short.maxstring = _short.maxlong = _short.maxother = _SHOWN_CHARS
+_MAX_NAMED = 5  # values at fault that one message names
 
 
 class ContextTooLong(RequestError):
     """The prompt and what it asks for do not fit in the model's context."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Range:
+    """The numbers that a setting may have, both ends included."""
+
+    low: float
+    high: float | None = None  # None = no limit
+    is_whole: bool = False  # integers only
+
+    @property
+    def words(self) -> str:
+        """For messages and for the documentation."""
+        if self.high is None:
+            return f"at least {_number(self.low)}"
+        return f"from {_number(self.low)} to {_number(self.high)}"
+
+    def check(self, name: str, value: object) -> None:
+        """Raises RequestError naming the setting when `value` is no number of this range."""
+        if not isinstance(value, int if self.is_whole else (int, float)) or isinstance(value, bool):
+            kind = "an integer" if self.is_whole else "a number"
+            raise RequestError(f"{name} must be {kind}, given {shown(value)}", name)
+        assert isinstance(value, int | float)
+        # A huge integer is not infinite, but no float either.
+        if not -1e300 < value < 1e300 or value < self.low or (self.high is not None and value > self.high):
+            raise RequestError(f"{name} must be {self.words}, given {shown(value)}", name)
+
+
+RANGES: Mapping[str, Range] = MappingProxyType(
+    {
+        "n": Range(low=1, high=MAX_CHOICES, is_whole=True),
+        # OpenAI ends at 2. More is only more random, and users of other servers ask for it.
+        "temperature": Range(low=0.0),
+        "top_p": Range(low=0.0, high=1.0),
+        "top_k": Range(low=-1, high=MAX_COUNT, is_whole=True),
+        "min_p": Range(low=0.0, high=1.0),
+        "repetition_penalty": Range(low=0.01, high=100.0),  # beyond it float32 logits overflow
+        "presence_penalty": Range(low=-2.0, high=2.0),
+        "frequency_penalty": Range(low=-2.0, high=2.0),
+        "seed": Range(low=-(2**63), high=2**63 - 1, is_whole=True),
+        "min_tokens": Range(low=0, high=MAX_COUNT, is_whole=True),
+        "max_tokens": Range(low=0, high=MAX_COUNT, is_whole=True),
+        "logprobs": Range(low=0, high=MAX_LOGPROBS, is_whole=True),
+        "prompt_logprobs": Range(low=0, high=MAX_LOGPROBS, is_whole=True),
+    }
+)
+_MAY_BE_NONE = frozenset(("seed", "max_tokens", "logprobs", "prompt_logprobs"))
+_BIAS = Range(low=-100.0, high=100.0)
+_TOKEN_ID = Range(low=0, high=MAX_COUNT, is_whole=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +90,7 @@ class SamplingParams:
 
     n: int = 1  # choices per prompt
     temperature: float = 1.0  # 0 = greedy
-    top_p: float = 1.0  # (0, 1]
+    top_p: float = 1.0  # [0, 1]; 0 = the most likely token alone
     top_k: int = 0  # 0 or -1 = all
     min_p: float = 0.0  # [0, 1]
     repetition_penalty: float = 1.0  # [0.01, 100]; 1 = off
@@ -49,10 +98,10 @@ class SamplingParams:
     frequency_penalty: float = 0.0  # [-2, 2]
     logit_bias: Mapping[int, float] = field(default_factory=dict)  # token id -> bias in [-100, 100]
     seed: int | None = None  # None or -1 = a fresh one per request
-    stop: str | Iterable[str] | None = ()  # kept as a tuple
+    stop: str | Iterable[str] | None = ()  # kept as a tuple; an empty string stops nothing
     stop_token_ids: Iterable[int] | None = ()  # kept as a tuple
     min_tokens: int = 0  # no EOS, stop id or stop string before that many tokens
-    max_tokens: int | None = 16  # None = to the end of the context
+    max_tokens: int | None = 16  # None = to the end of the context; 0 = nothing, for the prompt's logprobs alone
     ignore_eos: bool = False
     logprobs: int | None = None  # alternatives per generated token; None = none, 0 = the chosen token only
     prompt_logprobs: int | None = None  # the same for the prompt's tokens
@@ -60,26 +109,14 @@ class SamplingParams:
     include_stop_str_in_output: bool = False
 
     def __post_init__(self) -> None:
-        _check_int("n", self.n, 1, MAX_CHOICES)
-        _check_float("temperature", self.temperature, 0.0, None)
-        _check_float("top_p", self.top_p, 0.0, 1.0, above_low=True)
-        _check_int("top_k", self.top_k, -1, MAX_COUNT)
-        _check_float("min_p", self.min_p, 0.0, 1.0)
-        _check_float("repetition_penalty", self.repetition_penalty, 0.01, 100.0)  # beyond it float32 logits overflow
-        _check_float("presence_penalty", self.presence_penalty, -2.0, 2.0)
-        _check_float("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
-        if self.seed is not None:
-            _check_int("seed", self.seed, -(2**63), 2**63 - 1)
-        _check_int("min_tokens", self.min_tokens, 0, MAX_COUNT)
-        if self.max_tokens is not None:
-            _check_int("max_tokens", self.max_tokens, 1, MAX_COUNT)
-            if self.min_tokens > self.max_tokens:
-                raise RequestError(
-                    f"min_tokens {self.min_tokens} is more than max_tokens {self.max_tokens}; lower it", "min_tokens"
-                )
-        for name in ("logprobs", "prompt_logprobs"):
-            if getattr(self, name) is not None:
-                _check_int(name, getattr(self, name), 0, MAX_LOGPROBS)
+        for name, allowed in RANGES.items():
+            value = getattr(self, name)
+            if value is not None or name not in _MAY_BE_NONE:
+                allowed.check(name, value)
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise RequestError(
+                f"min_tokens {self.min_tokens} is more than max_tokens {self.max_tokens}; lower it", "min_tokens"
+            )
         for name in ("ignore_eos", "skip_special_tokens", "include_stop_str_in_output"):
             if not isinstance(getattr(self, name), bool):
                 raise RequestError(f"{name} must be true or false, given {shown(getattr(self, name))}", name)
@@ -124,15 +161,16 @@ class SamplingParams:
                 "max_tokens",
             )
         max_tokens = self.max_tokens if self.max_tokens is not None else min(room, max_output_tokens or room)
+        max_tokens = max(max_tokens, 1)  # a step that computes the last prompt token always chooses one
         assert isinstance(self.stop_token_ids, tuple)
         for name, ids in (("stop_token_ids", self.stop_token_ids), ("logit_bias", tuple(self.logit_bias))):
             outside = [token_id for token_id in ids if token_id >= vocab_size]
             if outside:
                 raise RequestError(
-                    f"{name} has token id {outside[0]}, but the vocabulary ends at {vocab_size - 1}; use smaller ids",
+                    f"{name} has token id {_listed(outside)}, but the vocabulary ends at {vocab_size - 1}; "
+                    "use smaller ids",
                     name,
                 )
-        seed = fresh_seed if self.seed is None or self.seed == -1 else self.seed
         return DecodingParams(
             max_tokens=max_tokens,
             min_tokens=self.min_tokens,
@@ -144,12 +182,16 @@ class SamplingParams:
             presence_penalty=float(self.presence_penalty),
             frequency_penalty=float(self.frequency_penalty),
             logit_bias=tuple(sorted(self.logit_bias.items())),
-            seed=choice_seed(seed, index),
+            seed=self.seed_of(index, fresh_seed),
             stop_token_ids=self.stop_token_ids,
             ignore_eos=self.ignore_eos,
             logprobs=self.logprobs,
             prompt_logprobs=self.prompt_logprobs,
         )
+
+    def seed_of(self, index: int, fresh_seed: int) -> int:
+        """The seed of choice `index` of a prompt. It is all that differs between the choices' DecodingParams."""
+        return choice_seed(fresh_seed if self.seed is None or self.seed == -1 else self.seed, index)
 
 
 def choice_seed(seed: int, index: int) -> int:
@@ -160,12 +202,6 @@ def choice_seed(seed: int, index: int) -> int:
     mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) & _MASK_64
     mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & _MASK_64
     return (mixed ^ (mixed >> 31)) & _MASK_63
-
-
-def shown(value: object) -> str:
-    """`value` for an error message, cut when it is long: what a user sent can be megabytes."""
-    text = _short.repr(value)
-    return text if len(text) <= _SHOWN_CHARS else text[: _SHOWN_CHARS - 3] + "..."
 
 
 def check_token_ids(token_ids: Sequence[int], vocab_size: int, field: str = "prompt") -> None:
@@ -181,25 +217,6 @@ def check_token_ids(token_ids: Sequence[int], vocab_size: int, field: str = "pro
     )
 
 
-def _check_int(name: str, value: object, low: int, high: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise RequestError(f"{name} must be an integer, given {shown(value)}", name)
-    if not low <= value <= high:
-        raise RequestError(f"{name} must be from {low} to {high}, given {shown(value)}", name)
-
-
-def _check_float(name: str, value: object, low: float, high: float | None, *, above_low: bool = False) -> None:
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        raise RequestError(f"{name} must be a number, given {shown(value)}", name)
-    too_low = value <= low if above_low else value < low
-    # A huge integer is not infinite, but no float either.
-    if not -1e300 < value < 1e300 or too_low or (high is not None and value > high):
-        allowed = f"{'more than' if above_low else 'at least'} {low:g}"
-        if high is not None:
-            allowed += f" and at most {high:g}"
-        raise RequestError(f"{name} must be {allowed}, given {shown(value)}", name)
-
-
 def _stop_strings(stop: object) -> tuple[str, ...]:
     if stop is None:
         return ()
@@ -212,12 +229,19 @@ def _stop_strings(stop: object) -> tuple[str, ...]:
     for string in strings:
         if not isinstance(string, str):
             raise RequestError(f"stop must be a string or a list of strings, given {shown(string)}", "stop")
-        if not 1 <= len(string) <= MAX_STOP_STRING_CHARS:
+        if len(string) > MAX_STOP_STRING_CHARS:
             raise RequestError(
-                f"each stop string must have 1 to {MAX_STOP_STRING_CHARS} characters, given one with {len(string)}",
-                "stop",
+                f"a stop string may have {MAX_STOP_STRING_CHARS} characters, given one with {len(string)}", "stop"
             )
-        checked[string] = None
+        if string:
+            checked[string] = None
+    num_chars = sum(map(len, checked))
+    if num_chars > MAX_STOP_CHARS:
+        raise RequestError(
+            f"the stop strings have {num_chars} characters together, at most {MAX_STOP_CHARS} are allowed; "
+            "give fewer or shorter ones",
+            "stop",
+        )
     return tuple(checked)
 
 
@@ -230,7 +254,7 @@ def _token_ids(ids: object) -> tuple[int, ...]:
     if len(token_ids) > MAX_STOP_TOKEN_IDS:
         raise RequestError(f"stop_token_ids has more than {MAX_STOP_TOKEN_IDS} ids; give fewer", "stop_token_ids")
     for token_id in token_ids:
-        _check_int("stop_token_ids", token_id, 0, MAX_COUNT)
+        _TOKEN_ID.check("stop_token_ids", token_id)
     return tuple(dict.fromkeys(token_ids))
 
 
@@ -244,11 +268,25 @@ def _logit_bias(biases: object) -> dict[int, float]:
             f"logit_bias has {len(biases)} entries, at most {MAX_LOGIT_BIASES} are allowed", "logit_bias"
         )
     checked = {}
+    no_ids = []
     for key, bias in biases.items():
         # JSON has only strings as keys, so a string of digits is an id too.
         token_id = int(key) if isinstance(key, str) and key.isascii() and key.isdigit() and len(key) < 10 else key
         if not isinstance(token_id, int) or isinstance(token_id, bool) or not 0 <= token_id <= MAX_COUNT:
-            raise RequestError(f"logit_bias must have token ids as keys, given {shown(key)}", "logit_bias")
-        _check_float("logit_bias", bias, -100.0, 100.0)
+            no_ids.append(key)
+            continue
+        _BIAS.check("logit_bias", bias)
         checked[token_id] = float(bias)
+    if no_ids:
+        raise RequestError(f"logit_bias must have token ids as keys, given {_listed(no_ids)}", "logit_bias")
     return checked
+
+
+def _listed(values: Sequence[object]) -> str:
+    """The first few of the values at fault, for a message."""
+    named = ", ".join(map(shown, values[:_MAX_NAMED]))
+    return named if len(values) <= _MAX_NAMED else f"{named} and {len(values) - _MAX_NAMED} more"
+
+
+def _number(value: float) -> str:
+    return str(value) if isinstance(value, int) else f"{value:g}"

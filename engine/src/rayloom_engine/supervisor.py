@@ -45,6 +45,8 @@ logger = logging.getLogger(__name__)
 _BUSY_SECONDS = 60.0  # a child that says nothing is excused for so long by what it computes
 _START_SECONDS = 10.0  # a child that is not up yet may wait so long for a disk, also with a lower hang_seconds
 _STOP_SECONDS = 1.2  # after a stop signal children have this long before SIGKILL
+# The longest path in it is that of a local Ray: /ray/session_2026-11-24_08-05-50_796193_1234567/sockets/plasma_store
+_MAX_RUN_DIR_BYTES = 107 - 70
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
@@ -311,9 +313,9 @@ def _starts_ray(config: EngineConfig) -> bool:
 
 
 def _make_run_dir() -> Path:
-    """A folder of our own whose socket path is short enough: a Unix socket's name holds 107 bytes."""
+    """A folder of our own whose sockets' paths are short enough: a Unix socket's name holds 107 bytes."""
     folder = tempfile.mkdtemp(prefix="rayloom-")
-    if len(f"{folder}/core.sock".encode()) > 100:
+    if len(os.fsencode(folder)) > _MAX_RUN_DIR_BYTES:
         os.rmdir(folder)
         folder = tempfile.mkdtemp(prefix="rayloom-", dir="/tmp")
     return Path(folder)

@@ -8,9 +8,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from rayloom_operator import __version__
 from rayloom_operator.errors import OperatorError, SpecError
 from rayloom_operator.local import serve_local
 from rayloom_operator.plan_command import print_plan
+from rayloom_operator.pod_privileges import PRIVILEGES
 
 # argparse's own code for a command line that cannot be used; a manifest that cannot be used is the same to a caller.
 _EXIT_USAGE = 2
@@ -18,8 +20,12 @@ _EXIT_USAGE = 2
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command and gives its exit code: 0 done, 1 failed, 2 wrong input, or the engine's own code."""
-    flags = vars(_parser().parse_args(arguments))
+    parser = _parser()
+    flags = vars(parser.parse_args(arguments))
     command = flags.pop("command")
+    if command is None:
+        parser.print_help()
+        return _EXIT_USAGE
     try:
         if command == "local":
             return serve_local(**flags)
@@ -45,7 +51,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="rayloom-operator", description="Serves large language models from manifests."
     )
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    parser.add_argument("--version", action="version", version=f"rayloom-operator {__version__}")
+    commands = parser.add_subparsers(title="commands", dest="command", metavar="COMMAND")
     local = commands.add_parser(
         "local",
         help="serve a manifest on this machine, without a cluster",
@@ -69,7 +76,7 @@ def _parser() -> argparse.ArgumentParser:
     old_facts_help = "the same of OLD's model, where NEW has another one"
     plan.add_argument("--old-facts", metavar="FILE", type=Path, help=old_facts_help)
     image_help = "image of an engine whose LLMService names none (default: %(default)s)"
-    plan.add_argument("--engine-image", default="rayloom/engine", help=image_help)
+    plan.add_argument("--engine-image", default=f"rayloom/engine:{__version__}", help=image_help)
     output_help = "text, or yaml for the objects (default: %(default)s)"
     plan.add_argument("-o", "--output", choices=("text", "yaml"), default="text", help=output_help)
     local.add_argument("--host", default="127.0.0.1", help="address of the API port (default: %(default)s)")
@@ -91,6 +98,16 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--hub-endpoint", default="", metavar="URL", help="mirror of the models' hub")
     ca_help = "ConfigMap in the services' namespaces whose ca.crt has all certificates that a hub may have"
     run.add_argument("--hub-ca-config-map", default="", metavar="NAME", help=ca_help)
+    paths_help = "folders of nodes, separated by commas, that file:// and cache.hostPath may name; / for all of them"
+    run.add_argument(
+        "--allow-host-paths", dest="host_paths", metavar="FOLDERS", type=_paths, default=(), help=paths_help
+    )
+    endpoint_help = "let HF_ENDPOINT in a manifest say where its hub token is sent"
+    run.add_argument("--allow-hub-endpoints", dest="hub_endpoints", action="store_true", help=endpoint_help)
+    pods_help = "what pod templates may use, separated by commas: " + ", ".join((*PRIVILEGES, "or a capability"))
+    run.add_argument(
+        "--allow-in-pods", dest="in_pods", metavar="NAMES", type=_privileges, default=frozenset(), help=pods_help
+    )
     levels = ("debug", "info", "warning", "error")
     run.add_argument("--log-level", default="info", choices=levels, help="least level (default: %(default)s)")
     form_help = "lines for people, or a JSON object each (default: %(default)s)"
@@ -118,6 +135,24 @@ def _names(text: str) -> tuple[str, ...]:
     if bad := [name for name in names if not re.fullmatch(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", name)]:
         raise argparse.ArgumentTypeError(f"{bad[0]!r} is no name of a namespace; write names with commas between: a,b")
     return names
+
+
+def _paths(text: str) -> tuple[str, ...]:
+    paths = tuple(path.strip() for path in text.split(",") if path.strip())
+    if bad := [path for path in paths if not path.startswith("/") or ".." in path.split("/")]:
+        raise argparse.ArgumentTypeError(
+            f"{bad[0]!r} is no folder of a node; write whole paths, without .., with commas between: /models,/data"
+        )
+    return paths
+
+
+def _privileges(text: str) -> frozenset[str]:
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    if bad := [name for name in names if name not in PRIVILEGES and not re.fullmatch(r"[A-Z][A-Z_]*", name)]:
+        raise argparse.ArgumentTypeError(
+            f"{bad[0]!r} is nothing that can be allowed; use {', '.join(PRIVILEGES)}, or capabilities such as IPC_LOCK"
+        )
+    return frozenset(names)
 
 
 def _lease_seconds(text: str) -> int:

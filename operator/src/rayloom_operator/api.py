@@ -16,12 +16,15 @@ from pydantic import AfterValidator, ConfigDict, Field, ValidationError, field_v
 from rayloom_operator.api_base import Part as _Part
 from rayloom_operator.api_base import Quantity
 from rayloom_operator.api_base import rules as _rules
-from rayloom_operator.api_errors import explain
+from rayloom_operator.api_errors import explain, source_hint
+from rayloom_operator.api_pod_template import HEAD_ACCELERATORS_IN_WORDS, PodTemplates
 from rayloom_operator.api_pods import Auth, LocalObject, ModelCache, Scheduling, SecretKey
 from rayloom_operator.api_recovery import Recovery
+from rayloom_operator.api_restart import RestartTime
 from rayloom_operator.api_rollout import Rollout
 from rayloom_operator.api_sizing import Accelerator, Parallelism, Sizing
 from rayloom_operator.errors import SpecError
+from rayloom_operator.reserved_env import RESERVED_IN_WORDS, RESERVED_RULE, is_reserved
 
 API_VERSION = "rayloom.dev/v1alpha1"
 KIND = "LLMService"
@@ -124,7 +127,8 @@ class Model(_Part):
     @classmethod
     def _source_is_known(cls, source: str) -> str:
         if not any(re.fullmatch(pattern, source) for pattern in _SOURCES):
-            raise ValueError(f"{source!r} is not a model source; use one of {_SOURCES_IN_WORDS}")
+            hint = source_hint(source, BUILTIN_MODELS)
+            raise ValueError(f"{source!r} is not a model source; use one of {_SOURCES_IN_WORDS}{hint}")
         return source
 
     @model_validator(mode="after")
@@ -141,6 +145,11 @@ class Model(_Part):
     def source_kind(self) -> str:
         """The part of `source` before `://`: hf, pvc, file or builtin."""
         return self.source.split("://", 1)[0]
+
+    @property
+    def is_gguf(self) -> bool:
+        """Whether `source` is a file that each pod converts for itself."""
+        return self.source_kind in ("pvc", "file") and self.source.rstrip("/").endswith(".gguf")
 
 
 class EngineArgs(_Part):
@@ -169,15 +178,28 @@ class EngineArgs(_Part):
 
 
 class EnvVar(_Part):
-    name: str = Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", description="Name of an environment variable.")
+    name: str = Field(
+        pattern=r"^[A-Za-z_][A-Za-z0-9_]*$",
+        max_length=256,
+        description="Name of an environment variable.",
+        json_schema_extra=_rules((RESERVED_RULE, RESERVED_IN_WORDS)),
+    )
     value: str = Field(description="Its value, a string: put numbers and true/false in quotes.")
+
+    @field_validator("name")
+    @classmethod
+    def _is_free(cls, name: str) -> str:
+        if is_reserved(name):
+            raise ValueError(f"{name}: {RESERVED_IN_WORDS}")
+        return name
 
 
 class Resources(_Part):
     requests: dict[str, Quantity] = Field(
         default_factory=dict,
         description="What a node must have free, by resource name; text such as '500m' or '1Gi'. Left out: cpu 500m, "
-        "memory what the weights and a process need and 1Gi at least, times the ranks of a pod.",
+        "memory what the weights and a process need and 1Gi at least, times the ranks of a pod; ephemeral-storage what "
+        "a pod fetches or converts of the model into its own disk, which is nothing with a cache.",
     )
     limits: dict[str, Quantity] = Field(
         default_factory=dict, description="What may be used at most, by resource name; text such as '4' or '8Gi'."
@@ -206,7 +228,9 @@ class Engine(_Part):
     env: tuple[EnvVar, ...] = Field(
         (),
         strict=False,
-        description="Environment variables of the engine's processes, each name once.",
+        max_length=256,
+        description="Environment variables of the engine's processes, each name once. They are code execution in its "
+        "pods: LD_PRELOAD and PYTHONPATH are not kept from anyone. Those that the operator sets are refused.",
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
     )
 
@@ -221,6 +245,7 @@ class Engine(_Part):
 
 
 _TENSOR_IN_WORDS = "the ranks of a stage share a node: lower parallelism.tensor, or raise accelerator.perNode"
+_HEAD = "self.podTemplate.head.spec.containers"
 _CPU_IN_WORDS = "engine.args.device cpu has no use for an accelerator: remove one of the two"
 
 
@@ -236,6 +261,13 @@ class Spec(_Part):
                 "!has(self.accelerator) || !has(self.engine) || !has(self.engine.args) || "
                 "!has(self.engine.args.device) || self.engine.args.device != 'cpu'",
                 _CPU_IN_WORDS,
+            ),
+            (
+                "!has(self.accelerator) || !has(self.podTemplate) || !has(self.podTemplate.head) || "
+                f"!has(self.podTemplate.head.spec) || !has({_HEAD}) || {_HEAD}.all(each, !has(each.resources) || "
+                "((!has(each.resources.requests) || !(self.accelerator.resource in each.resources.requests)) && "
+                "(!has(each.resources.limits) || !(self.accelerator.resource in each.resources.limits))))",
+                HEAD_ACCELERATORS_IN_WORDS,
             ),
         )
     )
@@ -261,11 +293,27 @@ class Spec(_Part):
         "the operator waits so long at once, where it replaces engines or takes them away; when a pod is evicted or "
         "deleted, engines that run keep what they were made with.",
     )
+    restarted_at: RestartTime | None = Field(
+        None,
+        description="A time in RFC 3339, such as 2026-11-24T08:00:00Z. Its change replaces every engine as any change "
+        "of the spec does that rolls, and nothing else: it need not be the time of now.",
+    )
     rollout: Rollout = Field(default_factory=Rollout, description="How a change replaces the engines that run.")
     recovery: Recovery = Field(default_factory=Recovery, description="When what is broken is replaced.")
     engine: Engine = Field(default_factory=Engine, description="The engine's own settings.")
     auth: Auth | None = Field(None, description="Who may use the API. Default: everybody who reaches it.")
     scheduling: Scheduling = Field(default_factory=Scheduling, description="Where the pods may run.")
+    pod_template: PodTemplates = Field(
+        default_factory=PodTemplates, description="What the pods have beyond that, in Kubernetes' own words."
+    )
+
+    @model_validator(mode="after")
+    def _pods_can_be_made(self) -> Spec:
+        path = self.model.source.removeprefix("file://") if self.model.source_kind == "file" else None
+        resource = self.accelerator.resource if self.accelerator is not None else None
+        if problems := self.pod_template.problems(accelerator=resource, model_path=path):
+            raise ValueError("; ".join(problems))
+        return self
 
     @model_validator(mode="after")
     def _accelerator_is_used(self) -> Spec:

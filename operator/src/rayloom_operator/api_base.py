@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 from pydantic.config import JsonDict
 
@@ -14,7 +14,7 @@ _QUANTITY = r"^[0-9]+(\.[0-9]+)?(m|k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei)?$"
 _DECIMAL = {"m": 0.001} | {unit: 1000.0**power for power, unit in enumerate("kMGTPE", 1)}
 _FACTORS = {"": 1.0} | _DECIMAL | {f"{unit}i": 1024.0**power for power, unit in enumerate("KMGTPE", 1)}
 
-Quantity = Annotated[str, Field(pattern=_QUANTITY)]
+Quantity = Annotated[str, Field(pattern=_QUANTITY, max_length=40)]
 
 
 class Part(BaseModel):
@@ -30,3 +30,23 @@ def amount(quantity: Quantity) -> int:
     """The whole number that a quantity stands for: bytes, for memory. 80Gi is 85899345920."""
     number, unit = re.fullmatch(r"([0-9.]+)(.*)", quantity).groups()  # type: ignore[union-attr]
     return int(float(number) * _FACTORS[unit])
+
+
+def no_nulls(value: Any, path: str = "") -> Any:
+    """`value` itself. Raises ValueError for a null in it: the API server drops some nulls and keeps others."""
+    pairs: list[tuple[str, Any]] = []
+    if isinstance(value, dict):
+        pairs = [(f"{path}.{key}".lstrip("."), each) for key, each in value.items()]
+    elif isinstance(value, list):
+        pairs = [(f"{path}[{number}]", each) for number, each in enumerate(value)]
+    for where, each in pairs:
+        if each is None:
+            raise ValueError(f"{where} is empty; give it a value, or remove it: an empty value removes nothing here")
+        no_nulls(each, where)
+    return value
+
+
+# A map whose fields only Kubernetes knows.
+Free = Annotated[dict[str, Any], AfterValidator(no_nulls)]
+# A list whose elements are found by their names.
+MAP_BY_NAME: JsonDict = {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]}

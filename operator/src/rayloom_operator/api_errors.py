@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import difflib
+import re
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from pydantic import BaseModel
@@ -28,6 +30,19 @@ _MAX_GIVEN = 80
 def explain(error: ValidationError, root: type[BaseModel]) -> tuple[str, ...]:
     """One line per field at fault, in the document's order. `root` is the class that was validated."""
     return tuple(f"{_path(item['loc'])}: {_reason(item, root)}" for item in error.errors(include_url=False))
+
+
+def source_hint(source: str, builtin_models: Collection[str]) -> str:
+    """The model source that was probably meant, as the end of a sentence; empty where none is near."""
+    hub = re.fullmatch(r"(?:https://huggingface\.co/)?([\w-][\w.-]*/[\w.-]+)/?", source)
+    meant = None
+    if source in builtin_models:
+        meant = f"builtin://{source}"
+    elif source.startswith("/"):
+        meant = f"file://{source}"
+    elif hub:
+        meant = f"hf://{hub[1]}"
+    return f"; did you mean {meant}?" if meant else ""
 
 
 def _path(location: tuple[int | str, ...]) -> str:

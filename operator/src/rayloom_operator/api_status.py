@@ -19,6 +19,7 @@ class Reason(StrEnum):
     VALID = "Valid"  # Accepted
     INVALID_SPEC = "InvalidSpec"  # Accepted, and Available while nothing of an earlier spec runs
     DOES_NOT_FIT = "DoesNotFit"  # the model does not fit what it may use; where InvalidSpec is
+    NOT_ALLOWED = "NotAllowed"  # the operator's settings do not allow what the spec asks for; where InvalidSpec is
     APPLY_REFUSED = "ApplyRefused"  # the API server refused an object of ours; Accepted
     UNSUPPORTED_KUBERAY = "UnsupportedKubeRay"  # the cluster has no KubeRay, or one that is too old; Accepted
     LOADED = "Loaded"  # ModelReady
@@ -157,9 +158,9 @@ class Model(ModelFacts):
 class Figures(_Part):
     """One way to cut a model into ranks, and what comes of it."""
 
-    tensor: int = Field(description="Ranks that share each layer.")
-    pipeline: int = Field(description="Stages that share the layers.")
-    pods: int = Field(description="Worker pods, each with pipeline / pods stages.")
+    tensor: int = Field(ge=1, le=1024, description="Ranks that share each layer.")
+    pipeline: int = Field(ge=1, le=1024, description="Stages that share the layers.")
+    pods: int = Field(ge=1, le=1024, description="Worker pods, each with pipeline / pods stages.")
     nodes: int = Field(description="Nodes that these pods fill, at the least; on CPU one a pod.")
     weights_bytes_per_rank: int = Field(description="Bytes of the largest rank's weights.")
     kv_tokens: int = Field(0, description="Tokens that the KV cache holds, where memory is known; else at most.")
@@ -189,13 +190,14 @@ class Sizing(Figures):
 def stored_sizing(status: Mapping[str, Any]) -> Sizing | None:
     """The sizing in a status document; None when there is none, or somebody else wrote it."""
     try:
-        return Sizing.model_validate(status["sizing"], strict=False)
+        found = Sizing.model_validate(status["sizing"], strict=False)
     except (KeyError, ValidationError):
         return None
+    return found if found.pipeline % found.pods == 0 else None
 
 
 def stored_model(status: Mapping[str, Any]) -> Model | None:
-    """None where nothing is stored, or an operator of another version stored less than this one needs."""
+    """None where nothing is stored, or what this version cannot use: less than it needs, sizes beyond its bounds."""
     try:
         return Model.model_validate(status["model"])
     except (KeyError, ValidationError):
@@ -224,6 +226,11 @@ class Status(_Part):
     )
     sizing: Sizing | None = Field(None, description="How the shape came about. Absent until the model is known.")
     ready: str = Field("", description="Engines that serve, of those asked for, such as 1/1.")
+    loading: str | None = Field(
+        None,
+        description="How far the first engine that starts is, such as 41 of 131 GB; a moment old. Absent while none "
+        "loads anything that has a size.",
+    )
     endpoint: str = Field("", description="URL of the API inside the cluster.")
     replicas: int = Field(0, description="Engines that exist.")
     ready_replicas: int = Field(0, description="Engines that take requests.")

@@ -25,6 +25,14 @@ logger = logging.getLogger(__name__)
 
 # HTTP codes of answers that stay the same until someone changes the spec or the cluster.
 _REFUSALS = (400, 403, NOT_FOUND, INVALID)
+# And an answer of code 500: a field that the object's definition lacks, or one of another type. Of ours only what a pod
+# template says is not checked before.
+_UNTYPED = "failed to create typed patch object"
+_FIELDS_OF_TEMPLATES = (
+    (".spec.headGroupSpec.template.", "spec.podTemplate.head."),
+    (".spec.workerGroupSpecs[0].template.", "spec.podTemplate.worker."),
+)
+_MAX_MESSAGE = 1000
 # What was applied is applied again no sooner.
 _LEAST_S = 10.0
 # Their pods need all else, and that one of them is there says that all else was made.
@@ -205,7 +213,13 @@ class Applier:
 
 
 def _verdict(error: OperatorError) -> OperatorError:
+    if not isinstance(error, KubeError):
+        return error
+    message = str(error)
+    if _UNTYPED in message:
+        for field, ours in _FIELDS_OF_TEMPLATES:
+            message = message.replace(field, ours)
     # A namespace that is being deleted refuses everything, until its services are gone as well.
-    if isinstance(error, KubeError) and error.code in _REFUSALS and "being terminated" not in str(error):
-        return Refused(f"the API server refused: {error}")
-    return error
+    elif error.code not in _REFUSALS or "being terminated" in message:
+        return error
+    return Refused(f"the API server refused: {message[:_MAX_MESSAGE]}")

@@ -20,7 +20,7 @@ from rayloom_operator.api_status import Reason, Status, stored_model, stored_rol
 from rayloom_operator.applier import Applier
 from rayloom_operator.drift import Drift
 from rayloom_operator.engine_poller import EnginePoller
-from rayloom_operator.errors import DoesNotFit, OperatorError, Refused, SpecError
+from rayloom_operator.errors import DoesNotFit, NotAllowed, OperatorError, Refused, SpecError
 from rayloom_operator.inspection import Inspection, inspect
 from rayloom_operator.judgement import STALE_S, is_well, mute_at
 from rayloom_operator.k8s_events import events
@@ -60,6 +60,8 @@ _SILENCE_LOOK_S = 5.0
 # A failure that was written down is acted on in a turn of its own, that soon.
 _NEXT_TURN_S = 0.2
 _REFUSED_LOOK_S = 2.0
+# Why a spec that is right in itself cannot be used.
+_REASONS = ((DoesNotFit, Reason.DOES_NOT_FIT), (NotAllowed, Reason.NOT_ALLOWED))
 
 
 class Controller:
@@ -82,11 +84,9 @@ class Controller:
         self._namespaces = namespaces
         self._leads = leads
         self._metrics = metrics or Metrics()
-        self._metrics.gauge("queue_depth", "Services that wait for a pass.", lambda: self._queue.depth)
-        self._metrics.gauge(
-            "engines_polled", "Engines that are asked for their status.", lambda: self._poller.num_engines
-        )
-        self._metrics.gauge("concurrency", "Passes that may run at once now.", lambda: kube.concurrency.value)
+        self._metrics.gauge("queue_depth", lambda: self._queue.depth)
+        self._metrics.gauge("engines_polled", lambda: self._poller.num_engines)
+        self._metrics.gauge("concurrency", lambda: kube.concurrency.value)
         self._metrics.follow(self._conditions, lambda: self._poller.num_failures)
         self._services: PackedDict[ServiceKey, Known] = PackedDict(Known.of)
         # Opened when it leads: a standby would gather the keys of all services that ever were.
@@ -104,7 +104,7 @@ class Controller:
         self._drift = Drift(kube, self._queue.add, namespaces=namespaces)
         self._observer = Observer(kube, self.watches, self._poller, settings.operator_key)
         self._applier = Applier(kube, self._drift, self._observer.note_cluster, self._poller.told)
-        self._roller = Roller(kube, settings.hub, self._observer)
+        self._roller = Roller(kube, settings, self._observer)
         self._mounting_since: dict[ServiceKey, float] = {}
         self._untold: dict[ServiceKey, dict[str, Manifest]] = {}  # Events that are to be made, by name
         # While services are listed: the versions of those that went meanwhile, which later pages may still have.
@@ -240,13 +240,14 @@ class Controller:
         try:
             service = parse(document)
             patience = timedelta(seconds=service.spec.recovery.node_loss_seconds)
+            self._settings.permissions.check(service)
             inspection = await self._inspect(key, previous, service, clock)
             if inspection.facts is not None:
                 image = self._settings.image(service)
                 resolved = resolve(service, image, inspection.facts, previous, self._settings.hub)
                 resolved = await self._roller.with_kept_image(key, document, resolved, previous)
         except SpecError as error:
-            reason = Reason.DOES_NOT_FIT if isinstance(error, DoesNotFit) else Reason.INVALID_SPEC
+            reason = next((each for kind, each in _REASONS if isinstance(error, kind)), Reason.INVALID_SPEC)
             accepted = Verdict(reason=reason, message="; ".join(error.problems))
         memory, rollout = remembered(previous), stored_rollout(previous)
         made = [name for name, each in memory.items() if each.state != "BackOff"]

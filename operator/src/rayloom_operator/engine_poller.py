@@ -16,6 +16,7 @@ from rayloom_operator.errors import EngineUnavailable
 from rayloom_operator.judgement import TOKEN_AGE_LIMIT_S
 from rayloom_operator.names import ADMIN_PORT, ServiceKey
 from rayloom_operator.observed import Reading
+from rayloom_operator.start_progress import interval_s, start_progress
 from rayloom_operator.status_request import ask
 
 logger = logging.getLogger(__name__)
@@ -129,7 +130,8 @@ class EnginePoller:
             try:
                 said, at = await self._ask(engine), loop.time()
                 advanced = at if _has_advanced(before.status, said) else before.advanced_at
-                reading = Reading(status=said, at=at, failing_since=None, error="", advanced_at=advanced)
+                start = start_progress(before.start, said.startup, at, interval_s(self.num_engines))
+                reading = Reading(status=said, at=at, failing_since=None, error="", advanced_at=advanced, start=start)
             except Exception as error:
                 # Whatever an engine answers, it is asked again.
                 self.num_failures += 1
@@ -143,7 +145,8 @@ class EnginePoller:
             engine.reading = reading
             self.num_failing += _is_failing(reading) - _is_failing(before)
             has_turned = _is_failing(reading) != _is_failing(before)
-            if has_turned or _essence(before.status) != _essence(reading.status):
+            is_further = before.start != reading.start
+            if has_turned or is_further or _essence(before.status) != _essence(reading.status):
                 self._on_news(engine.service)
             await asyncio.sleep(_MIN_INTERVAL_S)
             # No `wait_for`: in Python 3.11 it drops a cancellation that comes with the nudge, as with the end of a pod.

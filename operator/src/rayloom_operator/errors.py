@@ -17,6 +17,10 @@ class DoesNotFit(SpecError):
     """A manifest that is right in itself, but asks for more memory than there is."""
 
 
+class NotAllowed(SpecError):
+    """A manifest that is right in itself, but asks for what the operator's settings do not allow."""
+
+
 class EngineUnavailable(OperatorError):
     """The engine cannot be started, or does not answer as its contract says."""
 

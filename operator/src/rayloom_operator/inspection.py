@@ -13,6 +13,7 @@ from datetime import datetime
 from typing import Any
 
 import msgspec
+from pydantic import ValidationError
 
 from rayloom_operator.api import LLMService
 from rayloom_operator.api_status import Model, Reason, stored_model
@@ -39,6 +40,7 @@ _PASSING = (Reason.HUB_UNREACHABLE, Reason.INSPECTION_FAILED)
 _TOKEN = (Reason.MODEL_NO_ACCESS, Reason.MODEL_GATED)
 # A Job has its pod within a second; after so many it is asked why there is none.
 _POD_S = 5.0
+_MAX_WORDS = 600  # characters of what a Job says
 _OVER = ("Failed", "Complete")  # conditions of a Job
 _INSPECTING = Verdict(reason=Reason.INSPECTING, message="A Job looks at the model, before pods are made for it.")
 
@@ -52,6 +54,17 @@ class Inspection:
     look_again_s: float | None = None  # when time alone changes something
     waiting: tuple[Manifest, ...] = ()  # pods that do not run yet
     is_podless: bool = False  # the Job should have its pod by now
+
+
+class _Error(msgspec.Struct):
+    reason: str
+    message: str
+
+
+class _Said(msgspec.Struct):
+    """The words of a Job, as far as they say whether it found the model."""
+
+    error: _Error | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,19 +158,29 @@ def _outcome(service: LLMService, job: Manifest, own: Manifest | None) -> ModelF
 
 
 def _words(service: LLMService, ended: Manifest, at: str) -> ModelFacts | _Ended:
-    """What the engine left (schemas/inspection.v1.json)."""
+    """What the engine left (schemas/inspection.v1.json). Whoever chose image and model chose these words."""
     words = ended.get("message", "")
     try:
-        said = msgspec.json.decode(words)
-        if "error" not in said:
-            return ModelFacts.model_validate(said)
-        reason, message = said["error"]["reason"], said["error"]["message"]
-    except (ValueError, KeyError, TypeError):
-        tail = plain(words)[-600:] or "it left no word; see its log"
-        cause = f"{ended.get('reason', 'Error')}, exit code {ended['exitCode']}"
-        message = f"The Job that looks at the model ended ({cause}): {tail}."
-        return _ended(service, Reason.INSPECTION_FAILED, message, at)
-    return _ended(service, _REASONS.get(reason, Reason.MODEL_UNUSABLE), f"{message}.", at)
+        error = msgspec.json.decode(words, type=_Said).error
+        if error is not None:
+            reason = _REASONS.get(error.reason, Reason.MODEL_UNUSABLE)
+            return _ended(service, reason, f"{plain(error.message)[:_MAX_WORDS]}.", at)
+        document = msgspec.json.decode(words)
+    except (ValueError, RecursionError):
+        document = {}
+    try:
+        return ModelFacts.model_validate(document)
+    except ValidationError as invalid:
+        first = invalid.errors(include_url=False, include_input=False)[0]
+    if first["type"] != "missing":
+        where = ".".join(str(part) for part in first["loc"])
+        why = first["msg"].removeprefix("Value error, ")
+        message = f"This operator serves no model of such a {where}: {why}."
+        return _ended(service, Reason.MODEL_UNSUPPORTED, message, at)
+    tail = plain(words)[-_MAX_WORDS:] or "it left no word; see its log"
+    cause = f"{ended.get('reason', 'Error')}, exit code {ended['exitCode']}"
+    message = f"The Job that looks at the model ended ({cause}): {tail}."
+    return _ended(service, Reason.INSPECTION_FAILED, message, at)
 
 
 def _ended(service: LLMService, reason: Reason, message: str, at: str) -> _Ended:

@@ -10,6 +10,7 @@ import re
 from rayloom_operator.api_status import Reason
 from rayloom_operator.engine_status import EngineStatus
 from rayloom_operator.observed import Group, Pod, Reading, Verdict
+from rayloom_operator.start_progress import StartProgress
 
 # An idle engine sends a token through every rank each 10 s.
 TOKEN_AGE_LIMIT_S = 15.0
@@ -39,12 +40,16 @@ def judge(group: Group | None, now: float) -> Verdict:
             return Verdict(reason=Reason.HEAD_LOST, message=f"The head pod of {group.name} is gone, and its ranks too.")
         if group is not None and group.pods:
             return _pending("The head pod is gone, or about to be.")
+        if group is not None and group.is_suspended:
+            return _pending(
+                f"RayCluster {group.name} is suspended: it has no pods until its queue, such as Kueue's, admits it."
+            )
         return _pending("KubeRay makes the pods of the engine. If this stays, see whether KubeRay's operator runs.")
     is_mute = reading is not None and now >= mute_at(reading)
     # The failed answer of an engine that has ended is explained by its pod better than by its last word.
     is_believed = silence(reading, now) is None or not (is_mute or group.fault)
     if reading is not None and reading.status is not None and is_believed:
-        return _engine_verdict(group, head, reading.status)
+        return _engine_verdict(group, head, reading.status, reading.start)
     if group.fault is not None:
         return group.fault
     has_answered = reading is not None and reading.status is not None and head.is_running
@@ -84,7 +89,7 @@ def mute_at(reading: Reading) -> float:
     return min(since + SILENCE_LIMIT_S, max(reading.at + _ANSWER_AGE_LIMIT_S, since + _SECOND_ANSWER_S))
 
 
-def _engine_verdict(group: Group, head: Pod, said: EngineStatus) -> Verdict:
+def _engine_verdict(group: Group, head: Pod, said: EngineStatus, start: StartProgress) -> Verdict:
     age = said.last_token_age_seconds
     is_stopped = age is not None and age >= TOKEN_AGE_LIMIT_S
 
@@ -109,8 +114,9 @@ def _engine_verdict(group: Group, head: Pod, said: EngineStatus) -> Verdict:
     if said.state == "recovering":
         return verdict(Reason.RECOVERING, f"The engine replaces lost ranks; requests wait. {said.reason}".strip())
     if said.state == "starting":
-        phase = next((phase.name.replace("_", " ") for phase in said.startup if not phase.finished), "")
-        return verdict(Reason.STARTING, f"The engine starts: {phase}." if phase else "The engine starts.")
+        name = next((phase.name for phase in said.startup if not phase.finished), "")
+        words = ": ".join(each for each in (name.replace("_", " "), start.amount * (start.phase == name)) if each)
+        return verdict(Reason.STARTING, f"The engine starts: {words}." if words else "The engine starts.")
     if age is None:
         return verdict(Reason.STARTING, "The engine makes its first token.")
     if not head.is_ready or not head.is_routed or not group.is_found:

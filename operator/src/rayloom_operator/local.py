@@ -19,6 +19,7 @@ from pathlib import Path
 from types import FrameType
 
 from rayloom_operator.api import LLMService
+from rayloom_operator.api_pod_template import has_template
 from rayloom_operator.engine_client import base_url, read_status, stream_chat
 from rayloom_operator.engine_config import engine_config
 from rayloom_operator.engine_process import EngineProcess, find_engine
@@ -49,6 +50,8 @@ def serve_local(*, manifest: Path, host: str, port: int, admin_port: int, has_sa
     service = load_service(manifest)
     environment = {**os.environ, **{variable.name: variable.value for variable in service.spec.engine.env}}
     _check(service, environment)
+    if has_template(service.spec.pod_template):
+        print("spec.podTemplate has no effect here: there are no pods.", file=sys.stderr, flush=True)
     command = find_engine()
     port = _claimable_port(host, port, "--port")
     admin_port = _claimable_port(_ADMIN_HOST, admin_port, "--admin-port", other_than=port)

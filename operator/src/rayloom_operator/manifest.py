@@ -10,13 +10,24 @@ from rayloom_operator.api import KIND, LLMService, parse
 from rayloom_operator.errors import SpecError
 
 
+class _Loader(yaml.SafeLoader):
+    """Leaves times and dates text, as kubectl does: JSON, which the API server gets, has neither."""
+
+
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+
+
 def load_service(path: Path) -> LLMService:
     """The one LLMService in a YAML file; documents of other kinds are an error, so that nothing is left out in silence.
 
     Raises SpecError when the file cannot be read or used.
     """
     try:
-        documents = [each for each in yaml.safe_load_all(path.read_text(encoding="utf-8")) if each is not None]
+        text = path.read_text(encoding="utf-8")
+        documents = [each for each in yaml.load_all(text, Loader=_Loader) if each is not None]
     except OSError as error:
         raise SpecError((f"cannot read {path}: {error.strerror}",)) from error
     except UnicodeDecodeError as error:

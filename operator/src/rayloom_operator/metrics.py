@@ -28,6 +28,25 @@ _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.15, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 _WAIT_SECONDS = (*_SECONDS, 60, 300, 900)  # thousands may be ahead
 _ROLL_SECONDS = (15, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 14400, 43200)  # an engine may load for an hour
 
+# What is read when somebody asks: name -> meaning.
+GAUGES = {
+    "leader": "1 in the operator that works, 0 in one that waits.",
+    "queue_depth": "Services that wait for a pass.",
+    "concurrency": "Passes that may run at once now, 2 to 8: few for long says that the API server is crowded, or the "
+    "way there, or the operator itself.",
+    "engines_polled": "Engines that are asked for their status.",
+}
+# The labels of the others, by the name that they are made with.
+LABELS = {
+    "reconcile": ("result",),
+    "queue_seconds": ("priority",),
+    "api_requests": ("verb", "code"),
+    "rollout_steps": ("step",),
+    "rollout_failures": ("reason",),
+    "rollout_seconds": ("end",),
+    "services": ("condition", "status"),
+}
+
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
 
@@ -44,28 +63,43 @@ class Metrics:
             registry=self._registry,
         )
         self._reconciles = Counter(
-            f"{_PREFIX}_reconcile", "Passes over a service, by how they ended.", ["result"], registry=self._registry
+            f"{_PREFIX}_reconcile",
+            "Passes over a service by how they ended: done, refused (somebody has to change something), failed (tried "
+            "again), bug (a mistake in the operator).",
+            LABELS["reconcile"],
+            registry=self._registry,
         )
         self._queue_seconds = Histogram(
             f"{_PREFIX}_queue_seconds",
-            "Seconds that a service waited for a pass.",
-            ["priority"],
+            "Seconds that a service waited for a pass: with news, as one that is known, or as a new one.",
+            LABELS["queue_seconds"],
             buckets=_WAIT_SECONDS,
             registry=self._registry,
         )
         self._requests = Counter(
-            f"{_PREFIX}_api_requests", "Requests to the API server.", ["verb", "code"], registry=self._registry
+            f"{_PREFIX}_api_requests",
+            "Requests to the API server; the code is none where there was no answer.",
+            LABELS["api_requests"],
+            registry=self._registry,
         )
         self._rollout_steps = Counter(
-            f"{_PREFIX}_rollout_steps", "Steps of rolls that began, by name.", ["step"], registry=self._registry
+            f"{_PREFIX}_rollout_steps",
+            "Steps of rolls that began: RolledBack counts rolls that were undone, WaitingForCapacity those that found "
+            "no room.",
+            LABELS["rollout_steps"],
+            registry=self._registry,
         )
         self._rollout_failures = Counter(
-            f"{_PREFIX}_rollout_failures", "Revisions that failed, by reason.", ["reason"], registry=self._registry
+            f"{_PREFIX}_rollout_failures",
+            "Revisions that failed: AnalysisFailed, CrashLoop or DeadlineExceeded.",
+            LABELS["rollout_failures"],
+            registry=self._registry,
         )
         self._rollout_seconds = Histogram(
             f"{_PREFIX}_rollout_seconds",
-            "Seconds of rolls that came to an end, from the new spec or the failure on.",
-            ["end"],
+            "Seconds of rolls that ended, pauses included. Complete: since the spec changed; RolledBack: since the "
+            "failure.",
+            LABELS["rollout_seconds"],
             buckets=_ROLL_SECONDS,
             registry=self._registry,
         )
@@ -119,8 +153,19 @@ class Metrics:
     def _ended(self, end: str, began: str, clock: datetime) -> None:
         self._rollout_seconds.labels(end).observe((clock - datetime.fromisoformat(began)).total_seconds())
 
-    def gauge(self, name: str, text: str, read: Callable[[], float]) -> None:
-        Gauge(f"{_PREFIX}_{name}", text, registry=self._registry).set_function(read)
+    def gauge(self, name: str, read: Callable[[], float]) -> None:
+        """Shows what `read` gives under one of the names in GAUGES."""
+        Gauge(f"{_PREFIX}_{name}", GAUGES[name], registry=self._registry).set_function(read)
+
+    def described(self) -> tuple[tuple[str, str, tuple[str, ...], str], ...]:
+        """(name, kind, labels, meaning) of every metric of our own, as Prometheus sees it, by name."""
+        found = []
+        for family in self._registry.collect():
+            if family.name.startswith(_PREFIX):
+                name = family.name + ("_total" if family.type == "counter" else "")
+                labels = LABELS.get(family.name.removeprefix(f"{_PREFIX}_"), ())
+                found.append((name, family.type, labels, family.documentation))
+        return tuple(sorted(found))
 
     def follow(self, conditions: Callable[[], Iterable[tuple[str, str]]], poll_failures: Callable[[], int]) -> None:
         """Reads these at each look: (type, status) of all conditions of all services, and polls without an answer."""
@@ -130,7 +175,7 @@ class Metrics:
                 failures = CounterMetricFamily(f"{_PREFIX}_engine_poll_failures", "Engines that gave no answer.")
                 failures.add_metric([], poll_failures())
                 services = GaugeMetricFamily(
-                    f"{_PREFIX}_services", "Services, by condition and its status.", labels=["condition", "status"]
+                    f"{_PREFIX}_services", "Services, by condition and its status.", labels=LABELS["services"]
                 )
                 for labels, number in sorted(Count(conditions()).items()):
                     services.add_metric(list(labels), number)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from rayloom_operator.api import API_VERSION, KIND, LLMService
+from rayloom_operator.own_parts import OWN_VOLUMES
 
 Manifest = dict[str, Any]
 ServiceKey = tuple[str, str]  # (namespace, name) of an LLMService
@@ -17,6 +18,8 @@ GROUP_LABEL = "rayloom.dev/group"
 REVISION_LABEL = "rayloom.dev/revision"
 # Set and removed by the operator on running pods, never in a template: a new pod takes no requests by itself.
 ROUTE_LABEL = "rayloom.dev/route"
+# Of pods in their node's network: two of them cannot share a node.
+HOST_NETWORK_LABEL = "rayloom.dev/host-network"
 # KubeRay's own, on each of its pods.
 NODE_TYPE_LABEL = "ray.io/node-type"
 CLUSTER_LABEL = "ray.io/cluster"
@@ -43,8 +46,10 @@ KEYS_FILE = "keys"
 CA_VOLUME = "hub-ca"
 CA_FOLDER = "/etc/rayloom-ca"
 CA_KEY = "ca.crt"
-# What these need, the user has to provide.
+# What these need, the user has to provide; and so it is with those of a pod template.
 USER_VOLUMES = (MODEL_VOLUME, CACHE_VOLUME, KEYS_VOLUME, CA_VOLUME)
+# What these need, the operator or the kubelet makes.
+MADE_VOLUMES = frozenset(OWN_VOLUMES) - frozenset(USER_VOLUMES)
 
 
 def account_name(service: str) -> str:

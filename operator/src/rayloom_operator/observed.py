@@ -11,7 +11,17 @@ from datetime import datetime
 
 from rayloom_operator.api_status import Reason
 from rayloom_operator.engine_status import EngineStatus
-from rayloom_operator.names import ENGINE_CONTAINER, MODEL_VOLUME, NODE_TYPE_LABEL, ROUTE_LABEL, USER_VOLUMES, Manifest
+from rayloom_operator.names import (
+    ENGINE_CONTAINER,
+    INSPECT_CONTAINER,
+    MODEL_VOLUME,
+    NODE_TYPE_LABEL,
+    ROUTE_LABEL,
+    USER_VOLUMES,
+    Manifest,
+)
+from rayloom_operator.own_parts import OWN_CONTAINERS, OWN_INIT_CONTAINERS, WORKER_CONTAINERS
+from rayloom_operator.start_progress import NO_PROGRESS, StartProgress
 
 _IMAGE_REASONS = frozenset(
     {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError"}
@@ -34,6 +44,10 @@ _MAX_MESSAGE = 600
 # What a terminal acts on; Ray's logs are in colours.
 _CONTROLS = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(\x07|\x1b\\)?|[\x00-\x08\x0e-\x1f\x7f-\x9f]")
 _MORE_ROOM = "Add nodes, or lower spec.engine.resources."
+_MORE_DISK = (
+    "The pod fetches or converts the model on its node's disk: give spec.model.cache a place, add nodes with larger "
+    "disks, or set spec.engine.resources.requests.ephemeral-storage."
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +95,7 @@ class Reading:
     failing_since: float | None  # when the first question without an answer was asked; None after an answer
     error: str  # why there was none; empty after an answer
     advanced_at: float  # when the engine last served, or got on with its start
+    start: StartProgress = NO_PROGRESS  # how far its start was when that was last put into words
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,6 +113,7 @@ class Group:
     is_found: bool = False  # clients find its head: an EndpointSlice of the service has the address
     is_cordoned: bool = False  # a pod of it is on a node that is being emptied, and does not tolerate that
     is_tolerant: bool = False  # the same of one that does: its successor may be put there again
+    is_suspended: bool = False  # KubeRay makes no pods for it: a queue has not admitted it, or has taken it back
     is_told_to_go: bool = False  # its head pod was deleted or evicted, and not because its node is away
 
     @property
@@ -160,6 +176,12 @@ def is_headless(cluster: Manifest) -> bool:
     return was_whole and _condition(cluster, "HeadPodReady").get("reason") == "HeadPodNotFound"
 
 
+def is_suspended(cluster: Manifest) -> bool:
+    """Whether KubeRay keeps a RayCluster without pods, because its `spec.suspend` says so, which is Kueue's to set."""
+    kinds = ("RayClusterSuspending", "RayClusterSuspended")
+    return any(_condition(cluster, kind).get("status") == "True" for kind in kinds)
+
+
 def _condition(document: Manifest, kind: str) -> Manifest:
     found = document.get("status", {}).get("conditions", ())
     return next((each for each in found if each["type"] == kind), {})
@@ -176,10 +198,11 @@ def pod(document: Manifest, mount_failure: str = "") -> Pod:
     scheduled, fault = conditions.get("PodScheduled", {}), None
     if (scheduled.get("status"), scheduled.get("reason")) == ("False", "Unschedulable"):
         cause = _head(scheduled.get("message", ""))
-        cure = "Make the claim, or change spec.model." if "persistentvolumeclaim" in cause else _MORE_ROOM
+        cure = _MORE_DISK if "Insufficient ephemeral-storage" in cause else _MORE_ROOM
+        cure = "Make the claim, or change spec.model." if "persistentvolumeclaim" in cause else cure
         message = f"pod {meta['name']} finds no node: {cause} {cure}"
         fault = Verdict(reason=Reason.UNSCHEDULABLE, message=message)
-    elif any(f'"{volume}"' in mount_failure for volume in USER_VOLUMES if volume != MODEL_VOLUME):
+    elif any(f'"{volume}"' in mount_failure for volume in _volumes_beside_the_model(spec)):
         message = f"pod {meta['name']} cannot mount what the spec names: {_head(mount_failure)}. Make it, or change "
         fault = Verdict(reason=Reason.CONTAINER_FAILED, message=message + "the spec.")
     elif mount_failure:
@@ -214,6 +237,10 @@ def pod(document: Manifest, mount_failure: str = "") -> Pod:
     )
 
 
+def _volumes_beside_the_model(spec: Manifest) -> set[str]:
+    return {*USER_VOLUMES, *(volume["name"] for volume in spec.get("volumes", ()))} - {MODEL_VOLUME}
+
+
 def moment(text: str) -> datetime:
     """The time in a document; long ago where there is none."""
     return datetime.fromisoformat(text or "1970-01-01T00:00:00Z")
@@ -243,8 +270,8 @@ def _container_fault(pod_name: str, container: Manifest) -> Verdict | None:
     if reason in _IMAGE_REASONS:
         return Verdict(
             reason=Reason.IMAGE_PULL_FAILED,
-            message=f"image {container['image']} cannot be pulled ({reason}: {message}). Check spec.engine.image and "
-            "whether the nodes can reach its registry.",
+            message=f"image {container['image']} cannot be pulled ({reason}: {message}). "
+            f"Check {_image_field(container)} and whether the nodes can reach its registry.",
         )
     if reason in _CREATE_REASONS:
         return Verdict(reason=Reason.CONTAINER_FAILED, message=f"{where} cannot start: {reason}: {message}")
@@ -262,9 +289,20 @@ def _container_fault(pod_name: str, container: Manifest) -> Verdict | None:
         return None  # It was started again, and may do better.
     kind = Reason.ENGINE_FAILED if container["name"] == ENGINE_CONTAINER else Reason.CONTAINER_FAILED
     cause = f"{ended.get('reason', 'Error')}, exit code {code}"
-    cure = ". Raise spec.engine.resources.limits.memory." if ended.get("reason") == "OOMKilled" else ""
+    cure = f". Raise {_memory_field(container)}." if ended.get("reason") == "OOMKilled" else ""
     message = f"{where} ended ({cause}): {words or 'it left no message; see its log'}{cure}"
     return Verdict(reason=kind, message=message)
+
+
+def _memory_field(container: Manifest) -> str:
+    if container["name"] in (*WORKER_CONTAINERS, INSPECT_CONTAINER):
+        return "spec.engine.resources.limits.memory"
+    return f"resources.limits.memory of container {container['name']} in spec.podTemplate"
+
+
+def _image_field(container: Manifest) -> str:
+    is_ours = container["name"] in (*OWN_CONTAINERS, *OWN_INIT_CONTAINERS, INSPECT_CONTAINER)
+    return "spec.engine.image" if is_ours else f"the image of container {container['name']} in spec.podTemplate"
 
 
 def plain(text: str) -> str:

@@ -14,7 +14,7 @@ from rayloom_operator.errors import OperatorError
 from rayloom_operator.kube import NOT_FOUND, Kube, KubeError
 from rayloom_operator.names import Manifest, ServiceKey, object_path
 from rayloom_operator.objects.companions import admin_token
-from rayloom_operator.observed import Group, Observed, cluster_refusal, is_headless, moment, pod
+from rayloom_operator.observed import Group, Observed, cluster_refusal, is_headless, is_suspended, moment, pod
 from rayloom_operator.recovery import NEW_POD_S
 from rayloom_operator.watches import Watches
 
@@ -92,6 +92,7 @@ class Observer:
                 pods=tuple(pod(each, failures.get(each["metadata"]["uid"], "")) for each in own),
                 refusal=cluster_refusal(cluster),
                 is_headless=is_headless(cluster),
+                is_suspended=is_suspended(cluster),
                 num_new_pods=num_new.get(meta["uid"], 0),
                 reading=None,
                 is_told_to_go=meta["uid"] in told,
@@ -159,14 +160,12 @@ class Observer:
         waiting = [
             each
             for each in pods
-            if "deletionTimestamp" not in each["metadata"]
-            and any(volume["name"] in names.USER_VOLUMES for volume in each["spec"].get("volumes", ()))
-            and pod(each).is_mounting
+            if "deletionTimestamp" not in each["metadata"] and _user_volumes(each) and pod(each).is_mounting
         ]
         if not waiting:
             return {}
         said = await self._said(key, "Pod", "FailedMount")
-        volumes = [f'"{name}"' for name in names.USER_VOLUMES]
+        volumes = {f'"{name}"' for each in waiting for name in _user_volumes(each)}
         return {uid: words for uid, words in said if any(volume in words for volume in volumes)}
 
     async def found(self, key: ServiceKey) -> frozenset[str]:
@@ -194,3 +193,9 @@ class Observer:
 def is_owned(meta: Manifest, uid: str) -> bool:
     """Whether an object with this metadata goes when the one with `uid` goes."""
     return any(owner["uid"] == uid for owner in meta.get("ownerReferences", ()))
+
+
+def _user_volumes(pod_document: Manifest) -> list[str]:
+    """Names of the pod's volumes for which the user has to provide something."""
+    volumes = pod_document["spec"].get("volumes", ())
+    return [volume["name"] for volume in volumes if volume["name"] not in names.MADE_VOLUMES]

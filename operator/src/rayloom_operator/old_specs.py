@@ -5,10 +5,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 
+from rayloom_operator.errors import NotAllowed
 from rayloom_operator.kube import NOT_FOUND, Kube, KubeError
 from rayloom_operator.names import Manifest, ServiceKey
 from rayloom_operator.objects.old_spec import old_spec_path, resolved_of
 from rayloom_operator.observer import is_owned
+from rayloom_operator.permissions import Permissions
 from rayloom_operator.resolved import Hub, Resolved
 
 logger = logging.getLogger(__name__)
@@ -17,9 +19,10 @@ logger = logging.getLogger(__name__)
 class OldSpecs:
     """Lives in one event loop. Holds nothing of services that do not roll."""
 
-    def __init__(self, kube: Kube, hub: Hub) -> None:
+    def __init__(self, kube: Kube, hub: Hub, permissions: Permissions) -> None:
         self._kube = kube
         self._hub = hub
+        self._permissions = permissions
         self._known: dict[ServiceKey, dict[str, Resolved]] = {}
 
     async def of(self, key: ServiceKey, document: Manifest, revisions: Iterable[str]) -> dict[str, Resolved]:
@@ -50,4 +53,11 @@ class OldSpecs:
         resolved = resolved_of(found, document, self._hub)
         if resolved is None:
             logger.warning("%s/%s: %s cannot be read: no engine of that revision can be made again", *key, path)
+            return None
+        try:
+            # It may be older than the setting, and whoever may write ControllerRevisions may have changed it.
+            self._permissions.check(resolved.service)
+        except NotAllowed as error:
+            logger.warning("%s/%s: no engine of %s can be made again: %s", *key, path, error)
+            return None
         return resolved

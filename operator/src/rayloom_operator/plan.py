@@ -27,6 +27,7 @@ from rayloom_operator.objects.guards import disruption_budget, network_policy
 from rayloom_operator.objects.old_spec import old_spec, old_spec_name, old_spec_path
 from rayloom_operator.objects.ray_cluster import ray_cluster
 from rayloom_operator.observed import Group, Observed, Pod
+from rayloom_operator.permissions import Permissions
 from rayloom_operator.recovery import Memory, Slot
 from rayloom_operator.resolved import Hub, Resolved
 from rayloom_operator.rollout import Step
@@ -42,6 +43,7 @@ class Settings:
     engine_image: str  # of engines whose service names none
     operator_key: bytes  # admin tokens are derived from it
     hub: Hub = field(default_factory=Hub)
+    permissions: Permissions = field(default_factory=Permissions)
 
     def image(self, service: LLMService) -> str:
         """The image of the engine's pods."""
@@ -144,7 +146,7 @@ def plan(
             if slot.group is None:
                 num_left -= 1
                 new.add(slot.name)
-                wanted.append(ray_cluster(lineage.resolved, lineage.revision, number))
+                wanted.append(ray_cluster(lineage.resolved, lineage.revision, number, service.metadata))
     namespace = service.metadata.namespace
     deletions = [
         deletion

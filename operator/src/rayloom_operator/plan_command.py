@@ -17,11 +17,12 @@ from rayloom_operator.api_status import Candidate, Figures, Sizing
 from rayloom_operator.errors import SpecError
 from rayloom_operator.lineage import lineages
 from rayloom_operator.manifest import load_service
-from rayloom_operator.model_facts import ModelFacts, builtin_facts
+from rayloom_operator.model_facts import ELEMENT_BYTES, ModelFacts, builtin_facts
 from rayloom_operator.names import Manifest
 from rayloom_operator.observed import Observed
 from rayloom_operator.plan import plan
-from rayloom_operator.rank_memory import ELEMENT_BYTES, in_words
+from rayloom_operator.pod_privileges import host_paths, privileges
+from rayloom_operator.rank_memory import in_words
 from rayloom_operator.resolved import Resolved, question, resolve
 from rayloom_operator.revision import revision
 from rayloom_operator.rolling import look, order_of
@@ -63,10 +64,20 @@ def print_plan(
             print("---\n" + yaml.safe_dump(each, sort_keys=False), end="")
         return 0
     print(explain(resolved, known))
+    if needed := _needed_settings(service):
+        print(f"\nspec.podTemplate needs these values of the operator's chart: {needed}.")
     print(f"\nObjects in namespace {service.metadata.namespace}:")
     for each in objects:
         print(f"  {each['kind']:<14}  {each['metadata']['name']}")
     return 0
+
+
+def _needed_settings(service: LLMService) -> str:
+    """Values without which an operator does not accept the manifest's pod templates; empty where it always does."""
+    names = sorted({privilege for _, privilege in privileges(service.spec.pod_template)})
+    folders = sorted({path for _, path in host_paths(service.spec.pod_template)})
+    values = [f"podTemplate.allow={{{','.join(names)}}}"] if names else []
+    return ", ".join([*values, f"allowHostPaths={{{','.join(folders)}}}"] if folders else values)
 
 
 def _objects(resolved: Resolved, clock: datetime) -> tuple[Manifest, ...]:

@@ -6,13 +6,16 @@ r % tensor of it: rows of the embedding, head, q, k, v, gate and up, columns of 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from rayloom_operator.model_facts import ModelShape
 
 BLOCK_SIZE = 16  # tokens in a KV block
-ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 GIB = 1 << 30
+# How far from the even split the best one may be, for whole numbers of layers and inexact ones of floats.
+_NEAR = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,47 +26,95 @@ class Rank:
     kv_block: int
 
 
+class Stages(NamedTuple):
+    """Layers of the stages that differ, 0 where there is none of a kind. Equal ones hold the same, however many."""
+
+    only: int = 0  # has the embedding, the final norm and the head
+    first: int = 0  # has the embedding
+    longer: int = 0
+    shorter: int = 0
+    last: int = 0  # has the final norm and the head
+
+
 def shard_counts(shape: ModelShape) -> tuple[int, ...]:
     """Numbers of ranks that can share a layer: as many query heads for each, and those use whole key/value heads."""
     heads, kv_heads = shape.num_heads, shape.num_kv_heads
     most = min(heads, shape.intermediate_size, shape.vocab_size)
-    fits = (n for n in range(1, most + 1) if heads % n == 0)
-    return tuple(n for n in fits if kv_heads % n == 0 or n % kv_heads == 0)
+    small = [n for n in range(1, math.isqrt(heads) + 1) if heads % n == 0]
+    divisors = sorted({*small, *(heads // n for n in small)})
+    return tuple(n for n in divisors if n <= most and (kv_heads % n == 0 or n % kv_heads == 0))
+
+
+def head_layers(shape: ModelShape) -> float:
+    """How many layers take as long as the head. A prompt's tokens but the last need no head."""
+    return 0.5 * shape.vocab_size * shape.hidden_size / _layer(shape, 0, 1)
 
 
 def split_layers(num_layers: int, num_stages: int, head_layers: float) -> tuple[int, ...]:
     """Layers of each stage: as even as can be, but the last has less where its head would make it the slowest."""
     if num_stages == 1:
         return (num_layers,)
-
-    def slowest(num_last: int) -> float:
-        return max(-(-(num_layers - num_last) // (num_stages - 1)), num_last + head_layers)
-
-    num_last = min(range(num_layers // num_stages, 0, -1), key=slowest)
+    num_last = _num_last_layers(num_layers, num_stages, head_layers)
     least, num_longer = divmod(num_layers - num_last, num_stages - 1)
-    # The first stage has the embedding, so it is the last to get one more.
-    longer = [*range(1, num_stages - 1), 0][:num_longer]
-    return (*(least + (stage in longer) for stage in range(num_stages - 1)), num_last)
+    # The first stage has the embedding, so it is never one of the longer ones.
+    return (*(least + (1 <= stage <= num_longer) for stage in range(num_stages - 1)), num_last)
+
+
+def stages(num_layers: int, num_stages: int, head_layers: float) -> Stages:
+    """The stages of `split_layers` that differ, without a list of all of them."""
+    if num_stages == 1:
+        return Stages(num_layers)
+    num_last = _num_last_layers(num_layers, num_stages, head_layers)
+    least, num_longer = divmod(num_layers - num_last, num_stages - 1)
+    longer, shorter = least + 1 if num_longer else 0, least if num_longer < num_stages - 2 else 0
+    return Stages(0, least, longer, shorter, num_last)
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """How `tensor` ranks share the layers of a stage, whichever stage that is."""
+
+    shape: ModelShape
+    kv_heads: int  # of a rank
+    parts: frozenset[tuple[int, int]]  # elements of a layer and of embedding or head, for shards that differ
+
+    @classmethod
+    def of(cls, shape: ModelShape, tensor: int) -> Cut:
+        """`tensor` is one of `shard_counts`."""
+        hidden, feed_forward, vocabulary = shape.hidden_size, shape.intermediate_size, shape.vocab_size
+        # Parts differ by one row or column, and the first shard has the biases.
+        shards = {
+            (shard == 0, _part(feed_forward, shard, tensor), _part(vocabulary, shard, tensor)): shard
+            for shard in range(tensor)
+        }
+        parts = ((_layer(shape, shard, tensor), rows * hidden) for (_, _, rows), shard in shards.items())
+        return cls(shape, max(1, shape.num_kv_heads // tensor), frozenset(parts))
+
+    def ranks(self, stages: Stages) -> frozenset[Rank]:
+        """Every rank of such stages that differs from the others."""
+        both = 1 if self.shape.tie_word_embeddings else 2
+        # Layers, how often the vocabulary's size, and whether the final norm.
+        kinds = (
+            (stages.only, both, True),
+            (stages.first, 1, False),
+            (stages.longer, 0, False),
+            (stages.shorter, 0, False),
+            (stages.last, 1, True),
+        )
+        return frozenset(
+            Rank(
+                num_layers * layer + num_vocabularies * vocabulary + has_norm * self.shape.hidden_size,
+                2 * BLOCK_SIZE * num_layers * self.kv_heads * self.shape.head_dim,
+            )
+            for num_layers, num_vocabularies, has_norm in kinds
+            if num_layers
+            for layer, vocabulary in self.parts
+        )
 
 
 def ranks(shape: ModelShape, tensor: int, pipeline: int) -> frozenset[Rank]:
     """Every rank that differs from the others. `tensor` is one of `shard_counts`, `pipeline` at most the layers."""
-    embedding = shape.vocab_size * shape.hidden_size
-    head_layers = 0.5 * embedding / _layer(shape, 0, 1)  # a prompt's tokens but the last need no head
-    sizes = split_layers(shape.num_layers, pipeline, head_layers)
-    stages = {(size, stage == 0, stage == pipeline - 1) for stage, size in enumerate(sizes)}
-    kv_heads = max(1, shape.num_kv_heads // tensor)
-    found = set()
-    for shard in range(tensor):
-        layer = _layer(shape, shard, tensor)
-        vocabulary = _part(shape.vocab_size, shard, tensor) * shape.hidden_size
-        for size, is_first, is_last in stages:
-            num_vocabularies = is_first + is_last
-            if is_first and is_last and shape.tie_word_embeddings:
-                num_vocabularies = 1
-            weights = size * layer + num_vocabularies * vocabulary + is_last * shape.hidden_size
-            found.add(Rank(weights, 2 * BLOCK_SIZE * size * kv_heads * shape.head_dim))
-    return frozenset(found)
+    return Cut.of(shape, tensor).ranks(stages(shape.num_layers, pipeline, head_layers(shape)))
 
 
 def step_bytes(shape: ModelShape, tensor: int, *, element_bytes: int, num_tokens: int, num_seqs: int) -> int:
@@ -80,6 +131,23 @@ def step_bytes(shape: ModelShape, tensor: int, *, element_bytes: int, num_tokens
 
 def in_words(num_bytes: int) -> str:
     return f"{num_bytes / GIB:.1f} GiB" if num_bytes >= GIB else f"{num_bytes / GIB * 1024:.0f} MiB"
+
+
+def _num_last_layers(num_layers: int, num_stages: int, head_layers: float) -> int:
+    """Layers of the last of two stages or more: those with which the slowest stage is fastest, the most of equal ones.
+
+    With more of them the last stage takes longer and the others shorter. So only numbers about the one where both take
+    the same are compared: models with a thousand layers are cut in every way within a pass of the operator.
+    """
+
+    most = num_layers // num_stages
+    equal = math.floor((num_layers - head_layers * (num_stages - 1)) / num_stages)
+    best, fastest = 1, math.inf
+    for num_last in range(min(max(1, equal - _NEAR), most), min(max(1, equal + _NEAR), most) + 1):
+        slowest = max(-(-(num_layers - num_last) // (num_stages - 1)), num_last + head_layers)
+        if slowest <= fastest:
+            best, fastest = num_last, slowest
+    return best
 
 
 def _layer(shape: ModelShape, shard: int, tensor: int) -> int:

@@ -11,7 +11,7 @@ from rayloom_operator.api import LLMService
 from rayloom_operator.api_base import amount
 from rayloom_operator.api_status import Sizing, stored_sizing
 from rayloom_operator.errors import SpecError
-from rayloom_operator.model_facts import ModelFacts
+from rayloom_operator.model_facts import ELEMENT_BYTES, ModelFacts
 from rayloom_operator.sizing import Question, size
 
 
@@ -34,6 +34,7 @@ class Resolved:
     stages_per_pod: int = 1  # divides `pipeline`
     commit: str = ""  # of a hub's model; empty for other sources
     max_model_len: int | None = None  # tokens; None leaves it to the engine
+    checkpoint_bytes: int | None = None  # of the weights as they are stored; None while the model is not known
     sizing: Sizing | None = None  # how the parallelism came about; None while the model is not known
     hub: Hub = Hub()
 
@@ -86,6 +87,7 @@ def resolve(
         stages_per_pod=sizing.pipeline // sizing.pods,
         commit=facts.commit or "",
         max_model_len=length,
+        checkpoint_bytes=facts.num_parameters * ELEMENT_BYTES[facts.shape.checkpoint_dtype],
         sizing=sizing,
         hub=hub,
     )

@@ -12,8 +12,9 @@ from rayloom_operator.names import Manifest, ServiceKey
 from rayloom_operator.observed import Group, Observed
 from rayloom_operator.observer import Observer
 from rayloom_operator.old_specs import OldSpecs
+from rayloom_operator.plan import Settings
 from rayloom_operator.recovery import Memory
-from rayloom_operator.resolved import Hub, Resolved
+from rayloom_operator.resolved import Resolved
 from rayloom_operator.revision import revision, with_kept_image
 from rayloom_operator.rolling import look, order_of
 from rayloom_operator.rollout import Step, next_step
@@ -22,8 +23,8 @@ from rayloom_operator.rollout import Step, next_step
 class Roller:
     """Lives in one event loop."""
 
-    def __init__(self, kube: Kube, hub: Hub, observer: Observer) -> None:
-        self._old_specs = OldSpecs(kube, hub)
+    def __init__(self, kube: Kube, settings: Settings, observer: Observer) -> None:
+        self._old_specs = OldSpecs(kube, settings.hub, settings.permissions)
         self._observer = observer
 
     def forget(self, key: ServiceKey) -> None:

@@ -59,6 +59,8 @@ def _state(group: Group, memory: Memory, now: float) -> EngineState:
         return "well"
     if has_served(group, memory.get(group.name)):
         return "ill"
+    if group.is_suspended:
+        return "unschedulable"  # in a queue, which is how it waits for nodes
     if any(pod.fault is not None and pod.fault.reason is Reason.UNSCHEDULABLE for pod in group.pods):
         return "unschedulable"
     return "starting" if head is not None and head.is_running else "pending"

@@ -28,6 +28,7 @@ from rayloom_operator.kube import Kube, KubeError, KubeUnreachable, login
 from rayloom_operator.lease import Lease
 from rayloom_operator.metrics import Metrics
 from rayloom_operator.names import API_GROUP, API_PLURAL, API_VERSION_NAME
+from rayloom_operator.permissions import Permissions
 from rayloom_operator.plan import Settings
 from rayloom_operator.resolved import Hub
 
@@ -60,11 +61,17 @@ def run_operator(
     lease_seconds: int,
     hub_endpoint: str,
     hub_ca_config_map: str,
+    host_paths: tuple[str, ...],
+    hub_endpoints: bool,
+    in_pods: frozenset[str],
 ) -> None:
     """Runs until it is asked to stop. Raises OperatorError when it cannot start, and when it leads no more."""
     logs.set_up(log_level, log_format)
     hub = Hub(endpoint=hub_endpoint, ca_config_map=hub_ca_config_map)
-    settings = Settings(engine_image=engine_image, operator_key=_operator_key(key_file), hub=hub)
+    permissions = Permissions(host_paths=host_paths, hub_endpoints=hub_endpoints, in_pods=in_pods)
+    settings = Settings(
+        engine_image=engine_image, operator_key=_operator_key(key_file), hub=hub, permissions=permissions
+    )
     metrics = Metrics()
     lease = Lease(
         namespace=lease_namespace,
@@ -103,7 +110,7 @@ async def _run(settings: Settings, metrics: Metrics, lease: Lease, port: int, na
         kind.result()
         leads = asyncio.Event()
         controller = Controller(kube, settings, namespaces=namespaces, leads=leads, metrics=metrics)
-        metrics.gauge("leader", "1 in the operator that works, 0 in one that waits.", lease.may_write)
+        metrics.gauge("leader", lease.may_write)
         work = asyncio.create_task(controller.run())
         tasks.append(work)
         probes = {"/healthz": controller.watches.problem, "/readyz": lambda: _readiness(controller)}

@@ -8,15 +8,29 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import deque
 from dataclasses import dataclass, fields, replace
 
 from rayloom_operator.api_status import Candidate, Figures, Sizing
 from rayloom_operator.errors import DoesNotFit, SpecError
-from rayloom_operator.model_facts import ModelShape
-from rayloom_operator.rank_memory import BLOCK_SIZE, ELEMENT_BYTES, GIB, Rank, in_words, ranks, shard_counts, step_bytes
+from rayloom_operator.model_facts import ELEMENT_BYTES, ModelShape
+from rayloom_operator.rank_memory import (
+    BLOCK_SIZE,
+    GIB,
+    Cut,
+    Rank,
+    Stages,
+    head_layers,
+    in_words,
+    shard_counts,
+    stages,
+    step_bytes,
+)
 
 # The engine's own defaults; a test holds them to it.
-MAX_NUM_SEQS, GPU_STEP_TOKENS = 64, 8192
+MAX_NUM_SEQS = 64
+CPU_STEP_TOKENS = 512
+GPU_STEP_TOKENS = 8192
 # Its shares of the memory that is free once the weights are there.
 GPU_SHARE = 0.9
 CPU_SHARE, CPU_CAP = 0.5, 4 * GIB
@@ -29,6 +43,8 @@ CPU_RANK_BYTES, RAY_POD_BYTES = 384 << 20, 168 << 20
 # engine, which measures what is free, would refuse it for a few bytes.
 _LEAST_MODEL_LEN = 8192
 _MAX_ALTERNATIVES = 8
+# The largest number that a status can hold.
+_MOST = (1 << 63) - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +64,18 @@ class Question:
     num_step_tokens: int | None = None
     kv_cache_memory_bytes: int | None = None
     num_kv_blocks: int | None = None
+
+    def num_blocks_of(self, num_tokens: int) -> int:
+        """The most KV blocks that a sequence of `num_tokens` holds at once; the engine gives back what no token sees.
+
+        The first token of a step sees span - 1 positions before it, which need not begin at a block's beginning.
+        """
+        total = -(-num_tokens // BLOCK_SIZE)
+        span = self.shape.attention_span
+        if span is None:
+            return total
+        num_step_tokens = self.num_step_tokens or (CPU_STEP_TOKENS if self.is_cpu else GPU_STEP_TOKENS)
+        return min(total, -(-(span - 1 + num_step_tokens) // BLOCK_SIZE) + 1)
 
     @property
     def is_cpu(self) -> bool:
@@ -80,7 +108,8 @@ def size(question: Question) -> Sizing:
     if problems := _problems(question):
         raise SpecError(problems)
     considered = candidates(question)
-    others = candidates(replace(question, tensor=None, pipeline=None))
+    is_open = question.tensor is None and question.pipeline is None
+    others = considered if is_open else candidates(replace(question, tensor=None, pipeline=None))
     chosen = next((each for each in considered if each.fits), None)
     best = next((each for each in others if each.fits), None)
     if chosen is None:
@@ -98,86 +127,161 @@ def size(question: Question) -> Sizing:
 
 
 def candidates(question: Question) -> list[Candidate]:
-    """The ways to consider, the cheapest first. A number that was asked for is in all of them."""
+    """The ways to consider, the cheapest first. A number that was asked for is in all of them.
+
+    Of the numbers of stages that do not fit, only the largest that a status shows are given.
+    """
     widths = [count for count in shard_counts(question.shape) if count <= (question.per_node or 1)]
     if question.tensor is not None:
         widths = [question.tensor]
     found = []
     for tensor in widths:
         most = question.shape.num_layers if tensor == widths[-1] else 1
-        for pipeline in [question.pipeline] if question.pipeline is not None else range(1, most + 1):
-            found.append(candidate(question, tensor, pipeline))
-            if found[-1].fits:
+        numbers = [question.pipeline] if question.pipeline is not None else range(1, most + 1)
+        scale = _Scale(question, tensor)
+        tried: deque[int] = deque(maxlen=_MAX_ALTERNATIVES + 1)
+        for pipeline in numbers:
+            tried.append(pipeline)
+            if scale.load(pipeline).fits:
                 break  # more stages cost more
+        found += [_candidate(question, tensor, pipeline, scale.load(pipeline)) for pipeline in tried]
     return sorted(found, key=cost)
 
 
 def candidate(question: Question, tensor: int, pipeline: int) -> Candidate:
     """What one way comes to, and whether it fits."""
-    element_bytes = ELEMENT_BYTES[question.dtype]
-    parts = ranks(question.shape, tensor, pipeline)
-    weights = max(part.weights for part in parts) * element_bytes
-    memory, reserve = question.memory, _CUDA_BYTES + _NCCL_BYTES * (tensor * pipeline > 1)
-    if question.is_cpu:
-        memory, reserve = memory and memory // tensor, CPU_RANK_BYTES + RAY_POD_BYTES // tensor
+    return _candidate(question, tensor, pipeline, _Scale(question, tensor).load(pipeline))
 
-    def room(part: Rank) -> int:
-        """Bytes that the engine takes for this rank's KV blocks."""
-        return _kv_room(question, tensor, None if memory is None else memory - reserve - part.weights * element_bytes)
 
-    # The rank with the fewest blocks decides for all.
-    num_blocks, block_bytes, kv_bytes = min(
-        (room(part) // (part.kv_block * element_bytes), part.kv_block * element_bytes, room(part)) for part in parts
-    )
-    largest = max(part.kv_block for part in parts) * element_bytes
-    given = question.num_kv_blocks or (question.kv_cache_memory_bytes or 0) // largest
-    is_too_much = given > num_blocks and not question.is_cpu
-    num_blocks = given or num_blocks
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Load:
+    """What the ranks of one way have to hold, and whether they can."""
 
-    wanted, num_requests = question.max_model_len or question.shape.max_position_embeddings, question.num_requests
-    per_request = num_blocks // num_requests
-    length = least = wanted
-    if question.max_model_len is None and per_request < _num_blocks(wanted):
-        least = 2 if question.engine_cuts_length else min(wanted, _LEAST_MODEL_LEN)
-        kept = per_request if question.engine_cuts_length else per_request * 15 // 16
-        length = max(least, kept * BLOCK_SIZE)
-    why_not = ""
-    if memory is not None and weights + reserve >= memory:
-        why_not = (
-            f"{in_words(weights)} of weights and {in_words(reserve)} for the process do not fit in {in_words(memory)}"
+    weights: int  # bytes of the rank with the most
+    reserve: int  # bytes for a rank's process
+    room: int  # bytes for KV blocks, of the rank with the fewest blocks
+    block_bytes: int  # of a KV block of that rank
+    num_blocks: int  # that the engine takes
+    is_given: bool  # the user chose that number
+    length: int  # tokens of a request
+    least: int  # tokens of a request that must have room
+    is_too_heavy: bool  # weights and process alone are too much
+    has_too_many_blocks: bool  # the user asks for more than there is room for
+    has_too_few_blocks: bool  # the requests that are to have room have none
+
+    @property
+    def fits(self) -> bool:
+        return not (self.is_too_heavy or self.has_too_many_blocks or self.has_too_few_blocks)
+
+
+class _Scale:
+    """Weighs the ways to cut a model into stages of one width. Many numbers of stages have the same kinds of them."""
+
+    def __init__(self, question: Question, tensor: int) -> None:
+        self._question = question
+        self._tensor = tensor
+        self._cut = Cut.of(question.shape, tensor)
+        self._head_layers = head_layers(question.shape)
+        self._known: dict[Stages, _Load] = {}
+
+    def load(self, pipeline: int) -> _Load:
+        each = stages(self._question.shape.num_layers, pipeline, self._head_layers)
+        known = self._known.get(each)
+        if known is None:
+            known = self._known[each] = self._weigh(each, has_several_ranks=self._tensor * pipeline > 1)
+        return known
+
+    def _weigh(self, each: Stages, *, has_several_ranks: bool) -> _Load:
+        question, tensor, parts = self._question, self._tensor, self._cut.ranks(each)
+        element_bytes = ELEMENT_BYTES[question.dtype]
+        weights = max(part.weights for part in parts) * element_bytes
+        memory, reserve = question.memory, _CUDA_BYTES + _NCCL_BYTES * has_several_ranks
+        if question.is_cpu:
+            memory, reserve = memory and memory // tensor, CPU_RANK_BYTES + RAY_POD_BYTES // tensor
+
+        def room(part: Rank) -> int:
+            """Bytes that the engine takes for this rank's KV blocks."""
+            free = None if memory is None else memory - reserve - part.weights * element_bytes
+            return _kv_room(question, tensor, free)
+
+        # The rank with the fewest blocks decides for all.
+        num_blocks, block_bytes, kv_bytes = min(
+            (room(part) // (part.kv_block * element_bytes), part.kv_block * element_bytes, room(part)) for part in parts
         )
-    elif is_too_much:
-        needed = in_words(given * block_bytes)
-        why_not = f"{given} KV blocks need {needed} on a rank, and there is room for {in_words(kv_bytes)}"
-    elif per_request < _num_blocks(length):
-        needed = in_words(num_requests * _num_blocks(least) * block_bytes)
-        why_not = f"{num_requests} x {least} tokens need {needed} of KV cache on a rank, and there is room for "
-        why_not += in_words(num_blocks * block_bytes)
-    if why_not:
-        num_blocks = length = 0
-    elif not given:
-        # The engine takes no more than what all sequences of a step can use.
-        num_blocks = min(num_blocks, question.most_seqs * _num_blocks(length))
+        largest = max(part.kv_block for part in parts) * element_bytes
+        given = question.num_kv_blocks or (question.kv_cache_memory_bytes or 0) // largest
+        has_too_many = given > num_blocks and not question.is_cpu
+        num_blocks = given or num_blocks
+
+        wanted = question.max_model_len or question.shape.max_position_embeddings
+        per_request = num_blocks // question.num_requests
+        length = least = wanted
+        if question.max_model_len is None and per_request < question.num_blocks_of(wanted):
+            least = 2 if question.engine_cuts_length else min(wanted, _LEAST_MODEL_LEN)
+            kept = per_request if question.engine_cuts_length else per_request * 15 // 16
+            length = max(least, kept * BLOCK_SIZE)
+        return _Load(
+            weights=weights,
+            reserve=reserve,
+            room=kv_bytes,
+            block_bytes=block_bytes,
+            num_blocks=num_blocks,
+            is_given=given > 0,
+            length=length,
+            least=least,
+            is_too_heavy=memory is not None and weights + reserve >= memory,
+            has_too_many_blocks=has_too_many,
+            has_too_few_blocks=per_request < question.num_blocks_of(length),
+        )
+
+
+def _candidate(question: Question, tensor: int, pipeline: int, load: _Load) -> Candidate:
+    num_blocks, length = 0, 0
+    if load.fits:
+        num_blocks, length = load.num_blocks, load.length
+        if not load.is_given:
+            # The engine takes no more than what all sequences of a step can use.
+            num_blocks = min(num_blocks, question.most_seqs * question.num_blocks_of(length))
     pods, nodes = _places(question.per_node, tensor, pipeline)
     return Candidate(
         tensor=tensor,
         pipeline=pipeline,
         pods=pods,
         nodes=nodes,
-        weights_bytes_per_rank=weights,
-        kv_tokens=num_blocks * BLOCK_SIZE,
+        weights_bytes_per_rank=load.weights,
+        kv_tokens=min(num_blocks * BLOCK_SIZE, _MOST),
         max_model_len=length,
-        concurrent_requests=num_blocks // max(1, _num_blocks(length)),
-        fits=not why_not,
-        why_not=why_not,
+        concurrent_requests=num_blocks // max(1, question.num_blocks_of(length)),
+        fits=load.fits,
+        why_not=_why_not(question, tensor, load),
     )
+
+
+def _why_not(question: Question, tensor: int, load: _Load) -> str:
+    """What is too little; empty where it fits."""
+    if load.is_too_heavy:
+        memory = (question.memory or 0) // (tensor if question.is_cpu else 1)
+        process = f"{in_words(load.weights)} of weights and {in_words(load.reserve)} for the process"
+        return f"{process} do not fit in {in_words(memory)}"
+    if load.has_too_many_blocks:
+        needed = in_words(load.num_blocks * load.block_bytes)
+        return f"{load.num_blocks} KV blocks need {needed} on a rank, and there is room for {in_words(load.room)}"
+    if load.has_too_few_blocks:
+        needed = in_words(question.num_requests * question.num_blocks_of(load.least) * load.block_bytes)
+        room = in_words(load.num_blocks * load.block_bytes)
+        return (
+            f"{question.num_requests} x {load.least} tokens need {needed} of KV cache on a rank, and there is room for "
+            f"{room}"
+        )
+    return ""
 
 
 def _places(per_node: int | None, tensor: int, pipeline: int) -> tuple[int, int]:
     """Pods, and the nodes that they fill. As many stages as a node holds share a pod; on CPU each has its own."""
     if per_node is None:
         return pipeline, pipeline
-    stages = max(n for n in range(1, pipeline + 1) if pipeline % n == 0 and (n == 1 or tensor * n <= per_node))
+    most = max(1, min(pipeline, per_node // tensor))
+    stages = max(n for n in range(1, most + 1) if pipeline % n == 0)
     pods = pipeline // stages
     return pods, -(-pods // max(1, per_node // (tensor * stages)))
 
@@ -235,7 +339,3 @@ def _refusal(question: Question, considered: list[Candidate], best: Candidate | 
 def cost(way: Figures) -> tuple[int, int, int]:
     """What is compared: accelerators, nodes, stages. No two ways have the same."""
     return way.num_ranks, way.nodes, way.pipeline
-
-
-def _num_blocks(num_tokens: int) -> int:
-    return -(-num_tokens // BLOCK_SIZE)

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any, TypedDict
 
-from rayloom_operator.names import SERVICE_LABEL, USER_VOLUMES, Manifest
+from rayloom_operator.names import MADE_VOLUMES, SERVICE_LABEL, Manifest
 
 
 class Owner(TypedDict, total=False):
@@ -97,7 +97,7 @@ class EndpointSlice(TypedDict, total=False):
 def pod(found: Manifest) -> Manifest:
     """Of a Pod, what `observed.pod` and the observer read."""
     spec = dict(found["spec"])
-    spec["volumes"] = [each for each in spec.get("volumes", ()) if each["name"] in USER_VOLUMES]
+    spec["volumes"] = [each for each in spec.get("volumes", ()) if each["name"] not in MADE_VOLUMES]
     # The scheduler may put it back on such a node.
     if any(map(_admits_cordoned, spec.pop("tolerations", ()))):
         spec["staysWhenCordoned"] = True

@@ -159,6 +159,7 @@ def status(
         sizing=resolved.sizing if resolved is not None else stored_sizing(previous),
         model=model,
         ready=f"{num_available}/{asked}",
+        loading=_loading(alive),
         endpoint=endpoint(resolved.service) if resolved is not None else previous.get("endpoint", ""),
         replicas=sum(row.group is not None for row in alive),
         ready_replicas=sum(head.is_engine_ready for head in heads),
@@ -210,6 +211,13 @@ def _available(shown: list[_Row]) -> Verdict:
     serving = (verdict for verdict in verdicts if verdict.reason is Reason.SERVING)
     on_its_way = (verdict for verdict in verdicts if verdict.reason not in FAULTS)
     return next(serving, next(on_its_way, verdicts[0]))
+
+
+def _loading(rows: list[_Row]) -> str | None:
+    """What the first engine that starts has loaded; None where none counts bytes."""
+    starting = (row.group for row in rows if row.verdict.reason is Reason.STARTING and row.group is not None)
+    readings = (group.reading for group in starting if group.reading is not None)
+    return next((reading.start.amount for reading in readings if reading.start.amount), None)
 
 
 def _degraded(shown: list[_Row], seen: Observed, available: Verdict) -> tuple[bool, Verdict]:

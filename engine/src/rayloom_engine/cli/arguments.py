@@ -9,33 +9,51 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
+from pydantic.fields import FieldInfo
+
 from rayloom_engine.config import EngineConfig, load_config, parse_config
+from rayloom_engine.errors import ConfigError
 
 _SERVING_ONLY = ("host", "port", "admin_host", "admin_port", "admin_token_file", "api_key_file", "cors_allowed_origins")
+# The first field of each group of the help, in the order of the fields.
+_GROUPS = {
+    "version": "model",
+    "tensor_parallel_size": "ranks: how many, and where they run",
+    "heartbeat_seconds": "loss of ranks",
+    "max_num_seqs": "steps and KV cache",
+    "host": "ports, keys and limits",
+    "drain_seconds": "life of the processes",
+}
 
 
 def add_config_arguments(parser: argparse.ArgumentParser, *, is_server: bool) -> None:
-    """A flag for every field, and --config for the whole document. Flags win over the document."""
-    parser.add_argument("--config", type=Path, help="JSON file with an EngineConfig document; flags win over it")
+    """A flag for every field, --config for the whole document, and the model as a positional as well.
+
+    Flags win over the document.
+    """
+    add_model_argument(parser)
+    parser.add_argument("--config", type=Path, metavar="FILE", help="JSON file with an EngineConfig; flags win over it")
+    group = parser.add_argument_group("model")
     for name, field in EngineConfig.model_fields.items():
+        if name in _GROUPS:
+            group = parser.add_argument_group(_GROUPS[name])
         if name == "version" or (not is_server and name in _SERVING_ONLY):
             continue
-        kind, choices, is_list = _kind(field.annotation)
-        flag = f"--{name.replace('_', '-')}"
-        text = f"{field.description or ''} [{field.default}]".replace("%", "%%")
-        if kind is bool:
-            parser.add_argument(flag, dest=name, action=argparse.BooleanOptionalAction, default=None, help=text)
-        else:
-            parser.add_argument(
-                flag,
-                dest=name,
-                type=kind,
-                choices=choices,
-                nargs="*" if is_list else None,
-                default=None,
-                help=text,
-                metavar=None if choices else name.rsplit("_", 1)[-1].upper(),
-            )
+        _add_flag(group, name, field)
+
+
+def add_model_argument(parser: argparse.ArgumentParser) -> None:
+    """The model without its flag. `model_of` puts the two together."""
+    parser.add_argument("positional_model", nargs="?", metavar="MODEL", help="the same as --model")
+
+
+def model_of(args: argparse.Namespace) -> str | None:
+    """The model that a command line names, by its flag or without. Raises ConfigError where these are two."""
+    positional: str | None = args.positional_model
+    by_flag: str | None = args.model
+    if positional is not None and by_flag is not None and positional != by_flag:
+        raise ConfigError(f"model: given as {positional!r} and as --model {by_flag!r}; give one of them")
+    return positional if by_flag is None else by_flag
 
 
 def config_from(args: argparse.Namespace, skip: Collection[str] = ()) -> EngineConfig:
@@ -43,11 +61,63 @@ def config_from(args: argparse.Namespace, skip: Collection[str] = ()) -> EngineC
     document: dict[str, Any] = {}
     if args.config is not None:
         document = load_config(args.config).model_dump(mode="json", exclude_unset=True)
+    given = {**vars(args), "model": model_of(args)}
     for name in EngineConfig.model_fields:
-        value = getattr(args, name, None)
+        value = given.get(name)
         if value is not None and name not in skip:
             document[name] = value
     return parse_config(document)
+
+
+def flag_of(field: str) -> str:
+    return f"--{field.replace('_', '-')}"
+
+
+def _add_flag(group: argparse._ArgumentGroup, name: str, field: FieldInfo) -> None:
+    flag, text = flag_of(name), _help(field).replace("%", "%%")
+    kind, choices, is_list = _kind(field.annotation)
+    if kind is bool:
+        group.add_argument(flag, dest=name, action=argparse.BooleanOptionalAction, default=None, help=text)
+        return
+    group.add_argument(
+        flag,
+        dest=name,
+        type=_Number(kind, f"without {flag}: {text.rpartition('Default: ')[2]}") if kind in (int, float) else kind,
+        choices=choices,
+        nargs="*" if is_list else None,
+        default=None,
+        help=text,
+        metavar=None if choices else "JSON" if kind is _json_object else name.rsplit("_", 1)[-1].upper(),
+    )
+
+
+def _help(field: FieldInfo) -> str:
+    """The field's description and its default; in words where the value would say nothing."""
+    description = field.description or ""
+    if field.default is None and "Default: " in description:
+        return description
+    if field.default is None or field.default == ():
+        return f"{description} Default: none."
+    if isinstance(field.default, bool):
+        return f"{description} Default: {'on' if field.default else 'off'}."
+    shown = f"{field.default:.15g}" if isinstance(field.default, float) else field.default
+    return f"{description} Default: {shown}."
+
+
+class _Number:
+    """A type for argparse whose refusal says what to do about `auto`, which other servers take."""
+
+    def __init__(self, kind: Callable[[str], Any], otherwise: str) -> None:
+        self._kind = kind
+        self._otherwise = otherwise
+
+    def __call__(self, text: str) -> Any:
+        try:
+            return self._kind(text)
+        except ValueError as error:
+            wanted = "a whole number" if self._kind is int else "a number"
+            hint = f"; {self._otherwise.rstrip('.')}" if text in ("auto", "none", "None", "") else ""
+            raise argparse.ArgumentTypeError(f"{text!r} is not {wanted}{hint}") from error
 
 
 def _kind(annotation: Any) -> tuple[Callable[[str], Any], list[str] | None, bool]:

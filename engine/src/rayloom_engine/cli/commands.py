@@ -8,20 +8,46 @@ from collections.abc import Sequence
 
 from rayloom_engine import __version__
 from rayloom_engine.cli import bench, doctor, generate, inspect_model, serve
+from rayloom_engine.cli.unknown_flags import complaints
 from rayloom_engine.errors import EngineError
 from rayloom_engine.process import EXIT_CONFIG
 
+_EXIT_USAGE = 2  # argparse's own
+
+_EPILOG = """\
+examples:
+  rayloom-engine serve                                the small built-in model at http://127.0.0.1:8000/v1
+  rayloom-engine serve hf://Qwen/Qwen3-0.6B           a model of the Hugging Face hub
+  rayloom-engine serve /models/llama --host 0.0.0.0   a local folder, also for other machines
+  rayloom-engine serve --help                         every flag and its default
+"""
+
 
 def run(arguments: Sequence[str]) -> int:
-    """Runs one command and returns its exit code."""
-    parser = argparse.ArgumentParser(prog="rayloom-engine", description="Serve a large language model.")
+    """Runs one command and returns its exit code. Raises SystemExit for a command line that cannot be used."""
+    parser = argparse.ArgumentParser(
+        prog="rayloom-engine",
+        description="Serve a large language model.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--version", action="version", version=f"rayloom-engine {__version__}")
-    commands = parser.add_subparsers(title="commands", required=True)
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", dest="command")
     for module in (serve, generate, inspect_model, doctor):
         module.add_parser(commands)
     try:
         bench.add_parser(commands, arguments)
-        args = parser.parse_args(arguments)
+        if not arguments:
+            parser.print_help()
+            return _EXIT_USAGE
+        args, unknown = parser.parse_known_args(arguments)
+        if args.command is None:
+            parser.error("a command is missing; rayloom-engine --help lists them")
+        if unknown:
+            command = commands.choices[args.command]
+            command.exit(
+                _EXIT_USAGE, "".join(f"{command.prog}: {each}\n" for each in complaints(unknown, _flags(command)))
+            )
         code: int = args.run(args)
     except EngineError as error:
         print(f"rayloom-engine: {error}", file=sys.stderr)
@@ -29,3 +55,7 @@ def run(arguments: Sequence[str]) -> int:
     except KeyboardInterrupt:
         return 130
     return code
+
+
+def _flags(parser: argparse.ArgumentParser) -> list[str]:
+    return [flag for action in parser._actions for flag in action.option_strings]

@@ -16,12 +16,16 @@ from rayloom_engine.executor_choice import choose_executor, job_place
 from rayloom_engine.process import EXIT_CONFIG
 
 _GIB = 1 << 30
-_PACKAGES = ("torch", "ray", "transformers", "triton")
+_PACKAGES = ("torch", "ray", "triton")
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser(
-        "doctor", help="say what would be served how, and what is in the way", description=__doc__
+        "doctor",
+        help="say what would be served how, and what is in the way",
+        usage="rayloom-engine doctor [MODEL] [flags]",
+        description="Prints what this machine has, what the flags of `serve` would make of it, and what is in the way.",
+        allow_abbrev=False,
     )
     add_config_arguments(parser, is_server=True)
     parser.set_defaults(run=run)

@@ -19,19 +19,27 @@ from rayloom_engine.process import set_up_logging
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = commands.add_parser("generate", help="answer prompts, JSON lines out", description=__doc__)
-    source = parser.add_mutually_exclusive_group()
+    parser = commands.add_parser(
+        "generate",
+        help="answer prompts, JSON lines out",
+        usage="rayloom-engine generate [MODEL] [flags]",
+        description="Answers prompts with the model in this process and prints a JSON line for each. They come from "
+        "--prompt, from --file, or from stdin: a prompt a line, or a JSON object with `prompt` or `messages` a line.",
+        allow_abbrev=False,
+    )
+    prompts = parser.add_argument_group("prompts and answers")
+    source = prompts.add_mutually_exclusive_group()
     source.add_argument("--prompt", action="append", help="a prompt; may be given several times")
     source.add_argument("--file", type=argparse.FileType("r", encoding="utf-8"), help="a prompt a line; - is stdin")
-    parser.add_argument("--chat", action="store_true", help="treat each prompt as a user's chat message")
-    parser.add_argument("--max-tokens", type=int, default=128, help="[128]")
-    parser.add_argument("--temperature", type=float, default=0.0, help="0 = greedy [0]")
-    parser.add_argument("--top-p", type=float, default=1.0, help="[1]")
-    parser.add_argument("--top-k", type=int, default=0, help="0 = off [0]")
-    parser.add_argument("--seed", type=int, default=None, help="[a fresh one]")
-    parser.add_argument("--n", type=int, default=1, help="answers per prompt [1]")
-    parser.add_argument("--stop", action="append", default=None, help="a stop string; may be given several times")
-    parser.add_argument("--no-progress", action="store_true", help="no progress bar")
+    prompts.add_argument("--chat", action="store_true", help="treat each prompt as a user's chat message")
+    prompts.add_argument("--max-tokens", type=int, default=128, help="tokens of an answer at most. Default: 128.")
+    prompts.add_argument("--temperature", type=float, default=0.0, help="0 is greedy. Default: 0.")
+    prompts.add_argument("--top-p", type=float, default=1.0, help="share of the probability to draw from. Default: 1.")
+    prompts.add_argument("--top-k", type=int, default=0, help="tokens to draw from; 0 is all. Default: 0.")
+    prompts.add_argument("--seed", type=int, default=None, help="of the draws. Default: another one each time.")
+    prompts.add_argument("--n", type=int, default=1, help="answers per prompt. Default: 1.")
+    prompts.add_argument("--stop", action="append", default=None, help="a stop string; may be given several times")
+    prompts.add_argument("--no-progress", action="store_true", help="no progress bar")
     add_config_arguments(parser, is_server=False)
     parser.set_defaults(run=run)
 

@@ -11,6 +11,8 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rayloom_engine.cli.arguments import add_model_argument, model_of
+from rayloom_engine.config import EngineConfig
 from rayloom_engine.errors import ModelError
 from rayloom_engine.process import EXIT_CONFIG
 
@@ -23,16 +25,25 @@ ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = commands.add_parser("inspect", help="print a model's shape as JSON", description=__doc__)
-    parser.add_argument("--model", default="builtin://smollm2-135m", help="as in serve [builtin://smollm2-135m]")
-    parser.add_argument("--revision", default=None, help="hub revision")
-    parser.add_argument("--timeout", type=float, default=60.0, help="seconds that the hub or the volume may take [60]")
+    parser = commands.add_parser(
+        "inspect",
+        help="print a model's shape as JSON",
+        usage="rayloom-engine inspect [MODEL] [flags]",
+        description="Prints a model's shape, parameters and bytes as JSON. Reads no weight.",
+        allow_abbrev=False,
+    )
+    add_model_argument(parser)
+    parser.add_argument("--model", help=f"as in serve. Default: {EngineConfig().model}.")
+    parser.add_argument("--revision", default=None, help="hub revision. Default: main.")
+    parser.add_argument(
+        "--timeout", type=float, default=60.0, help="seconds that the hub or the volume may take. Default: 60."
+    )
     parser.add_argument(
         "--termination-log",
         type=Path,
         default=os.environ.get("RAYLOOM_TERMINATION_LOG"),
         metavar="FILE",
-        help="file for the facts, or the reason of a failure, in a few bytes [$RAYLOOM_TERMINATION_LOG]",
+        help="file for the facts, or the reason of a failure, in 4095 bytes. Default: $RAYLOOM_TERMINATION_LOG.",
     )
     parser.set_defaults(run=run)
 
@@ -40,14 +51,15 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 def run(args: argparse.Namespace) -> int:
     from rayloom_engine.models.inspection import facts, failure
 
+    model = model_of(args) or EngineConfig().model
     try:
-        found = _inspect(args.model, args.revision, args.timeout)
+        found = _inspect(model, args.revision, args.timeout)
     except ModelError as error:
         _leave(args.termination_log, failure(error))
         raise
     if found is None:
         late = ModelError(
-            f"{args.model}: no answer within {args.timeout:g} s; check the network and HF_ENDPOINT, or the volume",
+            f"{model}: no answer within {args.timeout:g} s; check the network and HF_ENDPOINT, or the volume",
             "Unreachable",
         )
         _leave(args.termination_log, failure(late))

@@ -12,7 +12,13 @@ from rayloom_engine.process import set_up_logging
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = commands.add_parser("serve", help="serve a model over HTTP", description=__doc__)
+    parser = commands.add_parser(
+        "serve",
+        help="serve a model over HTTP",
+        usage="rayloom-engine serve [MODEL] [flags]",
+        description="Serves a model by an OpenAI-compatible API until Ctrl-C or SIGTERM.",
+        allow_abbrev=False,
+    )
     add_config_arguments(parser, is_server=True)
     parser.set_defaults(run=run)
 

@@ -6,6 +6,9 @@ A block is in exactly one of these states:
   cached    ref_count = 0, has a hash: content is a known prefix; in the free list, may be taken back by a hit
   free      ref_count = 0, no hash; in the free list, at its head, so that cached content lives longest
 
+Content is proven once finite logits were computed from it. A block that is given out with other content is cleared
+first, or a NaN in the part that its new owner has not written yet would spread: masked attention multiplies it by zero.
+
 The free list is least-recently-used first. A sequence gives its blocks back last block first, so the tail of a prefix
 is evicted before its beginning (a chain without its beginning is of no use).
 """
@@ -26,12 +29,15 @@ def block_hash(parent: bytes, token_ids: Sequence[int]) -> bytes:
 class BlockPool:
     """`num_blocks` blocks with reference counts, a prefix index and LRU eviction."""
 
-    def __init__(self, num_blocks: int) -> None:
+    def __init__(self, num_blocks: int, unproven: Iterable[int] = ()) -> None:
+        """`unproven`: blocks that may hold a NaN from before."""
         assert num_blocks > 0
         self.num_blocks = num_blocks
         self._ref_counts = [0] * num_blocks
         self._hashes: list[bytes | None] = [None] * num_blocks  # block id -> what it holds, if that is reusable
         self._cached: dict[bytes, int] = {}  # hash -> block id
+        self._unproven = set(unproven)  # free blocks that may hold a NaN
+        self._to_clear: list[int] = []  # given out, and to be cleared by the next plan
         # Both ordered oldest first; together they are the free list. OrderedDict is a linked list with O(1) removal.
         self._free_plain: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
         self._free_cached: OrderedDict[int, None] = OrderedDict()
@@ -59,6 +65,9 @@ class BlockPool:
                 del self._cached[evicted]
                 self._hashes[block_id] = None
             self._ref_counts[block_id] = 1
+            if block_id in self._unproven:
+                self._unproven.discard(block_id)
+                self._to_clear.append(block_id)
             block_ids.append(block_id)
         return block_ids
 
@@ -69,11 +78,18 @@ class BlockPool:
                 del self._free_cached[block_id]
             self._ref_counts[block_id] += 1
 
-    def release(self, block_ids: Sequence[int]) -> None:
-        """One holder less for each block of a sequence, given in order of position."""
-        for block_id in reversed(block_ids):
+    def release(self, block_ids: Sequence[int], num_proven: int | None = None) -> None:
+        """One holder less for each block of a sequence, given in order of position.
+
+        Finite logits were computed from the first `num_proven` of them (None = from all).
+        """
+        for index, block_id in reversed(list(enumerate(block_ids))):
             assert self._ref_counts[block_id] > 0, f"block {block_id} released more often than held"
             self._ref_counts[block_id] -= 1
+            if num_proven is not None and index >= num_proven:
+                self._unproven.add(block_id)
+            else:
+                self._unproven.discard(block_id)
             if self._ref_counts[block_id] == 0:
                 if self._hashes[block_id] is not None:
                     self._free_cached[block_id] = None
@@ -88,15 +104,28 @@ class BlockPool:
             self._hashes[block_id] = content
             self._cached[content] = block_id
 
-    def find(self, hashes: Iterable[bytes]) -> list[int]:
-        """Block ids of the longest known beginning of the chain `hashes`. Nothing is held yet."""
-        found = []
-        for content in hashes:
-            block_id = self._cached.get(content)
-            if block_id is None:
-                break
-            found.append(block_id)
-        return found
+    def forget(self, block_ids: Iterable[int]) -> None:
+        """Takes held blocks out of the prefix index: their content is not what their tokens should give."""
+        for block_id in block_ids:
+            assert self._ref_counts[block_id] > 0
+            content = self._hashes[block_id]
+            if content is not None:
+                del self._cached[content]
+                self._hashes[block_id] = None
+
+    def take_unclear(self) -> tuple[int, ...]:
+        """The blocks given out since the last call whose old content must be cleared before anything is computed."""
+        taken = tuple(self._to_clear)
+        self._to_clear = []
+        return taken
+
+    def unproven(self) -> set[int]:
+        """The blocks that may hold a NaN, whoever gets them next."""
+        return self._unproven | set(self._to_clear)
+
+    def known(self, hashes: Iterable[bytes]) -> list[int | None]:
+        """For each content the block that holds it, or None. Nothing is held yet."""
+        return [self._cached.get(content) for content in hashes]
 
     def num_cached_only(self, block_ids: Iterable[int]) -> int:
         """How many of these blocks nobody holds, so that holding them takes from `num_free`."""

@@ -14,3 +14,4 @@ class Counters:
     prefix_hits: int = 0  # tokens found
     prompt_tokens: int = 0
     generation_tokens: int = 0
+    num_corrupt: int = 0  # sequences that ended because their logits were not finite

@@ -15,7 +15,7 @@ class DecodingParams(msgspec.Struct, frozen=True, kw_only=True):
     max_tokens: int  # generated tokens at most, >= 1
     min_tokens: int = 0  # before that many are generated, EOS and stop ids cannot be chosen
     temperature: float = 1.0  # 0 = greedy
-    top_p: float = 1.0  # (0, 1]
+    top_p: float = 1.0  # [0, 1]; the most likely token is always kept
     top_k: int = 0  # 0 = off
     min_p: float = 0.0  # [0, 1]
     repetition_penalty: float = 1.0  # > 0; over prompt and generated tokens

@@ -19,7 +19,9 @@ class Draft:
     copies: dict[Sequence, tuple[int, int]] = field(default_factory=dict)
     is_short: bool = False  # of blocks: a running sequence was preempted or must wait, so nobody is admitted
 
-    def to_plan(self, step_id: int, epoch: int, freed_slots: tuple[int, ...]) -> StepPlan:
+    def to_plan(
+        self, step_id: int, epoch: int, freed_slots: tuple[int, ...], cleared_blocks: tuple[int, ...] = ()
+    ) -> StepPlan:
         """The plan, booked: its tokens count as computed, and what it says as sent, from here on."""
         new_slots = []
         slots = []
@@ -51,6 +53,7 @@ class Draft:
             epoch=epoch,
             freed_slots=freed_slots,
             new_slots=tuple(new_slots),
+            cleared_blocks=cleared_blocks,
             block_copies=tuple(self.copies.values()),
             slots=tuple(slots),
         )

@@ -26,9 +26,10 @@ from rayloom_engine.core.block_pool import BlockPool
 from rayloom_engine.core.chunking import chunk_size
 from rayloom_engine.core.counters import Counters
 from rayloom_engine.core.draft import Draft, InFlight, fair_share
-from rayloom_engine.core.sequence import Sequence, SequenceOutput, SequenceState
+from rayloom_engine.core.sequence import CORRUPT, Sequence, SequenceOutput, SequenceState
 from rayloom_engine.core.spans import Span, spans_of
 from rayloom_engine.core.step import StepPlan, StepResult
+from rayloom_engine.core.window import first_seen_block, longest_hit, most_blocks
 from rayloom_engine.errors import QueueFull, RequestError
 
 
@@ -42,9 +43,14 @@ class SchedulerConfig:
     max_queued: int  # waiting sequences; more are refused
     enable_prefix_caching: bool = True
     depth: int = 1  # plans in flight at most
+    window: int | None = None  # positions that a token sees, itself included; None when a layer sees all
 
     def __post_init__(self) -> None:
-        assert self.max_model_len <= self.num_blocks * self.block_size, "the longest sequence must fit the pool"
+        assert self.most_blocks(self.max_model_len) <= self.num_blocks, "the longest sequence must fit the pool"
+
+    def most_blocks(self, num_tokens: int) -> int:
+        """The most blocks that a sequence of `num_tokens` holds at once."""
+        return most_blocks(num_tokens, self.window, self.max_num_batched_tokens, self.block_size)
 
 
 class Scheduler:
@@ -152,9 +158,10 @@ class Scheduler:
             return None
         freed_slots, self._slots_to_free = tuple(self._slots_to_free), []
         self._step_id += 1
-        plan = draft.to_plan(self._step_id, self.epoch, freed_slots)
+        plan = draft.to_plan(self._step_id, self.epoch, freed_slots, self.pool.take_unclear())
         for sequence in draft.num_tokens:
             self._register_full_blocks(sequence)
+            self._give_back_unseen_blocks(sequence)
         self._in_flight.append(InFlight(plan, {s.slot: s for s in draft.num_tokens if s.slot is not None}))
         return plan
 
@@ -174,6 +181,7 @@ class Scheduler:
             if sequence.state is SequenceState.FINISHED:
                 continue  # aborted meanwhile
             is_first = sequence.num_generated == 0
+            sequence.num_proven = sequence.num_tokens
             sequence.token_ids.append(sampled.token_id)
             self.counters.generation_tokens += 1
             reason = sequence.finish_reason(self.config.max_model_len)
@@ -190,15 +198,26 @@ class Scheduler:
             )
             if reason is not None:
                 self._finish(sequence)
-        return outputs
+        return outputs + self._end_corrupt([sequences[slot] for slot in result.corrupt_slots])
+
+    def _end_corrupt(self, sequences: list[Sequence]) -> list[SequenceOutput]:
+        """Ends sequences whose logits were not finite. Their KV may hold a NaN, so it is no prefix for others."""
+        ended = [sequence for sequence in sequences if sequence.state is not SequenceState.FINISHED]
+        for sequence in ended:
+            self.pool.forget(sequence.held_block_ids)
+            self._finish(sequence)
+        self.counters.num_corrupt += len(ended)
+        return [SequenceOutput(request_id=sequence.request_id, finish_reason=CORRUPT) for sequence in ended]
 
     def forget_ranks(self) -> None:
         """What the ranks computed is lost, and with it all plans in flight: every running sequence waits again.
 
         Their ids are kept, so they go on where they were. Blocks of a lost plan may hold anything: no prefix survives.
         """
+        unproven = {block_id for in_flight in self._in_flight for block_id in in_flight.plan.cleared_blocks}
         self._in_flight.clear()
         for sequence in self._running:
+            self._release_blocks(sequence)
             sequence.state = SequenceState.WAITING
             sequence.slot = None
             sequence.forget_blocks()
@@ -206,7 +225,8 @@ class Scheduler:
         self._running = []
         self._free_slots = list(range(self.config.max_num_seqs - 1, -1, -1))
         self._slots_to_free = []
-        self.pool = BlockPool(self.config.num_blocks)
+        # A rank that lives keeps its memory, and with it what a lost plan was to clear.
+        self.pool = BlockPool(self.config.num_blocks, unproven | self.pool.unproven())
 
     def check_integrity(self) -> None:
         """Raises AssertionError when queues, slots and blocks do not add up."""
@@ -226,7 +246,10 @@ class Scheduler:
                 for slot in in_flight.plan.slots
             )
             assert is_sampling == (sequence.num_computed == sequence.num_tokens), "a token is chosen once"
-        self.pool.check_integrity(s.block_ids for s in self._running)
+            assert sequence.first_block <= first_seen_block(
+                sequence.num_computed, self.config.window, self.config.block_size
+            ), f"{sequence.request_id}: a block that is still seen was given back"
+        self.pool.check_integrity(s.held_block_ids for s in self._running)
 
     # --- how a step is made ---
 
@@ -278,26 +301,27 @@ class Scheduler:
             leader = self._leader(sequence)
             if leader is not None and leader.num_computed < sequence.num_prompt_tokens - 1:
                 continue  # its prompt is being computed for it; it joins in a later step
-            found, source = self._known_blocks(sequence, leader)
-            num_known = min(len(found) * self.config.block_size, sequence.num_tokens - 1)
+            first, found, source = self._known_blocks(sequence, leader)
+            num_known = min((first + len(found)) * self.config.block_size, sequence.num_tokens - 1)
             if source is not None:
                 num_known = sequence.num_prompt_tokens - 1
-            num_blocks = -(-sequence.num_tokens // self.config.block_size)
-            needed = num_blocks - len(found) + self.pool.num_cached_only(found)
+            num_blocks = self.config.most_blocks(sequence.num_tokens)
+            needed = max(0, num_blocks - len(found)) + self.pool.num_cached_only(found)
             if needed + (watermark if self._running else 0) > self.pool.num_free:
                 break  # the whole sequence must fit; nobody overtakes the one that waits for room
             num = chunk_size(num_known, sequence.num_tokens, draft, self.config.max_num_batched_tokens)
             if num == 0:
                 continue
             self.pool.hold(found)
-            sequence.block_ids = list(found)
+            sequence.block_ids = [0] * first + found  # nobody reads the entries before `first`
+            sequence.first_block = first
             sequence.num_computed = num_known
             # Blocks that were found are in the index already.
-            sequence.num_registered_blocks = len(found)
+            sequence.num_registered_blocks = len(sequence.block_ids)
             is_extended = self._try_extend(sequence, num_known + num)
             assert is_extended, "admission checked the room"
             if source is not None:
-                draft.copies[sequence] = (source, sequence.block_ids[len(found)])
+                draft.copies[sequence] = (source, sequence.block_ids[first + len(found)])
             self._admit(sequence)
             watermark += 1
             self._count_lookup(sequence, num_known)
@@ -313,11 +337,14 @@ class Scheduler:
             return None
         num = sequence.num_prompt_tokens
         is_same = leader.num_prompt_tokens == num and leader.token_ids[:num] == sequence.token_ids[:num]
-        return leader if is_same else None
+        # A leader that went far ahead has given back what the last token of the prompt sees.
+        has_all = leader.first_block <= first_seen_block(num - 1, self.config.window, self.config.block_size)
+        return leader if is_same and has_all else None
 
-    def _known_blocks(self, sequence: Sequence, leader: Sequence | None) -> tuple[list[int], int | None]:
+    def _known_blocks(self, sequence: Sequence, leader: Sequence | None) -> tuple[int, list[int], int | None]:
         """Blocks whose content is the sequence's beginning, and for a fork the block to copy the rest from.
 
+        The first number is the index of the first such block: no token to come sees one before it.
         The last token is always computed, because its logits choose the next one. A fork writes into the block of that
         token first thing, so the copy of copy-on-write is made when it joins; the leader's table never changes.
         """
@@ -325,11 +352,15 @@ class Scheduler:
         if leader is not None:
             num_shared = (sequence.num_prompt_tokens - 1) // block_size
             is_shared_whole = num_shared * block_size == sequence.num_prompt_tokens - 1
-            return leader.block_ids[:num_shared], None if is_shared_whole else leader.block_ids[num_shared]
+            first = first_seen_block(sequence.num_prompt_tokens - 1, self.config.window, block_size)
+            source = None if is_shared_whole else leader.block_ids[num_shared]
+            return first, leader.block_ids[first:num_shared], source
         if not self.config.enable_prefix_caching or sequence.wants_prompt_logprobs:
-            return [], None
+            return 0, [], None
         num_full = (sequence.num_tokens - 1) // block_size
-        return self.pool.find(sequence.hashes(num_full, block_size)), None
+        known = self.pool.known(sequence.hashes(num_full, block_size))
+        first, end = longest_hit(known, self.config.window, block_size)
+        return first, [block_id for block_id in known[first:end] if block_id is not None], None
 
     def _count_lookup(self, sequence: Sequence, num_known: int) -> None:
         self.counters.prefix_queries += sequence.num_tokens
@@ -377,9 +408,21 @@ class Scheduler:
         self._free_slots.append(sequence.slot)
         if sequence.num_sent_blocks:
             self._slots_to_free.append(sequence.slot)
-        self.pool.release(sequence.block_ids)
+        self._release_blocks(sequence)
         sequence.slot = None
         sequence.forget_blocks()
+
+    def _release_blocks(self, sequence: Sequence) -> None:
+        num_proven = sequence.num_proven_blocks(self.config.block_size) - sequence.first_block
+        self.pool.release(sequence.held_block_ids, max(0, num_proven))
+
+    def _give_back_unseen_blocks(self, sequence: Sequence) -> None:
+        """Releases the blocks that lie before the window of every token to come. Plans in flight come before those."""
+        first = first_seen_block(sequence.num_computed, self.config.window, self.config.block_size)
+        if first > sequence.first_block:
+            num_proven = sequence.num_proven_blocks(self.config.block_size) - sequence.first_block
+            self.pool.release(sequence.block_ids[sequence.first_block : first], max(0, num_proven))
+            sequence.first_block = first
 
     def _register_full_blocks(self, sequence: Sequence) -> None:
         if not self.config.enable_prefix_caching:

@@ -15,6 +15,8 @@ from rayloom_engine.core.block_pool import block_hash
 from rayloom_engine.core.decoding import DecodingParams
 from rayloom_engine.core.step import NewSlot, TokenLogprobs
 
+CORRUPT = "corrupt"  # finish reason of a sequence whose logits were not finite; clients get an error
+
 
 class SequenceState(Enum):
     WAITING = "waiting"
@@ -52,7 +54,9 @@ class Sequence:
 
         self.state = SequenceState.WAITING
         self.num_computed = 0  # tokens whose KV is in the blocks, counting plans in flight
-        self.block_ids: list[int] = []
+        self.block_ids: list[int] = []  # in order of position; those before `first_block` are given back already
+        self.first_block = 0  # no later token sees a block before it
+        self.num_proven = 0  # tokens whose KV has led to finite logits
         self.slot: int | None = None  # row on the ranks while RUNNING
         self.num_sent_blocks = 0  # of block_ids, known to the ranks; 0 = the ranks do not know the sequence
         self.num_sent_tokens = 0  # of token_ids, likewise
@@ -71,6 +75,17 @@ class Sequence:
         return len(self.token_ids) - self.num_prompt_tokens
 
     @property
+    def held_block_ids(self) -> list[int]:
+        """The blocks that it still holds, in order of position."""
+        return self.block_ids[self.first_block :]
+
+    def num_proven_blocks(self, block_size: int) -> int:
+        """How many of its blocks, from the first on, hold nothing but KV that has led to finite logits."""
+        if self.num_computed <= self.num_proven:
+            return len(self.block_ids)
+        return self.num_proven // block_size
+
+    @property
     def order(self) -> tuple[int, float, int]:
         """First come, first served within a priority; lower runs first."""
         return (self.priority, self.arrival, self.number)
@@ -86,6 +101,8 @@ class Sequence:
     def forget_blocks(self) -> None:
         """Nothing is computed any more; the ids stay, and everything can be computed again from them."""
         self.block_ids = []
+        self.first_block = 0
+        self.num_proven = 0
         self.num_computed = 0
         self.num_sent_blocks = 0
         self.num_sent_tokens = 0

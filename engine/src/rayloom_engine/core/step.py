@@ -19,7 +19,9 @@ class NewSlot(msgspec.Struct, frozen=True, kw_only=True):
     request_id: str
     token_ids: tuple[int, ...]  # prompt, then whatever was already generated
     num_prompt_tokens: int
-    block_table: tuple[int, ...]  # KV block ids, in order of position; append-only until the slot is freed
+    # KV block ids, in order of position; append-only until the slot is freed. Blocks before the window of the next
+    # token are given back and may be somebody else's: their entries are never read.
+    block_table: tuple[int, ...]
     params: DecodingParams
     eos_token_ids: tuple[int, ...]  # what ends the sequence (empty with ignore_eos), besides params.stop_token_ids
 
@@ -36,12 +38,13 @@ class SlotStep(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StepPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """One step. Applied in this order: free slots, add slots, append ids, copy blocks, compute, sample."""
+    """One step. Applied in this order: free slots, add slots, append ids, clear and copy blocks, compute, sample."""
 
     step_id: int
     epoch: int  # a rank refuses a plan of another epoch than its own
     freed_slots: tuple[int, ...] = ()
     new_slots: tuple[NewSlot, ...] = ()
+    cleared_blocks: tuple[int, ...] = ()  # blocks that may hold a NaN of an earlier owner; filled with zeros
     block_copies: tuple[tuple[int, int], ...] = ()  # (from, to) block ids, for copy-on-write
     slots: tuple[SlotStep, ...] = ()
 
@@ -76,7 +79,8 @@ class PromptLogprobs(msgspec.Struct, frozen=True):
 class StepResult(msgspec.Struct, frozen=True, kw_only=True):
     step_id: int
     epoch: int
-    sampled: tuple[SampledToken, ...] = ()  # one for each SlotStep with `samples`, in plan order
+    sampled: tuple[SampledToken, ...] = ()  # for each SlotStep with `samples` that is not corrupt, in plan order
     prompt_logprobs: tuple[PromptLogprobs, ...] = ()
+    corrupt_slots: tuple[int, ...] = ()  # slots whose logits are not finite; no token is sampled for them
     forward_s: float = 0.0  # seconds in the model
     sample_s: float = 0.0  # seconds choosing tokens

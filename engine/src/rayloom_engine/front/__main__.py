@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
+import gc
 import logging
 import os
 import secrets
@@ -16,34 +16,25 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Generator
 from pathlib import Path
 
-import uvicorn
 import uvloop
 from starlette.types import ASGIApp
 
 from rayloom_engine.config import EngineConfig, load_config
 from rayloom_engine.errors import ConfigError, EngineDead
 from rayloom_engine.front.admin import admin_app, age_of_drain, load_admin_token
+from rayloom_engine.front.api_keys import ApiKeys
 from rayloom_engine.front.app import api_app
-from rayloom_engine.front.gate import load_api_keys
+from rayloom_engine.front.http_server import admin_server, api_server
+from rayloom_engine.front.lifecycle import Lifecycle
 from rayloom_engine.front.service import Service
-from rayloom_engine.process import EXIT_CONFIG, end_with_parent, set_up_logging, start_pulse
+from rayloom_engine.process import EXIT_CONFIG, PULSE_SECONDS, end_with_parent, give_sign, set_up_logging
 
-KEEP_ALIVE_S = 75  # longer than clients' and proxies' pools keep a connection, so that they close it, not we
 LAST_EVENTS_S = 0.3  # for handlers to write their last event when the process must end
 FORCED_EXIT_S = 0.8  # after a stop signal the process is gone by then, whatever still runs in a thread
 
 logger = logging.getLogger(__name__)
-
-
-class Server(uvicorn.Server):
-    """uvicorn without its own signal handling: two servers share this process, and draining is ours."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Generator[None, None, None]:
-        yield
 
 
 class Front:
@@ -59,7 +50,7 @@ class Front:
         self._config = config
         self._service = service
         self._sockets = (api[1], admin[1])
-        self._servers = (http_server(api[0]), http_server(admin[0]))
+        self._servers = (api_server(api[0]), admin_server(admin[0]))
         self._stop = asyncio.Event()
         self._num_signals = 0
         self._draining: asyncio.Task[None] | None = None
@@ -137,7 +128,7 @@ def main() -> int:
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)  # its start and stop lines repeat the supervisor's
     api_socket, admin_socket = socket.socket(fileno=args.api_fd), socket.socket(fileno=args.admin_fd)
     try:
-        api_keys = load_api_keys(config.api_key_file, os.environ)
+        api_keys = ApiKeys.load(config.api_key_file, os.environ)
         admin_token = load_admin_token(config.admin_token_file)
     except ConfigError as error:
         logger.error("%s", error)
@@ -155,34 +146,34 @@ def main() -> int:
             start=args.start,
             server_started=args.server_started,
         )
-        start_pulse(args.pulse_fd, lambda: service.lifecycle.was_ready)
         drain_mark = args.run_dir / "draining"
         drain_age_s = age_of_drain(drain_mark)
         if drain_age_s is not None:
             service.lifecycle.drain(True, drain_age_s)
+        loaded_mark = args.run_dir / "loaded"  # outlives this process too
+        service.lifecycle.was_loaded = loaded_mark.exists()
+        service.lifecycle.on_ready = loaded_mark.touch
         api, admin = api_app(service, api_keys), admin_app(service, admin_token, drain_mark)
+        api_keys.on_change = lambda: service.metrics.observe_api_keys(len(api_keys.accepted), api_keys.problem)
+        api_keys.on_change()
+        beside = [asyncio.create_task(api_keys.watch())]
+        if args.pulse_fd is not None:
+            beside.append(asyncio.create_task(_pulse(args.pulse_fd, service.lifecycle)))
         await Front(config, service, (api, api_socket), (admin, admin_socket)).run()
+        for task in beside:
+            task.cancel()
 
+    gc.freeze()  # what was imported is never garbage, and looking for some in it would hold up every stream
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(serve())
     return 0
 
 
-def http_server(app: ASGIApp) -> Server:
-    """A server for one application; call its serve(sockets=[...])."""
-    return Server(
-        uvicorn.Config(
-            app,
-            http="httptools",
-            ws="none",
-            lifespan="off",
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            timeout_keep_alive=KEEP_ALIVE_S,
-            timeout_graceful_shutdown=1,
-        )
-    )
+async def _pulse(fd: int, lifecycle: Lifecycle) -> None:
+    """Signs of life from the loop itself: a front whose loop stands still answers nobody, whatever its threads do."""
+    while True:
+        give_sign(fd, lifecycle.was_ready)
+        await asyncio.sleep(PULSE_SECONDS)
 
 
 def _url(listener: socket.socket) -> str:

@@ -14,10 +14,12 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from rayloom_engine.front.errors import ApiError
+from rayloom_engine.front.fingerprint import fingerprint
 from rayloom_engine.front.generation import ChoiceDelta, ChoiceResult, Generation, watch_client
 from rayloom_engine.front.openai_models import GenerationRequest, StreamOptions
 from rayloom_engine.front.service import ModelText, Service
 from rayloom_engine.front.stream import EventStream
+from rayloom_engine.json_words import shown
 from rayloom_engine.sampling_params import SamplingParams
 
 PART_BYTES = 64 * 1024  # of a large answer; each waits until the connection has taken most of those before it
@@ -31,18 +33,20 @@ class Answer(ABC):
     chunk_object: str
     generation: Generation
 
-    def __init__(self, service: Service, wire: GenerationRequest) -> None:
+    def __init__(self, service: Service, text: ModelText, wire: GenerationRequest, request_id: str) -> None:
         options = wire.stream_options or StreamOptions()
         self.include_usage = bool(options.include_usage)
         self.continuous_usage = self.include_usage and bool(options.continuous_usage_stats)
         self.returns_ids = bool(wire.return_token_ids)
-        self.request_id = f"{self.id_prefix}-{secrets.token_hex(16)}"
+        self.request_id = f"{self.id_prefix}-{request_id}"
         self._created = int(time.time())
         self._model = service.config.api_model_name
+        self._fingerprint = fingerprint(service.config, text.model)
+        self._num_written = 0  # tokens in the chunks so far
 
     @abstractmethod
-    def chunks(self, delta: ChoiceDelta, usage: dict[str, Any] | None) -> list[dict[str, Any]]:
-        """The stream's chunks for one delta; `usage` goes into each when it is given."""
+    def chunks(self, delta: ChoiceDelta) -> list[dict[str, Any]]:
+        """The stream's chunks for one delta."""
 
     @abstractmethod
     def choice(self, generation: Generation, result: ChoiceResult) -> dict[str, Any]:
@@ -53,12 +57,16 @@ class Answer(ABC):
         choices = [self.choice(generation, result) for result in results]
         return {**self._head(self.full_object), "choices": choices, "usage": generation.usage()}
 
-    def chunk(self, choice: dict[str, Any], usage: dict[str, Any] | None) -> dict[str, Any]:
+    def chunk(self, choice: dict[str, Any]) -> dict[str, Any]:
         """A chunk with one choice. With include_usage every chunk has the key, as OpenAI defines."""
         document = {**self._head(self.chunk_object), "choices": [choice]}
         if self.include_usage:
-            document["usage"] = usage
+            document["usage"] = self.generation.usage(self._num_written) if self.continuous_usage else None
         return document
+
+    def count(self, delta: ChoiceDelta) -> None:
+        """From here on the usage in chunks has the tokens of `delta`."""
+        self._num_written += len(delta.text.token_ids)
 
     def usage_chunk(self, usage: dict[str, Any]) -> dict[str, Any]:
         """The last chunk of a stream with include_usage."""
@@ -70,7 +78,7 @@ class Answer(ABC):
             "object": kind,
             "created": self._created,
             "model": self._model,
-            "system_fingerprint": None,
+            "system_fingerprint": self._fingerprint,
         }
 
 
@@ -111,10 +119,11 @@ async def answer(
 ) -> Response:
     """Generate and answer. Raises what refuses the request before its response has begun."""
     service.lifecycle.check_accepts()  # draining may have begun while the body was read
-    generation = Generation(
+    generation = await Generation.start(
         service,
         text,
-        request_id=writer.request_id,
+        # A client may use an id twice; in the engine each request has its own.
+        request_id=f"{writer.request_id}-{secrets.token_hex(8)}",
         prompts=prompts,
         params=params,
         priority=wire.priority or 0,
@@ -139,12 +148,24 @@ async def answer(
             writer,
             watcher,
             include_usage=writer.include_usage,
-            continuous_usage=writer.continuous_usage,
         )
     finally:
         if not is_handed_over:
             watcher.cancel()
             generation.close()
+
+
+def request_id_of(request: Request, wire: GenerationRequest) -> str:
+    """The request's id: its field, else the X-Request-Id header, else the fresh one that the gate chose.
+
+    A response carries it as X-Request-Id, unless the client gave that header and so expects its own.
+    """
+    http_id: str = request.state.request_id
+    if wire.request_id is None:
+        return http_id
+    if request.headers.get("x-request-id") != http_id:
+        request.state.request_id = wire.request_id
+    return wire.request_id
 
 
 def check_model(service: Service, model: str | None) -> None:
@@ -153,7 +174,7 @@ def check_model(service: Service, model: str | None) -> None:
     if model is not None and model != name:
         raise ApiError(
             404,
-            f"the model {model!r:.200} does not exist; this server has {name!r}",
+            f"the model {shown(model)} does not exist; this server has {shown(name)}",
             param="model",
             code="model_not_found",
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from starlette.applications import Starlette
@@ -13,6 +13,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from rayloom_engine.front.answer import check_model
+from rayloom_engine.front.api_keys import ApiKeys
 from rayloom_engine.front.chat import chat_completions
 from rayloom_engine.front.completions import completions
 from rayloom_engine.front.errors import ERROR_HANDLERS
@@ -24,7 +25,7 @@ from rayloom_engine.front.tokens import detokenize, tokenize
 Handler = Callable[[Request], Awaitable[Response]]
 
 
-def api_app(service: Service, api_keys: Iterable[str]) -> Starlette:
+def api_app(service: Service, api_keys: ApiKeys) -> Starlette:
     """The ASGI application of the API port."""
     routes = [
         Route("/v1/chat/completions", _counted(chat_completions), methods=["POST"]),
@@ -39,7 +40,7 @@ def api_app(service: Service, api_keys: Iterable[str]) -> Starlette:
         Route("/metrics", metrics, methods=["GET"]),
     ]
     middleware = [
-        Middleware(Gate, api_keys=tuple(api_keys), lifecycle=service.lifecycle),
+        Middleware(Gate, api_keys=api_keys, lifecycle=service.lifecycle),
         Middleware(AwaitReady, lifecycle=service.lifecycle, wait_s=service.waits.ready_s),
     ]
     origins = service.config.cors_allowed_origins
@@ -80,9 +81,11 @@ async def get_model(request: Request) -> Response:
     return JSONResponse(_model_card(request.app.state.service))
 
 
-async def health(_request: Request) -> Response:
-    """200 as long as the loop answers."""
-    return JSONResponse({"status": "ok"})
+async def health(request: Request) -> Response:
+    """200 once the model was loaded, also in recoveries and drains; 503 before that, and when the engine failed."""
+    service: Service = request.app.state.service
+    service.lifecycle.check_alive()
+    return JSONResponse({"status": "ok", "state": service.state()[0]})
 
 
 async def ready(request: Request) -> Response:
@@ -107,7 +110,15 @@ def _model_card(service: Service) -> dict[str, Any]:
         "object": "model",
         "created": service.created,
         "owned_by": "rayloom",
-        "root": service.config.model,
+        "root": model_root(service.config.model),
         "parent": None,
         "max_model_len": core.model.max_model_len if core is not None and core.model is not None else None,
     }
+
+
+def model_root(model: str) -> str:
+    """Where a model comes from without its kind of place, as vLLM names it: the hub's id, or a path.
+
+    Clients that need the tokenizer take it from there.
+    """
+    return model.partition("://")[2] or model

@@ -1,29 +1,51 @@
-"""Request bodies: read with a size limit, checked for UTF-8, nesting and JSON, with a sentence for each fault."""
+"""Request bodies: read with a size limit, checked for type, UTF-8, shape and JSON, with a sentence for each fault."""
 
 from __future__ import annotations
 
 import asyncio
 import re
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import msgspec
 from starlette.requests import ClientDisconnect, Request
 
-from rayloom_engine.front.errors import ApiError, ClientGone
+from rayloom_engine.front.errors import ApiError, ClientGone, unavailable
 
 MAX_DEPTH = 64  # no field of the API nests deeper than a few levels
+# What a body may consist of. Together they take 50 ms to make; 8 MiB of brackets would take a second.
+MAX_FIELDS = 1024
+MAX_CONTAINERS = 2**16
+MAX_STRINGS = 2**16  # keys too
+MAX_VALUES = 2**20 + 2**17  # token ids of the longest request to /detokenize, and some more
 THREAD_ABOVE_BYTES = 256 * 1024  # larger bodies are parsed in a thread, so that other streams do not wait
+MAX_BODY_BYTES_AT_ONCE = 128 * 1024 * 1024  # of all requests together
 
 _STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
 _NO_BRACKETS = bytes(byte for byte in range(256) if byte not in b"[]{}")
 
 
 async def read_json(request: Request, max_bytes: int) -> dict[str, Any]:
-    """The JSON object in a request's body. Raises ApiError (400, 413) or ClientGone."""
+    """The JSON object in a request's body. Raises ApiError (400, 413, 415, 503) or ClientGone."""
+    check_content_type(request.headers.get("content-type"))
     body = await read_body(request, max_bytes)
     if len(body) > THREAD_ABOVE_BYTES:
-        return await asyncio.to_thread(parse_object, body)
+        return await asyncio.get_running_loop().run_in_executor(_PARSER, parse_object, body)
     return parse_object(body)
+
+
+def check_content_type(given: str | None) -> None:
+    """Raises ApiError 415 for anything but JSON: browsers let any page send other types to any server, unasked."""
+    kind = (given or "").partition(";")[0].strip().lower()
+    if kind == "application/json" or (kind.count("/") == 1 and kind.endswith("+json")):
+        return
+    shown = f"{given!r:.100}" if given else "missing"
+    raise ApiError(
+        415,
+        f"the Content-Type is {shown}; this path takes JSON, so send the header `Content-Type: application/json` "
+        "(curl: add -H 'Content-Type: application/json')",
+        code="unsupported_media_type",
+    )
 
 
 async def read_body(request: Request, max_bytes: int) -> bytes:
@@ -33,15 +55,50 @@ async def read_body(request: Request, max_bytes: int) -> bytes:
         raise _too_large(max_bytes)
     chunks: list[bytes] = []
     size = 0
-    try:
-        async for chunk in request.stream():
-            size += len(chunk)
-            if size > max_bytes:
-                raise _too_large(max_bytes)
-            chunks.append(chunk)
-    except ClientDisconnect as error:
-        raise ClientGone from error
-    return b"".join(chunks)
+    with _BUDGET.share(4 * max_bytes) as share:
+        try:
+            async for chunk in request.stream():
+                size += len(chunk)
+                if size > max_bytes:
+                    raise _too_large(max_bytes)
+                share.take(len(chunk))
+                chunks.append(chunk)
+        except ClientDisconnect as error:
+            raise ClientGone from error
+        return b"".join(chunks)
+
+
+class BodyBudget:
+    """Bytes of all bodies that are being read at the same time. For one event loop."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self.num_bytes = 0
+
+    def share(self, least_bytes: int) -> _Share:
+        """One body's part, given back at the end of the block. The budget is never smaller than `least_bytes`."""
+        return _Share(self, max(self._max_bytes, least_bytes))
+
+
+class _Share:
+    def __init__(self, budget: BodyBudget, max_bytes: int) -> None:
+        self._budget = budget
+        self._max_bytes = max_bytes
+        self._num_bytes = 0
+
+    def __enter__(self) -> _Share:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._budget.num_bytes -= self._num_bytes
+
+    def take(self, num_bytes: int) -> None:
+        """Raises ApiError 503 when the budget is spent."""
+        if self._budget.num_bytes + num_bytes > self._max_bytes:
+            busy = "too many large requests are being read at the same time; try again soon"
+            raise unavailable(busy, "too_many_bodies", 2)
+        self._budget.num_bytes += num_bytes
+        self._num_bytes += num_bytes
 
 
 def parse_object(body: bytes) -> dict[str, Any]:
@@ -52,8 +109,7 @@ def parse_object(body: bytes) -> dict[str, Any]:
         text = body.decode("utf-8")
     except UnicodeDecodeError as error:
         raise ApiError(400, f"the body is not UTF-8: bad byte at offset {error.start}") from error
-    if is_deeper_than(body, MAX_DEPTH):
-        raise ApiError(400, f"the body is nested too deeply; at most {MAX_DEPTH} levels are allowed")
+    check_shape(body)
     try:
         document = msgspec.json.decode(text)
     except UnicodeDecodeError as error:  # an escape for half of a surrogate pair
@@ -62,22 +118,47 @@ def parse_object(body: bytes) -> dict[str, Any]:
         raise ApiError(400, f"the body is not JSON: {error}") from error
     if not isinstance(document, dict):
         raise ApiError(400, f"the body must be a JSON object, it is {_KINDS.get(type(document), 'something else')}")
+    if len(document) > MAX_FIELDS:
+        raise ApiError(400, f"the body has {len(document)} fields; at most {MAX_FIELDS} are allowed")
     return document
 
 
-def is_deeper_than(body: bytes, max_depth: int) -> bool:
-    """Whether brackets outside strings nest deeper than `max_depth`. Cheap for bodies with few brackets."""
-    if body.count(b"[") + body.count(b"{") <= max_depth:
-        return False
-    depth = 0
-    for byte in _STRING.sub(b"", body).translate(None, _NO_BRACKETS):
-        if byte in b"[{":
-            depth += 1
+def check_shape(body: bytes, max_depth: int = MAX_DEPTH) -> None:
+    """Raises ApiError 400 for JSON that nests too deeply or has too many parts, before any of them is made.
+
+    Making them keeps the interpreter's lock, and with it every stream, until the last one is there. This function goes
+    from string to string and lets other threads run in between.
+    """
+    is_flat = body.count(b"[") + body.count(b"{") <= max_depth  # brackets in strings count here
+    if is_flat and body.count(b",") <= MAX_VALUES and body.count(b'"') <= MAX_STRINGS:
+        return
+    containers = strings = values = depth = position = 0
+    while position < len(body):
+        quote = body.find(b'"', position)
+        end = len(body) if quote < 0 else quote
+        between = body[position:end]
+        values += between.count(b",")
+        containers += between.count(b"[") + between.count(b"{")
+        if containers > MAX_CONTAINERS or strings > MAX_STRINGS or values > MAX_VALUES:
+            raise ApiError(
+                400,
+                f"the body has too many parts; at most {MAX_CONTAINERS} objects and lists, {MAX_STRINGS} strings and "
+                f"{MAX_VALUES} values are allowed",
+            )
+        for byte in between.translate(None, _NO_BRACKETS):
+            depth += 1 if byte in b"[{" else -1
             if depth > max_depth:
-                return True
-        else:
-            depth -= 1
-    return False
+                raise ApiError(400, f"the body is nested too deeply; at most {max_depth} levels are allowed")
+        if quote < 0:
+            return
+        strings += 1
+        string = _STRING.match(body, quote)
+        assert string is not None  # a quote begins one, even where it has no end
+        position = string.end()
+
+
+_PARSER = ThreadPoolExecutor(1, "body")  # one large body at a time: two would only hold up everything longer
+_BUDGET = BodyBudget(MAX_BODY_BYTES_AT_ONCE)
 
 
 def _too_large(max_bytes: int) -> ApiError:

@@ -7,12 +7,13 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from rayloom_engine.front.answer import Answer, answer, check_model
+from rayloom_engine.front.answer import Answer, answer, check_model, request_id_of
 from rayloom_engine.front.body import read_json
 from rayloom_engine.front.generation import ChoiceDelta, ChoiceResult, Generation
 from rayloom_engine.front.logprobs import LogprobWriter
-from rayloom_engine.front.openai_models import ChatRequest, parse_request
+from rayloom_engine.front.openai_models import ChatRequest
 from rayloom_engine.front.prompts import chat_prompt
+from rayloom_engine.front.request_parsing import parse_request
 from rayloom_engine.front.service import ModelText, Service
 from rayloom_engine.sampling_params import check_token_ids
 
@@ -25,7 +26,8 @@ async def chat_completions(request: Request) -> Response:
     params = wire.sampling()
     prompt_ids = await chat_prompt(text, wire.messages, wire)
     check_token_ids(prompt_ids, text.model.vocab_size, "messages")
-    return await answer(request, service, text, ChatAnswer(service, text, wire), wire, [tuple(prompt_ids)], params)
+    writer = ChatAnswer(service, text, wire, request_id_of(request, wire))
+    return await answer(request, service, text, writer, wire, [tuple(prompt_ids)], params)
 
 
 class ChatAnswer(Answer):
@@ -35,18 +37,19 @@ class ChatAnswer(Answer):
     full_object = "chat.completion"
     chunk_object = "chat.completion.chunk"
 
-    def __init__(self, service: Service, text: ModelText, wire: ChatRequest) -> None:
-        super().__init__(service, wire)
+    def __init__(self, service: Service, text: ModelText, wire: ChatRequest, request_id: str) -> None:
+        super().__init__(service, text, wire, request_id)
         self._wants_logprobs = bool(wire.logprobs)
         self._logprobs = LogprobWriter(text.tokenizer, as_ids=bool(wire.return_tokens_as_token_ids))
 
-    def chunks(self, delta: ChoiceDelta, usage: dict[str, Any] | None) -> list[dict[str, Any]]:
+    def chunks(self, delta: ChoiceDelta) -> list[dict[str, Any]]:
         chunks = []
         if delta.is_first:
             opening: dict[str, Any] = {"index": delta.index, "delta": {"role": "assistant", "content": ""}}
-            chunks.append(self.chunk({**opening, "logprobs": None, "finish_reason": None}, usage))
+            chunks.append(self.chunk({**opening, "logprobs": None, "finish_reason": None}))
             if self.returns_ids:
                 chunks[0]["prompt_token_ids"] = list(self.generation.prompts[0])
+        self.count(delta)
         text = delta.text
         logprobs = self._logprobs.chat(text.logprobs) if self._wants_logprobs and text.logprobs else None
         if not text.text and logprobs is None and text.finish_reason is None and not self.returns_ids:
@@ -61,25 +64,22 @@ class ChatAnswer(Answer):
             choice["stop_reason"] = text.stop_reason
         if self.returns_ids:
             choice["token_ids"] = list(text.token_ids)
-        chunks.append(self.chunk(choice, usage))
+        chunks.append(self.chunk(choice))
         return chunks
 
     def full(self, generation: Generation, results: list[ChoiceResult]) -> dict[str, Any]:
         document = super().full(generation, results)
         wants_prompt = generation.params.prompt_logprobs is not None
         document["prompt_logprobs"] = self._logprobs.prompt(results[0].prompt_logprobs) if wants_prompt else None
-        if self.returns_ids:
-            document["prompt_token_ids"] = list(generation.prompts[0])
+        document["prompt_token_ids"] = list(generation.prompts[0]) if self.returns_ids else None
         return document
 
     def choice(self, generation: Generation, result: ChoiceResult) -> dict[str, Any]:
-        choice: dict[str, Any] = {
+        return {
             "index": result.index,
             "message": {"role": "assistant", "content": result.text, "refusal": None},
             "logprobs": self._logprobs.chat(result.logprobs) if self._wants_logprobs else None,
             "finish_reason": result.finish_reason,
             "stop_reason": result.stop_reason,
+            "token_ids": result.token_ids if self.returns_ids else None,
         }
-        if self.returns_ids:
-            choice["token_ids"] = result.token_ids
-        return choice

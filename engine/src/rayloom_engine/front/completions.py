@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from rayloom_engine.core.step import TokenLogprobs
-from rayloom_engine.front.answer import Answer, answer, check_model
+from rayloom_engine.front.answer import Answer, answer, check_model, request_id_of
 from rayloom_engine.front.body import read_json
 from rayloom_engine.front.generation import ChoiceDelta, ChoiceResult, Generation, check_num_choices
 from rayloom_engine.front.logprobs import LogprobWriter
-from rayloom_engine.front.openai_models import CompletionRequest, parse_prompts, parse_request
+from rayloom_engine.front.openai_models import CompletionRequest
+from rayloom_engine.front.prompts import parse_prompts, text_prompt
+from rayloom_engine.front.request_parsing import parse_request
 from rayloom_engine.front.service import ModelText, Service
 from rayloom_engine.sampling_params import check_token_ids
+from rayloom_engine.text.tokenizer import Tokenizer
 
 
 async def completions(request: Request) -> Response:
@@ -30,40 +34,65 @@ async def completions(request: Request) -> Response:
     prompts = []
     for prompt in given:
         if isinstance(prompt, str):
-            ids = tuple(await text.encode(prompt, add_special_tokens=add_special_tokens))
+            ids = await text_prompt(text, prompt, add_special_tokens=add_special_tokens)
         else:
             ids = prompt
         check_token_ids(ids, text.model.vocab_size)
         prompts.append(ids)
         await asyncio.sleep(0)  # a request with a thousand prompts must not hold up the streams
-    texts = (
-        [prompt if isinstance(prompt, str) else text.tokenizer.decode(prompt) for prompt in given] if wire.echo else []
-    )
-    return await answer(request, service, text, CompletionAnswer(service, text, wire, texts), wire, prompts, params)
+    echoes = []
+    if wire.echo:
+        echoes = [_echo(text.tokenizer, prompt, ids) for prompt, ids in zip(given, prompts, strict=True)]
+    writer = CompletionAnswer(service, text, wire, request_id_of(request, wire), echoes)
+    return await answer(request, service, text, writer, wire, prompts, params)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Echo:
+    """A prompt as the answer repeats it."""
+
+    text: str
+    num_hidden_chars: int = 0  # of the tokens in front that are not in the text
+
+
+def _echo(tokenizer: Tokenizer, prompt: str | tuple[int, ...], ids: tuple[int, ...]) -> Echo:
+    """A text is repeated as it was given. Ids are written with their special tokens: somebody has put them there."""
+    if not isinstance(prompt, str):
+        return Echo(text=tokenizer.decode(ids, skip_special_tokens=False))
+    num_hidden = 0
+    for token_id in ids:
+        token = tokenizer.token_text(token_id)
+        if not tokenizer.is_special(token_id) or prompt.startswith(token):
+            break
+        num_hidden += len(token)
+    return Echo(text=prompt, num_hidden_chars=num_hidden)
 
 
 class CompletionAnswer(Answer):
-    """Documents of the completions endpoint. `echoes` are the prompts' texts, empty without echo."""
+    """Documents of the completions endpoint. `echoes` has one for each prompt, and is empty without echo."""
 
     id_prefix = "cmpl"
     full_object = "text_completion"
     chunk_object = "text_completion"
 
-    def __init__(self, service: Service, text: ModelText, wire: CompletionRequest, echoes: list[str]) -> None:
-        super().__init__(service, wire)
+    def __init__(
+        self, service: Service, text: ModelText, wire: CompletionRequest, request_id: str, echoes: list[Echo]
+    ) -> None:
+        super().__init__(service, text, wire, request_id)
         self._echoes = echoes
         self._wants_logprobs = wire.logprobs is not None
         self._wants_prompt_logprobs = wire.prompt_logprobs is not None
         self._logprobs = LogprobWriter(text.tokenizer, as_ids=bool(wire.return_tokens_as_token_ids))
         self._offsets: dict[int, int] = {}  # choice index -> where its next token begins in its text
 
-    def chunks(self, delta: ChoiceDelta, usage: dict[str, Any] | None) -> list[dict[str, Any]]:
+    def chunks(self, delta: ChoiceDelta) -> list[dict[str, Any]]:
+        self.count(delta)
         text = delta.text
         is_echoed = delta.is_first and bool(self._echoes)
         logprobs = None
         if self._wants_logprobs and (text.logprobs or is_echoed):
             logprobs = self._logprobs_of(delta.index, text.token_ids, text.logprobs, delta.prompt_logprobs, is_echoed)
-        shown = (self._echo(delta.index) if is_echoed else "") + text.text
+        shown = (self._echo(delta.index).text if is_echoed else "") + text.text
         if not shown and logprobs is None and text.finish_reason is None and not self.returns_ids:
             return []
         choice: dict[str, Any] = {
@@ -76,7 +105,7 @@ class CompletionAnswer(Answer):
         if self.returns_ids:
             choice["token_ids"] = list(text.token_ids)
             choice["prompt_token_ids"] = list(self._prompt(delta.index)) if delta.is_first else None
-        return [self.chunk(choice, usage)]
+        return [self.chunk(choice)]
 
     def choice(self, generation: Generation, result: ChoiceResult) -> dict[str, Any]:
         is_echoed = bool(self._echoes)
@@ -85,18 +114,16 @@ class CompletionAnswer(Answer):
             logprobs = self._logprobs_of(
                 result.index, result.token_ids, result.logprobs, result.prompt_logprobs, is_echoed
             )
-        choice: dict[str, Any] = {
+        return {
             "index": result.index,
-            "text": (self._echo(result.index) if is_echoed else "") + result.text,
+            "text": (self._echo(result.index).text if is_echoed else "") + result.text,
             "logprobs": logprobs,
             "finish_reason": result.finish_reason,
             "stop_reason": result.stop_reason,
             "prompt_logprobs": self._logprobs.prompt(result.prompt_logprobs) if self._wants_prompt_logprobs else None,
+            "token_ids": result.token_ids if self.returns_ids else None,
+            "prompt_token_ids": list(self._prompt(result.index)) if self.returns_ids else None,
         }
-        if self.returns_ids:
-            choice["token_ids"] = result.token_ids
-            choice["prompt_token_ids"] = list(self._prompt(result.index))
-        return choice
 
     def _logprobs_of(
         self,
@@ -111,11 +138,12 @@ class CompletionAnswer(Answer):
         if is_echoed:
             all_ids = [*self._prompt(index), *all_ids]
             with_prompt = [None, *prompt_entries, *all_entries]
+            self._offsets[index] = -self._echo(index).num_hidden_chars
         document, self._offsets[index] = self._logprobs.completion(all_ids, with_prompt, self._offsets.get(index, 0))
         return document
 
     def _prompt(self, index: int) -> tuple[int, ...]:
         return self.generation.prompts[index // self.generation.params.n]
 
-    def _echo(self, index: int) -> str:
+    def _echo(self, index: int) -> Echo:
         return self._echoes[index // self.generation.params.n]

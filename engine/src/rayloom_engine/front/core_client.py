@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from rayloom_engine.core.decoding import DecodingParams
-from rayloom_engine.errors import EngineDead, PoisonousRequest, QueueFull, RequestError
+from rayloom_engine.errors import CorruptLogits, EngineDead, PoisonousRequest, QueueFull, RequestError
 from rayloom_engine.front.recoveries import Recovery, RecoveryLog
 from rayloom_engine.front.request_mailbox import Mailbox
 from rayloom_engine.process import node_name
@@ -301,6 +301,8 @@ def _refusal(refused: Refused) -> Exception:
         return QueueFull(refused.message, refused.retry_after_s)
     if refused.reason == "poison":
         return PoisonousRequest(refused.message)
+    if refused.reason == "corrupt":
+        return CorruptLogits(refused.message)
     if refused.reason == "too_long":
         return ContextTooLong(refused.message)
     return RequestError(refused.message)

@@ -9,7 +9,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from rayloom_engine.errors import EngineDead, PoisonousRequest, QueueFull, RequestError
+from rayloom_engine.errors import CorruptLogits, EngineDead, PoisonousRequest, QueueFull, RequestError
 from rayloom_engine.sampling_params import ContextTooLong
 
 logger = logging.getLogger(__name__)
@@ -72,6 +72,9 @@ def api_error(error: Exception) -> ApiError | None:
         # Clients try a 500 again unless they are told not to; OpenAI's own read this header.
         headers = {"x-should-retry": "false"}
         return ApiError(500, str(error), type="server_error", code="poisonous_request", headers=headers)
+    if isinstance(error, CorruptLogits):
+        # Another engine, or this one once its rank is replaced, may well answer: clients may try again.
+        return ApiError(500, str(error), type="server_error", code="corrupt_logits")
     if isinstance(error, EngineDead):
         return ApiError(503, str(error), type="service_unavailable_error", code="engine_unavailable")
     return None
@@ -110,6 +113,7 @@ ERROR_HANDLERS = {
     RequestError: answer_error,
     QueueFull: answer_error,
     PoisonousRequest: answer_error,
+    CorruptLogits: answer_error,
     EngineDead: answer_error,
     ClientGone: answer_error,
     HTTPException: answer_error,

@@ -5,51 +5,29 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hmac
 import re
 import secrets
-from collections.abc import Iterable, Mapping
-from pathlib import Path
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from rayloom_engine.errors import ConfigError
+from rayloom_engine.front.api_keys import ApiKeys
 from rayloom_engine.front.errors import ApiError
 from rayloom_engine.front.lifecycle import Lifecycle
+from rayloom_engine.front.openai_models import REQUEST_ID
 
 REST_OF_BODY_S = 5.0  # how long a refused request may take to send the rest of its body before the connection ends
-KEYS_VARIABLE = "RAYLOOM_API_KEYS"
 _GUARDED = ("/v1/", "/tokenize", "/detokenize")
-_REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
-
-
-def load_api_keys(path: str | None, environ: Mapping[str, str]) -> tuple[str, ...]:
-    """The accepted keys: one a line in the file, and RAYLOOM_API_KEYS, comma-separated. None at all = no check.
-
-    Raises ConfigError when the file cannot be read or has no key: an open server must not come from a slip.
-    """
-    keys = [key.strip() for key in environ.get(KEYS_VARIABLE, "").split(",")]
-    if path is not None:
-        try:
-            lines = Path(path).read_text(encoding="utf-8").splitlines()
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"api_key_file: cannot read {path}: {error}") from error
-        file_keys = [line.strip() for line in lines if line.strip()]
-        if not file_keys:
-            raise ConfigError(f"api_key_file: {path} has no key; write one a line, or leave the setting out")
-        keys += file_keys
-    return tuple(key for key in keys if key)
+_REQUEST_ID = re.compile(REQUEST_ID)
 
 
 class Gate:
     """Middleware: checks the key where one is needed, echoes or makes X-Request-Id, keeps no connection in a drain."""
 
-    def __init__(self, app: ASGIApp, api_keys: Iterable[str], lifecycle: Lifecycle) -> None:
+    def __init__(self, app: ASGIApp, api_keys: ApiKeys, lifecycle: Lifecycle) -> None:
         self._app = app
         self._lifecycle = lifecycle
-        # A key from the environment that is not UTF-8 carries its bytes as surrogates.
-        self._api_keys = tuple(key.encode("utf-8", "surrogateescape") for key in api_keys)
+        self._api_keys = api_keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -58,36 +36,29 @@ class Gate:
         headers = Headers(scope=scope)
         given = headers.get("x-request-id", "")
         body = _Body(receive)
-        request_id = given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(16)
+        state = scope.setdefault("state", {})
+        state["request_id"] = given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(16)
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
                 answer = MutableHeaders(scope=message)
-                answer["X-Request-Id"] = request_id
+                answer["X-Request-Id"] = state["request_id"]  # a handler may have chosen another
                 if self._lifecycle.drains:
                     answer["Connection"] = "close"
                     await body.discard()
             await send(message)
 
-        if (
-            self._api_keys
-            and scope["path"].startswith(_GUARDED)
-            and not self._is_known(headers.get("authorization", ""))
-        ):
+        is_guarded = bool(self._api_keys.accepted) and scope["path"].startswith(_GUARDED)
+        if is_guarded and not self._api_keys.knows(api_key(headers)):
             refusal = ApiError(
                 401,
-                "no valid API key; send one as `Authorization: Bearer KEY`",
+                "no valid API key; send one as `Authorization: Bearer KEY` or `X-Api-Key: KEY`",
                 code="invalid_api_key",
                 headers={"WWW-Authenticate": "Bearer"},
             )
             await refusal.response()(scope, body.receive, send_with_id)
             return
         await self._app(scope, body.receive, send_with_id)
-
-    def _is_known(self, authorization: str) -> bool:
-        key = bearer_token(authorization)
-        # Every key is compared, so that the time says nothing about which one came close.
-        return sum(hmac.compare_digest(key, known) for known in self._api_keys) > 0
 
 
 class _Body:
@@ -119,6 +90,11 @@ def bearer_token(authorization: str) -> bytes:
     kind, _, token = authorization.partition(" ")
     # Not all blanks of Unicode: a byte of a UTF-8 character may look like one.
     return token.strip(" \t").encode("latin-1") if kind.lower() == "bearer" else b""
+
+
+def api_key(headers: Headers) -> bytes:
+    """The key that a request brings, as bearer token or, as some clients send it, in X-Api-Key; empty without one."""
+    return bearer_token(headers.get("authorization", "")) or headers.get("x-api-key", "").strip(" \t").encode("latin-1")
 
 
 class AwaitReady:

@@ -11,6 +11,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from rayloom_engine.config import EngineConfig
 from rayloom_engine.core.step import TokenLogprobs
 from rayloom_engine.errors import QueueFull, RequestError
@@ -21,6 +23,10 @@ from rayloom_engine.front.service import ModelText, Service
 from rayloom_engine.protocol.messages import Output
 from rayloom_engine.sampling_params import SamplingParams
 from rayloom_engine.text.output_decoder import OutputDecoder, TextDelta
+from rayloom_engine.text.stop_strings import StopAutomaton
+
+LANES_AT_ONCE = 64  # sequences that are made or handed over without a pause for other requests: 1 ms
+TOKENS_AT_ONCE = 65536  # the same of their prompts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,20 +69,12 @@ class _Lane:
 
 
 class Generation:
-    """Counts as in flight from construction until `close`. For one handler."""
+    """Counts as in flight from `start` until `close`. For one handler."""
 
     def __init__(
-        self,
-        service: Service,
-        text: ModelText,
-        *,
-        request_id: str,
-        prompts: Sequence[tuple[int, ...]],
-        params: SamplingParams,
-        priority: int,
-        fresh_seed: int,
+        self, service: Service, *, request_id: str, prompts: Sequence[tuple[int, ...]], params: SamplingParams
     ) -> None:
-        """Raises RequestError when the request cannot be granted and QueueFull when there is no room for it."""
+        """Use `start`, which makes the sequences too."""
         self.request_id = request_id
         self.prompts = tuple(prompts)
         self.params = params
@@ -87,19 +85,42 @@ class Generation:
         self._is_silent = True  # no token yet
         self._started_s = time.monotonic()
         self.num_cached_tokens = 0
-        check_num_choices(service.config, len(self.prompts) * params.n)
-        self._lanes = self._make_lanes(text, priority, fresh_seed)
-        self._unfinished = set(range(len(self._lanes)))
-        self._check_room()
+        self._lanes: list[_Lane] = []
+        self._unfinished: set[int] = set()
+
+    @classmethod
+    async def start(
+        cls,
+        service: Service,
+        text: ModelText,
+        *,
+        request_id: str,
+        prompts: Sequence[tuple[int, ...]],
+        params: SamplingParams,
+        priority: int,
+        fresh_seed: int,
+    ) -> Generation:
+        """Hands every sequence of a request to the core, a part at a time, so that other requests go on meanwhile.
+
+        Raises RequestError when the request cannot be granted and QueueFull when there is no room for it.
+        """
+        generation = cls(service, request_id=request_id, prompts=prompts, params=params)
+        num_choices = len(generation.prompts) * params.n
+        check_num_choices(service.config, num_choices)
+        generation._check_room(num_choices)
         service.lifecycle.enter()
         try:
-            service.client.submit([lane.sequence for lane in self._lanes])
-            service.metrics.prompt_tokens.add(self.num_prompt_tokens)
-            for prompt in self.prompts:
+            # All lanes exist, and count as unfinished, before the first of them can get an output.
+            generation._lanes = [lane async for lane in generation._make_lanes(text, priority, fresh_seed)]
+            generation._unfinished = set(range(num_choices))
+            await generation._submit()
+            service.metrics.prompt_tokens.add(generation.num_prompt_tokens)
+            for prompt in generation.prompts:
                 service.metrics.request_prompt_tokens.observe(len(prompt))
         except BaseException:
-            self.close()  # nobody else can: there is no object yet
+            generation.close()  # nobody else can: its handler has no object yet
             raise
+        return generation
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -109,13 +130,21 @@ class Generation:
     def num_output_tokens(self) -> int:
         return sum(lane.decoder.num_tokens for lane in self._lanes)
 
-    def usage(self) -> dict[str, Any]:
-        """OpenAI's usage object as of now."""
+    def usage(self, num_output_tokens: int | None = None) -> dict[str, Any]:
+        """OpenAI's usage object as of now, or as of when there were `num_output_tokens`."""
+        num_output = self.num_output_tokens if num_output_tokens is None else num_output_tokens
         return {
             "prompt_tokens": self.num_prompt_tokens,
-            "completion_tokens": self.num_output_tokens,
-            "total_tokens": self.num_prompt_tokens + self.num_output_tokens,
-            "prompt_tokens_details": {"cached_tokens": self.num_cached_tokens},
+            "completion_tokens": num_output,
+            "total_tokens": self.num_prompt_tokens + num_output,
+            "prompt_tokens_details": {"cached_tokens": self.num_cached_tokens, "audio_tokens": 0},
+            # All that a model writes is text of the answer, its thoughts too.
+            "completion_tokens_details": {
+                "reasoning_tokens": 0,
+                "audio_tokens": 0,
+                "accepted_prediction_tokens": 0,
+                "rejected_prediction_tokens": 0,
+            },
         }
 
     async def deltas(self, wait_s: float, first_wait_s: float | None = None) -> AsyncIterator[list[ChoiceDelta]]:
@@ -173,42 +202,62 @@ class Generation:
         if not self._unfinished:
             self._service.metrics.request_s.observe(time.monotonic() - self._started_s)
 
-    def _make_lanes(self, text: ModelText, priority: int, fresh_seed: int) -> list[_Lane]:
+    async def _make_lanes(self, text: ModelText, priority: int, fresh_seed: int) -> AsyncIterator[_Lane]:
         model = text.model
         arrival = time.time()
-        lanes: list[_Lane] = []
+        stops = StopAutomaton(self.params.stop_strings)
+        lane = 0
         for prompt in self.prompts:
-            parent: str | None = None
+            decoding = self.params.decoding(
+                0,
+                len(prompt),
+                model.max_model_len,
+                model.vocab_size,
+                fresh_seed,
+                max_output_tokens=self._service.config.max_output_tokens,
+            )
+            leader: str | None = None
             for choice in range(self.params.n):
-                decoding = self.params.decoding(
-                    choice,
-                    len(prompt),
-                    model.max_model_len,
-                    model.vocab_size,
-                    fresh_seed,
-                    max_output_tokens=self._service.config.max_output_tokens,
-                )
                 sequence = ClientSequence(
-                    sequence_id=f"{self.request_id}-{len(lanes)}",
+                    sequence_id=f"{self.request_id}-{lane}",
                     request_id=self.request_id,
-                    lane=len(lanes),
+                    lane=lane,
                     mailbox=self._mailbox,
                     prompt_ids=prompt,
-                    params=decoding,
+                    params=msgspec.structs.replace(decoding, seed=self.params.seed_of(choice, fresh_seed)),
                     priority=priority,
                     arrival=arrival,
-                    fork_of=parent,
+                    fork_of=leader,
                 )
-                parent = parent or sequence.sequence_id
-                decoder = OutputDecoder(text.tokenizer, self.params, model.eos_token_ids, prompt)
-                lanes.append(_Lane(sequence=sequence, decoder=decoder))
-        return lanes
+                leader = leader or sequence.sequence_id
+                yield _Lane(
+                    sequence=sequence,
+                    decoder=OutputDecoder(text.tokenizer, self.params, model.eos_token_ids, prompt, stops),
+                )
+                lane += 1
+            if lane % LANES_AT_ONCE < self.params.n:
+                await asyncio.sleep(0)
 
-    def _check_room(self) -> None:
+    async def _submit(self) -> None:
+        """Hands the sequences to the core, no more than TOKENS_AT_ONCE without a pause for other requests."""
+        part: list[ClientSequence] = []
+        num_tokens = 0
+        for lane in self._lanes:
+            part.append(lane.sequence)
+            num_tokens += len(lane.sequence.prompt_ids)
+            if num_tokens > TOKENS_AT_ONCE or len(part) >= LANES_AT_ONCE:
+                self._service.client.submit(part)
+                part = []
+                num_tokens = 0
+                await asyncio.sleep(0)
+        if part:
+            self._service.client.submit(part)
+
+    def _check_room(self, num_choices: int) -> None:
         config = self._service.config
         # The core refuses by its own count. This one also holds while the core is away and nothing reaches it.
         num_silent = self._service.client.num_silent
-        if num_silent + len(self._lanes) > config.max_queued_requests + config.max_num_seqs:
+        if num_silent + num_choices > config.max_queued_requests + config.max_num_seqs:
             raise QueueFull(f"the queue is full: {num_silent} sequences wait for their first token; try again soon", 1)
 
     def _decode(self, items: list[tuple[int, Output]]) -> list[ChoiceDelta]:

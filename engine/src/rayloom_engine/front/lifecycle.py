@@ -68,6 +68,7 @@ class Lifecycle:
     def __init__(self, *, is_restart: bool = False) -> None:
         """`is_restart`: a front before this one has died, so requests wait for readiness instead of being refused."""
         self.is_restart = is_restart
+        self.was_loaded = False  # this front or one before it was ready
         self.was_ready = False  # the first load is done; stays true while the core is being restarted
         self.is_core_serving = False
         self.is_draining = False  # asked to by the admin port, which can take it back
@@ -80,6 +81,7 @@ class Lifecycle:
         self.num_held = 0  # requests that wait for a restarted front
         # Ends connections that are kept alive: a client that keeps one would be refused here while others would serve.
         self.let_go: Callable[[], None] = lambda: None
+        self.on_ready: Callable[[], None] = lambda: None
         self._idle = asyncio.Event()
         self._idle.set()
         self._changed = asyncio.Event()  # replaced with every change
@@ -113,7 +115,8 @@ class Lifecycle:
 
     def become_ready(self) -> None:
         """The first load is done."""
-        self.was_ready = True
+        self.was_ready = self.was_loaded = True
+        self.on_ready()
         self._wake()
 
     def drain(self, is_draining: bool, age_s: float = 0.0) -> None:
@@ -169,6 +172,12 @@ class Lifecycle:
                 close=True,
             )
         raise unavailable(f"the engine is {state} ({reason}); try again soon", "engine_starting", RETRY_AFTER_S)
+
+    def check_alive(self) -> None:
+        """Raises ApiError 503 when the model was never loaded so far, or the engine gave up."""
+        if not self.was_loaded or self.failure:
+            state, reason = self.state
+            raise unavailable(f"the engine is {state}: {reason}", f"engine_{state}", RETRY_AFTER_S)
 
     def enter(self) -> None:
         """Count an accepted request."""

@@ -35,12 +35,13 @@ class LogprobWriter:
     ) -> tuple[dict[str, Any], int]:
         """The `logprobs` object of a completion choice, and the text offset after it.
 
-        An entry is None for a prompt's first token. `offset` is where the first token begins in the choice's text.
+        An entry is None for a prompt's first token. `offset` is where the first token begins in the choice's text, and
+        negative by the length of the tokens in front that the text lacks; these are written as 0.
         """
         tokens, values, tops, offsets = [], [], [], []
         for token_id, entry in zip(token_ids, entries, strict=True):
             tokens.append(self.name(token_id))
-            offsets.append(offset)
+            offsets.append(max(offset, 0))
             offset += len(self._tokenizer.token_text(token_id))
             values.append(None if entry is None else max(entry.logprob, LOWEST))
             tops.append(None if entry is None else self._top(entry))
@@ -50,8 +51,13 @@ class LogprobWriter:
         """vLLM's prompt_logprobs: None for the first token, then token id -> logprob, rank and text."""
         documents: list[dict[str, Any] | None] = [None]
         for entry in entries:
-            ranked = [(token_id, logprob, rank) for rank, (token_id, logprob) in enumerate(entry.top, start=1)]
-            ranked.append((entry.token_id, entry.logprob, entry.rank))
+            # The prompt's own token comes first, as in vLLM: there are clients that read no further.
+            ranked = [(entry.token_id, entry.logprob, entry.rank)]
+            ranked += [
+                (token_id, logprob, rank)
+                for rank, (token_id, logprob) in enumerate(entry.top, start=1)
+                if token_id != entry.token_id
+            ]
             documents.append(
                 {
                     str(token_id): {
@@ -65,9 +71,10 @@ class LogprobWriter:
         return documents
 
     def _top(self, entry: TokenLogprobs) -> dict[str, float]:
-        # As in vLLM and the old OpenAI API, the chosen token is there too when it is not among the most likely.
-        top = {self.name(token_id): max(logprob, LOWEST) for token_id, logprob in entry.top}
-        top.setdefault(self.name(entry.token_id), max(entry.logprob, LOWEST))
+        # As in vLLM the token itself comes first; it is there too when it is not among the most likely.
+        top = {self.name(entry.token_id): max(entry.logprob, LOWEST)}
+        for token_id, logprob in entry.top:
+            top.setdefault(self.name(token_id), max(logprob, LOWEST))
         return top
 
     def _chat_item(self, token_id: int, logprob: float) -> dict[str, Any]:

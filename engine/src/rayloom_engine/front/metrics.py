@@ -17,6 +17,7 @@ _CORE_COUNTERS = {
     "num_preemptions_total": "num_preemptions",
     "prefix_cache_queries_total": "prefix_queries",
     "prefix_cache_hits_total": "prefix_hits",
+    "corrupt_requests_total": "num_corrupt",
 }
 
 
@@ -30,12 +31,19 @@ class Metrics:
         self._running = gauge("num_requests_running", "Sequences in the running batch.")
         self._waiting = gauge("num_requests_waiting", "Sequences waiting to be scheduled.")
         self._kv_usage = gauge("kv_cache_usage_perc", "KV blocks in use; 1 means all.")
-        self._heartbeat = gauge("rank_heartbeat_age_seconds", "Seconds since each rank's last sign of life.")
-        self._communication = gauge("rank_communication_seconds", "Seconds that each rank has waited for other ranks.")
-        self._startup = gauge("startup_seconds", "Seconds of each phase of the last start.")
+        self._heartbeat = gauge("rank_heartbeat_age_seconds", "Seconds since each rank's last sign of life.", "rank")
+        self._communication = gauge(
+            "rank_communication_seconds", "Seconds that each rank has waited for other ranks.", "rank"
+        )
+        self._startup = gauge("startup_seconds", "Seconds of each phase of the last start.", "phase")
+        self._api_keys = gauge("api_keys", "API keys that are accepted; 0 = nobody is asked for one.")
+        self._api_key_problem = gauge(
+            "api_key_file_unusable",
+            "1 while the API key file cannot be used; the keys read before it stay in force.",
+        )
         self.prompt_tokens = counter("prompt_tokens_total", "Prompt tokens of accepted requests.")
         self.generation_tokens = counter("generation_tokens_total", "Generated tokens.")
-        self.success = counter("request_success_total", "Sequences finished, by reason.")
+        self.success = counter("request_success_total", "Sequences finished, by reason.", "finished_reason")
         self.finished = counter(
             "requests_finished_total", "Requests that ended, well or not; not those refused, nor whose client left."
         )
@@ -46,9 +54,12 @@ class Metrics:
                 "prefix_cache_queries_total", "Tokens looked up in the prefix cache."
             ),
             "prefix_cache_hits_total": counter("prefix_cache_hits_total", "Tokens found in the prefix cache."),
+            "corrupt_requests_total": counter(
+                "corrupt_requests_total", "Sequences that ended in an error because their logits were not finite."
+            ),
         }
         self.recoveries = counter(
-            "recoveries_total", "Losses of core, front or rank that were recovered from, by what was lost."
+            "recoveries_total", "Losses of core, front or rank that were recovered from, by what was lost.", "cause"
         )
         self.replayed = counter("replayed_requests_total", "Requests submitted again after a loss.")
         self.first_token_s = self._histogram("time_to_first_token_seconds", "Seconds to the first token.", _LATENCY_S)
@@ -90,6 +101,11 @@ class Metrics:
             self._heartbeat.set(rank.heartbeat_age_s + status_age_s, rank=str(rank.rank))
             self._communication.set(rank.communication_s, rank=str(rank.rank))
 
+    def observe_api_keys(self, num_keys: int, problem: str) -> None:
+        """Take over what the last reading of the keys gave; `problem` is empty when it could be used."""
+        self._api_keys.set(num_keys)
+        self._api_key_problem.set(1 if problem else 0)
+
     def observe_recovery(self, recovery: Recovery) -> None:
         """Take over a recovery that ended."""
         self.recoveries.add(1, cause=f"{recovery.process.split()[0]}_lost")  # the cause in words has no end of values
@@ -107,11 +123,16 @@ class Metrics:
         """All metrics in Prometheus' text format."""
         return exposition(self._families.values(), self._common)
 
-    def _gauge(self, name: str, meaning: str) -> Family:
-        return self._register(Family("gauge", f"rayloom:{name}", meaning))
+    @property
+    def families(self) -> tuple[Family, ...]:
+        """Every metric that `text` writes, in its order."""
+        return tuple(self._families.values())
 
-    def _counter(self, name: str, meaning: str) -> Family:
-        return self._register(Family("counter", f"rayloom:{name}", meaning))
+    def _gauge(self, name: str, meaning: str, *label_names: str) -> Family:
+        return self._register(Family("gauge", f"rayloom:{name}", meaning, label_names))
+
+    def _counter(self, name: str, meaning: str, *label_names: str) -> Family:
+        return self._register(Family("counter", f"rayloom:{name}", meaning, label_names))
 
     def _histogram(self, name: str, meaning: str, bounds: tuple[float, ...]) -> Histogram:
         histogram = Histogram(f"rayloom:{name}", meaning, bounds)

@@ -1,112 +1,117 @@
 """The requests of the API port as typed models: OpenAI's fields, and vLLM's where OpenAI has no word.
 
-A field that exists elsewhere, changes the answer and is not implemented is refused unless it has its default value: an
-answer that silently ignores `tools` is worse than a 400. Fields that nobody knows are accepted and logged once.
+Null means the default for every field. The descriptions and ranges are also the tables of docs/api.md, which
+tools/write_api_docs.py writes. Fields that are not here are in request_fields.py, or unknown.
 """
 
 from __future__ import annotations
 
-import logging
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from rayloom_engine.errors import RequestError
-from rayloom_engine.sampling_params import MAX_STOP_TOKEN_IDS, SamplingParams, shown
-
-logger = logging.getLogger(__name__)
-
-# Field -> values that mean "not used", besides null.
-_NOT_IMPLEMENTED: dict[str, tuple[object, ...]] = {
-    # OpenAI, both endpoints
-    "service_tier": ("auto", "default"),
-    # OpenAI, chat
-    "tools": ([],),
-    "tool_choice": ("none",),
-    "functions": ([],),
-    "function_call": ("none",),
-    "response_format": ({"type": "text"},),
-    "audio": (),
-    "modalities": (["text"],),
-    "prediction": (),
-    "web_search_options": (),
-    "reasoning_effort": ("none",),
-    "verbosity": ("medium",),
-    "store": (False,),
-    # OpenAI, completions
-    "suffix": ("",),
-    # vLLM
-    "structured_outputs": (),
-    "guided_json": (),
-    "guided_regex": (),
-    "guided_choice": (),
-    "guided_grammar": (),
-    "use_beam_search": (False,),
-    "length_penalty": (1, 1.0),
-    "bad_words": ([],),
-    "allowed_token_ids": (),
-    "truncate_prompt_tokens": (),
-    "prompt_embeds": (),
-    "chat_template": (),
-    "documents": ([],),
-    "mm_processor_kwargs": (),
-    "vllm_xargs": (),
-    "kv_transfer_params": (),
-}
-
-# Fields that change nothing in the answer: accepted in silence.
-_WITHOUT_EFFECT = frozenset(
-    ("user", "metadata", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "parallel_tool_calls")
-)
+from rayloom_engine.json_words import shown
+from rayloom_engine.sampling_params import MAX_STOP_TOKEN_IDS, SamplingParams
 
 MAX_DETOKENIZED = 2**20  # tokens in one request to turn them back into text
+REQUEST_ID = r"[\x21-\x7e]{1,128}"  # as in the X-Request-Id header: visible ASCII
 
-_logged_names: set[str] = set()
-_MAX_LOGGED_NAMES = 100  # a client that invents names must not fill the log
+
+def whole(value: object) -> object:
+    """An integer for a number without a fraction, such as 4.0 or 1e2, as JSON Schema counts; else `value` itself."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def whole_items(values: object) -> object:
+    """The same for the items of a list. A list that no field would take is left alone: looking at it costs time."""
+    if not isinstance(values, list) or len(values) > MAX_DETOKENIZED or float not in set(map(type, values)):
+        return values
+    return [whole(value) for value in values]
+
+
+Whole = Annotated[int, BeforeValidator(whole)]
+# Without fail_fast there is one error object per bad element, and a body has room for millions.
+StopTokenIds = Annotated[list[int], Field(max_length=MAX_STOP_TOKEN_IDS, fail_fast=True), BeforeValidator(whole_items)]
+TokenIds = Annotated[list[int], Field(max_length=MAX_DETOKENIZED, fail_fast=True), BeforeValidator(whole_items)]
+
+
+class Wire(BaseModel):
+    """What every request has."""
+
+    model_config = ConfigDict(strict=True, extra="ignore", protected_namespaces=())
+
+    model: str | None = Field(None, description="The served model's name; may be left out.")
 
 
 class StreamOptions(BaseModel):
-    model_config = ConfigDict(strict=True, extra="allow")
+    model_config = ConfigDict(strict=True, extra="ignore")
 
-    include_usage: bool | None = None
-    continuous_usage_stats: bool | None = None
-
-
-class _Wire(BaseModel):
-    model_config = ConfigDict(strict=True, extra="allow", protected_namespaces=())
-
-    model: str | None = None
+    include_usage: bool | None = Field(None, description="A last chunk with `usage` and no choices.")
+    continuous_usage_stats: bool | None = Field(
+        None, description="With include_usage: the usage so far in every chunk."
+    )
+    include_obfuscation: bool | None = Field(None, description="Accepted; chunks are never padded.")
 
 
-class GenerationRequest(_Wire):
-    """What chat and completions share. Null means the default."""
+class GenerationRequest(Wire):
+    """What chat and completions share."""
 
-    n: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    logit_bias: dict[str, Any] | None = None  # SamplingParams checks the numbers: it stops at the first bad one
-    seed: int | None = None
-    stop: Any = None  # a string or a list of strings
-    # Without fail_fast there is one error object per bad element, and a body has room for millions.
-    stop_token_ids: Annotated[list[int], Field(max_length=MAX_STOP_TOKEN_IDS, fail_fast=True)] | None = None
-    min_tokens: int | None = None
-    max_tokens: int | None = None
-    ignore_eos: bool | None = None
-    prompt_logprobs: int | None = None
-    skip_special_tokens: bool | None = None
-    include_stop_str_in_output: bool | None = None
-    add_special_tokens: bool | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    priority: int | None = Field(None, ge=-(2**31), lt=2**31)
-    request_id: str | None = None
-    return_token_ids: bool | None = None
-    return_tokens_as_token_ids: bool | None = None
+    n: Whole | None = Field(None, description="Choices per prompt.")
+    temperature: float | None = Field(
+        None, description="0 takes the most likely token; OpenAI's maximum of 2 is no limit here."
+    )
+    top_p: float | None = Field(
+        None,
+        description="Nucleus: the most likely tokens that reach this probability together; 0 takes one.",
+    )
+    top_k: Whole | None = Field(None, description="Only so many of the most likely tokens; 0 and -1 mean all.")
+    min_p: float | None = Field(None, description="Least probability, as a share of the most likely token's.")
+    repetition_penalty: float | None = Field(
+        None, description="Divides the logits of tokens in prompt and answer; 1 is off."
+    )
+    presence_penalty: float | None = Field(None, description="Taken from the logits of tokens in the answer.")
+    frequency_penalty: float | None = Field(None, description="The same, once per occurrence.")
+    # SamplingParams checks keys and numbers, and stops at the first bad number.
+    logit_bias: dict[str, Any] | None = Field(
+        None, description="Token id to a bias from -100 to 100; at most 1024 of them."
+    )
+    seed: Whole | None = Field(None, description="Equal seeds give equal draws; -1 and null draw a fresh one.")
+    stop: Any = Field(
+        None,
+        description="Texts that end the answer, at most 64 of 1024 characters; an empty one ends nothing.",
+        json_schema_extra={"type": "string or list of strings"},
+    )
+    stop_token_ids: StopTokenIds | None = Field(None, description="Ids that end the answer; at most 1024.")
+    min_tokens: Whole | None = Field(None, description="Nothing ends the answer before that many tokens.")
+    max_tokens: Whole | None = Field(
+        None,
+        description="Tokens of the answer. Chat: what the context leaves, and at least 1. "
+        "Completions: 0 answers with the prompt's log-probabilities alone.",
+    )
+    ignore_eos: bool | None = Field(None, description="The model's own end token does not end the answer.")
+    prompt_logprobs: Whole | None = Field(
+        None, description="Log-probabilities of the prompt, with so many alternatives. Not for streams."
+    )
+    skip_special_tokens: bool | None = Field(None, description="Special tokens are left out of the text.")
+    include_stop_str_in_output: bool | None = Field(None, description="The text keeps the stop string that ended it.")
+    add_special_tokens: bool | None = Field(
+        None, description="Whether the tokenizer adds its own. Default: true for prompts, false for chats."
+    )
+    stream: bool | None = Field(None, description="The answer as server-sent events. Default: false.")
+    stream_options: StreamOptions | None = Field(None, description="Only with stream; its own fields are below.")
+    priority: Annotated[Whole, Field(ge=-(2**31), lt=2**31)] | None = Field(
+        None, description="Lower runs first; from -2147483648 to 2147483647. Default: 0."
+    )
+    request_id: Annotated[str, Field(pattern=rf"^(?:{REQUEST_ID})$")] | None = Field(
+        None,
+        description="Becomes the answer's id, behind `chatcmpl-` or `cmpl-`; 1 to 128 visible ASCII characters. "
+        "Default: the X-Request-Id header, or a fresh one.",
+    )
+    return_token_ids: bool | None = Field(None, description="The ids of prompt and answer as well. Default: false.")
+    return_tokens_as_token_ids: bool | None = Field(
+        None, description="Log-probabilities name tokens as `token_id:N`. Default: false."
+    )
 
     def _sampling(self, **settings: Any) -> SamplingParams:
         """SamplingParams of the fields that were given, and of `settings`, which come first."""
@@ -150,123 +155,120 @@ _SAMPLING_FIELDS = (
 )
 
 
-class ChatRequest(GenerationRequest):
-    messages: list[Any]
-    max_completion_tokens: int | None = None
-    logprobs: bool | None = None
-    top_logprobs: int | None = None
-    add_generation_prompt: bool | None = None
-    continue_final_message: bool | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
+class TemplateFields(BaseModel):
+    """How messages become a prompt."""
+
+    add_generation_prompt: bool | None = Field(
+        None, description="The prompt ends where the assistant begins. Default: true."
+    )
+    continue_final_message: bool | None = Field(
+        None, description="The prompt ends inside the last message; needs add_generation_prompt false. Default: false."
+    )
+    chat_template_kwargs: dict[str, Any] | None = Field(
+        None, description="Further names for the chat template, such as `enable_thinking`."
+    )
+
+
+class ChatRequest(TemplateFields, GenerationRequest):
+    messages: list[Any] = Field(
+        description="The conversation. The roles are system, developer, user, assistant, tool and function; any other "
+        "is for the chat template to know. Content is a string or a list of text parts."
+    )
+    max_completion_tokens: Whole | None = Field(None, description="OpenAI's newer name of max_tokens; it comes first.")
+    logprobs: bool | None = Field(None, description="Log-probabilities of the answer's tokens. Default: false.")
+    top_logprobs: Whole | None = Field(
+        None, description="So many alternatives for each token, from 0 to 20; needs logprobs. Default: 0."
+    )
+    reasoning_effort: str | None = Field(
+        None,
+        description='"none" sets the template\'s `enable_thinking` to false, unless chat_template_kwargs has it. '
+        "Every other value is refused.",
+    )
 
     def sampling(self) -> SamplingParams:
         """Raises RequestError naming the field."""
         self.check_stream()
-        if self.top_logprobs is not None and not self.logprobs:
-            raise RequestError("top_logprobs needs logprobs set to true", "top_logprobs")
-        given = self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
+        if self.top_logprobs and not self.logprobs:
+            raise RequestError("top_logprobs needs logprobs; set logprobs to true", "top_logprobs")
+        if self.reasoning_effort not in (None, "none"):
+            raise RequestError(
+                f"reasoning_effort {shown(self.reasoning_effort)} is not supported by this server; leave it out or set "
+                'it to "none"',
+                "reasoning_effort",
+            )
+        names = {"logprobs": "top_logprobs"}
+        given = self.max_tokens
+        if self.max_completion_tokens is not None:
+            given = self.max_completion_tokens
+            names["max_tokens"] = "max_completion_tokens"
         try:
+            if given == 0:
+                raise RequestError("max_tokens must be at least 1 in a chat, given 0", "max_tokens")
             return self._sampling(max_tokens=given, logprobs=(self.top_logprobs or 0) if self.logprobs else None)
         except RequestError as error:
-            raise _renamed(error, {"logprobs": "top_logprobs"}) from error
+            raise _renamed(error, names) from error
+
+    def template_names(self) -> dict[str, Any]:
+        """Further names that the chat template may read."""
+        names: dict[str, Any] = {"enable_thinking": False} if self.reasoning_effort == "none" else {}
+        return {**names, **(self.chat_template_kwargs or {})}
 
 
 class CompletionRequest(GenerationRequest):
-    prompt: Any = None  # a string, a list of strings, a list of ids or a list of lists of ids
-    logprobs: int | None = None
-    echo: bool | None = None
-    best_of: int | None = None
+    prompt: Any = Field(
+        None,
+        description="A string, a list of strings, a list of token ids or a list of such lists. An empty string, or "
+        "none, is the beginning of a document: what the tokenizer puts in front of a text, else the token "
+        "`<|endoftext|>`, else the model's beginning or end token.",
+        json_schema_extra={"type": "string or list"},
+    )
+    logprobs: Whole | None = Field(
+        None, description="Log-probabilities, with so many alternatives for each token. Default: none."
+    )
+    echo: bool | None = Field(
+        None, description="The prompt in front of the text, and in front of the logprobs. Default: false."
+    )
+    best_of: Whole | None = Field(None, description="Must be n, where it is given.")
 
     def sampling(self) -> SamplingParams:
         """Raises RequestError naming the field."""
         self.check_stream()
         if self.best_of is not None and self.best_of != (self.n or 1):
-            raise RequestError(f"best_of {self.best_of} is not supported; leave it out or set it to n", "best_of")
+            raise RequestError(
+                f"best_of {shown(self.best_of)} is not supported; leave it out or set it to n", "best_of"
+            )
         settings: dict[str, Any] = {} if self.logprobs is None else {"logprobs": self.logprobs}
         if self.echo and self.logprobs is not None:
             settings["prompt_logprobs"] = self.logprobs
         return self._sampling(**settings)
 
 
-class TokenizeRequest(_Wire):
+class TokenizeRequest(TemplateFields, Wire):
     """Either `prompt` or `messages`."""
 
-    prompt: str | None = None
-    messages: list[Any] | None = None
-    add_special_tokens: bool | None = None
-    return_token_strs: bool | None = None
-    add_generation_prompt: bool | None = None
-    continue_final_message: bool | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-
-
-class DetokenizeRequest(_Wire):
-    tokens: Annotated[list[int], Field(max_length=MAX_DETOKENIZED, fail_fast=True)]
-
-
-Wire = TypeVar("Wire", bound=_Wire)
-
-
-def parse_request(model: type[Wire], document: dict[str, Any]) -> Wire:
-    """The typed request in a JSON object. Raises RequestError naming the first field at fault."""
-    for name, neutral in _NOT_IMPLEMENTED.items():
-        value = document.get(name)
-        if value is not None and value not in neutral:
-            hint = f" or set it to {neutral[0]!r}" if neutral else ""
-            raise RequestError(f"{name} is not supported by this server; leave it out{hint}", name)
-    try:
-        request = model.model_validate(document)
-    except ValidationError as error:
-        raise _request_error(error) from error
-    for name in request.model_extra or ():
-        if name not in _NOT_IMPLEMENTED and name not in _WITHOUT_EFFECT:
-            _log_unknown(name)
-    return request
-
-
-def parse_prompts(prompt: object) -> list[str | tuple[int, ...]]:
-    """The prompts in a completion's `prompt`. Raises RequestError."""
-    if prompt is None:
-        raise RequestError("prompt is missing; give a string, a list of strings or token ids", "prompt")
-    if isinstance(prompt, str):
-        return [prompt]
-    if isinstance(prompt, list) and prompt:
-        if all(type(item) is int for item in prompt):
-            return [tuple(prompt)]
-        if all(isinstance(item, str) for item in prompt):
-            return list(prompt)
-        if all(isinstance(item, list) and all(type(token_id) is int for token_id in item) for item in prompt):
-            return [tuple(item) for item in prompt]
-    raise RequestError(
-        "prompt must be a string, a list of strings, a list of token ids or a list of such lists, and not empty",
-        "prompt",
+    prompt: str | None = Field(None, description="A text.")
+    messages: list[Any] | None = Field(None, description="A conversation instead, as in a chat.")
+    add_special_tokens: bool | None = Field(
+        None, description="Whether the tokenizer adds its own. Default: true for prompts, false for chats."
+    )
+    return_token_strs: bool | None = Field(
+        None, description="The vocabulary's spelling of each token too. Default: false."
     )
 
-
-def _request_error(error: ValidationError) -> RequestError:
-    first = error.errors(include_url=False)[0]
-    field = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"]).lstrip(".")
-    if first["type"] == "missing":
-        return RequestError(f"{field} is missing; the request needs it", field)
-    if first["type"] == "too_long":
-        return RequestError(f"{field} has too many entries, at most {first['ctx']['max_length']} are allowed", field)
-    given = shown(first["input"])
-    expected = _EXPECTED.get(first["type"])
-    if expected is None:
-        return RequestError(f"{field}: {first['msg'].lower()}, given {given}", field)
-    return RequestError(f"{field} must be {expected}, given {given}", field)
+    def template_names(self) -> dict[str, Any]:
+        """Further names that the chat template may read."""
+        return self.chat_template_kwargs or {}
 
 
-# Pydantic's error types in the words of JSON.
-_EXPECTED = {
-    "int_type": "an integer",
-    "int_from_float": "an integer",
-    "float_type": "a number",
-    "bool_type": "true or false",
-    "string_type": "a string",
-    "list_type": "a list",
-    "dict_type": "an object",
-    "model_type": "an object",
+class DetokenizeRequest(Wire):
+    tokens: TokenIds = Field(description=f"Token ids, at most {MAX_DETOKENIZED}.")
+
+
+ENDPOINTS: dict[str, type[Wire]] = {
+    "/v1/chat/completions": ChatRequest,
+    "/v1/completions": CompletionRequest,
+    "/tokenize": TokenizeRequest,
+    "/detokenize": DetokenizeRequest,
 }
 
 
@@ -276,9 +278,3 @@ def _renamed(error: RequestError, names: dict[str, str]) -> RequestError:
     if name is None or error.field is None:
         return error
     return RequestError(str(error).replace(error.field, name), name)
-
-
-def _log_unknown(name: str) -> None:
-    if name not in _logged_names and len(_logged_names) < _MAX_LOGGED_NAMES:
-        _logged_names.add(name)
-        logger.info("requests have a field that is not known and has no effect: %.80r", name)

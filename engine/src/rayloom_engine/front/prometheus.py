@@ -15,12 +15,16 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class Family:
-    """A metric's name, meaning and samples. Counters only rise; gauges are set. Labels are (name, value) pairs."""
+    """A metric's name, meaning and samples. Counters only rise; gauges are set.
 
-    def __init__(self, kind: str, name: str, meaning: str) -> None:
+    Labels are (name, value) pairs; `label_names` are those that samples have beside the common ones.
+    """
+
+    def __init__(self, kind: str, name: str, meaning: str, label_names: Sequence[str] = ()) -> None:
         self.kind = kind
         self.name = name
         self.meaning = meaning
+        self.label_names = tuple(label_names)
         self._values: dict[Labels, float] = {}
 
     def add(self, amount: float, **labels: str) -> None:

@@ -20,8 +20,8 @@ DONE = b"data: [DONE]\n\n"
 class ChunkWriter(Protocol):
     """What differs between the endpoints."""
 
-    def chunks(self, delta: ChoiceDelta, usage: dict[str, Any] | None) -> list[dict[str, Any]]:
-        """The chunks for one delta; `usage` goes into each when it is given."""
+    def chunks(self, delta: ChoiceDelta) -> list[dict[str, Any]]:
+        """The chunks for one delta."""
 
     def usage_chunk(self, usage: dict[str, Any]) -> dict[str, Any]:
         """The last chunk, with no choices."""
@@ -41,7 +41,6 @@ class EventStream(Response):
         watcher: asyncio.Task[None],
         *,
         include_usage: bool,
-        continuous_usage: bool,
     ) -> None:
         """`first` was taken from `deltas` already."""
         self.status_code = 200
@@ -53,7 +52,6 @@ class EventStream(Response):
         self._writer = writer
         self._watcher = watcher
         self._include_usage = include_usage
-        self._continuous_usage = continuous_usage
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -94,8 +92,7 @@ class EventStream(Response):
         self._generation.answered()
 
     def _encode(self, deltas: list[ChoiceDelta]) -> bytes:
-        usage = self._generation.usage() if self._continuous_usage else None
-        return b"".join(_event(chunk) for delta in deltas for chunk in self._writer.chunks(delta, usage))
+        return b"".join(_event(chunk) for delta in deltas for chunk in self._writer.chunks(delta))
 
 
 def _event(document: dict[str, Any]) -> bytes:

@@ -10,8 +10,9 @@ from starlette.responses import JSONResponse, Response
 from rayloom_engine.errors import RequestError
 from rayloom_engine.front.answer import check_model
 from rayloom_engine.front.body import read_json
-from rayloom_engine.front.openai_models import DetokenizeRequest, TokenizeRequest, parse_request
+from rayloom_engine.front.openai_models import DetokenizeRequest, TokenizeRequest
 from rayloom_engine.front.prompts import chat_prompt
+from rayloom_engine.front.request_parsing import parse_request
 from rayloom_engine.front.service import Service
 from rayloom_engine.sampling_params import check_token_ids
 

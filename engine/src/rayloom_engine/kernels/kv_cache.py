@@ -71,6 +71,12 @@ class KvCache:
         slots = pages.view(pages.shape[0] * pages.shape[1], -1)
         slots.index_copy_(0, slot_mapping_T, key_value_T2HD.reshape(slot_mapping_T.shape[0], -1).to(pages.dtype))
 
+    def clear_blocks(self, block_ids: tuple[int, ...]) -> None:
+        """Fills blocks with zeros in all layers."""
+        indices = torch.tensor(block_ids, dtype=torch.int64, device=self.pages[0].device)
+        for pages in self.pages:
+            pages.index_fill_(0, indices, 0)
+
     def copy_blocks(self, pairs: tuple[tuple[int, int], ...]) -> None:
         """Copies whole blocks, (from, to) each, in all layers. No block may be both a source and a destination."""
         if not pairs:

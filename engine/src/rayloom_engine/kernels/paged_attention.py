@@ -181,8 +181,9 @@ def _decode(
     sequences_R = torch.tensor([index for _, _, index in bucket], device=device)
     firsts_R = torch.tensor(first_blocks, device=device)
     lens_R = torch.tensor([context_len for context_len, _, _ in bucket], device=device)
-    # Columns past the table's end are padding like those past the context: any block will do, the mask hides it.
-    columns = (firsts_R[:, None] + torch.arange(num_blocks, device=device)).clamp_(max=tables_SB.shape[1] - 1)
+    # Columns past the context are padding, which the mask hides unless it is NaN: a row repeats its own last block.
+    lasts_R = (lens_R - 1) // block_size
+    columns = torch.minimum(firsts_R[:, None] + torch.arange(num_blocks, device=device), lasts_R[:, None])
     block_ids = tables_SB[sequences_R[:, None], columns].flatten()
 
     mask = None

@@ -10,6 +10,7 @@ import argparse
 import contextlib
 import logging
 import os
+import secrets
 import signal
 import socket
 from pathlib import Path
@@ -32,6 +33,34 @@ _MAX_FAILURES = 2  # one refusal may be a full queue
 def address_file(run_dir: Path) -> Path:
     """Holds HOST:PORT of the Ray that runs; not there while none does."""
     return run_dir / "ray_address"
+
+
+def use_private_ray(run_dir: Path) -> None:
+    """Makes Ray, in this process and its children, one that other users of the machine can neither read nor reach.
+
+    To be called before Ray is imported. Ray's own token is in the home folder, where others may be able to read it, and
+    its servers listen on every address of the machine.
+    """
+    os.environ.pop("RAY_AUTH_TOKEN", None)  # another Ray's; it would be taken before ours
+    os.environ.update(
+        {
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN_PATH": str(run_dir / "ray_token"),
+            # Despite its name it makes 127.0.0.1 the address of the node, on Linux as well; and at such a node all of
+            # Ray's servers listen on loopback alone. `ray.init(_node_ip_address="127.0.0.1")` means another address.
+            "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+        }
+    )
+
+
+def _write_token(run_dir: Path) -> None:
+    """The same for every Ray of this server, for a launcher may outlive one."""
+    path = run_dir / "ray_token"
+    if not path.exists():
+        draft = run_dir / "ray_token.new"
+        draft.touch(mode=0o600)
+        draft.write_text(secrets.token_hex(32))
+        draft.replace(path)
 
 
 def wait_while_ray_runs() -> None:
@@ -78,11 +107,14 @@ def main() -> NoReturn:
     config = load_config(args.run_dir / "config.json")
     set_up_logging("ray", config.log_level)
     address_file(args.run_dir).unlink(missing_ok=True)
+    _write_token(args.run_dir)
+    use_private_ray(args.run_dir)
     import ray
 
     try:
         ray.init(
             address="local",
+            _temp_dir=str(args.run_dir / "ray"),  # Ray's own default is a folder that every user may write to
             num_cpus=max(config.world_size, usable_cores()),
             include_dashboard=False,
             object_store_memory=_OBJECT_STORE_BYTES,

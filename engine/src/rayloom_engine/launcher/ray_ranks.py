@@ -17,7 +17,7 @@ from typing import Any
 
 from rayloom_engine.config import EngineConfig
 from rayloom_engine.errors import ConfigError, EngineDead
-from rayloom_engine.launcher.local_ray import address_file, wait_while_ray_runs
+from rayloom_engine.launcher.local_ray import address_file, use_private_ray, wait_while_ray_runs
 from rayloom_engine.launcher.placement import Node, rank_resources, shortage, stage_resources
 from rayloom_engine.launcher.starter import NO_CORE
 from rayloom_engine.models.progress import Progress
@@ -71,7 +71,7 @@ class RayRanks:
     def prepare(self, progress: Progress) -> None:
         os.environ.setdefault("RAY_COLOR_PREFIX", "0")
         if ray_address(self._config) is None:
-            os.environ.setdefault("RAY_AUTH_MODE", "token")  # what Ray chooses itself for one that it starts
+            use_private_ray(self._run_dir)
         import ray
         from ray.util.placement_group import placement_group, placement_group_table
 

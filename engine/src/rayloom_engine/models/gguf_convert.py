@@ -10,9 +10,12 @@ from typing import Any
 import gguf
 import numpy as np
 
-from rayloom_engine.errors import ModelError
+from rayloom_engine.errors import ModelError, word
+from rayloom_engine.models.config_json import ConfigJson, refuses_broken
 from rayloom_engine.models.gguf_config import generation_config, hugging_face_config
+from rayloom_engine.models.gguf_file import GgufTensor, read_gguf
 from rayloom_engine.models.gguf_tokenizer import write_tokenizer
+from rayloom_engine.models.limits import MAX_SIZE, MAX_VOCAB
 from rayloom_engine.models.progress import Progress, no_progress
 from rayloom_engine.models.safetensors_writer import SafetensorsWriter, TensorSpec
 
@@ -44,14 +47,16 @@ def convert_gguf(source: Path, folder: Path, progress: Progress = no_progress) -
     Quantised weights become bfloat16; a file of float32, float16 or bfloat16 keeps its type. Memory stays at a few
     pieces of 32 MiB. Raises ModelError for a file that is broken or not supported, before it writes any weight.
     """
-    config, fields, tensors = write_config(source, folder)
-    dtype = _stored_dtype(tensors["blk.0.attn_q.weight"].tensor_type)
-    names = {tensor.name: _hugging_face_name(tensor.name, source) for tensor in tensors.values()}
-    write_tokenizer(fields, source, folder)
+    with refuses_broken(source):
+        config, fields, tensors = write_config(source, folder)
+        dtype = _stored_dtype(tensors["blk.0.attn_q.weight"].kind)
+        names = {name: _hugging_face_name(name, source) for name in tensors}
+        for tensor in tensors.values():
+            _check_rows(tensor, source, config)
+        write_tokenizer(fields, folder)
 
-    # GGUF lists the sizes of a tensor fastest first, the other way round than everybody else.
     specs = [
-        TensorSpec(name=names[name], shape=tuple(int(size) for size in reversed(tensor.shape)))
+        TensorSpec(name=names[name], shape=tuple(reversed(tensor.sizes)))  # GGUF lists the fastest size first
         for name, tensor in tensors.items()
     ]
     with (folder / "model.safetensors").open("wb") as file, SafetensorsWriter(file, specs, dtype) as writer:
@@ -62,31 +67,47 @@ def convert_gguf(source: Path, folder: Path, progress: Progress = no_progress) -
                 progress("convert", writer.num_written, writer.num_bytes, "bytes")
 
 
-def write_config(source: Path, folder: Path) -> tuple[dict[str, Any], dict[str, Any], dict[str, gguf.ReaderTensor]]:
+def write_config(source: Path, folder: Path) -> tuple[dict[str, Any], ConfigJson, dict[str, GgufTensor]]:
     """Writes config.json and generation_config.json: config, the GGUF file's own fields, its tensors by name.
 
     Raises ModelError as `convert_gguf` does.
     """
-    try:
-        reader = gguf.GGUFReader(source)
-    except (OSError, ValueError, IndexError, KeyError) as error:
-        raise ModelError(f"{source} is not a usable GGUF file: {error}") from error
-    fields: dict[str, Any] = {key: field.contents() for key, field in reader.fields.items()}
-    tensors = {tensor.name: tensor for tensor in reader.tensors}
+    file = read_gguf(source)
+    fields, tensors = ConfigJson(path=source, values=file.fields), dict(file.tensors)
     for name in ("token_embd.weight", "blk.0.attn_q.weight"):
         if name not in tensors:
             raise ModelError(f"{source}: the GGUF file lacks the tensor {name}; works: dense decoder-only models")
+        if len(tensors[name].sizes) != 2:
+            raise ModelError(f"{source}: the tensor {name} must have 2 dimensions, it has 1")
+    vocab_size = tensors["token_embd.weight"].sizes[1]
+    if vocab_size > MAX_VOCAB:
+        raise ModelError(
+            f"{source}: token_embd.weight has {vocab_size} rows, which is not supported; works: 1 to {MAX_VOCAB}",
+            "Unsupported",
+        )
     divisors_tensor = tensors.pop(_ROPE_DIVISORS, None)
-    divisors = None if divisors_tensor is None else _values(divisors_tensor, source)
-    vocab_size = int(tensors["token_embd.weight"].shape[1])
-    dtype = _stored_dtype(tensors["blk.0.attn_q.weight"].tensor_type)
-    try:
-        config = hugging_face_config(fields, tensors.keys(), vocab_size, dtype, divisors)
-    except ModelError as error:
-        raise ModelError(f"{source}: {error}", error.fault) from error
-    for file_name, document in (("config.json", config), ("generation_config.json", generation_config(fields))):
+    divisors = None if divisors_tensor is None else _divisors(divisors_tensor, source)
+    dtype = _stored_dtype(tensors["blk.0.attn_q.weight"].kind)
+    config = hugging_face_config(fields, tensors.keys(), vocab_size, dtype, divisors)
+    documents = (("config.json", config), ("generation_config.json", generation_config(fields, vocab_size)))
+    for file_name, document in documents:
         (folder / file_name).write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
     return config, fields, tensors
+
+
+def _divisors(tensor: GgufTensor, source: Path) -> np.ndarray[Any, np.dtype[np.float32]]:
+    if len(tensor.sizes) != 1 or tensor.sizes[0] > MAX_SIZE:
+        raise ModelError(f"{source}: {tensor.name} has the sizes {list(tensor.sizes)}; it must be a vector of a head's")
+    return _values(tensor, source)
+
+
+def _check_rows(tensor: GgufTensor, source: Path, config: dict[str, Any]) -> None:
+    """Whole heads are taken apart below, so a file whose rows make none must be refused before."""
+    num_rows = tensor.sizes[-1]
+    if _interleaved_heads(tensor.name, config) and num_rows % config["head_dim"] != 0:
+        raise ModelError(
+            f"{source}: {tensor.name} has {num_rows} rows, which are no whole heads of {config['head_dim']}"
+        )
 
 
 def _stored_dtype(kind: gguf.GGMLQuantizationType) -> str:
@@ -100,7 +121,7 @@ def _hugging_face_name(name: str, source: Path) -> str:
     parts = name.split(".")
     if len(parts) == 4 and parts[0] == "blk" and parts[1].isdigit() and parts[2] in _LAYER_NAMES:
         return f"model.layers.{parts[1]}.{_LAYER_NAMES[parts[2]]}.{parts[3]}"
-    raise ModelError(f"{source}: the tensor {name} belongs to no layer that this engine has; works: dense models")
+    raise ModelError(f"{source}: the tensor {word(name)} belongs to no layer that this engine has; works: dense models")
 
 
 def _interleaved_heads(name: str, config: dict[str, Any]) -> bool:
@@ -109,16 +130,16 @@ def _interleaved_heads(name: str, config: dict[str, Any]) -> bool:
 
 
 def _pieces(
-    tensor: gguf.ReaderTensor, source: Path, interleaved: bool, head_dim: int
+    tensor: GgufTensor, source: Path, interleaved: bool, head_dim: int
 ) -> Iterator[np.ndarray[Any, np.dtype[np.float32]]]:
     """The tensor's values, whole heads of rows at a time."""
-    if len(tensor.shape) == 1:
+    if len(tensor.sizes) == 1:
         values = _values(tensor, source)
         yield _half_split(values, head_dim) if interleaved else values
         return
-    row_values = int(tensor.shape[0])
+    row_values = tensor.sizes[0]
     rows = max(1, _PIECE_VALUES // (row_values * head_dim)) * head_dim
-    for start in range(0, int(tensor.shape[1]), rows):
+    for start in range(0, tensor.sizes[1], rows):
         values = _dequantize(tensor.data[start : start + rows], tensor, source)
         yield _half_split(values, head_dim) if interleaved else values
 
@@ -129,18 +150,16 @@ def _half_split(rows: np.ndarray[Any, Any], head_dim: int) -> np.ndarray[Any, An
     return by_head.swapaxes(1, 2).reshape(rows.shape)
 
 
-def _values(tensor: gguf.ReaderTensor, source: Path) -> np.ndarray[Any, np.dtype[np.float32]]:
+def _values(tensor: GgufTensor, source: Path) -> np.ndarray[Any, np.dtype[np.float32]]:
     return _dequantize(tensor.data, tensor, source)
 
 
-def _dequantize(
-    data: np.ndarray[Any, Any], tensor: gguf.ReaderTensor, source: Path
-) -> np.ndarray[Any, np.dtype[np.float32]]:
+def _dequantize(data: np.ndarray[Any, Any], tensor: GgufTensor, source: Path) -> np.ndarray[Any, np.dtype[np.float32]]:
     try:
-        values: np.ndarray[Any, np.dtype[np.float32]] = gguf.dequantize(data, tensor.tensor_type)
+        values: np.ndarray[Any, np.dtype[np.float32]] = gguf.dequantize(data, tensor.kind)
     except NotImplementedError as error:
         raise ModelError(
-            f"{source}: {tensor.name} has type {tensor.tensor_type.name}, which cannot be dequantised; "
+            f"{source}: {tensor.name} has type {tensor.kind.name}, which cannot be dequantised; "
             f"works: F32, F16, BF16, Q4_0 to Q8_0, the K and IQ types"
         ) from error
     return values

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
-from rayloom_engine.errors import ModelError
+from rayloom_engine.errors import ModelError, shown, word
+from rayloom_engine.models.config_json import ConfigJson
 
+_MODEL, _TOKENS, _MERGES = "tokenizer.ggml.model", "tokenizer.ggml.tokens", "tokenizer.ggml.merges"
 _CONTROL, _USER_DEFINED = 3, 4  # token types of GGUF (ggml-org/ggml, docs/gguf.md)
 
 # The splits of Llama 3 and Qwen2: they differ in how many digits stay together.
@@ -36,18 +37,18 @@ class _Scheme:
     adds_bos: bool = False  # where the file does not say
 
 
-def write_tokenizer(fields: Mapping[str, Any], source: Path, folder: Path) -> None:
+def write_tokenizer(fields: ConfigJson, folder: Path) -> None:
     """Writes the tokenizer's two files into `folder`.
 
     `fields` are the GGUF file's. A tokenizer.json beside the GGUF file wins. Raises ModelError for a kind of
     tokenizer that cannot be rebuilt.
     """
-    beside = source.parent / "tokenizer.json"
+    beside = fields.path.parent / "tokenizer.json"
     if beside.is_file():
         shutil.copyfile(beside, folder / "tokenizer.json")
     else:
-        _tokenizer(fields, source).save(str(folder / "tokenizer.json"))
-    config_beside = source.parent / "tokenizer_config.json"
+        _tokenizer(fields).save(str(folder / "tokenizer.json"))
+    config_beside = fields.path.parent / "tokenizer_config.json"
     if beside.is_file() and config_beside.is_file():
         shutil.copyfile(config_beside, folder / "tokenizer_config.json")
         return
@@ -55,45 +56,67 @@ def write_tokenizer(fields: Mapping[str, Any], source: Path, folder: Path) -> No
     (folder / "tokenizer_config.json").write_text(text + "\n", encoding="utf-8")
 
 
-def _tokenizer(fields: Mapping[str, Any], source: Path) -> Tokenizer:
-    model = fields.get("tokenizer.ggml.model")
-    scheme = _scheme(str(fields.get("tokenizer.ggml.pre", "default"))) if model == "gpt2" else None
+def _tokenizer(fields: ConfigJson) -> Tokenizer:
+    model = fields.get(_MODEL)
+    scheme = _scheme(fields.text("tokenizer.ggml.pre", default="default")) if model == "gpt2" else None
     if scheme is None:
         raise ModelError(
-            f"{source}: tokenizer {model!r} with split {fields.get('tokenizer.ggml.pre')!r} cannot be rebuilt; "
-            f"works: 'gpt2' with smollm, llama-bpe, qwen2, gpt-2, default. "
+            f"{fields.path}: tokenizer {shown(model)} with split {shown(fields.get('tokenizer.ggml.pre'))} cannot be "
+            f"rebuilt; works: 'gpt2' with smollm, llama-bpe, qwen2, gpt-2, default. "
             f"Put the model's tokenizer.json beside the file"
         )
-    tokens: list[str] = fields["tokenizer.ggml.tokens"]
-    merges = [tuple(merge.split(" ")) for merge in fields["tokenizer.ggml.merges"]]
+    tokens = fields.texts(_TOKENS)
     vocabulary = {token: token_id for token_id, token in enumerate(tokens)}
-    tokenizer = Tokenizer(
-        models.BPE(vocab=vocabulary, merges=merges, fuse_unk=False, ignore_merges=scheme.ignore_merges)
-    )
+    try:
+        # The library raises bare Exception for merges that do not go with the vocabulary.
+        bpe = models.BPE(vocab=vocabulary, merges=_merges(fields), fuse_unk=False, ignore_merges=scheme.ignore_merges)
+    except ModelError:
+        raise
+    except Exception as error:
+        raise ModelError(f"{fields.path}: {_MERGES} do not go with {_TOKENS}: {word(str(error))}") from error
+    tokenizer = Tokenizer(bpe)
     tokenizer.pre_tokenizer = scheme.pre_tokenizer
     tokenizer.decoder = decoders.ByteLevel()
     if scheme.is_nfc:
         tokenizer.normalizer = normalizers.NFC()
-    types = fields.get("tokenizer.ggml.token_type", [])
+    types = fields.get("tokenizer.ggml.token_type")
     tokenizer.add_tokens(
         [
             AddedToken(token, special=kind == _CONTROL, normalized=False)
-            for token, kind in zip(tokens, types, strict=False)
+            for token, kind in zip(tokens, types if isinstance(types, list) else [], strict=False)
             if kind in (_CONTROL, _USER_DEFINED)
         ]
     )
-    bos_id = fields.get("tokenizer.ggml.bos_token_id")
-    if bos_id is not None and fields.get("tokenizer.ggml.add_bos_token", scheme.adds_bos):
-        bos = tokens[bos_id]
+    bos = _token(fields, "bos", tokens)
+    if bos is not None and fields.get("tokenizer.ggml.add_bos_token", scheme.adds_bos):
         tokenizer.post_processor = processors.Sequence(
             [
                 processors.ByteLevel(trim_offsets=False),
                 processors.TemplateProcessing(
-                    single=f"{bos} $A", pair=f"{bos} $A {bos} $B", special_tokens=[(bos, bos_id)]
+                    single=f"{bos} $A", pair=f"{bos} $A {bos} $B", special_tokens=[(bos, vocabulary[bos])]
                 ),
             ]
         )
     return tokenizer
+
+
+def _merges(fields: ConfigJson) -> list[tuple[str, str]]:
+    merges = []
+    for merge in fields.texts(_MERGES):
+        first, _, second = merge.partition(" ")
+        if not first or not second or " " in second:
+            raise ModelError(
+                f"{fields.path}: each of {_MERGES} must be two tokens with a blank between, given {shown(merge)}"
+            )
+        merges.append((first, second))
+    return merges
+
+
+def _token(fields: ConfigJson, role: str, tokens: list[str]) -> str | None:
+    """The token that a field names by its id; None where there is none."""
+    token_id = fields.get(f"tokenizer.ggml.{role}_token_id")
+    is_id = isinstance(token_id, int) and not isinstance(token_id, bool) and 0 <= token_id < len(tokens)
+    return tokens[token_id] if is_id else None
 
 
 def _scheme(name: str) -> _Scheme | None:
@@ -116,17 +139,16 @@ def _split(pattern: str) -> pre_tokenizers.PreTokenizer:
     return pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(pattern), behavior="isolated"), bytes_only])
 
 
-def _tokenizer_config(fields: Mapping[str, Any]) -> dict[str, Any]:
-    tokens: list[str] = fields.get("tokenizer.ggml.tokens", [])
+def _tokenizer_config(fields: ConfigJson) -> dict[str, Any]:
+    tokens = fields.texts(_TOKENS) if fields.get(_TOKENS) is not None else []
     config: dict[str, Any] = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "clean_up_tokenization_spaces": False,
-        "model_max_length": fields[f"{fields['general.architecture']}.context_length"],
+        "model_max_length": fields.count(f"{fields.get('general.architecture')}.context_length"),
     }
     for name, role in (("bos", "bos"), ("eos", "eos"), ("padding", "pad"), ("unknown", "unk")):
-        token_id = fields.get(f"tokenizer.ggml.{name}_token_id")
-        if token_id is not None and token_id < len(tokens):
-            config[f"{role}_token"] = tokens[token_id]
-    if template := fields.get("tokenizer.chat_template"):
+        if (token := _token(fields, name, tokens)) is not None:
+            config[f"{role}_token"] = token
+    if template := fields.text("tokenizer.chat_template", default=""):
         config["chat_template"] = template
     return config

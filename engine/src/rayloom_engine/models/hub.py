@@ -13,7 +13,8 @@ from rayloom_engine.models.progress import Progress
 CONFIG = ("config.json", "generation_config.json")
 NO_WEIGHTS = ("*.json", "*.jinja", "tokenizer*", "*.model", "vocab.txt", "merges.txt")
 EVERYTHING = ("*.safetensors", *NO_WEIGHTS)
-_UNWANTED = ("*/*",)  # other formats of the same weights, which some models keep in folders
+# Other formats of the same weights: some models keep them in folders, Mistral's beside the others under this name.
+_UNWANTED = ("*/*", "consolidated*.safetensors")
 
 
 def download(
@@ -84,8 +85,14 @@ def _first_line(error: Exception) -> str:
 
 
 def _progress_bar(progress: Progress) -> Any:
-    """A class of the hub library's bar protocol that draws nothing and tells `progress` the bytes."""
+    """A class of the hub library's bar protocol that draws nothing and tells `progress` the bytes.
+
+    The library has two bars of bytes, of what came over the network and of what was written, with the same total. The
+    one that is ahead counts, or the bytes would jump from one to the other and back.
+    """
     from tqdm import tqdm
+
+    most = 0
 
     class Bar(tqdm):  # type: ignore[type-arg] # generic in the stubs alone, not at run time
         def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -95,8 +102,10 @@ def _progress_bar(progress: Progress) -> Any:
         def update(self, n: float | None = 1) -> bool | None:
             # A disabled bar counts nothing by itself.
             self.n += n or 0
-            if self.counts_bytes:
-                progress("resolve", int(self.n), int(self.total or 0), "bytes")
+            nonlocal most
+            if self.counts_bytes and self.n > most:
+                most = int(self.n)
+                progress("resolve", most, int(self.total or 0), "bytes")
             return None
 
     return Bar

@@ -14,6 +14,15 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from rayloom_engine.errors import ModelError, ModelFault
+from rayloom_engine.models.config_json import refuses_broken
+from rayloom_engine.models.limits import (
+    MAX_HEADS,
+    MAX_LAYERS,
+    MAX_PARAMETERS,
+    MAX_POSITIONS,
+    MAX_SIZE,
+    MAX_VOCAB,
+)
 from rayloom_engine.models.shape import ModelShape, read_shape
 from rayloom_engine.models.source import ResolvedModel, resolve_config
 
@@ -29,20 +38,23 @@ class Shape(_Part):
     """Sizes and switches of a decoder-only model, as its config.json says."""
 
     architecture: str = Field(description="Class of the model, such as LlamaForCausalLM.")
-    num_layers: int = Field(description="Decoder layers.")
-    hidden_size: int = Field(description="Width of a layer.")
-    intermediate_size: int = Field(description="Width of the feed-forward part.")
-    num_heads: int = Field(description="Query heads.")
-    num_kv_heads: int = Field(description="Key and value heads.")
-    head_dim: int = Field(description="Width of a head.")
-    vocab_size: int = Field(description="Rows of the embedding.")
-    max_position_embeddings: int = Field(description="Longest context in tokens.")
+    num_layers: int = Field(ge=1, le=MAX_LAYERS, description="Decoder layers.")
+    hidden_size: int = Field(ge=1, le=MAX_SIZE, description="Width of a layer.")
+    intermediate_size: int = Field(ge=1, le=MAX_SIZE, description="Width of the feed-forward part.")
+    num_heads: int = Field(ge=1, le=MAX_HEADS, description="Query heads.")
+    num_kv_heads: int = Field(ge=1, le=MAX_HEADS, description="Key and value heads.")
+    head_dim: int = Field(ge=1, le=MAX_SIZE, description="Width of a head.")
+    vocab_size: int = Field(ge=1, le=MAX_VOCAB, description="Rows of the embedding.")
+    max_position_embeddings: int = Field(ge=1, le=MAX_POSITIONS, description="Longest context in tokens.")
     tie_word_embeddings: bool = Field(description="The output uses the embedding's weights.")
     checkpoint_dtype: str = Field(description="Type of the weights: bfloat16, float16 or float32.")
     qkv_bias: bool = Field(description="Query, key and value have a bias.")
     o_bias: bool = Field(description="The attention's output has a bias.")
     mlp_bias: bool = Field(description="The feed-forward part has biases.")
     qk_norm: bool = Field(description="Queries and keys are normalised head by head.")
+    attention_span: int | None = Field(
+        None, description="Positions that a token sees in every layer, itself included; none when a layer sees all."
+    )
 
 
 class Fault(_Part):
@@ -56,7 +68,9 @@ class Inspection(_Part):
     version: Literal["v1"] = Field("v1", description="Version of this document's schema.")
     commit: str | None = Field(None, description="The commit that the revision stands for; only of the hub's models.")
     shape: Shape | None = Field(None, description="The model's sizes.")
-    num_parameters: int | None = Field(None, description="Weights of the model, those that are shared counted once.")
+    num_parameters: int | None = Field(
+        None, ge=1, le=MAX_PARAMETERS, description="Weights of the model, those that are shared counted once."
+    )
     error: Fault | None = Field(None, description="Why the model cannot be served.")
 
     def text(self) -> str:
@@ -68,8 +82,9 @@ def inspect_model(model: str, revision: str | None) -> tuple[ResolvedModel, Mode
     """The model's shape and commit from its configuration alone. Raises ModelError."""
     with tempfile.TemporaryDirectory(prefix="rayloom-inspect-") as scratch:
         try:
-            resolved = resolve_config(model, revision, Path(scratch))
-            return resolved, read_shape(resolved.path)
+            with refuses_broken(model):
+                resolved = resolve_config(model, revision, Path(scratch))
+                return resolved, read_shape(resolved.path)
         except ModelError as error:
             # What a GGUF file says is written there first, and the user knows nothing of that.
             message = re.sub(rf"{re.escape(scratch)}(/[\w.-]+)?", lambda _: model, str(error))
@@ -77,7 +92,7 @@ def inspect_model(model: str, revision: str | None) -> tuple[ResolvedModel, Mode
 
 
 def facts(resolved: ResolvedModel, shape: ModelShape) -> Inspection:
-    known = dataclasses.asdict(shape)
+    known = {**dataclasses.asdict(shape), "attention_span": shape.attention_span}
     sizes = Shape.model_validate({name: known[name] for name in Shape.model_fields})
     return Inspection(commit=resolved.commit, shape=sizes, num_parameters=shape.num_parameters)
 

@@ -12,9 +12,9 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError, safe_open
 
-from rayloom_engine.errors import ModelError
+from rayloom_engine.errors import ModelError, shown, word
 from rayloom_engine.kernels.linear import choose_linear_method
-from rayloom_engine.models.config_json import read_json
+from rayloom_engine.models.config_json import is_plain_file_name, read_json, refuses_broken
 from rayloom_engine.models.decoder import CausalLM
 from rayloom_engine.models.empty import Destination, empty_model
 from rayloom_engine.models.progress import Progress, no_progress
@@ -44,8 +44,9 @@ def load_model(
     serves a bfloat16 model in float32: rounding first keeps the results those of the bfloat16 model). Raises
     ModelError before any weight is read when the files are not what the shape asks for, naming the tensors.
     """
-    files = _weight_files(folder)
-    _check(files, _expected_sizes(shape), shape)
+    with refuses_broken(folder):
+        files = _weight_files(folder)
+        _check(files, _expected_sizes(shape), shape)
     stage = stage or whole_model(shape.num_layers)
     model, destinations = empty_model(shape, stage, shard, device=device, compute_dtype=compute_dtype)
     model.num_bytes_read = _fill(destinations, files, dtype, progress)
@@ -84,11 +85,10 @@ def _expected_sizes(shape: ModelShape) -> dict[str, tuple[int, ...]]:
 
 def _weight_files(folder: Path) -> list[Path]:
     """The files that hold the weights: those that the index names, or all of the folder."""
-    if (folder / _INDEX).is_file():
-        weight_map = read_json(folder / _INDEX).get("weight_map")
-        if not isinstance(weight_map, dict) or not weight_map:
-            raise ModelError(f"{folder / _INDEX}: weight_map must be an object, tensor name -> file name")
-        files = [folder / str(name) for name in sorted(set(weight_map.values()))]
+    index = folder / _INDEX
+    if index.exists():
+        names = _names_in(index, read_json(index).get("weight_map"))
+        files = [folder / name for name in names]
         absent = [path.name for path in files if not path.is_file()]
         if absent:
             raise ModelError(f"{folder}: {_INDEX} names files that are not there: {_list(absent)}; download them again")
@@ -98,6 +98,23 @@ def _weight_files(folder: Path) -> list[Path]:
     others = sorted(path.name for path in folder.glob("*.bin"))
     hint = f"; {_list(others)} must be converted to safetensors" if others else ""
     raise ModelError(f"{folder} has neither model.safetensors nor {_INDEX}{hint}")
+
+
+def _names_in(index: Path, weight_map: object) -> list[str]:
+    """The files that an index names, each once.
+
+    A name must not lead out of the model's folder. The names are checked and not where they lead, because the files of
+    the hub library's cache are links to another folder.
+    """
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise ModelError(f"{index}: weight_map must be an object, tensor name -> file name")
+    for tensor, name in weight_map.items():
+        if not is_plain_file_name(name, ".safetensors"):
+            raise ModelError(
+                f"{index}: weight_map says that {word(tensor)} is in {shown(name)}; works: the plain name of a file in "
+                "the model's folder that ends in .safetensors"
+            )
+    return sorted(set(weight_map.values()))
 
 
 def _check(files: list[Path], sizes: dict[str, tuple[int, ...]], shape: ModelShape) -> None:
@@ -115,9 +132,9 @@ def _check(files: list[Path], sizes: dict[str, tuple[int, ...]], shape: ModelSha
                     header = tensors.get_slice(name)
                     found.add(name)
                     if tuple(header.get_shape()) != sizes[name]:
-                        wrong.append(f"{name} is {list(header.get_shape())}, should be {list(sizes[name])}")
+                        wrong.append(f"{word(name)} is {list(header.get_shape())}, should be {list(sizes[name])}")
                     elif header.get_dtype() not in _FILE_DTYPES:
-                        wrong.append(f"{name} has type {header.get_dtype()}, works: {', '.join(_FILE_DTYPES)}")
+                        wrong.append(f"{word(name)} has type {header.get_dtype()}, works: {', '.join(_FILE_DTYPES)}")
         except (SafetensorError, OSError) as error:
             raise ModelError(f"{path} is not a usable safetensors file: {error}") from error
     missing = [name for name in sizes if name not in found]
@@ -138,6 +155,6 @@ def _is_derived(name: str, shape: ModelShape) -> bool:
 
 
 def _list(names: Iterable[str]) -> str:
-    names = list(names)
+    names = [word(name) for name in names]
     more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
     return ", ".join(names[:_MAX_NAMES]) + more

@@ -10,8 +10,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from rayloom_engine.errors import ModelError
-from rayloom_engine.models.config_json import ConfigJson, read_json
+from rayloom_engine.errors import ModelError, shown, word
+from rayloom_engine.models.config_json import ConfigJson, read_json, refuses_broken
+from rayloom_engine.models.limits import (
+    MAX_EOS_IDS,
+    MAX_HEADS,
+    MAX_LAYERS,
+    MAX_NORM_EPS,
+    MAX_PARAMETERS,
+    MAX_ROPE_FACTOR,
+    MAX_ROPE_THETA,
+    MAX_SIZE,
+    MAX_VOCAB,
+)
 
 RopeKind = Literal["default", "llama3", "linear"]
 ROPE_KINDS: tuple[RopeKind, ...] = ("default", "llama3", "linear")
@@ -68,6 +79,12 @@ class ModelShape:
         return next((window for window in self.layer_windows if window is not None), None)
 
     @property
+    def attention_span(self) -> int | None:
+        """Positions that a token sees in the layer that sees most; None when a layer sees all of them."""
+        windows = [window for window in self.layer_windows if window is not None]
+        return max(windows) if windows and len(windows) == len(self.layer_windows) else None
+
+    @property
     def query_size(self) -> int:
         return self.num_heads * self.head_dim
 
@@ -118,32 +135,35 @@ def read_shape(folder: Path) -> ModelShape:
     """The shape of the model in a Hugging Face folder, from config.json and generation_config.json alone.
 
     Raises ModelError when the folder has no usable config.json, or the model needs something that this engine does not
-    do; the message names it and lists what works.
+    do; the message names it and lists what works. Every size of a shape is within the numbers of `models.limits`.
     """
-    config = ConfigJson(path=folder / "config.json", values=read_json(folder / "config.json"))
-    architecture = _architecture(config)
-    if config.get("quantization_config"):
-        method = (config.get("quantization_config") or {}).get("quant_method", "unknown")
+    with refuses_broken(folder / "config.json"):
+        shape = _shape(folder, ConfigJson(path=folder / "config.json", values=read_json(folder / "config.json")))
+    if shape.num_parameters > MAX_PARAMETERS:
         raise ModelError(
-            f"{config.path}: the checkpoint is quantised ({method}); "
+            f"{folder / 'config.json'}: it has {shape.num_parameters} parameters; works: up to {MAX_PARAMETERS}",
+            "Unsupported",
+        )
+    return shape
+
+
+def _shape(folder: Path, config: ConfigJson) -> ModelShape:
+    architecture = _architecture(config)
+    if quantization := config.mapping("quantization_config"):
+        method = quantization.get("quant_method", "unknown")
+        raise ModelError(
+            f"{config.path}: the checkpoint is quantised ({word(method)}); "
             f"works: {', '.join(DTYPES)} safetensors, or a GGUF file",
             "Unsupported",
         )
     if (activation := config.text("hidden_act", default="silu")) != "silu":
-        raise ModelError(f"{config.path}: hidden_act {activation!r} is not supported; works: silu", "Unsupported")
+        raise ModelError(f"{config.path}: hidden_act {shown(activation)} is not supported; works: silu", "Unsupported")
 
-    hidden_size = config.count("hidden_size")
-    num_layers = config.count("num_hidden_layers")
-    num_heads = config.count("num_attention_heads")
-    num_kv_heads = config.count("num_key_value_heads", default=num_heads)
-    default_head_dim = 128 if architecture == "Qwen3ForCausalLM" else hidden_size // num_heads
-    head_dim = config.count("head_dim", default=default_head_dim)
-    if num_heads % num_kv_heads != 0:
-        raise ModelError(
-            f"{config.path}: num_attention_heads {num_heads} is not a multiple of num_key_value_heads {num_kv_heads}"
-        )
-    if head_dim % 2 != 0:
-        raise ModelError(f"{config.path}: head_dim {head_dim} is odd; rotary embedding needs an even one")
+    # Before anything is made of them: a shape holds a window for each layer.
+    num_layers = config.count("num_hidden_layers", at_most=MAX_LAYERS)
+    vocab_size = config.count("vocab_size", at_most=MAX_VOCAB)
+    hidden_size = config.count("hidden_size", at_most=MAX_SIZE)
+    num_heads, num_kv_heads, head_dim = _heads(config, architecture, hidden_size)
     max_position_embeddings = config.count("max_position_embeddings", default=2048)
     has_attention_bias = architecture in ("LlamaForCausalLM", "Qwen3ForCausalLM") and config.flag("attention_bias")
 
@@ -151,13 +171,13 @@ def read_shape(folder: Path) -> ModelShape:
         architecture=architecture,
         num_layers=num_layers,
         hidden_size=hidden_size,
-        intermediate_size=config.count("intermediate_size"),
+        intermediate_size=config.count("intermediate_size", at_most=MAX_SIZE),
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
-        vocab_size=config.count("vocab_size"),
+        vocab_size=vocab_size,
         max_position_embeddings=max_position_embeddings,
-        rms_norm_eps=config.number("rms_norm_eps", default=1e-6),
+        rms_norm_eps=config.number("rms_norm_eps", default=1e-6, at_most=MAX_NORM_EPS),
         rope=_rope(config, max_position_embeddings),
         layer_windows=_layer_windows(config, architecture, num_layers),
         qkv_bias=has_attention_bias or architecture == "Qwen2ForCausalLM",
@@ -166,16 +186,36 @@ def read_shape(folder: Path) -> ModelShape:
         qk_norm=architecture == "Qwen3ForCausalLM",
         tie_word_embeddings=config.flag("tie_word_embeddings"),
         checkpoint_dtype=_checkpoint_dtype(config),
-        eos_token_ids=_eos_token_ids(folder, config, config.count("vocab_size")),
+        eos_token_ids=_eos_token_ids(folder, config, vocab_size),
     )
+
+
+def _heads(config: ConfigJson, architecture: str, hidden_size: int) -> tuple[int, int, int]:
+    """Query heads, key and value heads, and the size of one."""
+    num_heads = config.count("num_attention_heads", at_most=MAX_HEADS)
+    num_kv_heads = config.count("num_key_value_heads", default=num_heads, at_most=MAX_HEADS)
+    if num_heads % num_kv_heads != 0:
+        raise ModelError(
+            f"{config.path}: num_attention_heads {num_heads} is not a multiple of num_key_value_heads {num_kv_heads}"
+        )
+    default_head_dim = 128 if architecture == "Qwen3ForCausalLM" else hidden_size // num_heads
+    if default_head_dim == 0 and config.get("head_dim") is None:
+        raise ModelError(
+            f"{config.path}: hidden_size {hidden_size} is less than num_attention_heads {num_heads}; "
+            "a head would have no size"
+        )
+    head_dim = config.count("head_dim", default=default_head_dim, at_most=MAX_SIZE)
+    if head_dim % 2 != 0:
+        raise ModelError(f"{config.path}: head_dim {head_dim} is odd; rotary embedding needs an even one")
+    return num_heads, num_kv_heads, head_dim
 
 
 def _architecture(config: ConfigJson) -> str:
     named = config.get("architectures")
     if isinstance(named, list) and named:
-        architecture = str(named[0])
+        architecture = word(named[0])
     else:
-        model_type = str(config.get("model_type"))
+        model_type = word(config.get("model_type"))
         architecture = _MODEL_TYPE_TO_ARCHITECTURE.get(model_type, f"model_type {model_type}")
     if architecture not in ARCHITECTURES:
         raise ModelError(
@@ -194,24 +234,29 @@ def _rope(config: ConfigJson, max_position_embeddings: int) -> RopeParameters:
     if known is None or any(isinstance(value, dict) for value in scaling.values()):
         given = kind if known is None else "one per layer type"
         raise ModelError(
-            f"{config.path}: rope type {given!r} is not supported; works: {', '.join(ROPE_KINDS)}", "Unsupported"
+            f"{config.path}: rope type {shown(given)} is not supported; works: {', '.join(ROPE_KINDS)}", "Unsupported"
         )
     for holder in (config, rope):
-        if holder.number("partial_rotary_factor", default=1.0) != 1.0:
+        if holder.number("partial_rotary_factor", default=1.0, at_most=1.0) != 1.0:
             raise ModelError(
                 f"{config.path}: partial_rotary_factor is not supported; works: rotation of whole heads", "Unsupported"
             )
-    theta = rope.number("rope_theta", default=10000.0)
+    theta = rope.number("rope_theta", default=10000.0, at_most=MAX_ROPE_THETA)
     if known == "default":
         return RopeParameters(theta=theta)
+    factor = rope.number("factor", at_most=MAX_ROPE_FACTOR)
     if known == "linear":
-        return RopeParameters(theta=theta, kind=known, factor=rope.number("factor"))
+        return RopeParameters(theta=theta, kind=known, factor=factor)
+    low = rope.number("low_freq_factor", at_most=MAX_ROPE_FACTOR)
+    high = rope.number("high_freq_factor", at_most=MAX_ROPE_FACTOR)
+    if not low < high:
+        raise ModelError(f"{config.path}: low_freq_factor {low:g} must be less than high_freq_factor {high:g}")
     return RopeParameters(
         theta=theta,
         kind=known,
-        factor=rope.number("factor"),
-        low_freq_factor=rope.number("low_freq_factor"),
-        high_freq_factor=rope.number("high_freq_factor"),
+        factor=factor,
+        low_freq_factor=low,
+        high_freq_factor=high,
         original_max_position=rope.count("original_max_position_embeddings", default=max_position_embeddings),
     )
 
@@ -230,26 +275,38 @@ def _layer_windows(config: ConfigJson, architecture: str, num_layers: int) -> tu
         first = config.count("max_window_layers", default=28, at_least=0)
         return tuple(window if layer >= first else None for layer in range(num_layers))
     allowed = ("full_attention", "sliding_attention")
-    if not isinstance(layer_types, list) or len(layer_types) != num_layers or not set(layer_types) <= set(allowed):
+    is_named = isinstance(layer_types, list) and all(kind in allowed for kind in layer_types)
+    if not is_named or len(layer_types) != num_layers:
         raise ModelError(f"{config.path}: layer_types must name {num_layers} layers, each one of {', '.join(allowed)}")
     return tuple(window if kind == "sliding_attention" else None for kind in layer_types)
 
 
 def _checkpoint_dtype(config: ConfigJson) -> str:
-    dtype = str(config.get("dtype") or config.get("torch_dtype") or "float32").removeprefix("torch.")
-    if dtype not in DTYPES:
-        raise ModelError(f"{config.path}: dtype {dtype!r} is not supported; works: {', '.join(DTYPES)}", "Unsupported")
-    return dtype
+    dtype = config.get("dtype") or config.get("torch_dtype") or "float32"
+    known = dtype.removeprefix("torch.") if isinstance(dtype, str) else None
+    if known not in DTYPES:
+        raise ModelError(
+            f"{config.path}: dtype {shown(dtype)} is not supported; works: {', '.join(DTYPES)}", "Unsupported"
+        )
+    return known
 
 
 def _eos_token_ids(folder: Path, config: ConfigJson, vocab_size: int) -> tuple[int, ...]:
     path = folder / "generation_config.json"
-    generation = ConfigJson(path=path, values=read_json(path) if path.is_file() else {})
+    generation = ConfigJson(path=path, values=read_json(path) if path.exists() else {})
     for holder in (generation, config):
         if (given := holder.get("eos_token_id")) is not None:
             ids = given if isinstance(given, list) else [given]
-            if not all(isinstance(token_id, int) and token_id >= 0 for token_id in ids):
-                raise ModelError(f"{holder.path}: eos_token_id must be a token id or a list of them, given {given!r}")
+            if not all(_is_token_id(token_id) for token_id in ids):
+                raise ModelError(
+                    f"{holder.path}: eos_token_id must be a token id or a list of them, given {shown(given)}"
+                )
+            if len(ids) > MAX_EOS_IDS:
+                raise ModelError(f"{holder.path}: eos_token_id lists {len(ids)} ids; works: up to {MAX_EOS_IDS}")
             # Some fine-tunes name an id beyond their embedding; the model can never say it.
             return tuple(token_id for token_id in ids if token_id < vocab_size)
     return ()
+
+
+def _is_token_id(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0

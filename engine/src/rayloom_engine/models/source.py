@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from rayloom_engine.errors import ModelError
+from rayloom_engine.errors import ModelError, shown, word
 from rayloom_engine.models.hub import CONFIG, EVERYTHING, NO_WEIGHTS, download
 from rayloom_engine.models.progress import Progress, no_progress
 
@@ -28,6 +28,7 @@ logger = logging.getLogger(__name__)
 
 # Part of every key in the cache: raise it when the converter writes something else, and old folders are left alone.
 _CONVERTER_VERSION = 1
+_MAX_NAME = 100  # characters of a file's name in the name of its folder in the cache
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
@@ -75,7 +76,7 @@ def resolve(
         folder = path
     else:
         stat = path.stat()
-        folder = _converted(path, path.stem, (str(path), stat.st_size, stat.st_mtime_ns), progress)
+        folder = _converted(path, path.stem[:_MAX_NAME], (str(path), stat.st_size, stat.st_mtime_ns), progress)
     progress("resolve", 1, 1, "models")
     return ResolvedModel(path=folder, source=model, commit=None)
 
@@ -108,14 +109,21 @@ def cache_folder(environ: Mapping[str, str]) -> Path:
 def _local_path(model: str) -> Path | None:
     """The existing folder or GGUF file that `model` names; None when it can only be a hub id."""
     is_url = model.startswith("file://")
-    path = Path(model.removeprefix("file://")).expanduser()
-    if path.is_dir() or (path.is_file() and path.suffix == ".gguf"):
+    try:
+        path = Path(model.removeprefix("file://")).expanduser()
+        is_folder, is_file = path.is_dir(), path.is_file()
+    except (OSError, ValueError, RuntimeError) as error:
+        # A name that is too long, a folder that may not be read, a user's home that is not there.
+        raise ModelError(
+            f"the model {word(model)} cannot be looked up: {getattr(error, 'strerror', None) or error}"
+        ) from error
+    if is_folder or (is_file and path.suffix == ".gguf"):
         return path.resolve()
-    if path.is_file():
+    if is_file:
         raise ModelError(f"{path} is a file but not a .gguf; give a .gguf file or a folder with config.json")
     if is_url or path.suffix == ".gguf" or not _HUB_ID.fullmatch(model):
         raise ModelError(
-            f"no model {model!r}: there is no such folder or .gguf file, and a hub id is ORG/NAME; "
+            f"no model {shown(model)}: there is no such folder or .gguf file, and a hub id is ORG/NAME; "
             f"built in: {_builtin_names()}",
             "NotFound",
         )
@@ -129,7 +137,7 @@ def _builtin_names() -> str:
 def _builtin_folder(name: str, progress: Progress) -> Path:
     builtin = _BUILTINS.get(name)
     if builtin is None:
-        raise ModelError(f"there is no built-in model {name!r}; there is: {_builtin_names()}", "NotFound")
+        raise ModelError(f"there is no built-in model {shown(name)}; there is: {_builtin_names()}", "NotFound")
     # Found without importing the package, which would import a whole other engine.
     spec = importlib.util.find_spec(builtin.package)
     path = Path(spec.origin).parent / builtin.file if spec is not None and spec.origin is not None else None

@@ -61,10 +61,10 @@ class Outputs(msgspec.Struct, frozen=True, tag="outputs"):
 
 
 class Refused(msgspec.Struct, frozen=True, tag="refused", kw_only=True):
-    """A sequence that was not accepted: the front must not have promised anything for it. Or, of any age, a poison."""
+    """A sequence that was not accepted; or, of any age, one that cannot go on: `poison` or `corrupt`."""
 
     sequence_id: str
-    reason: str  # "queue_full" | "too_long" | "invalid" | "poison" (the engine dies of it)
+    reason: str  # "queue_full" | "too_long" | "invalid" | "poison" (the engine dies of it) | "corrupt" (NaN logits)
     message: str
     retry_after_s: int = 1
 
@@ -105,6 +105,7 @@ class SchedulerStats(msgspec.Struct, frozen=True, kw_only=True):
     prefix_hits: int = 0  # tokens found
     prompt_tokens: int = 0  # accepted
     generation_tokens: int = 0  # produced
+    num_corrupt: int = 0  # sequences that ended because their logits were not finite
     num_steps: int = 0
     step_tokens: int = 0  # tokens computed in all steps
     forward_seconds: float = 0.0

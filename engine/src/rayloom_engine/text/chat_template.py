@@ -1,8 +1,8 @@
 """ChatTemplate: the model's own Jinja template, rendered as transformers does it, in a sandbox and with bounds.
 
-A template comes with the model's files, so it is not trusted with the process: the sandbox keeps it from Python's
-internals, a budget for range from looping for ever, bounds on arithmetic and on the text's length from the commonest
-ways to fill the memory. That catches accidents; a model whose author means harm should not be served at all.
+A template comes with the model's files, so it is not trusted with the process: `template_sandbox` bounds what it may
+compute and write. That catches accidents and the known ways to harm; a model whose author means harm should not be
+served at all.
 """
 
 from __future__ import annotations
@@ -18,16 +18,15 @@ import jinja2.ext
 import jinja2.nodes
 import jinja2.parser
 from jinja2.exceptions import SecurityError
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from rayloom_engine.errors import ModelError, RequestError
 from rayloom_engine.text.messages import plain_messages
+from rayloom_engine.text.template_sandbox import Budget, TemplateSandbox, TemplateTooSlow, spending
 from rayloom_engine.text.tokenizer import read_settings
 
 MAX_RANGE_ITEMS = 100_000  # in all ranges of one rendering together
-MAX_REPEATED = 1_000_000  # length of a string or list that `*` may build
-MAX_INTEGER_BITS = 10_000
 MAX_ADDED_CHARS = 1_000_000  # what a template may add to the messages' own text
+MAX_CPU_S = 2.0  # a thousand times what the templates of known models take for a long conversation
 
 # What a template's code can raise when a message is not shaped as it expects.
 _TEMPLATE_ERRORS = (
@@ -52,13 +51,14 @@ class ChatTemplate:
         clock: Callable[[], datetime.datetime] = datetime.datetime.now,
     ) -> None:
         """Raises ModelError when `source` is not a template. `special_tokens` are named bos_token, eos_token, ..."""
-        environment = _Environment(
+        environment = TemplateSandbox(
             trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
         )
-        environment.filters["tojson"] = _to_json
+        environment.add_filter("tojson", _to_json)
         environment.globals["raise_exception"] = _raise_exception
         environment.globals["strftime_now"] = lambda format: clock().strftime(format)
         self._special_tokens = dict(special_tokens)
+        self.is_slow = False  # once it was: not to be rendered where others wait for it
         try:
             self._template = environment.from_string(source)
         except (jinja2.TemplateError, RecursionError, SyntaxError, ValueError, MemoryError) as error:
@@ -71,7 +71,7 @@ class ChatTemplate:
         Raises ModelError when there is one that cannot be used.
         """
         path = folder / "chat_template.jinja"
-        if path.is_file():
+        if path.exists():
             try:
                 return cls(path.read_text(encoding="utf-8"), special_tokens)
             except (OSError, UnicodeDecodeError) as error:
@@ -95,11 +95,12 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         extra: Mapping[str, Any] | None = None,
+        cpu_s: float = MAX_CPU_S,
     ) -> str:
         """The prompt for `messages`. `extra` (chat_template_kwargs) are further names that the template may read.
 
         With continue_final_message the prompt ends inside the last message. Raises RequestError for messages that the
-        template refuses.
+        template refuses, and TemplateTooSlow when it computes for more than `cpu_s`, if that is less than MAX_CPU_S.
         """
         plain = plain_messages(messages)
         if continue_final_message and add_generation_prompt:
@@ -119,29 +120,18 @@ class ChatTemplate:
         room = sum(len(message["content"]) for message in plain) * 4 + MAX_ADDED_CHARS
         pieces: list[str] = []
         try:
-            for piece in self._template.generate(names):
-                pieces.append(piece)
-                room -= len(piece)
-                if room < 0:
-                    raise SecurityError("it writes far more text than the messages have")
+            with spending(Budget(cpu_s, room)):
+                for piece in self._template.generate(names):
+                    pieces.append(piece)
+                    room -= len(piece)
+                    if room < 0:
+                        raise SecurityError("it writes far more text than the messages have")
         except _TEMPLATE_ERRORS as error:
+            if isinstance(error, TemplateTooSlow) and cpu_s < MAX_CPU_S:
+                raise
             raise RequestError(f"the model's chat template refuses these messages: {error}", "messages") from error
         prompt = "".join(pieces)
         return _cut_after_final_message(prompt, plain[-1]["content"]) if continue_final_message else prompt
-
-
-class _Environment(ImmutableSandboxedEnvironment):
-    intercepted_binops = frozenset(["*", "**"])
-
-    def call_binop(self, context: jinja2.runtime.Context, operator: str, left: Any, right: Any) -> Any:
-        for sized, times in ((left, right), (right, left)):
-            if isinstance(sized, str | list | tuple) and isinstance(times, int) and len(sized) * times > MAX_REPEATED:
-                raise SecurityError(f"it repeats something {times} times")
-        if isinstance(left, int) and isinstance(right, int):
-            bits = left.bit_length() * abs(right) if operator == "**" else left.bit_length() + right.bit_length()
-            if bits > MAX_INTEGER_BITS:
-                raise SecurityError("it computes a number that is far too large")
-        return super().call_binop(context, operator, left, right)
 
 
 class _RangeBudget:

@@ -6,16 +6,19 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rayloom_engine.errors import RequestError
-from rayloom_engine.sampling_params import shown
+from rayloom_engine.json_words import shown
 
-ROLES = ("system", "developer", "user", "assistant", "tool")
+MAX_ROLE_CHARS = 64
+# Roles whose content may be null: OpenAI's messages of these kinds can be without words.
+_MAY_BE_EMPTY = ("assistant", "function")
 
 
 def plain_messages(messages: object) -> list[dict[str, Any]]:
-    """Messages with a known role and a string as content; other keys are passed on to the template.
+    """Messages with a role and a string as content; other keys are passed on to the template.
 
-    Content parts of type text are joined; "developer" is OpenAI's newer word for "system". Raises RequestError naming
-    the message and field at fault.
+    Content parts of type text are joined; "developer" is OpenAI's newer word for "system", and an assistant's refusal
+    is its content. Whether the model knows a role is for its template to say. Raises RequestError naming the message
+    and field at fault.
     """
     if isinstance(messages, str | bytes) or not isinstance(messages, Sequence):
         raise RequestError("messages must be a list of messages", "messages")
@@ -28,14 +31,23 @@ def _plain_message(message: object, where: str) -> dict[str, Any]:
     if not isinstance(message, Mapping):
         raise RequestError(f"{where} must be an object with role and content", where)
     role = message.get("role")
-    if role not in ROLES:
-        raise RequestError(f"{where}.role must be one of {', '.join(ROLES)}, given {shown(role)}", f"{where}.role")
+    if not isinstance(role, str) or not 1 <= len(role) <= MAX_ROLE_CHARS:
+        raise RequestError(
+            f'{where}.role must be a word of at most {MAX_ROLE_CHARS} characters, such as "user", given {shown(role)}',
+            f"{where}.role",
+        )
     for name in ("tool_calls", "function_call", "audio"):
         if message.get(name):
-            raise RequestError(f"{where}.{name} is not supported; leave it out", f"{where}.{name}")
+            raise RequestError(
+                f"{where}.{name} is not supported by this server; leave it out, or write it into the content",
+                f"{where}.{name}",
+            )
     plain = {key: value for key, value in message.items() if value is not None}
     plain["role"] = "system" if role == "developer" else role
-    plain["content"] = _plain_content(message.get("content"), role, f"{where}.content")
+    content = message.get("content")
+    if content is None and role == "assistant":
+        content = plain.pop("refusal", None)
+    plain["content"] = _plain_content(content, role, f"{where}.content")
     return plain
 
 
@@ -43,7 +55,7 @@ def _plain_content(content: object, role: str, where: str) -> str:
     if isinstance(content, str):
         return content
     if content is None:
-        if role == "assistant":
+        if role in _MAY_BE_EMPTY:
             return ""
         raise RequestError(f"{where} is missing; give a string or a list of text parts", where)
     if not isinstance(content, Sequence):
@@ -51,13 +63,13 @@ def _plain_content(content: object, role: str, where: str) -> str:
     texts = []
     for index, part in enumerate(content):
         kind = part.get("type") if isinstance(part, Mapping) else None
-        if kind != "text":
+        if kind != "text" and not (kind == "refusal" and role == "assistant"):
             raise RequestError(
-                f"{where}[{index}] has type {shown(kind)}; this server takes only parts of type 'text'",
+                f'{where}[{index}] has type {shown(kind)}; this server takes only parts of type "text"',
                 f"{where}[{index}].type",
             )
-        text = part.get("text") if isinstance(part, Mapping) else None
+        text = part.get(kind) if isinstance(part, Mapping) else None
         if not isinstance(text, str):
-            raise RequestError(f"{where}[{index}].text must be a string", f"{where}[{index}].text")
+            raise RequestError(f"{where}[{index}].{kind} must be a string", f"{where}[{index}].{kind}")
         texts.append(text)
     return "".join(texts)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from rayloom_engine.core.step import TokenLogprobs
 from rayloom_engine.sampling_params import SamplingParams
 from rayloom_engine.text.detokenizer import make_detokenizer
-from rayloom_engine.text.stop_strings import StopStrings
+from rayloom_engine.text.stop_strings import StopAutomaton, StopStrings
 from rayloom_engine.text.tokenizer import Tokenizer
 
 
@@ -32,11 +32,16 @@ class OutputDecoder:
         params: SamplingParams,
         eos_token_ids: Collection[int],
         prompt_ids: Sequence[int] = (),
+        stops: StopAutomaton | None = None,
     ) -> None:
+        """`stops` is the automaton of `params.stop_strings`, where several sequences share it."""
         self._params = params
         self._eos_token_ids = frozenset(eos_token_ids)
         self._detokenizer = make_detokenizer(tokenizer, prompt_ids, skip_special_tokens=params.skip_special_tokens)
-        self._stops = StopStrings(params.stop_strings, include_in_output=params.include_stop_str_in_output)
+        self._stops = StopStrings(
+            StopAutomaton(params.stop_strings) if stops is None else stops,
+            include_in_output=params.include_stop_str_in_output,
+        )
         self.num_tokens = 0
         self.finish_reason: str | None = None
 
@@ -51,6 +56,10 @@ class OutputDecoder:
 
         When the delta's finish_reason is set by a stop string, the sequence itself still runs and must be aborted.
         """
+        if self._params.max_tokens == 0:
+            # The engine chooses a token after every prompt; with max_tokens 0 nobody asked for it.
+            self.finish_reason = "length" if finish_reason is not None else None
+            return TextDelta(text="", token_ids=(), logprobs=(), finish_reason=self.finish_reason)
         text = ""
         for position, token_id in enumerate(token_ids):
             self.num_tokens += 1

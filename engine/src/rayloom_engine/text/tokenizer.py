@@ -11,7 +11,7 @@ from typing import Any
 import tokenizers
 import tokenizers.decoders
 
-from rayloom_engine.errors import ModelError, RequestError
+from rayloom_engine.errors import ModelError, RequestError, shown, word
 
 SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 REPLACEMENT = "\ufffd"  # what a decoder puts for bytes that are not (yet) UTF-8
@@ -45,8 +45,14 @@ class Tokenizer:
             raise ModelError(f"{folder} has no tokenizer.json; put the model's tokenizer.json there")
         try:
             backend = tokenizers.Tokenizer.from_str(path.read_text(encoding="utf-8"))
-        except Exception as error:  # the library raises bare Exception for a file that it cannot read
-            raise ModelError(f"{path} cannot be used: {error}") from error
+            backend.no_truncation()
+            backend.no_padding()
+            # Parts that contradict each other show at the first text only, and there the library panics.
+            backend.encode_batch(["a"], add_special_tokens=True)
+        except BaseException as error:  # the library raises bare Exception, or a panic that is not even one
+            if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+                raise
+            raise ModelError(f"{path} cannot be used: {word(str(error))}") from error
         return cls(backend, read_settings(folder))
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
@@ -59,6 +65,12 @@ class Tokenizer:
         if add_special_tokens and self._bos_id is not None:
             ids.insert(0, self._bos_id)
         return ids
+
+    def document_start(self) -> list[int]:
+        """The token that a text from nothing begins with; empty when the vocabulary has none that could be it."""
+        names = ("<|endoftext|>", self.special_tokens.get("bos_token"), self.special_tokens.get("eos_token"))
+        ids = (self.backend.token_to_id(name) for name in names if name is not None)
+        return next(([token_id] for token_id in ids if token_id is not None), [])
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of `ids`. Bytes that are not UTF-8 become U+FFFD; ids outside the vocabulary are left out."""
@@ -103,9 +115,9 @@ class Tokenizer:
 def read_settings(folder: Path) -> dict[str, Any]:
     """tokenizer_config.json of a folder; empty when there is none. Raises ModelError when it is broken."""
     path = folder / "tokenizer_config.json"
-    if not path.is_file():
-        return {}
     try:
+        if not path.exists():
+            return {}
         settings = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:  # ValueError: not UTF-8, or not JSON
         raise ModelError(f"{path} is not JSON that can be read: {error}") from error
@@ -137,6 +149,6 @@ def _token_text(name: str, token: object) -> str:
     text = token.get("content") if isinstance(token, dict) else token
     if not isinstance(text, str):
         raise ModelError(
-            f"tokenizer_config.json: {name} is {token!r:.100}; it must be a string or an object with a string `content`"
+            f"tokenizer_config.json: {name} is {shown(token)}; it must be a string or an object with a string `content`"
         )
     return text

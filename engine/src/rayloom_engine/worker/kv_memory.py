@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from rayloom_engine.core.window import most_blocks
 from rayloom_engine.errors import ConfigError
 from rayloom_engine.models.shape import ModelShape
 
@@ -12,6 +13,19 @@ _CPU_SHARE = 0.5  # of free memory: the rest is for activations, the page cache 
 # Of all ranks on a host: beyond it a CPU is too slow to use the context. kv_cache_memory_bytes overrides.
 _CPU_CAP = 4 * GIB
 _GPU_SHARE = 0.9  # of free memory, the rest is for activations and fragmentation; more where a step needs more
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SequenceBlocks:
+    """How many KV blocks a sequence holds."""
+
+    block_size: int  # tokens in a block
+    window: int | None = None  # positions that a token sees in every layer; None when a layer sees all
+    num_step_tokens: int = 0  # the most tokens of one step; counts only with a window
+
+    def most(self, num_tokens: int) -> int:
+        """Blocks that a sequence of `num_tokens` holds at once, at most."""
+        return most_blocks(num_tokens, self.window, self.num_step_tokens, self.block_size)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +51,7 @@ def step_bytes(shape: ModelShape, num_shards: int, *, element_bytes: int, num_to
 def plan_kv_memory(
     *,
     block_bytes: int,
-    block_size: int,
+    sequence: SequenceBlocks,
     free_bytes: int,
     is_cpu: bool,
     max_num_seqs: int,
@@ -57,7 +71,8 @@ def plan_kv_memory(
     if max_model_len is not None and max_model_len > model_max_len:
         raise ConfigError(f"max_model_len: {max_model_len} is more than the model's {model_max_len} positions")
     wanted_len = max_model_len or model_max_len
-    useful = max_num_seqs * -(-wanted_len // block_size)
+    block_size = sequence.block_size
+    useful = max_num_seqs * sequence.most(wanted_len)
     if num_kv_blocks is not None:
         num_blocks, why = num_kv_blocks, "num_kv_blocks"
     elif kv_cache_memory_bytes is not None:
@@ -75,9 +90,9 @@ def plan_kv_memory(
         num_blocks = budget // block_bytes
         if num_blocks > useful:
             num_blocks, why = useful, f"all that {max_num_seqs} sequences of {wanted_len} tokens need"
-    fits_len = num_blocks * block_size
+    fits_len = max(wanted_len if sequence.most(wanted_len) <= num_blocks else 0, num_blocks * block_size)
     if fits_len < 2 or (max_model_len is not None and fits_len < max_model_len):
-        needed = -(-wanted_len // block_size) * block_bytes
+        needed = sequence.most(wanted_len) * block_bytes
         raise ConfigError(
             f"max_model_len: one sequence of {wanted_len} tokens needs {needed / GIB:.2f} GiB of KV cache, but there "
             f"is room for {fits_len} tokens ({why}); lower max_model_len or raise kv_cache_memory_bytes"

@@ -7,12 +7,14 @@ import time
 import torch
 
 from rayloom_engine.config import BLOCK_SIZE
+from rayloom_engine.core.probe import is_probe
 from rayloom_engine.core.step import PromptLogprobs, SampledToken, StepPlan, StepResult, TokenLogprobs
+from rayloom_engine.errors import CorruptRank
 from rayloom_engine.kernels.kv_cache import KvCache
 from rayloom_engine.layers.tensor_group import OneRank, TensorGroup
 from rayloom_engine.models.decoder import CausalLM
 from rayloom_engine.worker.batch import InputBatch, build_batch
-from rayloom_engine.worker.sampler import Sampler, token_logprobs
+from rayloom_engine.worker.sampler import Sampler, are_finite, token_logprobs
 from rayloom_engine.worker.slots import Slot, SlotTable
 from rayloom_engine.worker.stage_link import StageLink
 
@@ -49,9 +51,12 @@ class Runner:
         """Computes the plan's tokens and, where this rank `answers`, chooses the next one of every slot that samples.
 
         Other ranks return their times alone. Blocks until the stage before has sent and the other ranks of this one
-        have done their part; raises RuntimeError when one of them, or the stage after, is gone.
+        have done their part; raises RuntimeError when one of them, or the stage after, is gone, and CorruptRank when
+        this stage turns a probe into something that is not finite.
         """
         steps = self._slots.apply(plan)
+        if plan.cleared_blocks:
+            self._cache.clear_blocks(plan.cleared_blocks)
         if plan.block_copies:
             self._cache.copy_blocks(plan.block_copies)
         started = time.perf_counter()
@@ -63,11 +68,13 @@ class Runner:
             inputs = self._link.receive(plan.num_tokens)
             started += time.perf_counter() - waiting_since  # the wait is no work of this stage
         hidden_TD = self._model.forward(inputs, batch.positions_T, batch.attention, self._cache, self._group)
+        # Before the next stage gets them, so that the stage whose weights or memory are damaged is the one that ends.
+        _check_probes(batch, hidden_TD, f"stage {stage.index}")
         if self._link is not None and not stage.is_last:
             forward_s = time.perf_counter() - started
             self._link.send(hidden_TD)
             return StepResult(step_id=plan.step_id, epoch=plan.epoch, forward_s=forward_s)
-        prompt_logprobs = self._prompt_logprobs(batch, hidden_TD)
+        prompt_logprobs, corrupt = self._prompt_logprobs(batch, hidden_TD)
         rows = [index for index, (step, _) in enumerate(batch.steps) if step.samples]
         sampled: dict[int, SampledToken] = {}
         forward_end = time.perf_counter()
@@ -76,16 +83,21 @@ class Runner:
             logits_NV = self._logits(hidden_TD[last_N])
             forward_end = time.perf_counter()
             if logits_NV is not None:
-                slots = [batch.steps[row][1] for row in rows]
-                token_ids, logprobs = self._choose(logits_NV, slots)
-                for row, token_id, entry in zip(rows, token_ids, logprobs, strict=True):
-                    step, _ = batch.steps[row]
-                    sampled[step.slot] = SampledToken(step.slot, token_id, entry)
+                steps_N = [batch.steps[row] for row in rows]
+                token_ids, logprobs = self._choose(logits_NV, [slot for _, slot in steps_N])
+                for (step, slot), token_id, entry in zip(steps_N, token_ids, logprobs, strict=True):
+                    if token_id is not None:
+                        sampled[step.slot] = SampledToken(step.slot, token_id, entry)
+                    elif is_probe(slot.request_id):
+                        raise CorruptRank("the head turned a probe into logits that are not finite (NaN or infinity)")
+                    else:
+                        corrupt.add(step.slot)
         return StepResult(
             step_id=plan.step_id,
             epoch=plan.epoch,
             sampled=tuple(sampled[step.slot] for step in plan.slots if step.slot in sampled),
             prompt_logprobs=tuple(prompt_logprobs),
+            corrupt_slots=tuple(sorted(corrupt)),
             forward_s=forward_end - started,
             sample_s=time.perf_counter() - forward_end,
         )
@@ -98,23 +110,29 @@ class Runner:
         """[N, V] of the whole vocabulary, float32; None where this rank does not answer."""
         return self._group.gather(self._model.logits(hidden_ND))
 
-    def _choose(self, logits_NV: torch.Tensor, slots: list[Slot]) -> tuple[list[int], list[TokenLogprobs | None]]:
+    def _choose(
+        self, logits_NV: torch.Tensor, slots: list[Slot]
+    ) -> tuple[list[int | None], list[TokenLogprobs | None]]:
+        """The next token id of each row, None for a row that is not finite, and the logprobs of rows that ask."""
         wanted = [row for row, slot in enumerate(slots) if slot.params.logprobs is not None]
         # Logprobs are those of the raw logits, which sampling may overwrite.
         raw_NV = logits_NV[wanted].clone() if wanted else logits_NV
         token_ids = self._sampler(logits_NV, slots)
         entries: list[TokenLogprobs | None] = [None] * len(slots)
         if wanted:
-            found = token_logprobs(
-                raw_NV, [token_ids[row] for row in wanted], [slots[row].params.logprobs or 0 for row in wanted]
-            )
+            chosen = [token_ids[row] or 0 for row in wanted]  # nobody reads the logprobs of a row without a token
+            found = token_logprobs(raw_NV, chosen, [slots[row].params.logprobs or 0 for row in wanted])
             for row, entry in zip(wanted, found, strict=True):
                 entries[row] = entry
         return token_ids, entries
 
-    def _prompt_logprobs(self, batch: InputBatch, hidden_TD: torch.Tensor) -> list[PromptLogprobs]:
-        """Logprobs of the prompt tokens that follow the positions of this step, for slots that ask."""
+    def _prompt_logprobs(self, batch: InputBatch, hidden_TD: torch.Tensor) -> tuple[list[PromptLogprobs], set[int]]:
+        """Logprobs of the prompt tokens that follow the positions of this step, for slots that ask.
+
+        Also the numbers of the slots whose logits are not finite; they get no logprobs.
+        """
         parts = []
+        corrupt: set[int] = set()
         for (step, slot), end in zip(batch.steps, batch.ends, strict=True):
             num_top = slot.params.prompt_logprobs
             # Position p predicts token p + 1; the prompt's last position predicts the first generated token.
@@ -127,9 +145,18 @@ class Runner:
                 stop = min(first + _LOGPROB_ROWS, last)
                 rows = hidden_TD[begin + first - step.start : begin + stop - step.start]
                 logits_NV = self._logits(rows)
-                if logits_NV is not None:
+                if logits_NV is not None and not are_finite(logits_NV):
+                    corrupt.add(step.slot)
+                elif logits_NV is not None:
                     following = slot.token_ids[first + 1 : stop + 1].tolist()
                     entries += token_logprobs(logits_NV, following, [num_top] * len(following))
-            if self.answers:
+            if self.answers and step.slot not in corrupt:
                 parts.append(PromptLogprobs(step.slot, step.start + 1, tuple(entries)))
-        return parts
+        return parts, corrupt
+
+
+def _check_probes(batch: InputBatch, hidden_TD: torch.Tensor, where: str) -> None:
+    """Raises CorruptRank when the hidden states of a probe are not finite."""
+    rows = [end - 1 for (_, slot), end in zip(batch.steps, batch.ends, strict=True) if is_probe(slot.request_id)]
+    if rows and not bool(hidden_TD[rows].isfinite().all()):
+        raise CorruptRank(f"{where} turned a probe into hidden states that are not finite (NaN or infinity)")

@@ -24,13 +24,17 @@ class Sampler:
     def __init__(self, vocab_size: int, device: torch.device) -> None:
         self._noise = GumbelNoise(vocab_size, device)
 
-    def __call__(self, logits_NV: torch.Tensor, slots: list[Slot]) -> list[int]:
-        """One token id per row. `logits_NV` is float32 and may be overwritten."""
-        greedy_N = logits_NV.argmax(dim=-1).tolist()
-        token_ids = []
+    def __call__(self, logits_NV: torch.Tensor, slots: list[Slot]) -> list[int | None]:
+        """One token id per row; None for a row that is not finite. `logits_NV` is float32 and may be overwritten."""
+        highest_N, greedy_N = logits_NV.max(dim=-1)
+        is_finite_N = highest_N.isfinite().tolist()
+        greedy_ids = greedy_N.tolist()
+        token_ids: list[int | None] = []
         for row, slot in enumerate(slots):
-            if _is_plain_greedy(slot):
-                token_ids.append(int(greedy_N[row]))
+            if not is_finite_N[row]:
+                token_ids.append(None)
+            elif _is_plain_greedy(slot):
+                token_ids.append(int(greedy_ids[row]))
             else:
                 token_ids.append(self._sample(logits_NV[row], slot))
         return token_ids
@@ -127,6 +131,11 @@ def _kept_of(logits_V: torch.Tensor, num: int, is_whole: bool, top_p: float, min
         is_whole = is_whole or not keep[-1]
     keep[0] = True
     return ids[keep] if is_whole else None
+
+
+def are_finite(logits_NV: torch.Tensor) -> bool:
+    """Whether a token can be chosen from every row. A NaN anywhere in a row is its maximum, so the maximum tells."""
+    return bool(logits_NV.amax(dim=-1).isfinite().all())
 
 
 def token_logprobs(logits_NV: torch.Tensor, token_ids: list[int], num_tops: list[int]) -> list[TokenLogprobs]:

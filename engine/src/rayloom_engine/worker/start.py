@@ -16,7 +16,7 @@ from rayloom_engine.models.shard import WHOLE, Shard, check_shards
 from rayloom_engine.models.source import ResolvedModel, resolve
 from rayloom_engine.models.stage import Stage, make_stages, split_layers, whole_model
 from rayloom_engine.process import without_garbage_collection
-from rayloom_engine.worker.kv_memory import plan_kv_memory, step_bytes
+from rayloom_engine.worker.kv_memory import SequenceBlocks, plan_kv_memory, step_bytes
 from rayloom_engine.worker.machine import free_memory_bytes, usable_cores
 
 if TYPE_CHECKING:
@@ -131,7 +131,7 @@ def load_rank(
             * len(stage.layers)
             * len(shard.kv_heads(shape.num_kv_heads))
         ),
-        block_size=BLOCK_SIZE,
+        sequence=SequenceBlocks(block_size=BLOCK_SIZE, window=shape.attention_span, num_step_tokens=num_step_tokens),
         free_bytes=free_memory_bytes() // ranks_on_host if is_cpu else torch.cuda.mem_get_info(choice.device)[0],
         is_cpu=is_cpu,
         max_num_seqs=config.max_num_seqs,

@@ -22,6 +22,7 @@ from rayloom_operator.objects.pod import (
     model_volumes,
     pod_basics,
 )
+from rayloom_operator.objects.pod_template import with_inspection_template
 from rayloom_operator.resolved import Hub
 
 # A node may have to fetch the engine's image first; the engine itself gives the hub a minute.
@@ -57,7 +58,7 @@ def inspect_job(service: LLMService, image: str, hub: Hub, attempt: int) -> Mani
         "backoffLimit": 0,
         "activeDeadlineSeconds": _DEADLINE_SECONDS,
         "ttlSecondsAfterFinished": _KEEP_SECONDS,
-        "template": {"metadata": {"labels": names.labels(service)}, "spec": pod},
+        "template": {"metadata": {"labels": names.labels(service)}, "spec": with_inspection_template(service, pod)},
     }
     inputs = json.dumps([spec, service.metadata.uid], sort_keys=True)
     name = f"{service.metadata.name}-inspect-{hashlib.sha256(inputs.encode()).hexdigest()[:8]}"

@@ -18,15 +18,19 @@ def pod_basics(service: LLMService) -> Manifest:
     toleration = {"operator": "Exists", "effect": "NoExecute", "tolerationSeconds": seconds}
     tolerations = [{"key": f"node.kubernetes.io/{taint}", **toleration} for taint in ("not-ready", "unreachable")]
     given = (each.model_dump(by_alias=True, exclude_none=True) for each in spec.scheduling.tolerations)
+    # An admission plugin such as OpenShift's gives numbers of the namespace's range, where a pod names none.
+    user = {
+        **dict.fromkeys(("runAsUser", "runAsGroup", "fsGroup"), _USER),
+        # A claim may hold many files, and their group is right after the first time.
+        "fsGroupChangePolicy": "OnRootMismatch",
+    }
     pod: Manifest = {
         "serviceAccountName": names.account_name(service.metadata.name),
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         "securityContext": {
             "runAsNonRoot": True,
-            **dict.fromkeys(("runAsUser", "runAsGroup", "fsGroup"), _USER),
-            # A claim may hold many files, and their group is right after the first time.
-            "fsGroupChangePolicy": "OnRootMismatch",
+            **(user if spec.pod_template.user == "Operator" else {}),
             "seccompProfile": {"type": "RuntimeDefault"},
         },
         "tolerations": [*tolerations, *given],
@@ -66,7 +70,7 @@ def model_variables(service: LLMService, hub: Hub, *, has_cache: bool = True) ->
     model = service.spec.model
     if model.source_kind != "hf":
         # A .gguf file is converted in each pod; the image's own cache cannot be written to.
-        return {"RAYLOOM_CACHE": {"value": "/tmp/rayloom"}} if _is_gguf(service) else {}
+        return {"RAYLOOM_CACHE": {"value": "/tmp/rayloom"}} if model.is_gguf else {}
     found: dict[str, Manifest] = {}
     if hub.endpoint:
         found["HF_ENDPOINT"] = {"value": hub.endpoint}
@@ -101,7 +105,7 @@ def _model_places(service: LLMService, hub: Hub, has_cache: bool) -> list[tuple[
         path = model.source.removeprefix("file://").rstrip("/")
         volume = {
             "name": names.MODEL_VOLUME,
-            "hostPath": {"path": path, "type": "File" if _is_gguf(service) else "Directory"},
+            "hostPath": {"path": path, "type": "File" if model.is_gguf else "Directory"},
         }
         places.append((volume, {"mountPath": path, "readOnly": True}))
     if model.source_kind == "hf" and hub.ca_config_map:
@@ -115,7 +119,3 @@ def _model_places(service: LLMService, hub: Hub, has_cache: bool) -> list[tuple[
             kind = {"hostPath": {"path": cache.host_path, "type": "Directory"}}
         places.append(({"name": names.CACHE_VOLUME, **kind}, {"mountPath": names.CACHE_FOLDER}))
     return places
-
-
-def _is_gguf(service: LLMService) -> bool:
-    return service.spec.model.source.rstrip("/").endswith(".gguf")

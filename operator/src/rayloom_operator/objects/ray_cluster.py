@@ -8,7 +8,7 @@ under Kubernetes' restricted pod security, but for `file://` models: those are h
 from __future__ import annotations
 
 from rayloom_operator import names
-from rayloom_operator.api import LLMService
+from rayloom_operator.api import LLMService, Metadata
 from rayloom_operator.names import Manifest
 from rayloom_operator.objects.pod import (
     container_basics,
@@ -18,6 +18,9 @@ from rayloom_operator.objects.pod import (
     model_volumes,
     pod_basics,
 )
+from rayloom_operator.objects.pod_template import with_template
+from rayloom_operator.objects.scheduler_labels import scheduler_annotations, scheduler_labels
+from rayloom_operator.objects.scratch import RESOURCE, scratch_mebibytes, scratch_volume
 from rayloom_operator.resolved import Resolved
 from rayloom_operator.sizing import CPU_RANK_BYTES, RAY_POD_BYTES
 
@@ -99,16 +102,26 @@ exit 1
 """
 
 
-def ray_cluster(resolved: Resolved, revision: str, number: int = 0) -> Manifest:
-    """The RayCluster of the service's engine with this number."""
+def ray_cluster(resolved: Resolved, revision: str, number: int = 0, metadata: Metadata | None = None) -> Manifest:
+    """The RayCluster of the service's engine with this number.
+
+    `metadata` is the LLMService's of now, where `resolved` is an earlier spec: its queues are those that exist.
+    """
     service = resolved.service
+    metadata = metadata or service.metadata
     group = names.group_name(service.metadata.name, revision, number)
     labels = names.labels(service, revision, number)
-    head, worker = _head_pod(resolved, group), _worker_pod(resolved, group)
+    head: Manifest = {"metadata": {"labels": labels, "annotations": _OWN_COMMAND}, "spec": _head_pod(resolved, group)}
+    worker: Manifest = {"metadata": {"labels": labels}, "spec": _worker_pod(resolved, group)}
+    given = service.spec.pod_template
     return {
         "apiVersion": "ray.io/v1",
         "kind": "RayCluster",
-        "metadata": names.metadata(service, group, revision, number) | {"annotations": _NO_OTHER_HEAD},
+        "metadata": names.metadata(service, group, revision, number)
+        | {
+            "labels": scheduler_labels(metadata) | labels,
+            "annotations": scheduler_annotations(metadata) | _NO_OTHER_HEAD,
+        },
         "spec": {
             "rayVersion": RAY_VERSION,
             "authOptions": {"mode": "token"},
@@ -116,7 +129,7 @@ def ray_cluster(resolved: Resolved, revision: str, number: int = 0) -> Manifest:
             "headGroupSpec": {
                 # No CPU for Ray's actors: no rank lands here.
                 "rayStartParams": _RAY_START | {"num-cpus": "0", "include-dashboard": "false", "no-monitor": "true"},
-                "template": {"metadata": {"labels": labels, "annotations": _OWN_COMMAND}, "spec": head},
+                "template": with_template(service, given.head, head),
             },
             "workerGroupSpecs": [
                 {
@@ -125,7 +138,7 @@ def ray_cluster(resolved: Resolved, revision: str, number: int = 0) -> Manifest:
                     **dict.fromkeys(("replicas", "minReplicas", "maxReplicas"), resolved.num_pods),
                     # One for each rank, whatever the pod may use: this only says how many ranks fit.
                     "rayStartParams": _RAY_START | dict.fromkeys(_rank_kinds(resolved), str(resolved.ranks_per_pod)),
-                    "template": {"metadata": {"labels": labels}, "spec": worker},
+                    "template": with_template(service, given.worker, worker),
                 }
             ],
         },
@@ -145,7 +158,8 @@ def _head_pod(resolved: Resolved, group: str) -> Manifest:
         "terminationGracePeriodSeconds": service.spec.drain_seconds + _END_SECONDS,
         "containers": [_ray_head(service, group, image), _engine(resolved, group)],
         "volumes": [
-            *({"name": name, "emptyDir": {}} for name in ("ray", "head-scratch", "engine-scratch")),
+            *({"name": name, "emptyDir": {}} for name in ("ray", "head-scratch")),
+            scratch_volume("engine-scratch", scratch_mebibytes(resolved, has_ranks=False), _engine_resources(resolved)),
             _shared_memory(_SHARED_MIB),
             {"name": "config", "projected": {"sources": [{"configMap": config}, {"secret": token}]}},
             *_keys(service),
@@ -173,7 +187,7 @@ def _engine(resolved: Resolved, group: str) -> Manifest:
         "command": ["rayloom-engine", "serve", "--config", f"{names.CONFIG_FOLDER}/{names.CONFIG_KEY}"],
         "env": _environment(service, group, _ENGINE_VARIABLES, model_variables(service, resolved.hub)),
         "ports": [{"name": name, "containerPort": port, "protocol": "TCP"} for name, port in ports.items()],
-        "resources": {"requests": _ENGINE_REQUESTS},
+        "resources": _engine_resources(resolved),
         # No liveness probe: loading takes as long as it takes, and the supervisor restarts what dies or hangs.
         "readinessProbe": {"httpGet": {"path": "/ready", "port": names.API_PORT}, **_ENGINE_PROBE},
         "lifecycle": _before_the_end("sleep", str(_UNROUTE_SECONDS)),
@@ -220,11 +234,20 @@ def _worker_pod(resolved: Resolved, group: str) -> Manifest:
         ],
         "containers": [worker],
         "volumes": [
-            *({"name": name, "emptyDir": {}} for name in ("ray", "scratch")),
+            {"name": "ray", "emptyDir": {}},
+            scratch_volume("scratch", scratch_mebibytes(resolved, has_ranks=True), worker["resources"]),
             _shared_memory(_SHARED_MIB + _NCCL_MIB * num_ranks * (service.spec.accelerator is not None)),
             *model_volumes(service, resolved.hub),
         ],
     }
+
+
+def _engine_resources(resolved: Resolved) -> Manifest:
+    return {"requests": _ENGINE_REQUESTS | _scratch_request(scratch_mebibytes(resolved, has_ranks=False))}
+
+
+def _scratch_request(mebibytes: int) -> dict[str, str]:
+    return {RESOURCE: _mebibytes(mebibytes)} if mebibytes else {}
 
 
 def _rank_kinds(resolved: Resolved) -> tuple[str, ...]:
@@ -241,6 +264,7 @@ def _worker_resources(resolved: Resolved) -> Manifest:
         needed = num_ranks * (resolved.sizing.weights_bytes_per_rank + CPU_RANK_BYTES) + RAY_POD_BYTES
         mebibytes = max(mebibytes, -(-needed // 2**20))
     defaults = {"cpu": f"{_RANK_CPU_MILLIS * num_ranks}m", "memory": _mebibytes(mebibytes)}
+    defaults |= _scratch_request(scratch_mebibytes(resolved, has_ranks=True))
     # Kubernetes takes a limit as the request where none is given, and refuses a request above its limit.
     defaults = {name: value for name, value in defaults.items() if name not in given.limits}
     devices = {} if accelerator is None else {accelerator.resource: str(num_ranks)}

@@ -1,0 +1,87 @@
+"""Sentences about flags that no command has: what to use in place of other servers' flags, or what was meant."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection, Sequence
+
+_NO_TOOLS = "tools are not supported"
+_NO_QUANTISATION = "the engine computes in 16 or 32 bits; --dtype chooses which, and GGUF files are read"
+_BY_GATEWAY = "put a gateway or an Ingress in front of the API port"
+
+# Flags of vLLM and SGLang that people bring along -> what does the same here, or why nothing does.
+_ELSEWHERE = {
+    "--gpu-memory-utilization": "use --kv-cache-memory-bytes or --num-kv-blocks; without them the KV cache takes what "
+    "is free",
+    "--mem-fraction-static": "use --kv-cache-memory-bytes or --num-kv-blocks; without them the KV cache takes what is "
+    "free",
+    "--num-gpu-blocks-override": "use --num-kv-blocks",
+    "--api-key": "use --api-key-file FILE or the variable RAYLOOM_API_KEYS, so that no key is in the list of processes",
+    "--model-path": "use --model",
+    "--tp": "use --tensor-parallel-size",
+    "-tp": "use --tensor-parallel-size",
+    "--tp-size": "use --tensor-parallel-size",
+    "--pp": "use --pipeline-parallel-size",
+    "-pp": "use --pipeline-parallel-size",
+    "--pp-size": "use --pipeline-parallel-size",
+    "-dp": "start several servers; the operator's spec.replicas does that",
+    "--data-parallel-size": "start several servers; the operator's spec.replicas does that",
+    "--distributed-executor-backend": "use --executor",
+    "--context-length": "use --max-model-len",
+    "--max-seq-len": "use --max-model-len",
+    "--max-running-requests": "use --max-num-seqs",
+    "--chunked-prefill-size": "use --max-num-batched-tokens",
+    "--enable-chunked-prefill": "prompts are always computed in pieces; --max-num-batched-tokens bounds a step",
+    "--allowed-origins": "use --cors-allowed-origins",
+    "--uvicorn-log-level": "use --log-level",
+    "--disable-log-requests": "requests are not logged",
+    "--disable-log-stats": "figures are at /metrics and not in the log",
+    "--download-dir": "set the variable HF_HOME",
+    "--hf-token": "set the variable HF_TOKEN",
+    "--load-format": "works: safetensors folders and GGUF files, without a flag",
+    "--trust-remote-code": "a model's own code is never run; leave it out",
+    "--tokenizer": "the tokenizer is the one in the model's folder",
+    "--chat-template": "the template is the one in the model's folder: chat_template.jinja or tokenizer_config.json",
+    "--seed": "give `seed` in a request",
+    "--block-size": "KV blocks have 16 tokens",
+    "--enforce-eager": "there is no compilation to switch off; leave it out",
+    "--swap-space": "sequences that lose their blocks are computed again; leave it out",
+    "--cpu-offload-gb": "weights stay on one device; --tensor-parallel-size shares them among several",
+    "--quantization": _NO_QUANTISATION,
+    "-q": _NO_QUANTISATION,
+    "--kv-cache-dtype": "the KV cache has the weights' type",
+    "--enable-auto-tool-choice": _NO_TOOLS,
+    "--tool-call-parser": _NO_TOOLS,
+    "--reasoning-parser": "thinking stays in the answer's text",
+    "--enable-lora": "adapters are not supported; merge them into the weights",
+    "--speculative-config": "there is no speculative decoding",
+    "--ssl-keyfile": _BY_GATEWAY,
+    "--ssl-certfile": _BY_GATEWAY,
+    "--root-path": _BY_GATEWAY,
+}
+
+
+def complaints(unknown: Sequence[str], known: Collection[str]) -> list[str]:
+    """A sentence for each flag that is left over; for values that nothing takes, one for all of them.
+
+    `unknown` is what argparse has left, in order; `known` are the flags that the command has.
+    """
+    flags = [part.partition("=")[0] for part in unknown if part.startswith("-") and not _is_number(part)]
+    if not flags:
+        return [f"nothing takes {' '.join(unknown)}; a value follows its flag, and the model comes once"]
+    return [f"{flag}: {_advice(flag, known)}" for flag in dict.fromkeys(flags)]
+
+
+def _advice(flag: str, known: Collection[str]) -> str:
+    if flag in _ELSEWHERE:
+        return f"there is no such flag; {_ELSEWHERE[flag]}"
+    similar = difflib.get_close_matches(flag, known, n=1, cutoff=0.8)
+    return f"there is no such flag; did you mean {similar[0]}?" if similar else "there is no such flag; see --help"
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,114 @@
+"""ApiKeys: who may use the API port. Keys in a file may change while the engine runs, as a mounted Secret does."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+
+from rayloom_engine.errors import ConfigError
+
+KEYS_VARIABLE = "RAYLOOM_API_KEYS"
+POLL_S = 2.0  # a removed key works no longer than this; the kubelet takes up to a minute or two to update the file
+MAX_FILE_BYTES = 1024 * 1024
+
+logger = logging.getLogger(__name__)
+
+
+class ApiKeys:
+    """The accepted keys. For one event loop; `watch` keeps those of the file up to date."""
+
+    def __init__(self, fixed: Iterable[str] = (), path: Path | None = None) -> None:
+        """`fixed` keys never change. Raises ConfigError when the file at `path` cannot be read or has no key.
+
+        An open server must not come from a slip.
+        """
+        self._fixed = tuple(_bytes(key) for key in fixed)
+        self._path = path
+        self._from_file: tuple[bytes, ...] = ()
+        self._content = b""
+        self.problem = ""  # why the file as it is now cannot be used; the keys read before it stay in force
+        self.on_change: Callable[[], None] = lambda: None  # after each reading of a changed file, usable or not
+        if path is not None:
+            self._take(_read(path))
+
+    @classmethod
+    def load(cls, path: str | None, environ: Mapping[str, str]) -> ApiKeys:
+        """One key a line in the file, and those of RAYLOOM_API_KEYS, comma-separated. Neither is set = no check.
+
+        Raises ConfigError when one of them is set and has no key.
+        """
+        fixed: list[str] = []
+        if KEYS_VARIABLE in environ:
+            fixed = [key.strip() for key in environ[KEYS_VARIABLE].split(",") if key.strip()]
+            if not fixed:
+                raise ConfigError(
+                    f"the environment variable {KEYS_VARIABLE} is set, but has no key, so everybody could use the API; "
+                    "give keys separated by commas, or unset it"
+                )
+        return cls(fixed, None if path is None else Path(path))
+
+    @property
+    def accepted(self) -> tuple[bytes, ...]:
+        """All keys as clients send them; empty = nobody is asked for one."""
+        return self._fixed + self._from_file
+
+    def knows(self, key: bytes) -> bool:
+        """Whether `key` is accepted. Every key is compared, so that the time says nothing about which came close."""
+        return sum(hmac.compare_digest(key, known) for known in self.accepted) > 0
+
+    async def watch(self, poll_s: float = POLL_S) -> None:
+        """Reads the file again and again. Returns at once when there is none."""
+        while self._path is not None:
+            await asyncio.sleep(poll_s)
+            # A volume may be slow to answer. The content is compared, because a Secret's update swaps a link and a
+            # file's time can stay as it was.
+            await self.refresh()
+
+    async def refresh(self) -> None:
+        """Takes over what the file has now. One that cannot be used changes nothing but `problem`."""
+        assert self._path is not None
+        problem = ""
+        is_changed = False
+        try:
+            content = await asyncio.to_thread(_read, self._path)
+            if content != self._content:
+                self._take(content)
+                is_changed = True
+                logger.info("the API keys were read again: %d are accepted", len(self.accepted))
+        except ConfigError as error:
+            problem = str(error)
+        if problem and not self.problem:
+            logger.warning("%s; the keys read before it stay in force", problem)
+        if is_changed or problem != self.problem:
+            self.problem = problem
+            self.on_change()
+
+    def _take(self, content: bytes) -> None:
+        try:
+            lines = content.decode("utf-8").splitlines()
+        except UnicodeDecodeError as error:
+            raise ConfigError(f"api_key_file: cannot read {self._path}: {error}") from error
+        keys = tuple(_bytes(line.strip()) for line in lines if line.strip())
+        if not keys:
+            raise ConfigError(f"api_key_file: {self._path} has no key; write one a line, or leave the setting out")
+        self._from_file = keys
+        self._content = content
+
+
+def _read(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            content = file.read(MAX_FILE_BYTES + 1)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"api_key_file: cannot read {path}: {error}") from error
+    if len(content) > MAX_FILE_BYTES:
+        raise ConfigError(f"api_key_file: {path} has more than {MAX_FILE_BYTES} bytes; write one key a line")
+    return content
+
+
+def _bytes(key: str) -> bytes:
+    # A key from the environment that is not UTF-8 carries its bytes as surrogates.
+    return key.encode("utf-8", "surrogateescape")

@@ -1,0 +1,28 @@
+"""The system_fingerprint of answers: equal for servers that compute the same, and another where tokens may differ."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+
+from rayloom_engine.config import EngineConfig
+from rayloom_engine.front.service import ENGINE_VERSION
+from rayloom_engine.protocol.messages import ModelStatus
+
+
+def fingerprint(config: EngineConfig, model: ModelStatus) -> str:
+    """ "rl-" and twelve hexadecimal digits of everything that decides which tokens a seed gives.
+
+    Replicas of one configuration share it: the folder that a hub's model is cached in is no part of it.
+    """
+    parts = (
+        ENGINE_VERSION,
+        config.model,
+        model.commit,
+        model.architecture,
+        model.num_parameters,
+        model.dtype,
+        model.compute_dtype,
+        config.tensor_parallel_size,
+    )
+    return "rl-" + hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:12]

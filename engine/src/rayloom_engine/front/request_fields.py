@@ -1,0 +1,207 @@
+"""The fields of other APIs that this server knows and does not implement, as two tables.
+
+A field of `WITHOUT_EFFECT` cannot change the answer here, so it is accepted. A field of `NOT_IMPLEMENTED` would change
+the answer, so it is refused unless it asks for nothing. There is no third kind: a field that is neither in a table nor
+in the endpoint's model is refused as unknown. docs/api.md holds the same tables, written by tools/write_api_docs.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WithoutEffect:
+    """A field that is accepted with any value."""
+
+    name: str
+    origin: str  # the API that has it
+    reason: str  # why nothing changes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NotImplementedField:
+    """A field that is refused, except with null and with the values of `neutral`, which ask for nothing."""
+
+    name: str
+    origin: str
+    meaning: str
+    neutral: tuple[object, ...] = ()
+    instead: str = ""  # what to use, where this server has it under another name
+
+
+def _without(origin: str, **reasons: str) -> list[WithoutEffect]:
+    return [WithoutEffect(name=name, origin=origin, reason=reason) for name, reason in reasons.items()]
+
+
+_OF_ANOTHER = "a setting of `{}`, which is refused when it is on"
+
+WITHOUT_EFFECT: Mapping[str, WithoutEffect] = MappingProxyType(
+    {
+        field.name: field
+        for field in (
+            *_without(
+                "OpenAI",
+                user="names the end user; this server keeps no account of users",
+                metadata="labels of a stored answer; answers are not stored",
+                store="asks to keep the answer; answers are not stored",
+                service_tier="chooses a price; every request has the same",
+                verbosity="a wish about length; the model alone decides, and `max_tokens` bounds it",
+                safety_identifier="names the end user",
+                prompt_cache_key="routes to a cache; equal prefixes are found without it",
+                prompt_cache_retention="how long a cached prefix is kept; memory decides",
+                prompt_cache_options="settings of the prefix cache; it is always on",
+                parallel_tool_calls=_OF_ANOTHER.format("tools"),
+            ),
+            *_without(
+                "vLLM",
+                guided_decoding_backend=_OF_ANOTHER.format("guided_json"),
+                guided_whitespace_pattern=_OF_ANOTHER.format("guided_json"),
+            ),
+            *_without(
+                "SGLang",
+                data_parallel_rank="chooses a replica; an engine is one",
+                log_metrics="whether this request counts in the metrics; every one does",
+            ),
+            *_without(
+                "llama.cpp",
+                cache_prompt="whether a prefix is kept; equal prefixes are always shared",
+                id_slot="chooses a slot; the scheduler does",
+                timings_per_token="asks for times; they are in the metrics",
+                return_progress="asks for the progress of the prompt; a stream has comments meanwhile",
+                n_keep="tokens kept when the context overflows; here a prompt that does not fit is refused",
+                n_discard="tokens dropped when the context overflows; here a prompt that does not fit is refused",
+                repeat_last_n=_OF_ANOTHER.format("repeat_penalty"),
+                mirostat_tau=_OF_ANOTHER.format("mirostat"),
+                mirostat_eta=_OF_ANOTHER.format("mirostat"),
+                dry_base=_OF_ANOTHER.format("dry_multiplier"),
+                dry_allowed_length=_OF_ANOTHER.format("dry_multiplier"),
+                dry_penalty_last_n=_OF_ANOTHER.format("dry_multiplier"),
+                dry_sequence_breakers=_OF_ANOTHER.format("dry_multiplier"),
+                xtc_threshold=_OF_ANOTHER.format("xtc_probability"),
+                dynatemp_exponent=_OF_ANOTHER.format("dynatemp_range"),
+            ),
+            *_without(
+                "Ollama, LM Studio",
+                keep_alive="how long the model stays loaded; it always does",
+                ttl="how long the model stays loaded; it always does",
+                num_ctx="size of the context; the server has one, and a prompt that does not fit is refused",
+            ),
+            *_without(
+                "Open WebUI",
+                chat_id="names the conversation; requests are independent",
+                session_id="names the session; requests are independent",
+            ),
+        )
+    }
+)
+
+
+def _refused(origin: str, name: str, meaning: str, *neutral: object, instead: str = "") -> NotImplementedField:
+    return NotImplementedField(name=name, origin=origin, meaning=meaning, neutral=neutral, instead=instead)
+
+
+_CONSTRAINT = "the answer follows a grammar"
+
+NOT_IMPLEMENTED: Mapping[str, NotImplementedField] = MappingProxyType(
+    {
+        field.name: field
+        for field in (
+            _refused("OpenAI", "tools", "functions that the model may call", []),
+            _refused("OpenAI", "tool_choice", "which function the model calls", "none"),
+            _refused("OpenAI", "functions", "functions that the model may call", []),
+            _refused("OpenAI", "function_call", "which function the model calls", "none"),
+            _refused("OpenAI", "response_format", "an answer in JSON", {"type": "text"}),
+            _refused("OpenAI", "audio", "speech in the answer"),
+            _refused("OpenAI", "modalities", "speech in the answer", ["text"]),
+            _refused("OpenAI", "prediction", "a predicted answer"),
+            _refused("OpenAI", "web_search_options", "a search before the answer"),
+            _refused("OpenAI", "moderation", "a judgement of prompt and answer"),
+            _refused("OpenAI", "suffix", "the text after the gap to fill", ""),
+            _refused("vLLM", "structured_outputs", _CONSTRAINT),
+            _refused("vLLM", "guided_json", _CONSTRAINT),
+            _refused("vLLM", "guided_regex", _CONSTRAINT),
+            _refused("vLLM", "guided_choice", _CONSTRAINT),
+            _refused("vLLM", "guided_grammar", _CONSTRAINT),
+            _refused("vLLM", "use_beam_search", "beam search", False),
+            _refused("vLLM", "length_penalty", "a setting of beam search", 1),
+            _refused("vLLM", "early_stopping", "a setting of beam search", False),
+            _refused("vLLM", "bad_words", "words that are never chosen", []),
+            _refused("vLLM", "allowed_token_ids", "the only tokens that may be chosen"),
+            _refused("vLLM", "logprob_token_ids", "log-probabilities of given tokens"),
+            _refused("vLLM", "logits_processors", "code that changes the logits", []),
+            _refused("vLLM", "truncate_prompt_tokens", "a prompt that is cut"),
+            _refused("vLLM", "truncation_side", "where a prompt is cut"),
+            _refused("vLLM", "prompt_embeds", "a prompt of embeddings"),
+            _refused("vLLM", "chat_template", "another chat template"),
+            _refused("vLLM", "documents", "documents for the chat template", []),
+            _refused("vLLM", "media_io_kwargs", "settings of images, audio and video", {}),
+            _refused("vLLM", "mm_processor_kwargs", "settings of images, audio and video", {}),
+            _refused("vLLM", "vllm_xargs", "arguments of plugins", {}),
+            _refused("vLLM", "kv_transfer_params", "a KV cache from another engine"),
+            _refused("vLLM", "echo", "the last message in front of a chat's answer", False),
+            _refused("vLLM", "thinking_token_budget", "how long the model may think"),
+            _refused("vLLM", "include_reasoning", "whether thoughts are in the answer", True),
+            _refused("vLLM", "repetition_detection", "an end when the text repeats"),
+            _refused("vLLM", "spaces_between_special_tokens", "blanks between special tokens", True),
+            _refused("SGLang", "regex", _CONSTRAINT),
+            _refused("SGLang", "ebnf", _CONSTRAINT),
+            _refused("SGLang", "structural_tag", _CONSTRAINT),
+            _refused("SGLang", "stop_regex", "an expression that ends the answer", "", [], instead="stop"),
+            _refused("SGLang", "no_stop_trim", "the stop string stays", False, instead="include_stop_str_in_output"),
+            _refused("SGLang", "min_new_tokens", "a least length", 0, instead="min_tokens"),
+            _refused("SGLang", "lora_path", "an adapter"),
+            _refused("SGLang", "separate_reasoning", "thoughts in a field of their own", False),
+            _refused("SGLang", "stream_reasoning", "thoughts in a field of their own", False),
+            _refused("SGLang", "custom_logit_processor", "code that changes the logits"),
+            _refused("SGLang", "custom_params", "arguments of such code"),
+            _refused("SGLang", "return_hidden_states", "the model's hidden states", False),
+            _refused("SGLang", "session_params", "a session"),
+            _refused("SGLang", "rid", "the request's id", instead="request_id"),
+            _refused("llama.cpp", "grammar", _CONSTRAINT, ""),
+            _refused("llama.cpp", "json_schema", _CONSTRAINT),
+            _refused("llama.cpp", "n_predict", "a greatest length", instead="max_tokens"),
+            _refused("llama.cpp", "repeat_penalty", "a penalty", 1, instead="repetition_penalty"),
+            _refused("llama.cpp", "penalize_nl", "a penalty on line ends", False),
+            _refused("llama.cpp", "typical_p", "a sampler", 1),
+            _refused("llama.cpp", "tfs_z", "a sampler", 1),
+            _refused("llama.cpp", "top_n_sigma", "a sampler", -1),
+            _refused("llama.cpp", "mirostat", "a sampler", 0),
+            _refused("llama.cpp", "dry_multiplier", "a sampler", 0),
+            _refused("llama.cpp", "xtc_probability", "a sampler", 0),
+            _refused("llama.cpp", "dynatemp_range", "a sampler", 0),
+            _refused("llama.cpp", "min_keep", "tokens that samplers keep", 0),
+            _refused("llama.cpp", "samplers", "the order of samplers"),
+            _refused("llama.cpp", "n_probs", "log-probabilities", 0, instead="logprobs"),
+            _refused("llama.cpp", "post_sampling_probs", "another kind of log-probabilities", False),
+            _refused("llama.cpp", "n_indent", "a least indentation", 0),
+            _refused("llama.cpp", "t_max_predict_ms", "an end after some time", 0, -1),
+            _refused("llama.cpp", "reasoning_format", "thoughts in a field of their own", "none"),
+            _refused("llama.cpp", "lora", "adapters", []),
+            _refused("TGI", "max_new_tokens", "a greatest length", instead="max_tokens"),
+            _refused("TGI", "do_sample", "whether a token is drawn", True, instead="temperature"),
+            _refused("TGI", "top_n_tokens", "log-probabilities", 0, instead="logprobs"),
+            _refused("TGI", "return_full_text", "the prompt in the answer", False, instead="echo"),
+            _refused("TGI", "decoder_input_details", "the prompt's tokens", False, instead="prompt_logprobs"),
+            _refused("TGI", "details", "tokens of the answer", False, instead="logprobs"),
+            _refused("TGI", "truncate", "a prompt that is cut"),
+            _refused("TGI", "watermark", "a watermark in the text", False),
+            _refused("TGI", "adapter_id", "an adapter"),
+            _refused("Ollama", "options", "settings in an object", {}, instead="the fields of this API"),
+            _refused("Ollama", "num_predict", "a greatest length", instead="max_tokens"),
+            _refused("Ollama", "format", _CONSTRAINT, ""),
+            _refused("Ollama", "think", "whether the model thinks", instead="chat_template_kwargs"),
+            _refused("Ollama", "system", "a system prompt", "", instead="messages"),
+            _refused("Ollama", "template", "another chat template", ""),
+            _refused("Ollama", "images", "images in the prompt", []),
+            _refused("OpenRouter", "reasoning", "how long the model thinks", instead="chat_template_kwargs"),
+            _refused("OpenRouter", "transforms", "a prompt that is cut", []),
+            _refused("OpenRouter", "models", "other models to try", []),
+            _refused("Anthropic", "thinking", "whether the model thinks", instead="chat_template_kwargs"),
+            _refused("Mistral", "random_seed", "the seed", instead="seed"),
+            _refused("Mistral", "safe_prompt", "a system prompt of the server's", False),
+        )
+    }
+)

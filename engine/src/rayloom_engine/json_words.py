@@ -1,0 +1,61 @@
+"""Values in the words of JSON, for messages to people who write JSON: `false` and "text", never `False` and 'text'."""
+
+from __future__ import annotations
+
+import json
+import math
+import reprlib
+from collections.abc import Iterator, Mapping
+
+SHOWN_CHARS = 80
+_MAX_BITS = 1024  # of an integer whose digits are written; more digits than that say nothing, and cost time
+
+_other = reprlib.Repr()
+_other.maxstring = _other.maxother = SHOWN_CHARS
+
+
+def shown(value: object) -> str:
+    """`value` as JSON in at most 80 characters, cut with "..." when it is longer.
+
+    The cost does not grow with the value: a user's value can have megabytes. A value that JSON does not have (bytes, in
+    Python's own API) is written as Python writes it.
+    """
+    text = ""
+    for piece in _pieces(value):
+        text += piece
+        if len(text) > SHOWN_CHARS:
+            return text[: SHOWN_CHARS - 3] + "..."
+    return text
+
+
+def _pieces(value: object) -> Iterator[str]:
+    if isinstance(value, str):
+        # One character more than is shown is enough to know that the text is cut.
+        yield json.dumps(value[: SHOWN_CHARS + 1], ensure_ascii=False)
+    elif isinstance(value, Mapping):
+        yield "{"
+        for position, (key, item) in enumerate(value.items()):
+            yield ", " if position else ""
+            yield from _pieces(str(key) if isinstance(key, int) and not isinstance(key, bool) else key)
+            yield ": "
+            yield from _pieces(item)
+        yield "}"
+    elif isinstance(value, list | tuple):
+        yield "["
+        for position, item in enumerate(value):
+            yield ", " if position else ""
+            yield from _pieces(item)
+        yield "]"
+    else:
+        yield _scalar(value)
+
+
+def _scalar(value: object) -> str:
+    if value is None or isinstance(value, bool):
+        return json.dumps(value)
+    if isinstance(value, int):
+        bits = value.bit_length()
+        return str(value) if bits <= _MAX_BITS else f"an integer of {bits} bits"
+    if isinstance(value, float):
+        return repr(value) if math.isfinite(value) else json.dumps(value)
+    return _other.repr(value)

@@ -1,0 +1,22 @@
+"""The largest model and the largest files that the engine reads.
+
+A model's files come from strangers. Everything that loops over a size, or holds memory for it, comes after a check
+against these numbers; the operator holds what an inspection finds to the same ones.
+"""
+
+from __future__ import annotations
+
+MAX_LAYERS = 1000
+MAX_HEADS = 4096
+MAX_SIZE = 1 << 22  # hidden size, size of the feed-forward part, head size
+MAX_VOCAB = 1 << 24
+MAX_POSITIONS = 1 << 30  # context and windows, in tokens
+MAX_PARAMETERS = 1 << 50  # a thousand times the largest models, and far from where JSON's numbers are not exact
+
+MAX_ROPE_THETA = 1e15
+MAX_ROPE_FACTOR = 1e6
+MAX_NORM_EPS = 1.0
+MAX_EOS_IDS = 1024
+
+MAX_JSON_BYTES = 64 << 20  # the index of the weights is the longest: about 100 bytes a tensor
+MAX_NAME_BYTES = 255  # of a file, on every usual file system

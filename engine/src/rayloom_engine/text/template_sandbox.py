@@ -1,0 +1,259 @@
+"""TemplateSandbox: Jinja's sandbox with a budget of time and of text for each rendering.
+
+Jinja's own keeps a template from Python's internals, but lets it loop for ever and fill the memory. Here each pass of a
+loop, each call and each filter looks at the time, and nothing is made that is larger than what may be written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
+from typing import Any
+
+import jinja2
+import jinja2.nodes
+from jinja2.exceptions import SecurityError
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.visitor import NodeTransformer
+
+from rayloom_engine.text.template_growth import check_percent, growth, weight
+
+MAX_INTEGER_BITS = 10_000
+MAX_REPEATED = 1_000_000  # length of a string or list that `*` may build
+CHARS_AT_LOAD = 1_000_000  # for what Jinja computes while it compiles
+_SPENDS_PER_CLOCK = 8  # the clock costs more than what it measures
+
+# Filters whose result has no more characters than their input, so that it needs no counting.
+_STRUCTURAL = frozenset(
+    (
+        "abs",
+        "attr",
+        "batch",
+        "count",
+        "d",
+        "default",
+        "dictsort",
+        "first",
+        "float",
+        "int",
+        "items",
+        "last",
+        "length",
+        "list",
+        "map",
+        "random",
+        "reject",
+        "rejectattr",
+        "reverse",
+        "round",
+        "safe",
+        "select",
+        "selectattr",
+        "slice",
+        "sum",
+    )
+)
+_LEFT_OUT = ("urlize", "xmlattr")  # for web pages
+
+
+class TemplateTooSlow(SecurityError):
+    """The rendering has computed for longer than it may."""
+
+
+class Budget:
+    """What one rendering may use: `cpu_s` of its thread's processor time, and `max_chars` for any value."""
+
+    def __init__(self, cpu_s: float, max_chars: int) -> None:
+        self.max_chars = max_chars
+        self._cpu_s = cpu_s
+        self._started_s = time.thread_time()
+        self._num_spends = 0
+
+    def spend(self) -> None:
+        """Raises TemplateTooSlow when the time is over. Called for each pass of a loop, call and filter."""
+        self._num_spends += 1
+        if self._num_spends % _SPENDS_PER_CLOCK == 0 and time.thread_time() - self._started_s > self._cpu_s:
+            raise TemplateTooSlow(f"it has computed for more than {self._cpu_s:g} s")
+
+    def check_chars(self, num_chars: int) -> None:
+        """Raises SecurityError when a value of so many characters is more than may be written."""
+        if num_chars > self.max_chars:
+            raise SecurityError(f"it makes a value of more than {self.max_chars} characters")
+
+    def checked(self, value: Any) -> Any:
+        """`value`, what a call or filter has made, when it is not too large."""
+        if isinstance(value, str | bytes | list | tuple | dict):
+            self.check_chars(len(value))
+        return value
+
+    def weigh(self, value: object) -> int:
+        """Characters of `value` written out. Raises SecurityError when they are too many."""
+        num_chars = weight(value, self.max_chars)
+        self.check_chars(num_chars)
+        return num_chars
+
+
+_budget: ContextVar[Budget | None] = ContextVar("budget", default=None)
+
+
+@contextlib.contextmanager
+def spending(budget: Budget) -> Iterator[None]:
+    """What is rendered in the block uses `budget`."""
+    token = _budget.set(budget)
+    try:
+        yield
+    finally:
+        _budget.reset(token)
+
+
+def _current() -> Budget:
+    return _budget.get() or Budget(float("inf"), CHARS_AT_LOAD)
+
+
+class TemplateSandbox(ImmutableSandboxedEnvironment):
+    """Render within `spending(...)`."""
+
+    intercepted_binops = frozenset(["*", "**", "+", "%"])
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(finalize=_written, **options)
+        self.globals.pop("lipsum")
+        for name in _LEFT_OUT:
+            del self.filters[name]
+        for name, function in list(self.filters.items()):
+            self.add_filter(name, function)
+
+    def add_filter(self, name: str, function: Callable[..., Any]) -> None:
+        """Makes `function` a filter within the budget."""
+        self.filters[name] = _bounded_filter(name, function)
+
+    def _parse(self, source: str, name: str | None, filename: str | None) -> jinja2.nodes.Template:
+        template: jinja2.nodes.Template = _Instrumented(self).visit(super()._parse(source, name, filename))
+        return template
+
+    @property
+    def spent(self) -> None:
+        """Read at the start of each pass of a loop and of each macro: a call would cost five times as much."""
+        _current().spend()
+
+    def joined(self, *values: Any) -> str:
+        """The operator `~`."""
+        budget = _current()
+        budget.weigh(values)
+        return "".join(map(str, values))
+
+    def call(self, context: jinja2.runtime.Context, obj: Any, /, *args: Any, **named: Any) -> Any:
+        budget = _current()
+        budget.spend()
+        owner = getattr(obj, "__self__", None)
+        if isinstance(owner, str | bytes | int):
+            name = obj.__name__
+            if name == "join" and isinstance(owner, str | bytes) and args and not isinstance(args[0], str):
+                args = (list(args[0]), *args[1:])  # an iterator can be counted only once
+                budget.check_chars(budget.weigh(args[0]) + len(args[0]) * len(owner))
+            budget.check_chars(growth(name, (owner, *args), named))
+        return budget.checked(super().call(context, obj, *args, **named))
+
+    def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
+        formatted = super().wrap_str_format(value)
+        if formatted is None:
+            return None
+
+        def bounded(*args: Any, **named: Any) -> str:
+            budget = _current()
+            check_percent(value.__self__, (*args, *named.values()))
+            budget.weigh((value.__self__, args, named))
+            text: str = budget.checked(formatted(*args, **named))
+            return text
+
+        return bounded
+
+    def call_binop(self, context: jinja2.runtime.Context, operator: str, left: Any, right: Any) -> Any:
+        if operator == "+":
+            if isinstance(left, str | list | tuple) and isinstance(right, str | list | tuple):
+                _current().check_chars(len(left) + len(right))
+        elif operator == "%":
+            if isinstance(left, str | bytes):
+                check_percent(left, right)
+                _current().weigh((left, right))
+        else:
+            _check_product(operator, left, right)
+        return super().call_binop(context, operator, left, right)
+
+
+def _check_product(operator: str, left: Any, right: Any) -> None:
+    for sized, times in ((left, right), (right, left)):
+        if isinstance(sized, str | list | tuple) and isinstance(times, int) and len(sized) * times > MAX_REPEATED:
+            raise SecurityError(f"it repeats something {times} times")
+    if isinstance(left, int) and isinstance(right, int):
+        bits = left.bit_length() * abs(right) if operator == "**" else left.bit_length() + right.bit_length()
+        if bits > MAX_INTEGER_BITS:
+            raise SecurityError("it computes a number that is far too large")
+
+
+def _bounded_filter(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    # Jinja passes some filters its context or environment before the value.
+    first = 1 if hasattr(function, "jinja_pass_arg") else 0
+
+    @functools.wraps(function)
+    def bounded(*args: Any, **named: Any) -> Any:
+        budget = _current()
+        budget.spend()
+        if name == "join" and len(args) > first and not isinstance(args[first], str | Mapping):
+            args = (*args[:first], list(args[first]), *args[first + 1 :])
+        values = args[first:]
+        if len(values) == 1 and not named and isinstance(values[0], str):
+            num_chars = len(values[0])  # no larger than what was made or given
+        elif name not in _STRUCTURAL:
+            num_chars = budget.weigh((values, named))
+            if name == "join":
+                separator = (*values[1:], named.get("d", ""))[0]
+                budget.check_chars(num_chars + len(values[0]) * len(str(separator)))
+        budget.check_chars(growth(name, values, named))
+        return budget.checked(function(*args, **named))
+
+    return bounded
+
+
+def _written(value: Any) -> Any:
+    """What `{{ value }}` writes."""
+    if not isinstance(value, str):
+        _current().weigh(value)
+    return value
+
+
+class _Instrumented(NodeTransformer):
+    """Has each pass of a loop and each macro spend, and counts what `~` makes."""
+
+    def __init__(self, environment: TemplateSandbox) -> None:
+        self._environment = environment
+
+    def visit_For(self, node: jinja2.nodes.For) -> jinja2.nodes.Node:
+        return self._spends(node)
+
+    def visit_Macro(self, node: jinja2.nodes.Macro) -> jinja2.nodes.Node:
+        return self._spends(node)
+
+    def visit_CallBlock(self, node: jinja2.nodes.CallBlock) -> jinja2.nodes.Node:
+        return self._spends(node)
+
+    def visit_Concat(self, node: jinja2.nodes.Concat) -> jinja2.nodes.Node:
+        self.generic_visit(node)
+        return self._call("joined", node.nodes, node)
+
+    def _spends(self, node: Any) -> jinja2.nodes.Node:
+        self.generic_visit(node)
+        spent = jinja2.nodes.EnvironmentAttribute("spent", lineno=node.lineno)
+        statement = jinja2.nodes.ExprStmt(spent, lineno=node.lineno)
+        node.body.insert(0, statement.set_environment(self._environment))
+        found: jinja2.nodes.Node = node
+        return found
+
+    def _call(self, name: str, arguments: list[jinja2.nodes.Expr], at: jinja2.nodes.Node) -> jinja2.nodes.Call:
+        function = jinja2.nodes.EnvironmentAttribute(name, lineno=at.lineno)
+        call = jinja2.nodes.Call(function, arguments, [], None, None, lineno=at.lineno)
+        call.set_environment(self._environment)
+        return call

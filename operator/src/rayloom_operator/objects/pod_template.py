@@ -1,0 +1,116 @@
+"""What `spec.podTemplate` makes of the pods that the operator builds: the merge, and what follows from it. Pure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rayloom_operator import names
+from rayloom_operator.api import LLMService
+from rayloom_operator.api_pod_template import HeadTemplate, WorkerTemplate
+from rayloom_operator.names import Manifest
+from rayloom_operator.objects.pod_merge import merged
+from rayloom_operator.own_parts import OWN_CONTAINERS
+from rayloom_operator.reserved_env import RESERVED_NAMES
+
+# A hub's token goes nowhere else, whatever a ConfigMap says.
+_HUB = "https://huggingface.co"
+_HOSTNAME = "kubernetes.io/hostname"
+# A container that is not ours keeps to the same bounds, unless the template says otherwise and may.
+_OTHERS_SECURITY = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+_SYS_ADMIN = frozenset({"SYS_ADMIN", "CAP_SYS_ADMIN"})
+# An empty value of this one is another Redis for Ray. Who sets it by `envFrom` has an engine that does not start.
+_NEVER_EMPTY = frozenset({"RAY_REDIS_ADDRESS"})
+# What KubeRay sets in any case in the first container of a pod.
+_SET_BY_KUBERAY = frozenset({"FQ_RAY_IP", "KUBERAY_GEN_RAY_START_CMD", "RAY_ADDRESS", "RAY_IP", "RAY_PORT"})
+# The inspection's pod has no part in anything else: neither a network nor an accelerator of the engine's.
+_INSPECTION_FIELDS = (
+    *("nodeSelector", "affinity", "tolerations", "priorityClassName", "schedulerName", "imagePullSecrets"),
+    *("dnsPolicy", "dnsConfig", "hostAliases", "securityContext"),
+)
+# Volumes that a pod has for itself. A claim that waits for its first pod would be bound to the node of this small one.
+_OWN_KINDS = frozenset({"configMap", "downwardAPI", "emptyDir", "projected", "secret"})
+
+
+def with_template(service: LLMService, template: HeadTemplate | WorkerTemplate, built: Manifest) -> Manifest:
+    """The pod template `built` by the operator, with the user's merged over it."""
+    patch = document_of(template)
+    if not patch:
+        return built
+    found = merged(built, patch)
+    spec = found["spec"]
+    spec = spec | {"containers": [_kept(service, each) for each in spec["containers"]]}
+    if "initContainers" in spec:
+        spec["initContainers"] = [_kept(service, each) for each in spec["initContainers"]]
+    if spec.get("hostNetwork"):
+        spec = _alone_on_its_node(spec)
+        labels = {**found["metadata"]["labels"], names.HOST_NETWORK_LABEL: "true"}
+        found["metadata"] = found["metadata"] | {"labels": labels}
+    return found | {"spec": spec}
+
+
+def document_of(template: HeadTemplate | WorkerTemplate) -> Manifest:
+    """A user's template as Kubernetes has it, with what was given alone."""
+    found = template.model_dump(mode="json", by_alias=True, exclude_unset=True, exclude_none=True)
+    return {name: part for name, part in found.items() if part}
+
+
+def with_inspection_template(service: LLMService, built: Manifest) -> Manifest:
+    """The spec of the inspection's pod, with what of the head's template concerns it.
+
+    Its container is the engine's there: the same variables, and the files that they name. It has none of the labels
+    and annotations, by which sidecars would keep its Job from ending.
+    """
+    given = document_of(service.spec.pod_template.head).get("spec", {})
+    if not given:
+        return built
+    patch = {name: given[name] for name in _INSPECTION_FIELDS if name in given}
+    volumes = [each for each in given.get("volumes", ()) if each.keys() & _OWN_KINDS]
+    engine: Manifest = next(
+        (each for each in given.get("containers", ()) if each["name"] == names.ENGINE_CONTAINER), {}
+    )
+    container: Manifest = {name: engine[name] for name in ("env", "envFrom", "securityContext") if name in engine}
+    kept = {each["name"] for each in volumes}
+    mounts = [each for each in engine.get("volumeMounts", ()) if each["name"] in kept]
+    container |= {"name": names.INSPECT_CONTAINER, "volumeMounts": mounts}
+    found = merged(built, patch | {"volumes": volumes, "containers": [container]})
+    return found | {"containers": [_kept(service, each, is_own=True) for each in found["containers"]]}
+
+
+def _kept(service: LLMService, container: Manifest, *, is_own: bool | None = None) -> Manifest:
+    """The container within the bounds that hold for it, whatever was merged."""
+    if is_own is None:
+        is_own = container["name"] in OWN_CONTAINERS
+    if not is_own:
+        container = container | {"securityContext": merged(_OTHERS_SECURITY, container.get("securityContext", {}))}
+    security = container["securityContext"]
+    if security.get("privileged") or not _SYS_ADMIN.isdisjoint(security["capabilities"].get("add", ())):
+        # Kubernetes takes neither without it.
+        container = container | {"securityContext": security | {"allowPrivilegeEscalation": True}}
+    return _with_guards(service, container) if is_own and "envFrom" in container else container
+
+
+def _with_guards(service: LLMService, container: Manifest) -> Manifest:
+    """The container with every reserved variable set, so that `envFrom` cannot bring one."""
+    # `env` wins over `envFrom`, so a name that is set here is out of its reach.
+    own = {each["name"] for each in container["env"]}
+    unset = [name for name in RESERVED_NAMES if name not in own | _NEVER_EMPTY]
+    if container["name"] in (names.HEAD_CONTAINER, names.WORKER_CONTAINER):
+        unset = [name for name in unset if name not in _SET_BY_KUBERAY]
+    guards: list[dict[str, Any]] = [{"name": name, "value": ""} for name in unset]
+    if service.spec.model.token_secret_ref is not None and "HF_ENDPOINT" not in own:
+        guards.append({"name": "HF_ENDPOINT", "value": _HUB})
+    return container | {"env": [*container["env"], *guards]}
+
+
+def _alone_on_its_node(spec: Manifest) -> Manifest:
+    """A pod in its node's network has the node's ports, which are the same for each of ours."""
+    term = {
+        "topologyKey": _HOSTNAME,
+        "labelSelector": {"matchLabels": {names.HOST_NETWORK_LABEL: "true"}},
+        "namespaceSelector": {},  # every namespace
+    }
+    rule = "requiredDuringSchedulingIgnoredDuringExecution"
+    affinity = spec.get("affinity", {})
+    against = affinity.get("podAntiAffinity", {})
+    against = against | {rule: [*against.get(rule, ()), term]}
+    return {"dnsPolicy": "ClusterFirstWithHostNet"} | spec | {"affinity": affinity | {"podAntiAffinity": against}}

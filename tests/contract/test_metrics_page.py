@@ -1,0 +1,67 @@
+"""docs/metrics.md is what engine and operator register, and their samples have the labels that it names."""
+
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+
+from rayloom_engine.front.metrics import Metrics
+from rayloom_engine.front.recoveries import Recovery
+from rayloom_engine.protocol.messages import CoreStatus, PhaseStatus, RankStatus, SchedulerStats
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def load_tool():
+    spec = importlib.util.spec_from_file_location("write_metrics_page", ROOT / "tools" / "write_metrics_page.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+TOOL = load_tool()
+
+
+def test_the_page_is_current():
+    assert TOOL.FILE.read_text(encoding="utf-8") == TOOL.page(), "docs/metrics.md is not current; run: make schemas"
+
+
+def test_every_metric_has_a_meaning_and_stands_once():
+    rows = (*TOOL.engine_rows(), *TOOL.operator_rows())
+
+    assert len({name for name, _, _, _ in rows}) == len(rows)
+    assert all(meaning.endswith(".") for _, _, _, meaning in rows)
+    assert {kind for _, kind, _, _ in rows} == {"gauge", "counter", "histogram"}
+
+
+def busy_engine():
+    """Metrics of an engine of which everything that can be observed was."""
+    metrics = Metrics("m")
+    rank = RankStatus(rank=0, node="n", host="h", pid=1, phase="idle", heartbeat_age_s=0.1, step=1, memory_bytes=1)
+    phase = PhaseStatus(name="load", seconds=1.0, done=1, total=1, unit="bytes", is_finished=True)
+    status = CoreStatus(
+        state="serving",
+        epoch=1,
+        executor="mp",
+        step=1,
+        last_token_age_s=0.1,
+        phases=(phase,),
+        stats=SchedulerStats(),
+        ranks=(rank,),
+    )
+    metrics.observe_core(status)
+    metrics.observe_heartbeats(status, 0.0)
+    metrics.success.add(1, finished_reason="stop")
+    metrics.observe_recovery(Recovery(cause="killed", process="rank 0", node="n", at=0.0, started_s=0.0, seconds=1.0))
+    return metrics
+
+
+@pytest.mark.parametrize("row", TOOL.engine_rows(), ids=lambda row: row[0])
+def test_samples_of_an_engine_have_the_labels_of_the_page(row):
+    name, kind, labels, _ = row
+    found = re.findall(rf"^{name}(?:_bucket|_sum|_count)?{{(.*)}} ", busy_engine().text(), re.MULTILINE)
+    names = {frozenset(re.findall(r'(\w+)="', each)) - {"model_name", "le"} for each in found}
+
+    # What only happens in a running engine has no sample here.
+    assert names <= {frozenset(labels)}, kind

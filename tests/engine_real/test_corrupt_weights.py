@@ -1,0 +1,65 @@
+"""A checkpoint that holds a NaN: no token is made up from it, and an engine that is damaged for everybody ends."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from rt_server import running_server, wait_until
+from rt_tiny import tiny_checkpoint, tiny_tokenizer
+
+BAD_TOKEN = 250
+
+
+def with_nan(folder: Path, tensor: str, row: int) -> str:
+    """A tiny checkpoint with one NaN, as --model takes it."""
+    tiny_tokenizer(folder)
+    tiny_checkpoint(folder)
+    tensors = load_file(folder / "model.safetensors")
+    tensors[tensor].view(tensors[tensor].shape[0], -1)[row, 0] = torch.nan
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    return str(folder)
+
+
+def test_a_request_with_a_damaged_token_fails_and_others_do_not(tmp_path: Path) -> None:
+    model = with_nan(tmp_path / "model", "model.embed_tokens.weight", BAD_TOKEN)
+    arguments = ("--model", model, "--dtype", "float32", "--served-model-name", "m")
+    with running_server(tmp_path, *arguments) as server:
+        url = f"{server.api_url}/v1/completions"
+        body = {"model": "m", "max_tokens": 4, "temperature": 0, "ignore_eos": True}
+        before = server.client.post(url, json={**body, "prompt": [5, 6, 7]}).json()["choices"]
+        refused = server.client.post(url, json={**body, "prompt": [5, BAD_TOKEN, 7]})
+        after = server.client.post(url, json={**body, "prompt": [5, 6, 7]}).json()["choices"]
+
+        assert (refused.status_code, refused.json()["error"]["code"]) == (500, "corrupt_logits")
+        assert "not finite" in refused.json()["error"]["message"]
+        assert before == after
+        assert server.status()["recoveries"] == [], "the probe is finite, so no rank ended"
+        counted = 'rayloom:corrupt_requests_total{model_name="m"} 1'
+        metrics = f"{server.api_url}/metrics"  # the core reports once a second
+        wait_until(lambda: counted in server.client.get(metrics).text, 10.0, server.log_text)
+
+
+@pytest.mark.parametrize("executor", ["uni", "mp"])
+def test_an_engine_whose_every_token_is_damaged_gives_up_and_says_why(tmp_path: Path, executor: str) -> None:
+    model = with_nan(tmp_path / "model", "model.layers.1.post_attention_layernorm.weight", 0)
+    arguments = ["--model", model, "--dtype", "float32", "--restart-budget", "1", "--port", "0", "--admin-port", "0"]
+    if executor == "mp":
+        arguments += ["--executor", "mp", "--pipeline-parallel-size", "2"]
+    last_words = tmp_path / "termination-log"
+    done = subprocess.run(
+        [sys.executable, "-m", "rayloom_engine", "serve", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, "HF_HUB_OFFLINE": "1", "RAYLOOM_TERMINATION_LOG": str(last_words)},
+    )
+    assert done.returncode == 70, done.stderr
+    stage = {"uni": 0, "mp": 1}[executor]
+    assert f"stage {stage} turned a probe into hidden states that are not finite" in last_words.read_text()

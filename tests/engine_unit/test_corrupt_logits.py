@@ -1,0 +1,159 @@
+"""Logits that hold a NaN: an error for that request alone, and the end of a rank whose probe has them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from rayloom_engine.core.decoding import DecodingParams
+from rayloom_engine.core.sequence import CORRUPT, SequenceOutput
+from rayloom_engine.core.step import StepPlan, StepResult
+from rayloom_engine.engine import Engine
+from rayloom_engine.errors import CorruptRank
+from rayloom_engine.kernels.linear import pack_weight
+from rayloom_engine.worker.sampler import Sampler
+from rt_scheduler import SimulatedRank, expected_ids, ids_of, make_scheduler, make_sequence, run_to_end
+from rt_slots import make_slot
+from rt_stages import StagesInARow, load_stages, make_engine, stage_config
+from rt_tiny import tiny_variant
+
+NAN, INF = float("nan"), float("inf")
+BAD_TOKEN = 7
+
+
+@pytest.mark.parametrize(
+    "row", [[0.0, NAN, 1.0], [NAN, NAN, NAN], [0.0, INF, 1.0], [-INF, -INF, -INF], [NAN, INF, -INF]]
+)
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_no_token_is_chosen_from_a_row_that_is_not_finite(row: list[float], temperature: float) -> None:
+    logits_NV = torch.tensor([row, [0.0, -INF, 9.0]])
+    slots = [make_slot(temperature=temperature), make_slot(temperature=0.0)]
+    assert Sampler(3, torch.device("cpu"))(logits_NV, slots) == [None, 2]
+
+
+class CorruptRankOf(SimulatedRank):
+    """Finds no finite logits for the sequences in these slots, once they have so many tokens."""
+
+    def __init__(self, slot: int, at_tokens: int) -> None:
+        super().__init__()
+        self._slot = slot
+        self.at_tokens = at_tokens
+
+    def run(self, plan: StepPlan) -> StepResult:
+        result = super().run(plan)
+        bad = {step.slot for step in plan.slots if step.slot == self._slot and step.start >= self.at_tokens}
+        return StepResult(
+            step_id=result.step_id,
+            epoch=result.epoch,
+            sampled=tuple(token for token in result.sampled if token.slot not in bad),
+            corrupt_slots=tuple(bad),
+        )
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_corrupt_sequence_ends_and_gives_everything_back_and_others_go_on(depth: int) -> None:
+    scheduler = make_scheduler(depth=depth)
+    scheduler.add(make_sequence("bad", range(1, 9), max_tokens=8))
+    scheduler.add(make_sequence("good", (40, 41), max_tokens=8))
+    outputs = run_to_end(scheduler, CorruptRankOf(slot=0, at_tokens=10))
+    assert [output for output in outputs if output.finish_reason == CORRUPT] == [
+        SequenceOutput(request_id="bad", finish_reason=CORRUPT)
+    ]
+    assert ids_of(outputs, "bad") == expected_ids(range(1, 9), 3), "what came before was right"
+    assert ids_of(outputs, "good") == expected_ids((40, 41), 8)
+    assert scheduler.counters.num_corrupt == 1
+    assert scheduler.pool.num_free == scheduler.pool.num_blocks
+
+
+def test_blocks_of_a_corrupt_sequence_are_no_prefix_for_others() -> None:
+    scheduler = make_scheduler()
+    scheduler.add(make_sequence("bad", range(1, 9), max_tokens=8))
+    rank = CorruptRankOf(slot=0, at_tokens=0)
+    run_to_end(scheduler, rank)
+    rank.at_tokens = 1000
+    scheduler.add(make_sequence("next", range(1, 9), max_tokens=2))
+    outputs = run_to_end(scheduler, rank)
+    assert outputs[0].num_cached_tokens == 0
+    assert ids_of(outputs, "next") == expected_ids(range(1, 9), 2)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_variant(tmp_path_factory.mktemp("model"), "llama")
+
+
+def run_all(engine: Engine, prompts: dict[str, list[int]], **params: int) -> dict[str, list[SequenceOutput]]:
+    outputs: dict[str, list[SequenceOutput]] = {name: [] for name in prompts}
+    for name, prompt in prompts.items():
+        decoding = DecodingParams(max_tokens=3, temperature=0.0, ignore_eos=True, **params)
+        engine.add(make_sequence(name, prompt, params=decoding))
+    while engine.has_unfinished:
+        for output in engine.step():
+            outputs[output.request_id].append(output)
+    return outputs
+
+
+def ids(outputs: list[SequenceOutput]) -> list[int]:
+    return [token_id for output in outputs for token_id in output.token_ids]
+
+
+@pytest.mark.parametrize("params", [{}, {"logprobs": 2}, {"prompt_logprobs": 1}], ids=str)
+def test_a_nan_weight_of_one_token_fails_only_requests_with_that_token(folder: Path, params: dict[str, int]) -> None:
+    prompts = {"good": [3, 4, 5], "bad": [3, BAD_TOKEN, *range(20, 60)]}
+    ranks = load_stages(stage_config(folder))
+    expected = run_all(make_engine(StagesInARow(ranks)), {"good": prompts["good"]}, **params)
+    ranks[0]._model._embedding_VD[BAD_TOKEN] = NAN
+    engine = make_engine(StagesInARow(ranks, epoch=2), epoch=2)
+    outputs = run_all(engine, prompts, **params)
+    assert ids(outputs["good"]) == ids(expected["good"])
+    assert outputs["bad"][-1] == SequenceOutput(request_id="bad", finish_reason=CORRUPT)
+    assert engine.scheduler.counters.num_corrupt == 1
+    engine.add_probe()
+    assert engine.step() == [], "the probe holds no such token, so the rank lives"
+
+
+@pytest.mark.parametrize(
+    ("broken", "where"),
+    [("stage 0", "stage 0 turned a probe"), ("stage 1", "stage 1 turned a probe"), ("head", "the head turned a probe")],
+)
+def test_the_stage_whose_weights_are_not_finite_ends_by_the_probe(folder: Path, broken: str, where: str) -> None:
+    ranks = load_stages(stage_config(folder, num_stages=2))
+    if broken == "head":
+        head = ranks[1]._model._head
+        weight = torch.full((256, 64), NAN)
+        head.weight = pack_weight(weight) if head.uses_onednn else weight
+    else:
+        ranks[int(broken[-1])]._model._layers[0].mlp_norm_D[0] = NAN
+    engine = make_engine(StagesInARow(ranks))
+    engine.add_probe()
+    with pytest.raises(CorruptRank, match=where):
+        engine.step()
+
+
+@pytest.mark.parametrize("order", [["bad", "good"], ["good", "bad"]], ids=str)
+def test_a_nan_does_not_spread_to_who_shares_a_step_or_gets_the_blocks_next(folder: Path, order: list[str]) -> None:
+    # 6 blocks of 16: the bad one takes two or three of them, and later sequences get these, partly filled.
+    prompts = {"bad": [BAD_TOKEN, *range(20, 53)], "good": [3, 4, 5]}
+    later = {f"later {number}": [30 + number, 31, 32, 33, 34] for number in range(4)}
+    ranks = load_stages(stage_config(folder))
+    expected = run_all(make_engine(StagesInARow(ranks)), {"good": prompts["good"], **later})
+    ranks[0]._model._embedding_VD[BAD_TOKEN] = NAN
+    engine = make_engine(StagesInARow(ranks, epoch=2), epoch=2)
+    first = run_all(engine, {name: prompts[name] for name in order})
+    second = run_all(engine, later)
+    assert first["bad"][-1].finish_reason == CORRUPT
+    assert ids(first["good"]) == ids(expected["good"])
+    assert {name: ids(second[name]) for name in later} == {name: ids(expected[name]) for name in later}
+
+
+def test_a_nan_does_not_outlive_an_aborted_prompt(folder: Path) -> None:
+    ranks = load_stages(stage_config(folder))
+    ranks[0]._model._embedding_VD[BAD_TOKEN] = NAN
+    engine = make_engine(StagesInARow(ranks))
+    engine.add(make_sequence("bad", [BAD_TOKEN, *range(20, 60)], max_tokens=1))  # a step takes 24 tokens
+    assert engine.step() == []
+    engine.abort("bad")
+    outputs = run_all(engine, {"good": [3, 4, 5]})
+    assert outputs["good"][-1].finish_reason == "length"

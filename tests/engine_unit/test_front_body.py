@@ -1,0 +1,76 @@
+"""Bodies that are costly to read: refused by their shape, before a single object of theirs is made."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rayloom_engine.front.body import (
+    MAX_CONTAINERS,
+    MAX_FIELDS,
+    MAX_STRINGS,
+    MAX_VALUES,
+    BodyBudget,
+    check_shape,
+    parse_object,
+)
+from rayloom_engine.front.errors import ApiError
+
+
+def many(part: bytes, num: int) -> bytes:
+    return b'{"prompt":[' + b",".join([part] * num) + b"]}"
+
+
+@pytest.mark.parametrize(
+    ("part", "most"),
+    [
+        (b"[]", MAX_CONTAINERS - 2),  # beside the object and the list around them
+        (b'{"a":1}', MAX_STRINGS - 1),  # beside the key "prompt"
+        (b'"\\""', MAX_STRINGS - 1),
+        (b"1", MAX_VALUES + 1),  # one comma fewer than values
+    ],
+)
+def test_the_parts_of_a_body_are_counted_outside_of_strings(part: bytes, most: int) -> None:
+    most = min(most, MAX_CONTAINERS - 2) if b"{" in part else most
+    check_shape(many(part, most))
+    with pytest.raises(
+        ApiError, match="too many parts; at most 65536 objects and lists, 65536 strings and 1179648 val"
+    ):
+        check_shape(many(part, most + 1))
+
+
+def test_a_long_text_may_have_any_characters() -> None:
+    text = '[{,"\\' * 300_000
+    body = b'{"prompt":"' + text.replace("\\", "\\\\").replace('"', '\\"').encode() + b'"}'
+    assert parse_object(body) == {"prompt": text}
+
+
+def test_fields_are_counted() -> None:
+    def body(num: int) -> bytes:
+        return b"{" + b",".join(b'"%d":1' % number for number in range(num)) + b"}"
+
+    assert len(parse_object(body(MAX_FIELDS))) == MAX_FIELDS
+    with pytest.raises(ApiError, match="the body has 1025 fields; at most 1024 are allowed"):
+        parse_object(body(MAX_FIELDS + 1))
+
+
+def test_bodies_share_a_budget_and_give_it_back() -> None:
+    budget = BodyBudget(100)
+    with budget.share(0) as one:
+        one.take(60)
+        with budget.share(0) as other:
+            other.take(40)
+            with pytest.raises(ApiError, match="too many large requests are being read"):
+                other.take(1)
+        assert budget.num_bytes == 60
+    assert budget.num_bytes == 0
+
+
+def test_a_server_of_larger_bodies_has_room_for_four() -> None:
+    budget = BodyBudget(100)
+    shares: list[Any] = [budget.share(4 * 50) for _ in range(5)]
+    for share in shares[:4]:
+        share.take(50)
+    with pytest.raises(ApiError):
+        shares[4].take(50)

@@ -1,0 +1,40 @@
+"""The image's stage that converts the built-in model has every module that the conversion imports, and no others."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from rt_gguf import write_gguf
+from rt_tiny import tiny_variant
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_the_copied_modules_convert_a_model(tmp_path):
+    stage = re.search(
+        r"FROM builder AS model\n(.*?)\nFROM ", (ROOT / "docker/engine.Dockerfile").read_text(), re.DOTALL
+    )
+    copied = re.findall(r"engine/src/(rayloom_engine/[\w/]+\.py)", stage[1])
+    for name in copied:
+        target = tmp_path / "build" / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes((ROOT / "engine/src" / name).read_bytes())
+    write_gguf(tmp_path / "tiny.gguf", tiny_variant(tmp_path / "original", "llama"))
+    script = (
+        "import sys; from rayloom_engine.models.source import resolve; print(resolve(sys.argv[1]).path);"
+        "print(*sorted(m.__file__ for n, m in sys.modules.items() if n.startswith('rayloom_engine')), sep='\\n')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, f"{tmp_path}/tiny.gguf"],
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}/build", "RAYLOOM_CACHE": f"{tmp_path}/cache"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    folder, *used = done.stdout.splitlines()
+    assert (Path(folder) / "model.safetensors").exists()
+    # The hub's module is imported with the source's, and the library of the hub only for one of its models.
+    assert sorted(f"{tmp_path}/build/{name}" for name in copied) == used

@@ -1,0 +1,52 @@
+"""Values in messages: as JSON writes them, short, and cheap however large the value is."""
+
+from __future__ import annotations
+
+import pytest
+
+from rayloom_engine.json_words import SHOWN_CHARS, shown
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (None, "null"),
+        (True, "true"),
+        (False, "false"),
+        (5, "5"),
+        (1.5, "1.5"),
+        (float("inf"), "Infinity"),
+        ("it's", '"it\'s"'),
+        ('say "hi"', '"say \\"hi\\""'),
+        ("naïve", '"naïve"'),
+        ([], "[]"),
+        (["a", None, [True]], '["a", null, [true]]'),
+        (("a", 1), '["a", 1]'),
+        ({}, "{}"),
+        ({"type": "text"}, '{"type": "text"}'),
+        ({7: -1.0}, '{"7": -1.0}'),
+        (b"x", "b'x'"),
+    ],
+    ids=str,
+)
+def test_values_are_written_as_json(value: object, expected: str) -> None:
+    assert shown(value) == expected
+
+
+def test_what_is_longer_is_cut() -> None:
+    assert shown("a" * 78) == '"' + "a" * 78 + '"'
+    assert shown("a" * 79) == '"' + "a" * 76 + "..."
+    for value in ("x" * 10**6, list(range(10**6)), {str(key): "y" * 1000 for key in range(1000)}, 10**308):
+        assert len(shown(value)) == SHOWN_CHARS
+        assert shown(value).endswith("...")
+
+
+def test_an_integer_with_thousands_of_digits_is_named_by_its_size() -> None:
+    assert shown(10**5000) == "an integer of 16610 bits"
+
+
+def test_only_what_is_shown_is_written() -> None:
+    nested: list[object] = []
+    for _ in range(100_000):
+        nested = [nested]
+    assert shown(nested) == "[" * 77 + "..."

@@ -1,0 +1,41 @@
+"""Environment variables that a manifest may not set: the same names in the manifest's check and the API server's."""
+
+import pytest
+
+from rayloom_operator.api import parse
+from rayloom_operator.errors import SpecError
+from rayloom_operator.reserved_env import FREE_NAMES, RESERVED_IN_WORDS, RESERVED_NAMES, RESERVED_RULE, is_reserved
+from rt_world import service
+
+TRIED = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_ADDRESS", "KUBERAY_GEN_RAY_START_CMD", "RAYLOOM_TERMINATION_LOG")
+
+
+def with_variable(name):
+    return service(engine={"env": [{"name": name, "value": "disabled"}]})
+
+
+@pytest.mark.parametrize("name", [*TRIED, *RESERVED_NAMES, "RAY_AUTH_OF_TOMORROW", "RAYLOOM_OF_TOMORROW"])
+def test_a_reserved_name_is_refused_with_what_to_do(name):
+    with pytest.raises(SpecError) as caught:
+        parse(with_variable(name))
+
+    assert caught.value.problems == (f"spec.engine.env[0].name: {name}: {RESERVED_IN_WORDS}",)
+
+
+FREE = (*FREE_NAMES, "RAY_memory_monitor_refresh_ms", "RAY_DEDUP_LOGS", "NCCL_DEBUG", "MY_RAY_IP")
+
+
+@pytest.mark.parametrize("name", FREE)
+def test_other_names_are_the_users(name):
+    assert not is_reserved(name)
+    assert parse(with_variable(name)).spec.engine.env[0].name == name
+
+
+def test_the_api_servers_rule_says_the_same():
+    # The rule has only words that Python has as well.
+    words = {"||": " or ", "!(": " not (", "startsWith": "startswith"}
+    rule = RESERVED_RULE
+    for word, python in words.items():
+        rule = rule.replace(word, python)
+    for name in (*TRIED, *RESERVED_NAMES, *FREE):
+        assert eval(rule, {"self": name}) is not is_reserved(name), name

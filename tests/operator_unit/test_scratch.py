@@ -1,0 +1,125 @@
+"""A pod that fetches or converts its model into its own scratch volume asks for the disk that this takes.
+
+140 GB of weights are 141,107,412,992 bytes, a twentieth more 148,162,783,641: 141,300 MiB, and 1,024 for the rest.
+"""
+
+import pytest
+
+from rayloom_operator.api_status import Reason
+from rayloom_operator.model_facts import builtin_facts
+from rayloom_operator.objects.ray_cluster import ray_cluster
+from rayloom_operator.objects.scratch import scratch_volume
+from rayloom_operator.resolved import resolve
+from rayloom_operator.revision import revision
+from rt_operator import make_pod, make_resolved, make_service
+from rt_shapes import LLAMA31_8B, LLAMA31_70B
+
+HUB, CACHE = {"source": "hf://meta-llama/Llama-3.1-70B-Instruct"}, {"cache": {"persistentVolumeClaim": "models"}}
+GPU = {"perNode": 8, "memory": "80Gi"}
+REQUEST_70B, LIMIT_70B = "142324Mi", "284648Mi"  # 139 GiB, and twice as much
+
+
+def pods(facts=LLAMA31_70B, **spec):
+    """The specs of the head and the worker pod."""
+    spec = {"model": HUB, "accelerator": GPU} | spec
+    found = ray_cluster(resolve(make_service(**spec), "i", facts), "00000000")["spec"]
+    return found["headGroupSpec"]["template"]["spec"], found["workerGroupSpecs"][0]["template"]["spec"]
+
+
+def disk(pod, container, volume):
+    """(request, limit, sizeLimit of the volume)."""
+    resources = next(each["resources"] for each in pod["containers"] if each["name"] == container)
+    folder = next(each["emptyDir"] for each in pod["volumes"] if each["name"] == volume)
+    name = "ephemeral-storage"
+    return resources["requests"].get(name), resources.get("limits", {}).get(name), folder.get("sizeLimit")
+
+
+def of_worker(**changes):
+    return disk(pods(**changes)[1], "ray-worker", "scratch")
+
+
+def of_head(**changes):
+    return disk(pods(**changes)[0], "engine", "engine-scratch")
+
+
+def test_a_worker_that_fetches_asks_for_the_weights_and_a_margin():
+    assert of_worker() == (REQUEST_70B, None, LIMIT_70B)
+
+
+def test_each_pod_of_two_stages_fetches_all_of_it():
+    assert of_worker(parallelism={"tensor": 8, "pipeline": 2}) == (REQUEST_70B, None, LIMIT_70B)
+
+
+def test_the_head_of_a_hubs_model_fetches_no_weights():
+    assert of_head() == (None, None, None)
+
+
+def test_an_8b_model_in_float32_takes_the_bytes_of_the_checkpoint():
+    # 16,060,522,496 and a twentieth: 16,082 MiB. What it is computed in has no part in it.
+    model = {"source": "hf://meta-llama/Llama-3.1-8B-Instruct", "dtype": "float32"}
+
+    assert of_worker(facts=LLAMA31_8B, model=model) == ("17107Mi", None, "34214Mi")
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {"model": HUB | CACHE},
+        {"model": HUB | {"cache": {"hostPath": "/var/models"}}},
+        {"model": {"source": "pvc://models/llama"}},
+        {"model": {"source": "file:///models/llama"}},
+        {"engine": {"env": [{"name": "HF_HUB_CACHE", "value": "/elsewhere"}]}},
+        {"model": {"source": "pvc://models/a.gguf"}, "engine": {"env": [{"name": "RAYLOOM_CACHE", "value": "/x"}]}},
+    ],
+)
+def test_who_writes_nothing_into_scratch_asks_for_nothing(spec):
+    assert of_worker(**spec) == of_head(**spec) == (None, None, None)
+
+
+@pytest.mark.parametrize("source", ["pvc://models/llama.gguf", "file:///models/llama.gguf"])
+def test_each_pod_has_room_for_a_gguf_file_that_it_converts(source):
+    assert of_worker(model={"source": source}) == (REQUEST_70B, None, LIMIT_70B)
+    assert of_head(model={"source": source}) == (REQUEST_70B, None, LIMIT_70B)
+
+
+def test_what_the_manifest_asks_for_wins_and_the_volume_holds_the_larger():
+    def given(**resources):
+        kinds = {kind: {"ephemeral-storage": quantity} for kind, quantity in resources.items()}
+        return of_worker(engine={"resources": kinds})
+
+    assert given(requests="300Gi") == ("300Gi", None, "307200Mi")
+    assert given(requests="10Gi") == ("10Gi", None, LIMIT_70B)
+    # Kubernetes takes the limit as the request.
+    assert given(limits="200Gi") == (None, "200Gi", LIMIT_70B)
+    assert given(requests="10Gi", limits="400Gi") == ("10Gi", "400Gi", "409600Mi")
+
+
+def test_a_built_in_model_and_one_that_is_not_known_have_what_they_had():
+    assert disk(ray_cluster(make_resolved(), "00000000")["spec"]["workerGroupSpecs"][0]["template"]["spec"],
+                "ray-worker", "scratch") == (None, None, None)  # fmt: skip
+    assert resolve(make_service(model=HUB), "i").checkpoint_bytes is None
+    assert scratch_volume("scratch", 0, {}) == {"name": "scratch", "emptyDir": {}}
+
+
+def test_the_revision_knows_nothing_of_it():
+    service = make_service(model=HUB | {"revision": "main"})
+    small = LLAMA31_8B.model_copy(update={"num_parameters": 1})
+
+    assert revision(resolve(service, "i", LLAMA31_8B)) == revision(resolve(service, "i", small))
+    assert revision(resolve(service, "i", LLAMA31_8B)) == revision(resolve(service, "i"))
+    assert builtin_facts(service.spec.model) is None
+
+
+@pytest.mark.parametrize(
+    ("cause", "cure"),
+    [
+        ("0/3 nodes are available: 3 Insufficient ephemeral-storage.", "give spec.model.cache a place"),
+        ("0/3 nodes are available: 3 Insufficient memory.", "Add nodes, or lower spec.engine.resources."),
+    ],
+)
+def test_a_pod_without_a_node_with_room_says_what_would_give_it_one(cause, cure):
+    unplaced = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": cause}
+    fault = make_pod("w", is_head=False, node="", conditions=[unplaced]).fault
+
+    assert fault.reason is Reason.UNSCHEDULABLE
+    assert cause in fault.message and cure in fault.message

@@ -1,0 +1,90 @@
+"""Writes `docs/metrics.md` from the metrics that engine and operator register: `make schemas`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rayloom_engine.front.metrics import Metrics as EngineMetrics
+from rayloom_operator.metrics import GAUGES
+from rayloom_operator.metrics import Metrics as OperatorMetrics
+
+ROOT = Path(__file__).resolve().parent.parent
+FILE = ROOT / "docs" / "metrics.md"
+
+_HEAD = """\
+# Metrics
+
+<!-- Made by `make schemas` from the code; change tools/write_metrics_page.py or the metrics themselves. -->
+
+Engine and operator write Prometheus' text format (version 0.0.4) at `/metrics`, without a key. Histograms have
+`_bucket`, `_sum` and `_count` behind their names.
+
+## Engines
+
+At port 8000 of an engine's head pod, beside the API, and on this machine at the server's own port. Every sample has
+the label `model_name`, the name that clients put into `model`. Names are vLLM's with the prefix `rayloom:` where
+both have the metric. Counters go on over a restart of the core and begin at zero with the pod.
+
+"""
+_BETWEEN = """
+What to look at first: `rayloom:num_requests_waiting` above 0 for long means that engines are too few
+([expose.md](expose.md#autoscaling)); `rayloom:kv_cache_usage_perc` near 1 with a rising
+`rayloom:num_preemptions_total` means that the KV cache is too small for what is asked;
+`rate(rayloom:requests_failed_total[5m])` above 0 is an error of the engine's, never of a client's.
+
+With the Prometheus operator, `--set metrics.enginePodMonitor.enabled=true` of the chart makes a PodMonitor that
+finds the head pods of all engines; their samples get the labels `rayloom_dev_service` and `rayloom_dev_revision`
+from the pods. The engines' NetworkPolicies leave the API port open, so Prometheus reaches it from any namespace.
+Without that operator, discover pods with the label `ray.io/node-type=head` and the port named `http`. GPU figures
+(utilisation, temperature, memory) are the DCGM exporter's, not the engine's.
+
+## The operator
+
+At port 8080 of the operator's pods, with those of the process (`process_resident_memory_bytes` and others). All but
+`rayloom_operator_leader` mean most in the pod that leads. `--set metrics.podMonitor.enabled=true` or
+`metrics.serviceMonitor.enabled=true` finds them.
+
+"""
+_TAIL = """
+Alert on `sum(rayloom_operator_leader) != 1`, on `rayloom_operator_services{condition="Available",status="False"} >
+0`, and on any increase of `rayloom_operator_rollout_failures_total` or of
+`rayloom_operator_reconcile_total{result="bug"}`.
+"""
+
+Row = tuple[str, str, tuple[str, ...], str]  # name, kind, labels, meaning
+
+
+def engine_rows() -> tuple[Row, ...]:
+    """In the order of the exposition."""
+    families = EngineMetrics("").families
+    return tuple((each.name, each.kind, each.label_names, each.meaning) for each in families)
+
+
+def operator_rows() -> tuple[Row, ...]:
+    """By name, also those that a running operator adds."""
+    metrics = OperatorMetrics()
+    for name in GAUGES:
+        metrics.gauge(name, lambda: 0.0)
+    metrics.follow(lambda: (), lambda: 0)
+    return metrics.described()
+
+
+def page() -> str:
+    return _HEAD + _table(engine_rows()) + _BETWEEN + _table(operator_rows()) + _TAIL
+
+
+def _table(rows: tuple[Row, ...]) -> str:
+    lines = ["| metric | type | labels | meaning |", "|---|---|---|---|"]
+    for name, kind, labels, meaning in rows:
+        names = ", ".join(f"`{label}`" for label in labels)
+        lines.append(f"| `{name}` | {kind} | {names} | {meaning} |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    FILE.write_text(page(), encoding="utf-8")
+    print(f"wrote {FILE.relative_to(ROOT)}")
+
+
+if __name__ == "__main__":
+    main()
