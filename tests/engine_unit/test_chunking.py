@@ -50,6 +50,11 @@ def test_a_second_long_context_gets_what_the_first_leaves_and_a_short_one_is_not
     assert chunk_size(50_000, 100_000, short, 512) == 167
 
 
+def test_a_window_bounds_the_context_and_so_leaves_the_chunk_whole() -> None:
+    assert chunk_size(100_000, 200_000, _draft((90_000, 256), budget=256), 512, window=4096) == 256
+    assert chunk_size(100_000, 200_000, _draft(budget=512), 512, window=50_000) == 167, "as after 50,000 tokens"
+
+
 @given(st.integers(0, 1 << 20), st.integers(0, 1 << 32))
 def test_the_largest_chunk_fits_and_one_more_token_does_not(start: int, room: int) -> None:
     chunk = largest_chunk(start, room)

@@ -101,4 +101,5 @@ def stage_work(shape: ModelShape, num_stages: int) -> StepWork:
         flops_per_token=2 * shape.num_parameters / num_stages,
         flops_per_pair=4 * shape.query_size * shape.num_layers / num_stages,  # q x k and weights x v
         num_layers=max(1, shape.num_layers // num_stages),
+        window=shape.attention_span,
     )

@@ -18,18 +18,21 @@ FULL_BUDGET_CONTEXT = 16_384
 LEAST_CHUNK = 64
 
 
-def chunk_size(start: int, num_tokens: int, draft: Draft, max_num_batched_tokens: int) -> int:
+def chunk_size(
+    start: int, num_tokens: int, draft: Draft, max_num_batched_tokens: int, window: int | None = None
+) -> int:
     """Tokens that a sequence of `num_tokens`, of which `start` are computed, may compute in the step of `draft`.
 
-    0 when sequences before it use up what the step may spend on long contexts. Decodes and short contexts always get
+    `window`: positions that a token sees at most; None: all. 0 when sequences before it use up what the step may spend on long contexts. Decodes and short contexts always get
     their share of the token budget.
     """
     room = max_num_batched_tokens * FULL_BUDGET_CONTEXT
     most = min(num_tokens - start, draft.budget)
-    if most <= 1 or start + most <= FULL_BUDGET_CONTEXT:
+    num_seen = _num_seen(start, window)
+    if most <= 1 or num_seen + most <= FULL_BUDGET_CONTEXT:
         return most
-    spent = sum(_long_attention(sequence.num_computed, num) for sequence, num in draft.num_tokens.items())
-    chunk = min(most, largest_chunk(start, room - spent))
+    spent = sum(_long_attention(_num_seen(s.num_computed, window), num) for s, num in draft.num_tokens.items())
+    chunk = min(most, largest_chunk(num_seen, room - spent))
     least = min(most, LEAST_CHUNK)
     if chunk >= least:
         return chunk
@@ -41,7 +44,12 @@ def largest_chunk(start: int, room: int) -> int:
     return (isqrt(start * start + 4 * room) - start) // 2 if room > 0 else 0
 
 
-def _long_attention(start: int, num_tokens: int) -> int:
+def _num_seen(start: int, window: int | None) -> int:
+    """Positions before a chunk at `start` that its tokens attend to."""
+    return start if window is None else min(start, window)
+
+
+def _long_attention(num_seen: int, num_tokens: int) -> int:
     """Chunk x context of a chunk with a long context; nothing for decodes and short contexts."""
-    context = start + num_tokens
+    context = num_seen + num_tokens
     return num_tokens * context if num_tokens > 1 and context > FULL_BUDGET_CONTEXT else 0

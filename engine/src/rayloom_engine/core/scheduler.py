@@ -267,7 +267,7 @@ class Scheduler:
         for sequence in [*decodes, *prefills]:
             if draft.budget == 0:
                 break
-            num = chunk_size(sequence.num_computed, sequence.num_tokens, draft, self.config.max_num_batched_tokens)
+            num = self._chunk(sequence, sequence.num_computed, draft)
             if sequence.state is not SequenceState.RUNNING or num == 0:
                 continue  # preempted by one before it, or it would cost the step too much attention
             while not self._try_extend(sequence, sequence.num_computed + num):
@@ -280,6 +280,9 @@ class Scheduler:
             else:
                 draft.num_tokens[sequence] = num
                 draft.budget -= num
+
+    def _chunk(self, sequence: Sequence, start: int, draft: Draft) -> int:
+        return chunk_size(start, sequence.num_tokens, draft, self.config.max_num_batched_tokens, self.config.window)
 
     def _victim(self, sequence: Sequence) -> Sequence | None:
         """Who is preempted for `sequence`: the newest that runs, at worst itself. None: it waits for those in flight.
@@ -309,7 +312,7 @@ class Scheduler:
             needed = max(0, num_blocks - len(found)) + self.pool.num_cached_only(found)
             if needed + (watermark if self._running else 0) > self.pool.num_free:
                 break  # the whole sequence must fit; nobody overtakes the one that waits for room
-            num = chunk_size(num_known, sequence.num_tokens, draft, self.config.max_num_batched_tokens)
+            num = self._chunk(sequence, num_known, draft)
             if num == 0:
                 continue
             self.pool.hold(found)

@@ -19,11 +19,15 @@ class StepWork:
     flops_per_token: float = 0.0  # 2 for every parameter of the stage
     flops_per_pair: float = 0.0  # of a token and a position that it attends to, all layers of the stage together
     num_layers: int = 1  # of the stage
+    window: int | None = None  # positions that a token sees at most; None: all
 
     def flops(self, plan: StepPlan) -> float:
         """Of the whole step. Masked positions of a chunk count, because kernels compute them too."""
-        pairs = sum(step.num_tokens * (step.start + step.num_tokens) for step in plan.slots)
+        pairs = sum(step.num_tokens * (self._num_seen(step.start) + step.num_tokens) for step in plan.slots)
         return self.flops_per_token * plan.num_tokens + self.flops_per_pair * pairs
+
+    def _num_seen(self, start: int) -> int:
+        return start if self.window is None else min(start, self.window)
 
 
 class StepForecast:
