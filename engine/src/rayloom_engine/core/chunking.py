@@ -23,8 +23,8 @@ def chunk_size(
 ) -> int:
     """Tokens that a sequence of `num_tokens`, of which `start` are computed, may compute in the step of `draft`.
 
-    `window`: positions that a token sees at most; None: all. 0 when sequences before it use up what the step may spend on long contexts. Decodes and short contexts always get
-    their share of the token budget.
+    `window`: positions that a token sees at most; None: all. 0 when sequences before it use up what the step may spend
+    on long contexts. Decodes and short contexts always get their share of the token budget.
     """
     room = max_num_batched_tokens * FULL_BUDGET_CONTEXT
     most = min(num_tokens - start, draft.budget)
