@@ -72,12 +72,11 @@ def test_an_answer_has_openai_shape(front: FrontUnderTest) -> None:
 
 
 def test_the_core_gets_prompt_seed_and_limits(front: FrontUnderTest) -> None:
-    front.chat("Hi", temperature=0, seed=11, max_completion_tokens=5, stop_token_ids=[65], priority=-2)
+    front.chat("Hi", temperature=0, seed=11, max_completion_tokens=5, stop_token_ids=[65])
     submit = front.do(lambda: front.core.submits[0])
     assert bytes(token for token in submit.prompt_ids if token < 256) == b"user\nHi\nassistant\n"
     assert (submit.params.temperature, submit.params.seed, submit.params.max_tokens) == (0.0, 11, 5)
     assert submit.params.stop_token_ids == (65,)
-    assert submit.priority == -2
     assert not submit.is_resume
 
 

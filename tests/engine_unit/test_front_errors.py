@@ -16,6 +16,7 @@ from rayloom_engine.errors import RequestError
 from rayloom_engine.front.generation import Generation
 from rayloom_engine.front.openai_models import ChatRequest, DetokenizeRequest
 from rayloom_engine.front.request_parsing import parse_request
+from rayloom_engine.front.tenant import Caller
 from rayloom_engine.sampling_params import SamplingParams
 from rt_front import MODEL, FrontUnderTest, running_front
 
@@ -270,7 +271,7 @@ def test_ids_that_the_tokenizer_knows_and_the_model_does_not_are_refused(front: 
 def test_what_cannot_be_encoded_is_refused_and_leaves_nothing_behind(front: FrontUnderTest) -> None:
     text = front.do(lambda: front.service.text)
 
-    settings = {"request_id": "r", "prompts": [(1,), (10**30,)], "params": SamplingParams(), "priority": 0}
+    settings = {"request_id": "r", "prompts": [(1,), (10**30,)], "params": SamplingParams(), "caller": Caller()}
     with pytest.raises(RequestError, match="cannot be handed to the engine"):
         front.run(Generation.start(front.service, text, fresh_seed=1, **settings))
     assert front.do(lambda: list(front.service.client.unfinished())) == []
@@ -328,7 +329,7 @@ def test_one_refused_choice_ends_the_request_and_frees_the_others(front: FrontUn
     front.do(lambda: setattr(front.core, "refusal", ("queue_full", "no room")))
     refused(front.chat(n=3), 429, None, "queue_full")
     front.wait_until(lambda: len(front.core.submits) == 3, "all choices were submitted")
-    assert front.do(lambda: front.service.client.num_silent) == 0
+    assert front.do(lambda: front.service.client.num_silent()) == 0
 
 
 def test_request_ids_are_echoed_or_made(front: FrontUnderTest) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from rayloom_engine.front.generation import LANES_AT_ONCE, Generation
+from rayloom_engine.front.tenant import Caller
 from rayloom_engine.sampling_params import SamplingParams
 from rt_front import FrontUnderTest, running_front
 
@@ -32,7 +33,7 @@ def test_other_requests_go_on_while_1024_sequences_are_made(front: FrontUnderTes
                 request_id="many",
                 prompts=[(65,)] * num_prompts,
                 params=SamplingParams(n=n, stop=stops),
-                priority=0,
+                caller=Caller(),
                 fresh_seed=1,
             )
         )
@@ -54,7 +55,7 @@ def test_choices_have_seeds_of_their_own_and_are_else_equal(front: FrontUnderTes
         text = front.service.text
         assert text is not None
         generation = await Generation.start(
-            front.service, text, request_id="three", prompts=[(65, 66)], params=params, priority=0, fresh_seed=1
+            front.service, text, request_id="three", prompts=[(65, 66)], params=params, caller=Caller(), fresh_seed=1
         )
         generation.close()
         return generation

@@ -108,7 +108,8 @@ def test_forks_share_full_blocks_and_copy_the_one_they_write() -> None:
     first, second = _advance(scheduler, rank, 2)
     assert len(first.slots) == 1  # the forks wait for the prompt
     assert [(s.start, s.num_tokens) for s in second.slots] == [(6, 1), (5, 1), (5, 1)]
-    assert [new.block_table for new in second.new_slots] == [(0, 2), (0, 3)]
+    assert [(new.prompt_of, new.token_ids, new.num_shared_blocks) for new in second.new_slots] == [(0, (), 1)] * 2
+    assert [new.block_table for new in second.new_slots] == [(2,), (3,)]  # behind block 0 of the first one
     assert second.block_copies == ((1, 2), (1, 3))
     outputs = run_to_end(scheduler, rank)
     assert ids_of(outputs, "b") == expected_ids(range(6), 2)[1:]
@@ -148,16 +149,6 @@ def test_lower_priority_numbers_run_first_and_are_preempted_last() -> None:
     outputs = run_to_end(scheduler, rank)
     assert [output.request_id for output in outputs if output.finish_reason] == ["first", "later"]
     assert scheduler.counters.num_preemptions == 1
-
-
-def test_nobody_overtakes_a_request_that_waits_for_room() -> None:
-    scheduler, rank = make_scheduler(num_blocks=4, max_model_len=16), SimulatedRank()
-    scheduler.add(make_sequence("a", prompt=(1, 2, 3), max_tokens=4))
-    _advance(scheduler, rank)
-    scheduler.add(make_sequence("big", prompt=range(13), max_tokens=1))
-    scheduler.add(make_sequence("small", prompt=(7,), max_tokens=1))
-    outputs = run_to_end(scheduler, rank)
-    assert [o.request_id for o in outputs if o.finish_reason] == ["a", "big", "small"]
 
 
 def test_a_request_ends_at_eos_a_stop_id_its_limit_or_the_context() -> None:

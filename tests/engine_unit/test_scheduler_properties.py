@@ -1,5 +1,5 @@
-"""Random histories: whatever arrives, forks, aborts or runs short of blocks, these hold after every step, with one plan
-in flight or several.
+"""Random histories: whatever arrives, of one tenant or several, forks, aborts, runs short of blocks or loses its ranks,
+these hold after every step, with one plan in flight or several.
 
 - nothing leaks: at the end every block and slot is free
 - nothing starves: every request that is not aborted finishes, with exactly the ids that it would get alone
@@ -19,13 +19,14 @@ from hypothesis import strategies as st
 from rt_scheduler import SimulatedRank, expected_ids, ids_of, make_scheduler, make_sequence
 
 # Prompts are drawn from two letters, so that shared prefixes are common.
-PROMPTS = st.lists(st.integers(0, 1), min_size=1, max_size=20)
+PROMPTS = st.lists(st.integers(0, 1), min_size=1, max_size=20).map(tuple)
 
 
 @dataclass(frozen=True)
 class Arrival:
-    prompt: list[int]
+    prompt: tuple[int, ...]  # one object for all forks, so that the ranks get it once
     max_tokens: int
+    tenant: str
     priority: int
     at_step: int
     abort_after: int | None  # steps after arrival
@@ -38,6 +39,7 @@ ARRIVALS = st.lists(
         Arrival,
         prompt=PROMPTS,
         max_tokens=st.integers(1, 12),
+        tenant=st.sampled_from(("", "x", "y")),
         priority=st.integers(0, 2),
         at_step=st.integers(0, 12),
         abort_after=st.one_of(st.none(), st.integers(0, 8)),
@@ -59,9 +61,10 @@ ARRIVALS = st.lists(
     window=st.one_of(st.none(), st.integers(1, 12)),
     collects=st.lists(st.booleans(), min_size=1, max_size=12),
     trials=st.lists(st.one_of(st.none(), st.integers(1, 4)), min_size=1, max_size=12),
+    losses=st.sets(st.integers(1, 40), max_size=3),
 )
 def test_every_history_ends_with_the_right_tokens_and_empty_books(
-    arrivals, num_blocks, budget, max_num_seqs, depth, window, collects, trials
+    arrivals, num_blocks, budget, max_num_seqs, depth, window, collects, trials, losses
 ) -> None:
     sizes = {"max_num_batched_tokens": budget, "max_num_seqs": max_num_seqs, "depth": depth, "window": window}
     scheduler = make_scheduler(num_blocks, **sizes)
@@ -86,6 +89,8 @@ def test_every_history_ends_with_the_right_tokens_and_empty_books(
                             request_id,
                             arrival.prompt,
                             arrival.max_tokens,
+                            tenant=arrival.tenant,
+                            cache_key=arrival.tenant.encode(),
                             priority=arrival.priority,
                             arrival=float(step),
                             generated_ids=following[:num],
@@ -97,6 +102,10 @@ def test_every_history_ends_with_the_right_tokens_and_empty_books(
         for request_id, at_step in aborts.items():
             if at_step == step and scheduler.abort(request_id):
                 aborted.add(request_id)
+        if step in losses:
+            scheduler.forget_ranks()
+            rank.forget_all()
+            in_flight.clear()
         scheduler.check_integrity()
         every = trials[step % len(trials)] if step < 60 else None  # as in a trial: some are computed and nobody else
         unfinished = [sequence.request_id for sequence in scheduler.unfinished()]

@@ -118,6 +118,7 @@ CHANGES: dict[str, tuple[Change, ...]] = {
     "engine.args.maxNumSeqs": (yes(None, 4),),
     "engine.args.maxNumBatchedTokens": (yes(None, 512),),
     "engine.args.maxQueuedRequests": (yes(None, 4),),
+    "engine.args.enablePriority": (yes(None, True),),
     "engine.args.kvCacheMemoryBytes": (yes(None, 1 << 30),),
     "engine.args.numKvBlocks": (yes(None, 4096),),
     "engine.args.enablePrefixCaching": (yes(None, False),),

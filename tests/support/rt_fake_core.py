@@ -25,6 +25,7 @@ from rayloom_engine.protocol.messages import (
     Refused,
     SchedulerStats,
     Submit,
+    SubmitChoices,
     Welcome,
 )
 from rt_byte_model import END, VOCAB_SIZE
@@ -73,6 +74,7 @@ class FakeCore:
         self.refusal: tuple[str, str] | None = None  # reason and message for every Submit
         self.is_silent = False  # takes no notice of Submits
         self.submits: list[Submit] = []
+        self.num_prompts = 0  # that crossed once for several Submits
         self.aborts: list[str] = []
         self._released = asyncio.Event()
 
@@ -123,12 +125,16 @@ class FakeCore:
             self._writers.discard(writer)
             writer.close()
 
-    def _take(self, message: Submit | Abort | Hello, writer: asyncio.StreamWriter) -> None:
+    def _take(self, message: Submit | SubmitChoices | Abort | Hello, writer: asyncio.StreamWriter) -> None:
         if isinstance(message, Abort):
             self.aborts.append(message.sequence_id)
             task = self._tasks.pop(message.sequence_id, None)
             if task is not None:
                 task.cancel()
+        elif isinstance(message, SubmitChoices):
+            self.num_prompts += 1
+            for submit in message.with_prompt():
+                self._take(submit, writer)
         elif isinstance(message, Submit):
             self.submits.append(message)
             if self.refusal is not None:

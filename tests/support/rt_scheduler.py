@@ -7,7 +7,8 @@ from collections import deque
 from collections.abc import Sequence as SequenceOf
 
 from rayloom_engine.core.decoding import DecodingParams
-from rayloom_engine.core.scheduler import Scheduler, SchedulerConfig
+from rayloom_engine.core.scheduler import Scheduler
+from rayloom_engine.core.scheduler_config import SchedulerConfig
 from rayloom_engine.core.sequence import Sequence, SequenceOutput
 from rayloom_engine.core.step import NewSlot, SampledToken, StepPlan, StepResult
 
@@ -64,7 +65,12 @@ class SimulatedRank:
             del self._slots[slot]
         for new in plan.new_slots:
             assert new.slot not in self._slots
-            self._slots[new.slot] = (new, list(new.token_ids), list(new.block_table))
+            ids, table = [], []
+            if new.prompt_of is not None:
+                _, known_ids, known_table = self._slots[new.prompt_of]
+                ids, table = known_ids[: new.num_prompt_tokens], known_table[: new.num_shared_blocks]
+                assert (len(ids), len(table)) == (new.num_prompt_tokens, new.num_shared_blocks)
+            self._slots[new.slot] = (new, [*ids, *new.token_ids], [*table, *new.block_table])
         for block in plan.cleared_blocks:
             for offset in range(self._block_size):
                 self._content.pop((block, offset), None)
@@ -120,3 +126,7 @@ def run_to_end(scheduler: Scheduler, rank: SimulatedRank, max_steps: int = 10_00
 
 def ids_of(outputs: list[SequenceOutput], request_id: str) -> list[int]:
     return [token for output in outputs if output.request_id == request_id for token in output.token_ids]
+
+
+def finish_order(outputs: list[SequenceOutput]) -> list[str]:
+    return [output.request_id for output in outputs if output.finish_reason]

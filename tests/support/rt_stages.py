@@ -16,7 +16,8 @@ import torch
 
 from rayloom_engine.config import EngineConfig, parse_config
 from rayloom_engine.core.decoding import DecodingParams
-from rayloom_engine.core.scheduler import Scheduler, SchedulerConfig
+from rayloom_engine.core.scheduler import Scheduler
+from rayloom_engine.core.scheduler_config import SchedulerConfig
 from rayloom_engine.core.sequence import Sequence, SequenceOutput
 from rayloom_engine.core.step import StepPlan, StepResult
 from rayloom_engine.engine import Engine, Executor, LocalExecutor

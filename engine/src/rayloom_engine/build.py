@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rayloom_engine.config import BLOCK_SIZE, EngineConfig
-from rayloom_engine.core.scheduler import Scheduler, SchedulerConfig
+from rayloom_engine.core.scheduler import Scheduler
+from rayloom_engine.core.scheduler_config import SchedulerConfig
 from rayloom_engine.core.step_work import StepWork
 from rayloom_engine.engine import Engine, Executor, LocalExecutor
 from rayloom_engine.models.progress import Progress

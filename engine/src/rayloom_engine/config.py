@@ -106,6 +106,11 @@ class EngineConfig(BaseModel):
     max_queued_requests: int = Field(
         1024, ge=1, description="Sequences that may wait; further requests get 429 with Retry-After."
     )
+    enable_priority: bool = Field(
+        False,
+        description="Obey the field `priority` of requests: among those of one API key the lower number runs first. "
+        "Without it a request with a priority other than 0 is refused.",
+    )
     kv_cache_memory_bytes: int | None = Field(
         None, ge=1, description="Bytes for KV blocks. Default: computed from free memory (cgroup limit respected)."
     )

@@ -26,6 +26,7 @@ from rayloom_engine.protocol.messages import (
     Hello,
     Outputs,
     Submit,
+    SubmitChoices,
     Welcome,
 )
 
@@ -176,7 +177,10 @@ class CoreIo:
             self._fronts[connection] = front
             while True:
                 message = front_decoder.decode(await read_frame(reader))
-                if not isinstance(message, Hello):
+                if isinstance(message, SubmitChoices):
+                    for submit in message.with_prompt():
+                        self._inbox.put(connection, submit)
+                elif not isinstance(message, Hello):
                     self._inbox.put(connection, message)
         except (asyncio.IncompleteReadError, ConnectionError, TimeoutError):
             pass  # the front is gone; its requests go below

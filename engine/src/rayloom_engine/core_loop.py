@@ -146,6 +146,8 @@ class Core:
             priority=submit.priority,
             arrival=submit.arrival,
             fork_of=None if submit.fork_of is None else _request_id(connection, submit.fork_of),
+            tenant=submit.tenant,
+            cache_key=submit.cache_key,
         )
         try:
             check_token_ids(sequence.token_ids, self._model.vocab_size)

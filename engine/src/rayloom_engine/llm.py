@@ -178,6 +178,7 @@ class LLM:
         sequences = []
         for prompt_index, (prompt_ids, wishes) in enumerate(zip(prompts, params, strict=True)):
             check_token_ids(prompt_ids, self.model.vocab_size)
+            shared_ids = tuple(prompt_ids)  # one object for all choices: the scheduler compares them at no cost
             seed = secrets.randbits(62)
             leader = None
             stops = StopAutomaton(wishes.stop_strings)
@@ -192,7 +193,7 @@ class LLM:
                 sequences.append(
                     CoreSequence(
                         request_id=request_id,
-                        prompt_ids=prompt_ids,
+                        prompt_ids=shared_ids,
                         params=decoding,
                         eos_token_ids=self.model.eos_token_ids,
                         fork_of=leader,

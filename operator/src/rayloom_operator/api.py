@@ -163,6 +163,9 @@ class EngineArgs(_Part):
     max_queued_requests: int | None = Field(
         None, ge=1, description="Sequences that may wait; further requests get 429 with Retry-After."
     )
+    enable_priority: bool | None = Field(
+        None, description="Obey the field priority of requests: among those of one API key the lower runs first."
+    )
     kv_cache_memory_bytes: int | None = Field(None, ge=1, description="Bytes for KV blocks.")
     num_kv_blocks: int | None = Field(None, ge=2, description="Number of KV blocks of 16 tokens.")
     enable_prefix_caching: bool | None = Field(None, description="Reuse KV blocks of equal prompt prefixes.")

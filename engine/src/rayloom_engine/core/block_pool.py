@@ -21,9 +21,13 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
 
-def block_hash(parent: bytes, token_ids: Sequence[int]) -> bytes:
-    """Identity of a full block: its tokens and everything before them. 16 bytes, equal in every process and run."""
-    return hashlib.blake2b(parent + array("q", token_ids).tobytes(), digest_size=16).digest()
+def block_hash(parent: bytes, token_ids: Sequence[int], extra: bytes = b"") -> bytes:
+    """Identity of a full block: its tokens and everything before them. 16 bytes, equal in every process and run.
+
+    `parent` is the hash of the block before, empty for the first. `extra`, at most 64 bytes, is what else the content
+    depends on or who may share it; given with the first block it separates the whole chain.
+    """
+    return hashlib.blake2b(parent + array("q", token_ids).tobytes(), digest_size=16, key=extra).digest()
 
 
 class BlockPool:

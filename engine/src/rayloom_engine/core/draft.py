@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from rayloom_engine.core.sequence import Sequence
@@ -15,22 +16,54 @@ _LEAST_SHARE = 64
 class Draft:
     budget: int  # tokens that may still be handed out
     max_decodes: int  # sequences that may compute one token
+    share: int | None = None  # prompt tokens that one tenant may compute; None = all
     num_tokens: dict[Sequence, int] = field(default_factory=dict)  # what each scheduled sequence computes
     copies: dict[Sequence, tuple[int, int]] = field(default_factory=dict)
     is_short: bool = False  # of blocks: a running sequence was preempted or must wait, so nobody is admitted
+    _prompt_tokens: dict[str, int] = field(default_factory=dict)  # tenant -> counted against its share
+
+    def room_for(self, tenant: str) -> int:
+        """Prompt tokens that this tenant may still compute."""
+        if self.share is None:
+            return self.budget
+        return max(0, min(self.budget, self.share - self._prompt_tokens.get(tenant, 0)))
+
+    def take(self, sequence: Sequence, num: int, *, is_prompt: bool) -> None:
+        """The sequence computes `num` tokens, besides what it was given before."""
+        self.num_tokens[sequence] = self.num_tokens.get(sequence, 0) + num
+        self.budget -= num
+        if is_prompt:
+            self._prompt_tokens[sequence.tenant] = self._prompt_tokens.get(sequence.tenant, 0) + num
+
+    def drop(self, sequence: Sequence) -> None:
+        """The sequence computes nothing in this step."""
+        self.budget += self.num_tokens.pop(sequence, 0)
+        self.copies.pop(sequence, None)
 
     def to_plan(
-        self, step_id: int, epoch: int, freed_slots: tuple[int, ...], cleared_blocks: tuple[int, ...] = ()
+        self,
+        step_id: int,
+        epoch: int,
+        freed_slots: tuple[int, ...],
+        cleared_blocks: tuple[int, ...],
+        running: Iterable[Sequence],
     ) -> StepPlan:
-        """The plan, booked: its tokens count as computed, and what it says as sent, from here on."""
+        """The plan, booked: its tokens count as computed, and what it says as sent, from here on.
+
+        `running` is every sequence that has a slot.
+        """
         new_slots = []
         slots = []
-        for sequence, num in self.num_tokens.items():
+        # A prompt's identity -> a sequence with it that the ranks know.
+        known = {id(sequence.prompt_ids): sequence for sequence in running if sequence.num_sent_blocks}
+        for place, (sequence, num) in enumerate(self.num_tokens.items()):
             assert sequence.slot is not None
+            sequence.last_turn = (step_id, place)
             new_token_ids: tuple[int, ...] = ()
             new_block_ids: tuple[int, ...] = ()
             if sequence.num_sent_blocks == 0:
-                new_slots.append(sequence.new_slot())
+                new_slots.append(sequence.new_slot(known.get(id(sequence.prompt_ids))))
+                known.setdefault(id(sequence.prompt_ids), sequence)
             else:
                 new_token_ids = tuple(sequence.token_ids[sequence.num_sent_tokens :])
                 new_block_ids = tuple(sequence.block_ids[sequence.num_sent_blocks :])
@@ -73,3 +106,21 @@ def fair_share(num_tokens: int, depth: int, max_tokens: int) -> int:
     Each stage works on another plan, so plans of equal size keep all of them busy.
     """
     return min(max_tokens, max(_LEAST_SHARE, -(-num_tokens // depth)))
+
+
+def in_turn(decodes: list[Sequence], prefills: list[Sequence], budget: int, max_decodes: int) -> list[Sequence]:
+    """Who computes in this step, in the order in which tokens are handed out; both lists are sorted by urgency.
+
+    Decodes come before prefills, and the more urgent before the others, while every decode gets its token. A budget
+    that does not reach so far goes round: those that have waited longest come first, prefills among them.
+    """
+    if len(decodes) > max_decodes:
+        oldest = set(sorted(decodes, key=_last_turn)[:max_decodes])
+        decodes = [sequence for sequence in decodes if sequence in oldest]
+    if len(decodes) < budget or (len(decodes) == budget and not prefills):
+        return [*decodes, *prefills]
+    return sorted([*decodes, *prefills], key=_last_turn)
+
+
+def _last_turn(sequence: Sequence) -> tuple[int, int]:
+    return sequence.last_turn

@@ -38,8 +38,15 @@ class Sequence:
         priority: int = 0,
         arrival: float = 0.0,
         fork_of: str | None = None,
+        tenant: str = "",
+        cache_key: bytes = b"",
     ) -> None:
+        """Slots and queue are shared by `tenant`; sequences share cached blocks only where `cache_key` is equal.
+
+        Sequences with the same prompt should be given the same tuple: that is how the scheduler finds them fast.
+        """
         self.request_id = request_id
+        self.prompt_ids = tuple(prompt_ids)
         self.token_ids = [*prompt_ids, *generated_ids]
         self.num_prompt_tokens = len(prompt_ids)
         if generated_ids:
@@ -51,9 +58,14 @@ class Sequence:
         self.arrival = arrival
         self.number = 0  # order of arrival in this scheduler; breaks ties
         self.fork_of = fork_of
+        self.tenant = tenant
+        self.cache_key = cache_key
 
         self.state = SequenceState.WAITING
         self.num_computed = 0  # tokens whose KV is in the blocks, counting plans in flight
+        self.last_turn = (0, 0)  # last step that computed some of it, and its place there
+        self.num_overtakers = 0  # admitted before it while it waited for blocks
+        self.num_overtaking_tokens = 0  # the tokens of those
         self.block_ids: list[int] = []  # in order of position; those before `first_block` are given back already
         self.first_block = 0  # no later token sees a block before it
         self.num_proven = 0  # tokens whose KV has led to finite logits
@@ -94,9 +106,17 @@ class Sequence:
         """Hashes of the first `num_blocks` blocks, all full. Computed once; ids never change."""
         while len(self._hashes) < num_blocks:
             start = len(self._hashes) * block_size
-            parent = self._hashes[-1] if self._hashes else b""
-            self._hashes.append(block_hash(parent, self.token_ids[start : start + block_size]))
+            token_ids = self.token_ids[start : start + block_size]
+            if self._hashes:
+                self._hashes.append(block_hash(self._hashes[-1], token_ids))
+            else:
+                self._hashes.append(block_hash(b"", token_ids, self.cache_key))
         return self._hashes[:num_blocks]
+
+    def adopt_hashes(self, other: Sequence, block_size: int) -> None:
+        """Takes over the hashes of the prompt's blocks that `other` has computed, if both have the same prompt."""
+        if not self._hashes and self.cache_key == other.cache_key and self.has_prompt_of(other):
+            self._hashes = other._hashes[: self.num_prompt_tokens // block_size]
 
     def forget_blocks(self) -> None:
         """Nothing is computed any more; the ids stay, and everything can be computed again from them."""
@@ -108,15 +128,30 @@ class Sequence:
         self.num_sent_tokens = 0
         self.num_registered_blocks = 0
 
-    def new_slot(self) -> NewSlot:
-        """All that a rank must know of it."""
+    def has_prompt_of(self, other: Sequence) -> bool:
+        return self.prompt_ids is other.prompt_ids or self.prompt_ids == other.prompt_ids
+
+    def new_slot(self, known: Sequence | None = None) -> NewSlot:
+        """All that a rank must know of it. `known` has the same prompt, and the rank knows it."""
         assert self.slot is not None
+        num_known_tokens = 0
+        num_known_blocks = 0
+        if known is not None:
+            num_known_tokens = self.num_prompt_tokens
+            # Blocks of a fork and those that were found in the prefix cache; the others are its own. Entries before the
+            # first block are never read.
+            first = self.first_block
+            num = self.num_registered_blocks
+            if num <= known.num_sent_blocks and known.block_ids[first:num] == self.block_ids[first:num]:
+                num_known_blocks = num
         return NewSlot(
             slot=self.slot,
             request_id=self.request_id,
-            token_ids=tuple(self.token_ids),
+            prompt_of=None if known is None else known.slot,
+            token_ids=tuple(self.token_ids[num_known_tokens:]),
             num_prompt_tokens=self.num_prompt_tokens,
-            block_table=tuple(self.block_ids),
+            num_shared_blocks=num_known_blocks,
+            block_table=tuple(self.block_ids[num_known_blocks:]),
             params=self.params,
             eos_token_ids=self.eos_token_ids,
         )

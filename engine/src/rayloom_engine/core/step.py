@@ -1,7 +1,8 @@
 """What crosses between the core and a rank: a StepPlan out, a StepResult back. Integers, strings and tuples only.
 
 A rank keeps a table of slots, one per running sequence. A plan changes it by difference; a sequence that is new to the
-ranks (admitted, resumed after preemption, or everything after an epoch change) crosses once in full as a NewSlot.
+ranks (admitted, resumed after preemption, or everything after an epoch change) crosses once as a NewSlot. One with the
+same prompt as a slot that the ranks know names that slot, so a prompt crosses once for all of its choices.
 A rank learns token ids from plans alone, also those that it sampled itself: stages that do not sample know them too.
 """
 
@@ -17,11 +18,13 @@ class NewSlot(msgspec.Struct, frozen=True, kw_only=True):
 
     slot: int
     request_id: str
-    token_ids: tuple[int, ...]  # prompt, then whatever was already generated
+    token_ids: tuple[int, ...]  # prompt, unless `prompt_of` has it, then whatever was already generated
     num_prompt_tokens: int
     # KV block ids, in order of position; append-only until the slot is freed. Blocks before the window of the next
     # token are given back and may be somebody else's: their entries are never read.
     block_table: tuple[int, ...]
+    prompt_of: int | None = None  # slot known by now whose first num_prompt_tokens ids come before token_ids
+    num_shared_blocks: int = 0  # of the table of `prompt_of`; its first ones come before block_table
     params: DecodingParams
     eos_token_ids: tuple[int, ...]  # what ends the sequence (empty with ignore_eos), besides params.stop_token_ids
 

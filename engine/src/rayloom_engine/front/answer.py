@@ -19,6 +19,7 @@ from rayloom_engine.front.generation import ChoiceDelta, ChoiceResult, Generatio
 from rayloom_engine.front.openai_models import GenerationRequest, StreamOptions
 from rayloom_engine.front.service import ModelText, Service
 from rayloom_engine.front.stream import EventStream
+from rayloom_engine.front.tenant import Caller, cache_key
 from rayloom_engine.json_words import shown
 from rayloom_engine.sampling_params import SamplingParams
 
@@ -118,7 +119,9 @@ async def answer(
     params: SamplingParams,
 ) -> Response:
     """Generate and answer. Raises what refuses the request before its response has begun."""
+    wire.check_priority(service.config.enable_priority)
     service.lifecycle.check_accepts()  # draining may have begun while the body was read
+    tenant: str = request.state.tenant
     generation = await Generation.start(
         service,
         text,
@@ -126,7 +129,7 @@ async def answer(
         request_id=f"{writer.request_id}-{secrets.token_hex(8)}",
         prompts=prompts,
         params=params,
-        priority=wire.priority or 0,
+        caller=Caller(tenant=tenant, priority=wire.priority or 0, cache_key=cache_key(tenant, wire.cache_salt)),
         fresh_seed=secrets.randbits(63),
     )
     writer.generation = generation

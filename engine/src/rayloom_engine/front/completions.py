@@ -29,7 +29,8 @@ async def completions(request: Request) -> Response:
     check_model(service, wire.model)
     params = wire.sampling()
     given = parse_prompts(wire.prompt)
-    check_num_choices(service.config, len(given) * params.n)  # before any of them costs something
+    # Before any of them costs something.
+    check_num_choices(service.config, len(given) * params.n, request.state.tenant)
     add_special_tokens = wire.add_special_tokens is not False
     prompts = []
     for prompt in given:

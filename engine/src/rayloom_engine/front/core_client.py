@@ -30,6 +30,7 @@ from rayloom_engine.protocol.messages import (
     PhaseStatus,
     Refused,
     Submit,
+    SubmitChoices,
     Welcome,
 )
 from rayloom_engine.sampling_params import ContextTooLong
@@ -56,6 +57,8 @@ class ClientSequence:
     priority: int
     arrival: float  # Unix time of acceptance
     fork_of: str | None = None
+    tenant: str = ""  # whose share of slots and queue it takes
+    cache_key: bytes = b""  # of the requests that may find its prefix in the cache
     is_accepted: bool = False  # promised to its client: a full queue can refuse it no more
     generated_ids: list[int] = field(default_factory=list)
     logprob_parts: LogprobParts = field(default_factory=LogprobParts)
@@ -102,10 +105,11 @@ class CoreClient:
         """Sequences that still run, in order of arrival."""
         return self._sequences.values()
 
-    @property
-    def num_silent(self) -> int:
-        """Sequences that wait for their first output."""
-        return sum(not sequence.generated_ids for sequence in self._sequences.values())
+    def num_silent(self, tenant: str | None = None) -> int:
+        """Sequences that wait for their first output, of one tenant or of all."""
+        return sum(
+            not sequence.generated_ids and tenant in (None, sequence.tenant) for sequence in self._sequences.values()
+        )
 
     async def run(self) -> None:
         """Connect, serve the connection, and begin again when it ends. Returns only when cancelled."""
@@ -135,7 +139,7 @@ class CoreClient:
         for sequence in sequences:
             # While no core serves there is nobody else to refuse, so what the front lets in stays in.
             sequence.is_accepted = not self.is_core_serving
-        data = b"".join(_encoded(sequence) for sequence in sequences)
+        data = b"".join(_encoded(choices) for choices in _by_prompt(sequences))
         for sequence in sequences:
             self._sequences[sequence.sequence_id] = sequence
         if self.is_connected:
@@ -191,15 +195,17 @@ class CoreClient:
 
     def _submit_again(self, sequences: Sequence[ClientSequence]) -> None:
         """Submit as accepted ones, which the core does not refuse for a full queue."""
-        for sequence in sequences:
-            sequence.is_accepted = True
+        for choices in _by_prompt(sequences):
+            for sequence in choices:
+                sequence.is_accepted = True
             try:
                 # A fork's parent may be finished and so unknown to the core.
-                self._send(_encoded(sequence, known=self._sequences))
+                self._send(_encoded(choices, known=self._sequences))
             except RequestError as error:
-                logger.error("sequence %s is lost: %s", sequence.sequence_id, error)
-                del self._sequences[sequence.sequence_id]
-                sequence.mailbox.fail(error)
+                for sequence in choices:
+                    logger.error("sequence %s is lost: %s", sequence.sequence_id, error)
+                    del self._sequences[sequence.sequence_id]
+                    sequence.mailbox.fail(error)
 
     def _disconnected(self, problem: str) -> None:
         if not self.is_connected:
@@ -278,20 +284,39 @@ class CoreClient:
         self._writer.write(data)
 
 
-def _encoded(sequence: ClientSequence, known: Collection[str] | None = None) -> bytes:
-    """The Submit of `sequence`, without its parent unless `known` (None = all) has it. Raises RequestError."""
-    submit = Submit(
-        sequence_id=sequence.sequence_id,
-        prompt_ids=sequence.prompt_ids,
-        params=sequence.params,
-        generated_ids=tuple(sequence.generated_ids),
-        priority=sequence.priority,
-        arrival=sequence.arrival,
-        fork_of=sequence.fork_of if known is None or sequence.fork_of in known else None,
-        is_resume=sequence.is_accepted,
-    )
+def _by_prompt(sequences: Iterable[ClientSequence]) -> list[list[ClientSequence]]:
+    """Neighbours with the same prompt together: the choices of a request."""
+    groups: list[list[ClientSequence]] = []
+    for sequence in sequences:
+        if groups and groups[-1][0].prompt_ids is sequence.prompt_ids:
+            groups[-1].append(sequence)
+        else:
+            groups.append([sequence])
+    return groups
+
+
+def _encoded(choices: list[ClientSequence], known: Collection[str] | None = None) -> bytes:
+    """The message with the Submits of `choices`, which have one prompt. Raises RequestError.
+
+    A parent that `known` (None = all) does not have is left out.
+    """
+    submits = [
+        Submit(
+            sequence_id=sequence.sequence_id,
+            prompt_ids=sequence.prompt_ids if len(choices) == 1 else (),
+            params=sequence.params,
+            generated_ids=tuple(sequence.generated_ids),
+            priority=sequence.priority,
+            arrival=sequence.arrival,
+            fork_of=sequence.fork_of if known is None or sequence.fork_of in known else None,
+            is_resume=sequence.is_accepted,
+            tenant=sequence.tenant,
+            cache_key=sequence.cache_key,
+        )
+        for sequence in choices
+    ]
     try:
-        return frame(submit)
+        return frame(submits[0] if len(submits) == 1 else SubmitChoices(choices[0].prompt_ids, tuple(submits)))
     except _ENCODING_ERRORS as error:
         raise RequestError(f"the request cannot be handed to the engine: {error}") from error
 

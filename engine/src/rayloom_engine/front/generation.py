@@ -15,11 +15,13 @@ import msgspec
 
 from rayloom_engine.config import EngineConfig
 from rayloom_engine.core.step import TokenLogprobs
+from rayloom_engine.core.waiting_queue import has_room
 from rayloom_engine.errors import QueueFull, RequestError
 from rayloom_engine.front.core_client import ClientSequence
 from rayloom_engine.front.errors import ClientGone
 from rayloom_engine.front.request_mailbox import Mailbox
 from rayloom_engine.front.service import ModelText, Service
+from rayloom_engine.front.tenant import Caller
 from rayloom_engine.protocol.messages import Output
 from rayloom_engine.sampling_params import SamplingParams
 from rayloom_engine.text.output_decoder import OutputDecoder, TextDelta
@@ -72,13 +74,20 @@ class Generation:
     """Counts as in flight from `start` until `close`. For one handler."""
 
     def __init__(
-        self, service: Service, *, request_id: str, prompts: Sequence[tuple[int, ...]], params: SamplingParams
+        self,
+        service: Service,
+        *,
+        request_id: str,
+        prompts: Sequence[tuple[int, ...]],
+        params: SamplingParams,
+        caller: Caller,
     ) -> None:
         """Use `start`, which makes the sequences too."""
         self.request_id = request_id
         self.prompts = tuple(prompts)
         self.params = params
         self._service = service
+        self._caller = caller
         self._mailbox = Mailbox()
         self._is_closed = False
         self._is_client_gone = False
@@ -97,21 +106,21 @@ class Generation:
         request_id: str,
         prompts: Sequence[tuple[int, ...]],
         params: SamplingParams,
-        priority: int,
+        caller: Caller,
         fresh_seed: int,
     ) -> Generation:
         """Hands every sequence of a request to the core, a part at a time, so that other requests go on meanwhile.
 
         Raises RequestError when the request cannot be granted and QueueFull when there is no room for it.
         """
-        generation = cls(service, request_id=request_id, prompts=prompts, params=params)
+        generation = cls(service, request_id=request_id, prompts=prompts, params=params, caller=caller)
         num_choices = len(generation.prompts) * params.n
-        check_num_choices(service.config, num_choices)
+        check_num_choices(service.config, num_choices, caller.tenant)
         generation._check_room(num_choices)
         service.lifecycle.enter()
         try:
             # All lanes exist, and count as unfinished, before the first of them can get an output.
-            generation._lanes = [lane async for lane in generation._make_lanes(text, priority, fresh_seed)]
+            generation._lanes = [lane async for lane in generation._make_lanes(text, fresh_seed)]
             generation._unfinished = set(range(num_choices))
             await generation._submit()
             service.metrics.prompt_tokens.add(generation.num_prompt_tokens)
@@ -202,7 +211,7 @@ class Generation:
         if not self._unfinished:
             self._service.metrics.request_s.observe(time.monotonic() - self._started_s)
 
-    async def _make_lanes(self, text: ModelText, priority: int, fresh_seed: int) -> AsyncIterator[_Lane]:
+    async def _make_lanes(self, text: ModelText, fresh_seed: int) -> AsyncIterator[_Lane]:
         model = text.model
         arrival = time.time()
         stops = StopAutomaton(self.params.stop_strings)
@@ -225,9 +234,11 @@ class Generation:
                     mailbox=self._mailbox,
                     prompt_ids=prompt,
                     params=msgspec.structs.replace(decoding, seed=self.params.seed_of(choice, fresh_seed)),
-                    priority=priority,
+                    priority=self._caller.priority,
                     arrival=arrival,
                     fork_of=leader,
+                    tenant=self._caller.tenant,
+                    cache_key=self._caller.cache_key,
                 )
                 leader = leader or sequence.sequence_id
                 yield _Lane(
@@ -239,26 +250,43 @@ class Generation:
                 await asyncio.sleep(0)
 
     async def _submit(self) -> None:
-        """Hands the sequences to the core, no more than TOKENS_AT_ONCE without a pause for other requests."""
+        """Hands the sequences to the core, no more than TOKENS_AT_ONCE without a pause for other requests.
+
+        A prompt crosses once for its neighbouring choices, and is counted once.
+        """
         part: list[ClientSequence] = []
         num_tokens = 0
         for lane in self._lanes:
-            part.append(lane.sequence)
-            num_tokens += len(lane.sequence.prompt_ids)
-            if num_tokens > TOKENS_AT_ONCE or len(part) >= LANES_AT_ONCE:
+            prompt_ids = lane.sequence.prompt_ids
+            num_new = 0 if part and part[-1].prompt_ids is prompt_ids else len(prompt_ids)
+            if part and (len(part) >= LANES_AT_ONCE or (num_new and num_tokens + num_new > TOKENS_AT_ONCE)):
                 self._service.client.submit(part)
                 part = []
                 num_tokens = 0
+                num_new = len(prompt_ids)
                 await asyncio.sleep(0)
+            part.append(lane.sequence)
+            num_tokens += num_new
         if part:
             self._service.client.submit(part)
 
     def _check_room(self, num_choices: int) -> None:
         config = self._service.config
         # The core refuses by its own count. This one also holds while the core is away and nothing reaches it.
-        num_silent = self._service.client.num_silent
+        num_silent = self._service.client.num_silent()
         if num_silent + num_choices > config.max_queued_requests + config.max_num_seqs:
             raise QueueFull(f"the queue is full: {num_silent} sequences wait for their first token; try again soon", 1)
+        tenant = self._caller.tenant
+        num_own = self._service.client.num_silent(tenant)
+        num_others = num_choices - 1  # each is counted before the next one
+        if tenant and not has_room(
+            num_own + num_others, num_silent + num_others, config.max_num_seqs, config.max_queued_requests
+        ):
+            raise QueueFull(
+                f"{num_own} sequences of this API key wait for their first token, and the queue's other places are "
+                "kept for other keys; try again soon",
+                1,
+            )
 
     def _decode(self, items: list[tuple[int, Output]]) -> list[ChoiceDelta]:
         """One delta per choice for everything that arrived together."""
@@ -314,12 +342,15 @@ class Generation:
             self._service.client.abort(self._lanes[index].sequence.sequence_id)
 
 
-def check_num_choices(config: EngineConfig, num_choices: int) -> None:
+def check_num_choices(config: EngineConfig, num_choices: int, tenant: str) -> None:
     """Raises RequestError when a request's prompts times n are more than could ever be queued."""
-    if num_choices > config.max_queued_requests:
+    # A tenant may have half of a queue that it shares, rounded up.
+    most = -(-config.max_queued_requests // 2) if tenant else config.max_queued_requests
+    if num_choices > most:
+        of_one_key = " of one API key" if tenant else ""
         raise RequestError(
-            f"the request asks for {num_choices} choices in all, this server queues at most "
-            f"{config.max_queued_requests}; send fewer prompts at a time"
+            f"the request asks for {num_choices} choices in all, this server queues at most {most}{of_one_key}; "
+            "send fewer prompts at a time"
         )
 
 

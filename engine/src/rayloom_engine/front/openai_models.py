@@ -101,7 +101,12 @@ class GenerationRequest(Wire):
     stream: bool | None = Field(None, description="The answer as server-sent events. Default: false.")
     stream_options: StreamOptions | None = Field(None, description="Only with stream; its own fields are below.")
     priority: Annotated[Whole, Field(ge=-(2**31), lt=2**31)] | None = Field(
-        None, description="Lower runs first; from -2147483648 to 2147483647. Default: 0."
+        None,
+        description="Lower runs first, among the requests of one API key; from -2147483648 to 2147483647. Default: 0. "
+        "Others are refused without the setting `enable_priority`.",
+    )
+    cache_salt: Annotated[str, Field(min_length=1)] | None = Field(
+        None, description="Only requests of the same API key with the same text here share cached prompt prefixes."
     )
     request_id: Annotated[str, Field(pattern=rf"^(?:{REQUEST_ID})$")] | None = Field(
         None,
@@ -120,6 +125,15 @@ class GenerationRequest(Wire):
             if value is not None:
                 settings.setdefault(name, value)
         return SamplingParams(**settings)
+
+    def check_priority(self, is_enabled: bool) -> None:
+        """Raises RequestError for a priority that would have no effect."""
+        if self.priority and not is_enabled:
+            raise RequestError(
+                f"priority is not enabled on this server, given {self.priority}; leave it out or set it to 0, or start "
+                "the server with --enable-priority (in an LLMService: spec.engine.args.enablePriority: true)",
+                "priority",
+            )
 
     def check_stream(self) -> None:
         """Raises RequestError for options that exclude each other."""

@@ -1,9 +1,10 @@
-"""Messages between fronts and the core. Version 1; msgpack, each with a 4-byte big-endian length before it.
+"""Messages between fronts and the core. Version 2; msgpack, each with a 4-byte big-endian length before it.
 
 A front says Hello (with the token) and gets Welcome, or the connection is closed. One Submit is one sequence; a request
-with n > 1 is n sequences. A front that sees the connection end (the core died) connects again and submits every
-unfinished sequence with the ids it has received: that is `resume`, and it is the same message. Sequence ids are random,
-so that no two sequences of a server share one; a sequence keeps its id when it is submitted again.
+with n > 1 is n sequences, whose Submits cross in one SubmitChoices because they have the same prompt. A front that sees
+the connection end (the core died) connects again and submits every unfinished sequence with the ids it has received:
+that is `resume`, and it is the same message. Sequence ids are random, so that no two sequences of a server share one; a
+sequence keeps its id when it is submitted again.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import msgspec
 from rayloom_engine.core.decoding import DecodingParams
 from rayloom_engine.core.step import TokenLogprobs
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 
 
 class Hello(msgspec.Struct, frozen=True, tag="hello", kw_only=True):
@@ -31,6 +32,19 @@ class Submit(msgspec.Struct, frozen=True, tag="submit", kw_only=True):
     arrival: float = 0.0  # seconds since the Unix epoch at acceptance; order within a priority, also after a resume
     fork_of: str | None = None  # sequence id with the same prompt whose KV blocks may be shared (n > 1)
     is_resume: bool = False  # accepted before: never refused for a full queue
+    tenant: str = ""  # whose share of slots and queue it takes; empty where there are no several API keys
+    cache_key: bytes = b""  # cached prefixes are shared by sequences with the same one alone; at most 64 bytes
+
+
+class SubmitChoices(msgspec.Struct, frozen=True, tag="submit_choices"):
+    """Several Submits with one prompt, which crosses once."""
+
+    prompt_ids: tuple[int, ...]
+    submits: tuple[Submit, ...]  # without prompt_ids
+
+    def with_prompt(self) -> list[Submit]:
+        """The Submits, each with the same tuple of prompt ids."""
+        return [msgspec.structs.replace(submit, prompt_ids=self.prompt_ids) for submit in self.submits]
 
 
 class Abort(msgspec.Struct, frozen=True, tag="abort"):
@@ -145,5 +159,5 @@ class CoreStatus(msgspec.Struct, frozen=True, tag="status", kw_only=True):
     heartbeat_age_s: float = 0.0  # since the core's main thread last ended a step, or looked for work
 
 
-FrontMessage = Hello | Submit | Abort
+FrontMessage = Hello | Submit | SubmitChoices | Abort
 CoreMessage = Welcome | Outputs | Refused | CoreStatus

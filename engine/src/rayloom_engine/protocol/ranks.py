@@ -17,7 +17,7 @@ import msgspec
 
 from rayloom_engine.core.step import StepPlan, StepResult
 
-RANK_PROTOCOL_VERSION = 2
+RANK_PROTOCOL_VERSION = 3
 
 Role = Literal["steps", "control", "launch"]
 

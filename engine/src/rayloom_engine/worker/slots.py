@@ -23,17 +23,25 @@ class Slot:
         "token_ids",
     )
 
-    def __init__(self, new: NewSlot) -> None:
+    def __init__(self, new: NewSlot, known: Slot | None = None) -> None:
+        """`known` is the slot that `new.prompt_of` names."""
         self.request_id = new.request_id
         self.params: DecodingParams = new.params
         self.eos_token_ids = new.eos_token_ids
         self.num_prompt_tokens = new.num_prompt_tokens
-        self.num_tokens = len(new.token_ids)
+        num_known_tokens = 0 if known is None else new.num_prompt_tokens
+        self.num_tokens = num_known_tokens + len(new.token_ids)
         self.token_ids: npt.NDArray[np.int64] = np.zeros(max(64, 2 * self.num_tokens), dtype=np.int64)
-        self.token_ids[: self.num_tokens] = new.token_ids
-        self.num_blocks = len(new.block_table)
+        self.token_ids[num_known_tokens : self.num_tokens] = new.token_ids
+        num_known_blocks = new.num_shared_blocks
+        self.num_blocks = num_known_blocks + len(new.block_table)
         self.block_table: npt.NDArray[np.int64] = np.zeros(max(8, 2 * self.num_blocks), dtype=np.int64)
-        self.block_table[: self.num_blocks] = new.block_table
+        self.block_table[num_known_blocks : self.num_blocks] = new.block_table
+        if known is not None:
+            assert num_known_tokens <= known.num_tokens, f"slot of {known.request_id} knows fewer tokens than it shares"
+            assert num_known_blocks <= known.num_blocks, f"slot of {known.request_id} has fewer blocks than it shares"
+            self.token_ids[:num_known_tokens] = known.token_ids[:num_known_tokens]
+            self.block_table[:num_known_blocks] = known.block_table[:num_known_blocks]
 
     @property
     def num_generated(self) -> int:
@@ -68,7 +76,7 @@ class SlotTable:
             del self._slots[number]
         for new in plan.new_slots:
             assert new.slot not in self._slots, f"slot {new.slot} is taken"
-            self._slots[new.slot] = Slot(new)
+            self._slots[new.slot] = Slot(new, None if new.prompt_of is None else self._slots[new.prompt_of])
         steps = []
         for step in plan.slots:
             slot = self._slots[step.slot]

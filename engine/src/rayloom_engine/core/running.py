@@ -1,0 +1,150 @@
+"""The running sequences: their slots on the ranks and their KV blocks."""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections import Counter
+from collections.abc import Iterator
+
+from rayloom_engine.core.block_pool import BlockPool
+from rayloom_engine.core.scheduler_config import SchedulerConfig
+from rayloom_engine.core.sequence import Sequence, SequenceState
+from rayloom_engine.core.window import first_seen_block
+
+
+class RunningSequences:
+    """Each has a slot, and blocks for everything that is computed."""
+
+    def __init__(self, config: SchedulerConfig) -> None:
+        self.pool = BlockPool(config.num_blocks)
+        self._config = config
+        self._sequences: list[Sequence] = []  # sorted by order
+        self._free_slots = list(range(config.max_num_seqs - 1, -1, -1))
+        self._slots_to_free: list[int] = []  # the ranks learn of them with the next plan
+
+    def __len__(self) -> int:
+        return len(self._sequences)
+
+    def __iter__(self) -> Iterator[Sequence]:
+        """Sorted by order."""
+        return iter(self._sequences)
+
+    @property
+    def num_free_slots(self) -> int:
+        return len(self._free_slots)
+
+    def num_of_tenants(self) -> Counter[str]:
+        """Tenant -> its running sequences; without those that have none."""
+        return Counter(sequence.tenant for sequence in self._sequences)
+
+    def in_ranks(self) -> list[tuple[int, Sequence]]:
+        """(rank, sequence), lowest rank first, then by arrival.
+
+        The rank is the number of sequences of the same tenant before it. With one tenant this is the order.
+        """
+        num_of_tenant: dict[str, int] = {}
+        ranked = []
+        for sequence in self._sequences:
+            rank = num_of_tenant.get(sequence.tenant, 0)
+            num_of_tenant[sequence.tenant] = rank + 1
+            ranked.append((rank, sequence))
+        if len(num_of_tenant) > 1:
+            ranked.sort(key=lambda item: (item[0], item[1].arrival, item[1].number))
+        return ranked
+
+    def admit(self, sequence: Sequence) -> None:
+        """Gives the sequence one of the free slots. It has its blocks already."""
+        sequence.state = SequenceState.RUNNING
+        sequence.slot = self._free_slots.pop()
+        sequence.num_overtakers = 0
+        sequence.num_overtaking_tokens = 0
+        insort(self._sequences, sequence, key=order_of)
+
+    def leave(self, sequence: Sequence) -> None:
+        """Takes the sequence off the ranks: slot and blocks go back, full blocks stay in the prefix index."""
+        assert sequence.slot is not None
+        self._sequences.remove(sequence)
+        self._free_slots.append(sequence.slot)
+        if sequence.num_sent_blocks:
+            self._slots_to_free.append(sequence.slot)
+        self._release_blocks(sequence)
+        sequence.slot = None
+        sequence.forget_blocks()
+
+    def forget_all(self, unproven: set[int]) -> list[Sequence]:
+        """Empties every slot and the pool, because the ranks have; returns the sequences that ran.
+
+        `unproven`: blocks that plans in flight were to clear. A rank that lives keeps its memory.
+        """
+        left = self._sequences
+        for sequence in left:
+            self._release_blocks(sequence)
+            sequence.slot = None
+            sequence.forget_blocks()
+        self._sequences = []
+        self._free_slots = list(range(self._config.max_num_seqs - 1, -1, -1))
+        self._slots_to_free = []
+        self.pool = BlockPool(self._config.num_blocks, unproven | self.pool.unproven())
+        return left
+
+    def take_freed_slots(self) -> tuple[int, ...]:
+        """The slots that the ranks must empty with the next plan."""
+        freed = tuple(self._slots_to_free)
+        self._slots_to_free = []
+        return freed
+
+    def try_extend(self, sequence: Sequence, num_tokens: int) -> bool:
+        """Gives the sequence blocks for its first `num_tokens` tokens. False, and nothing changed, without room."""
+        num = -(-num_tokens // self._config.block_size) - len(sequence.block_ids)
+        if num > self.pool.num_free:
+            return False
+        if num > 0:
+            sequence.block_ids.extend(self.pool.allocate(num))
+        return True
+
+    def register_full_blocks(self, sequence: Sequence) -> None:
+        """Offers the full blocks of what was computed, or is in a plan, to the prefix index."""
+        if not self._config.enable_prefix_caching:
+            return
+        # Ranks compute plans in order, so a block of this step may be found by the next one.
+        num_full = sequence.num_computed // self._config.block_size
+        if num_full <= sequence.num_registered_blocks:
+            return
+        hashes = sequence.hashes(num_full, self._config.block_size)
+        for index in range(sequence.num_registered_blocks, num_full):
+            self.pool.register(sequence.block_ids[index], hashes[index])
+        sequence.num_registered_blocks = num_full
+
+    def num_sole(self, sequence: Sequence, kept: set[int]) -> int:
+        """How many blocks the sequence alone holds; those in `kept` are not counted."""
+        return sum(1 for b in sequence.held_block_ids if b not in kept and self.pool.ref_count(b) == 1)
+
+    def give_back_unseen_blocks(self, sequence: Sequence) -> None:
+        """Releases the blocks that lie before the window of every token to come. Plans in flight come before those."""
+        first = first_seen_block(sequence.num_computed, self._config.window, self._config.block_size)
+        if first > sequence.first_block:
+            num_proven = sequence.num_proven_blocks(self._config.block_size) - sequence.first_block
+            self.pool.release(sequence.block_ids[sequence.first_block : first], max(0, num_proven))
+            sequence.first_block = first
+
+    def _release_blocks(self, sequence: Sequence) -> None:
+        num_proven = sequence.num_proven_blocks(self._config.block_size) - sequence.first_block
+        self.pool.release(sequence.held_block_ids, max(0, num_proven))
+
+    def check_integrity(self) -> None:
+        """Raises AssertionError when slots and blocks do not add up."""
+        assert self._sequences == sorted(self._sequences, key=order_of)
+        assert all(s.state is SequenceState.RUNNING for s in self._sequences)
+        slots = [s.slot for s in self._sequences if s.slot is not None]
+        assert sorted([*slots, *self._free_slots]) == list(range(self._config.max_num_seqs))
+        for sequence in self._sequences:
+            num_positions = len(sequence.block_ids) * self._config.block_size
+            assert sequence.num_computed <= min(num_positions, sequence.num_tokens), f"{sequence.request_id}: no block"
+            assert sequence.first_block <= first_seen_block(
+                sequence.num_computed, self._config.window, self._config.block_size
+            ), f"{sequence.request_id}: a block that is still seen was given back"
+        self.pool.check_integrity(s.held_block_ids for s in self._sequences)
+
+
+def order_of(sequence: Sequence) -> tuple[int, float, int]:
+    return sequence.order

@@ -1,0 +1,27 @@
+"""The sizes that a scheduler works within."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rayloom_engine.core.window import most_blocks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerConfig:
+    num_blocks: int
+    block_size: int  # tokens in a block
+    max_num_seqs: int  # sequences in a step
+    max_num_batched_tokens: int  # token budget of a step
+    max_model_len: int  # tokens of a sequence, prompt included; always fits the pool
+    max_queued: int  # waiting sequences; more are refused
+    enable_prefix_caching: bool = True
+    depth: int = 1  # plans in flight at most
+    window: int | None = None  # positions that a token sees, itself included; None when a layer sees all
+
+    def __post_init__(self) -> None:
+        assert self.most_blocks(self.max_model_len) <= self.num_blocks, "the longest sequence must fit the pool"
+
+    def most_blocks(self, num_tokens: int) -> int:
+        """The most blocks that a sequence of `num_tokens` holds at once."""
+        return most_blocks(num_tokens, self.window, self.max_num_batched_tokens, self.block_size)

@@ -1,0 +1,91 @@
+"""The waiting queue: one line for each tenant, read in turns.
+
+A tenant is whoever sends with one API key; without keys there is one. The rank of a waiting sequence is the number of
+sequences of its tenant that run or wait before it. Sequences are read by rank, so the k-th sequence of a tenant comes
+before every tenant's (k+1)-th, however many one of them has sent. At equal rank the tenant whose last admission is
+longer ago comes first. Within a tenant the order is priority, then arrival.
+"""
+
+from __future__ import annotations
+
+import heapq
+from bisect import insort
+from collections.abc import Iterable, Iterator, Mapping
+
+from rayloom_engine.core.running import order_of
+from rayloom_engine.core.sequence import Sequence
+
+
+class WaitingQueue:
+    """Every sequence that waits, by tenant."""
+
+    def __init__(self) -> None:
+        self._lines: dict[str, list[Sequence]] = {}  # tenant -> its sequences, sorted by order; none is empty
+        self._admissions: dict[str, int] = {}  # tenant -> number of its last admission; kept while it has no sequence
+        self._num_admissions = 0
+        self._size = 0
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __iter__(self) -> Iterator[Sequence]:
+        """By tenant, and sorted by order within one."""
+        for line in self._lines.values():
+            yield from line
+
+    def tenants(self) -> Iterable[str]:
+        """The tenants that have a waiting sequence."""
+        return self._lines.keys()
+
+    def num_of(self, tenant: str) -> int:
+        return len(self._lines.get(tenant, ()))
+
+    def add(self, sequence: Sequence) -> None:
+        insort(self._lines.setdefault(sequence.tenant, []), sequence, key=order_of)
+        self._size += 1
+
+    def remove(self, sequence: Sequence) -> None:
+        line = self._lines[sequence.tenant]
+        line.remove(sequence)
+        self._size -= 1
+        if not line:
+            del self._lines[sequence.tenant]
+
+    def admit(self, sequence: Sequence) -> None:
+        """Removes the sequence because it runs from now on: at equal rank its tenant comes last."""
+        self.remove(sequence)
+        self._num_admissions += 1
+        self._admissions[sequence.tenant] = self._num_admissions
+
+    def in_turns(self, num_running: Mapping[str, int]) -> Iterator[tuple[int, Sequence]]:
+        """(rank, sequence) of what waits now, lowest rank first. `num_running`: tenant -> its running sequences.
+
+        The queue may change meanwhile: what is removed is still read, what is added is not.
+        """
+        lines = {tenant: tuple(line) for tenant, line in self._lines.items()}
+        heap = [self._entry(num_running.get(tenant, 0), lines[tenant][0], 0) for tenant in lines]
+        heapq.heapify(heap)
+        while heap:
+            rank, _, _, _, index, sequence = heap[0]
+            line = lines[sequence.tenant]
+            if index + 1 < len(line):
+                heapq.heapreplace(heap, self._entry(rank + 1, line[index + 1], index + 1))
+            else:
+                heapq.heappop(heap)
+            yield rank, sequence
+
+    def _entry(self, rank: int, sequence: Sequence, index: int) -> tuple[int, int, float, int, int, Sequence]:
+        # The number is unique, so the heap never compares two sequences. Priority is left out: it orders one tenant.
+        last_admission = self._admissions.get(sequence.tenant, 0)
+        return rank, last_admission, sequence.arrival, sequence.number, index, sequence
+
+
+def has_room(num_own: int, num_waiting: int, num_free_slots: int, max_queued: int) -> bool:
+    """Whether a tenant with `num_own` of the `num_waiting` waiting sequences may queue one more of its own.
+
+    It may while more places of the queue are free than it takes. So one tenant alone gets half of them, and when k
+    tenants send without end the others still find max_queued / 2**k places, rounded down. As many sequences as there
+    are free slots take no place: they run in the next step.
+    """
+    num_free = max_queued - max(0, num_waiting - num_free_slots)
+    return max(0, num_own - num_free_slots) < num_free

@@ -1,0 +1,122 @@
+"""Two tenants on the real engine and scheduler, one of them flooding: the other one's time to its first token.
+
+Time is counted in what steps cost: `STEP` for each, and one for each computed token. The same with seconds and a model
+is in tests/engine_real/test_tenants.py.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+
+import pytest
+
+from rayloom_engine.engine import Engine, LocalExecutor
+from rayloom_engine.errors import QueueFull
+from rt_scheduler import SimulatedRank, make_scheduler, make_sequence
+
+STEP = 16  # what a step costs besides its tokens
+NUM_MEASURED = 100
+
+
+class _Flooder:
+    """Keeps `num_requests` requests of `n` choices each submitted, as far as it is let."""
+
+    def __init__(self, engine: Engine, num_requests: int, n: int, num_prompt: int, max_tokens: int) -> None:
+        self._engine = engine
+        self._num_requests = num_requests
+        self._n = n
+        self._num_prompt = num_prompt
+        self._max_tokens = max_tokens
+        self._open: dict[int, set[str]] = {}  # request -> unfinished choices
+        self._next = 0
+
+    def send(self) -> None:
+        while len(self._open) < self._num_requests:
+            number = self._next
+            self._next += 1
+            prompt = tuple((number + position) % 40 for position in range(self._num_prompt))
+            names = [f"x{number}.{choice}" for choice in range(self._n)]
+            self._open[number] = set(names)
+            for name in names:
+                try:
+                    self._engine.add(
+                        make_sequence(
+                            name,
+                            prompt,
+                            max_tokens=self._max_tokens,
+                            tenant="x",
+                            cache_key=b"x",
+                            fork_of=None if name == names[0] else names[0],
+                        )
+                    )
+                except QueueFull:
+                    # 429: the whole request ends, and the client tries again at its next opportunity.
+                    for accepted in names:
+                        self._engine.abort(accepted)
+                    del self._open[number]
+                    return
+
+    def finished(self, name: str) -> None:
+        number = int(name[1:].partition(".")[0])
+        self._open[number].discard(name)
+        if not self._open[number]:
+            del self._open[number]
+
+
+def _first_token_times(num_requests: int, **flood: int) -> list[int]:
+    """Costs until the first token of 100 requests of "y", sent one after the other while "x" floods."""
+    scheduler = make_scheduler(600, max_num_seqs=64, max_num_batched_tokens=128, max_model_len=1200, max_queued=1024)
+    engine = Engine(scheduler, LocalExecutor(SimulatedRank()))
+    flooder = _Flooder(engine, num_requests, **flood)
+    spent = 0
+    waits: list[int] = []
+    asked: deque[int] = deque()
+    pause = 20
+    while len(waits) < NUM_MEASURED:
+        flooder.send()
+        if pause == 0 and not asked:
+            engine.add(make_sequence(f"y{len(waits)}", [49] * 8, max_tokens=4, tenant="y", cache_key=b"y"))
+            asked.append(spent)
+        pause = max(0, pause - 1)
+        before = engine.times.num_tokens
+        outputs = engine.step()
+        spent += STEP + engine.times.num_tokens - before
+        for output in outputs:
+            if output.finish_reason and output.request_id[0] == "x":
+                flooder.finished(output.request_id)
+            if output.request_id[0] == "y":
+                if len(asked) and output.request_id == f"y{len(waits)}":
+                    waits.append(spent - asked.popleft())
+                if output.finish_reason:
+                    pause = 2
+    return waits
+
+
+def _p99(values: list[int]) -> int:
+    return sorted(values)[math.ceil(0.99 * len(values)) - 1]
+
+
+@pytest.mark.parametrize(
+    "flood",
+    [
+        {"n": 128, "num_prompt": 10, "max_tokens": 60},
+        {"n": 1, "num_prompt": 900, "max_tokens": 8},  # the prompts are what takes long
+    ],
+)
+def test_a_flood_of_one_key_does_not_slow_the_other_ones_first_token(flood) -> None:
+    alone = _p99(_first_token_times(1, **flood))
+    flooded = _p99(_first_token_times(8, **flood))
+    assert flooded < 3 * alone, (flooded, alone)
+
+
+@pytest.mark.parametrize(
+    "flood",
+    [
+        {"n": 128, "num_prompt": 10, "max_tokens": 60},
+        {"n": 1, "num_prompt": 900, "max_tokens": 8},
+        {"n": 8, "num_prompt": 300, "max_tokens": 200},  # blocks are what is short
+    ],
+)
+def test_the_first_token_of_a_light_key_comes_within_a_full_step_or_two(flood) -> None:
+    assert max(_first_token_times(8, **flood)) <= 2 * (STEP + 128)
