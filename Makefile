@@ -59,9 +59,10 @@ lint: $(STAMP) ## Check style, formatting and import directions
 types: $(STAMP) ## Check types, strictly
 	$(BIN)/mypy
 
-schemas: $(STAMP) ## Write the JSON schemas of the contract into schemas/, and the page of metrics
+schemas: $(STAMP) ## Write the JSON schemas of the contract into schemas/, the page of metrics and the tables of docs/api.md
 	$(BIN)/python tools/write_schemas.py
 	$(BIN)/python tools/write_metrics_page.py
+	$(BIN)/python tools/write_api_docs.py
 
 crds: $(STAMP) ## Write the CustomResourceDefinition into crds/ and into the chart
 	$(BIN)/python tools/write_crds.py

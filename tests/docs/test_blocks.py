@@ -27,6 +27,7 @@ FILES = [ROOT / "README.md", *sorted(set((ROOT / "docs").rglob("*.md")) - {ON_A_
 BLOCKS = [block for path in FILES if path.exists() for block in blocks_of(ROOT, path)]
 SHELL = [block for block in BLOCKS if block.language in ("bash", "sh", "shell", "console")]
 SERVERS = [block for block in SHELL if block.is_server]
+PYTHON = [block for block in BLOCKS if block.language == "python"]
 CLIENTS = [block for block in SHELL if block.is_client]
 START_S = 240  # the first start converts the model, on a slow machine that does other things as well
 STOP_S = 3
@@ -72,8 +73,12 @@ def test_a_shell_block_works(block):
     run_shell(block)
 
 
-@pytest.mark.parametrize("block", [block for block in BLOCKS if block.language == "python"], ids=by_name)
+@pytest.mark.parametrize("block", [block for block in PYTHON if not block.is_client], ids=by_name)
 def test_a_python_block_works(block):
+    run_python(block)
+
+
+def run_python(block):
     done = subprocess.run([sys.executable, "-c", block.text], cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True)
 
     assert done.returncode == 0, done.stderr
@@ -128,6 +133,9 @@ def test_the_server_answers_its_blocks_and_ends_on_ctrl_c(server, tmp_path):
             assert answer
             if shutil.which("curl"):  # a slim machine has none, and then the stand-in must do
                 assert run_shell(block)
+        for block in PYTHON:
+            if block.is_client:
+                run_python(block)
         assert interrupt(process, log) >= 5  # make, local, supervisor, front, core
 
 

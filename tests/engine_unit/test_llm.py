@@ -77,6 +77,16 @@ def test_prompt_logprobs_are_those_of_transformers_in_one_go_and_in_chunks(llm: 
     chunked.shutdown()
 
 
+def test_no_tokens_asked_for_gives_the_prompts_logprobs_alone(llm: LLM) -> None:
+    (output,) = _ask(llm, max_tokens=0, prompt_logprobs=0, temperature=0.0)
+    (longer,) = _ask(llm, max_tokens=1, prompt_logprobs=0, temperature=0.0)
+    assert [entry.logprob for entry in output.prompt_logprobs] == pytest.approx(
+        [entry.logprob for entry in longer.prompt_logprobs], abs=1e-4
+    )
+    (choice,) = output.outputs
+    assert (choice.text, choice.token_ids, choice.logprobs, choice.finish_reason) == ("", (), (), "length")
+
+
 def test_eos_ends_a_sequence_unless_it_is_forbidden_or_ignored(llm: LLM) -> None:
     always_eos = {2: 100.0}
     (output,) = _ask(llm, ignore_eos=False, logit_bias=always_eos, max_tokens=8)

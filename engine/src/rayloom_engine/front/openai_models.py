@@ -12,7 +12,13 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from rayloom_engine.errors import RequestError
 from rayloom_engine.json_words import shown
-from rayloom_engine.sampling_params import MAX_STOP_TOKEN_IDS, SamplingParams
+from rayloom_engine.sampling_params import (
+    MAX_LOGIT_BIASES,
+    MAX_STOP_STRING_CHARS,
+    MAX_STOP_STRINGS,
+    MAX_STOP_TOKEN_IDS,
+    SamplingParams,
+)
 
 MAX_DETOKENIZED = 2**20  # tokens in one request to turn them back into text
 REQUEST_ID = r"[\x21-\x7e]{1,128}"  # as in the X-Request-Id header: visible ASCII
@@ -41,7 +47,7 @@ class Wire(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="ignore", protected_namespaces=())
 
-    model: str | None = Field(None, description="The served model's name; may be left out.")
+    model: str | None = Field(None, description="The served model's name. Default: the served model.")
 
 
 class StreamOptions(BaseModel):
@@ -74,20 +80,23 @@ class GenerationRequest(Wire):
     frequency_penalty: float | None = Field(None, description="The same, once per occurrence.")
     # SamplingParams checks keys and numbers, and stops at the first bad number.
     logit_bias: dict[str, Any] | None = Field(
-        None, description="Token id to a bias from -100 to 100; at most 1024 of them."
+        None, description=f"Token id to a bias from -100 to 100; at most {MAX_LOGIT_BIASES} of them."
     )
-    seed: Whole | None = Field(None, description="Equal seeds give equal draws; -1 and null draw a fresh one.")
+    seed: Whole | None = Field(None, description="Equal seeds give equal draws; -1 is none. Default: a fresh one.")
     stop: Any = Field(
         None,
-        description="Texts that end the answer, at most 64 of 1024 characters; an empty one ends nothing.",
+        description=f"Texts that end the answer, at most {MAX_STOP_STRINGS} of up to {MAX_STOP_STRING_CHARS} "
+        "characters; an empty one ends nothing.",
         json_schema_extra={"type": "string or list of strings"},
     )
-    stop_token_ids: StopTokenIds | None = Field(None, description="Ids that end the answer; at most 1024.")
+    stop_token_ids: StopTokenIds | None = Field(
+        None, description=f"Ids that end the answer; at most {MAX_STOP_TOKEN_IDS}."
+    )
     min_tokens: Whole | None = Field(None, description="Nothing ends the answer before that many tokens.")
     max_tokens: Whole | None = Field(
         None,
-        description="Tokens of the answer. Chat: what the context leaves, and at least 1. "
-        "Completions: 0 answers with the prompt's log-probabilities alone.",
+        description="Tokens of the answer, at least 1 in a chat. 0 is for a prompt's log-probabilities alone. "
+        "Default: 16, in a chat what the context leaves.",
     )
     ignore_eos: bool | None = Field(None, description="The model's own end token does not end the answer.")
     prompt_logprobs: Whole | None = Field(
@@ -99,7 +108,7 @@ class GenerationRequest(Wire):
         None, description="Whether the tokenizer adds its own. Default: true for prompts, false for chats."
     )
     stream: bool | None = Field(None, description="The answer as server-sent events. Default: false.")
-    stream_options: StreamOptions | None = Field(None, description="Only with stream; its own fields are below.")
+    stream_options: StreamOptions | None = Field(None, description="Only with stream; it has fields of its own.")
     priority: Annotated[Whole, Field(ge=-(2**31), lt=2**31)] | None = Field(
         None,
         description="Lower runs first, among the requests of one API key; from -2147483648 to 2147483647. Default: 0. "
@@ -185,13 +194,16 @@ class TemplateFields(BaseModel):
 
 class ChatRequest(TemplateFields, GenerationRequest):
     messages: list[Any] = Field(
-        description="The conversation. The roles are system, developer, user, assistant, tool and function; any other "
-        "is for the chat template to know. Content is a string or a list of text parts."
+        description="The conversation, a list of objects with role and content. The roles are system, developer, user, "
+        "assistant, tool and function; any other is for the chat template to know. Content is a string or a list of "
+        "text parts."
     )
-    max_completion_tokens: Whole | None = Field(None, description="OpenAI's newer name of max_tokens; it comes first.")
+    max_completion_tokens: Whole | None = Field(
+        None, description="OpenAI's newer name of max_tokens, which it comes before."
+    )
     logprobs: bool | None = Field(None, description="Log-probabilities of the answer's tokens. Default: false.")
     top_logprobs: Whole | None = Field(
-        None, description="So many alternatives for each token, from 0 to 20; needs logprobs. Default: 0."
+        None, description="So many alternatives for each token; needs logprobs. Default: 0."
     )
     reasoning_effort: str | None = Field(
         None,
