@@ -1,16 +1,14 @@
 """Every manifest in examples/ can be used, and is cut into the ranks that its comment tells of."""
 
-from pathlib import Path
-
 import pytest
 
 from rayloom_operator.manifest import load_service
 from rayloom_operator.model_facts import builtin_facts
 from rayloom_operator.objects.ray_cluster import ray_cluster
 from rayloom_operator.resolved import resolve
+from rt_examples import FOLDER, of_services
 from rt_shapes import LLAMA31_8B, LLAMA31_70B
 
-FOLDER = Path(__file__).parents[2] / "examples"
 FACTS = {
     "hf://meta-llama/Llama-3.1-8B-Instruct": LLAMA31_8B,
     "hf://meta-llama/Llama-3.1-70B-Instruct": LLAMA31_70B,
@@ -24,7 +22,7 @@ def resolved(name, **changes):
     return resolve(service, "rayloom/engine", facts)
 
 
-@pytest.mark.parametrize("name", sorted(path.stem for path in FOLDER.glob("*.yaml")))
+@pytest.mark.parametrize("name", [path.stem for path in of_services()])
 def test_an_example_can_be_made_into_pods(name):
     found = resolved(name)
 
