@@ -41,6 +41,22 @@ def test_the_document_shows_what_is_printed(facts, capsys):
     assert printed in (ROOT / "docs" / "sizing.md").read_text(encoding="utf-8")
 
 
+def test_the_page_on_gpus_shows_what_is_printed(capsys):
+    examples = ROOT / "examples"
+    main(["plan", "-f", str(examples / "qwen3-8b-gpu.yaml"), "--facts", str(examples / "facts" / "qwen3-8b.json")])
+    printed = capsys.readouterr().out.partition("\nObjects")[0]
+
+    assert printed in (ROOT / "docs" / "quickstart-gpu.md").read_text(encoding="utf-8")
+
+
+def test_memory_that_is_left_out_is_asked_for_where_there_is_no_cluster(tmp_path, capsys):
+    path = tmp_path / "no-memory.yaml"
+    path.write_text((ROOT / "examples" / "qwen3-8b-gpu.yaml").read_text().replace("    memory: 24Gi\n", ""))
+
+    assert main(["plan", "-f", str(path), "--facts", str(ROOT / "examples" / "facts" / "qwen3-8b.json")]) == 2
+    assert "spec.accelerator.memory is left out, and without a cluster nothing says" in capsys.readouterr().err
+
+
 def test_a_built_in_model_needs_no_facts_and_objects_are_named(capsys):
     assert main(["plan", "-f", str(SMALL)]) == 0
     printed = capsys.readouterr().out
