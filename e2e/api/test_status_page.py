@@ -43,6 +43,12 @@ def shown(world: World) -> Iterator[None]:
     world.play(_NAMESPACE, "degraded", "worker", Play(is_oom=True))
     world.engine(_NAMESPACE, "degraded", state="recovering", reason="rank 1 was lost")
     world.wait(_NAMESPACE, "progressing", "Available", Reason.STARTING)
+    world.engine(_NAMESPACE, "progressing", loading=(41_000_000_000, 131_000_000_000))
+
+    def says() -> str:
+        return str(world.services[(_NAMESPACE, "progressing")]["status"].get("loading"))
+
+    wait_until(lambda: says() == "41 of 131 GB", "the bytes in the status", 40, says)
     world.wait(_NAMESPACE, "refused", "Accepted", Reason.APPLY_REFUSED)
     world.wait(_NAMESPACE, "degraded", "Available", Reason.CONTAINER_FAILED)
     yield

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -19,6 +20,7 @@ _SOURCES = Path(__file__).parent / "parts"
 # Part of every key in the cache: raise it when a part is compiled in another way.
 _RECIPE = 1
 _KUBERAY_MODULE = "github.com/ray-project/kuberay/ray-operator"
+_GATEWAY_MODULE = "sigs.k8s.io/gateway-api"
 BASE = "rayloom.dev/base"
 _BASE_PACKAGES = ("python3", "python3-venv", "ca-certificates")
 _BASE_RELEASE = "bookworm"
@@ -44,6 +46,11 @@ def build_parts() -> Parts:
         coredns=_built("coredns", _compile_static) / "coredns",
         pause=_built("pause", _compile_static) / "pause",
     )
+
+
+def gateway_crds() -> Path:
+    """A folder with the definitions of the Gateway API's standard channel, fetched where the cache has none."""
+    return _built("gateway", _fetch_gateway)
 
 
 def base_image() -> str:
@@ -129,6 +136,17 @@ def _compile_kuberay(source: Path, folder: Path) -> None:
     # The module cache is read-only, and so would be a copied tree.
     for manifest in sorted((module / "config" / "crd" / "bases").glob("*.yaml")):
         (folder / "crds" / manifest.name).write_bytes(manifest.read_bytes())
+
+
+def _fetch_gateway(source: Path, folder: Path) -> None:
+    """Nothing of it is compiled, so its own dependencies are not needed."""
+    found = re.search(rf"{re.escape(_GATEWAY_MODULE)} (v\S+)", (source / "go.mod").read_text())
+    assert found is not None
+    module = json.loads(run("go", "mod", "download", "-json", f"{_GATEWAY_MODULE}@{found[1]}"))
+    if f"{_GATEWAY_MODULE} {found[1]} {module['Sum']}" not in (source / "go.sum").read_text().splitlines():
+        raise ClusterError(f"{_GATEWAY_MODULE} {found[1]} is not what {source / 'go.sum'} says: {module['Sum']}")
+    for manifest in sorted((Path(module["Dir"]) / "config" / "crd" / "standard").glob("*.yaml")):
+        (folder / manifest.name).write_bytes(manifest.read_bytes())
 
 
 def _compile_static(source: Path, folder: Path) -> None:

@@ -42,6 +42,7 @@ class Engine:
     state: str = ""  # a test's word; empty: what the ranks allow
     reason: str = ""
     token_age: float | None = 1.0
+    loading: tuple[int, int] = (0, 0)  # bytes of the model that are there, and all of them; 0: they are not counted
     is_silent: bool = False  # closes connections without an answer
     is_draining: bool = False
     in_flight: int = 0  # requests that a test says are there, besides those of a Traffic
@@ -105,7 +106,14 @@ class Engine:
             "uptime_seconds": 60.0,
             "model": _MODEL if is_loaded else None,
             "startup": [
-                {"name": "load", "seconds": 1.0, "done": 0, "total": 0, "unit": "", "finished": is_loaded},
+                {
+                    "name": "load",
+                    "seconds": 1.0,
+                    "done": self.loading[0],
+                    "total": self.loading[1],
+                    "unit": "bytes" if self.loading[1] else "",
+                    "finished": is_loaded,
+                },
             ],
             "ranks": [_rank(index, node) for index, node in enumerate(self.nodes)],
             "requests": {

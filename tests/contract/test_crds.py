@@ -59,7 +59,8 @@ def test_defaults_and_rules_arrive():
 
     assert spec["sizing"]["properties"]["minConcurrentRequests"]["default"] == 1
     assert "default" not in spec["parallelism"]["properties"]["pipeline"]
-    assert spec["accelerator"]["required"] == ["memory"]
+    assert spec["model"]["required"] == ["source"]
+    assert "required" not in spec["accelerator"]  # nodes may say how much memory it has
     assert spec["model"]["properties"]["dtype"]["default"] == "auto"
     assert "default" not in spec["model"]["properties"]["maxModelLen"]
     (rule,) = spec["replicas"]["x-kubernetes-validations"]

@@ -11,13 +11,10 @@ from pathlib import Path
 import psutil
 import pytest
 
+from rt_examples import of_services
 from rt_server import wait_until
 
-EXAMPLES = [
-    path
-    for path in sorted((Path(__file__).parents[2] / "examples").glob("*.yaml"))
-    if "source: builtin://" in path.read_text(encoding="utf-8")
-]
+EXAMPLES = [path for path in of_services() if "source: builtin://" in path.read_text(encoding="utf-8")]
 
 
 @pytest.mark.parametrize("manifest", EXAMPLES, ids=lambda path: path.stem)

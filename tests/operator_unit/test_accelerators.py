@@ -115,11 +115,6 @@ def test_a_rank_on_a_cpu_asks_for_the_memory_of_its_weights():
             "spec: engine.args.device cpu has no use for an accelerator: remove one of the two",
         ),
         (
-            {"accelerator": {"perNode": 4}},
-            "spec.accelerator.memory: is missing; add it. Memory of one accelerator as its driver shows it, such as "
-            "80Gi or 81559Mi. Text, with its unit.",
-        ),
-        (
             {"sizing": {"minConcurrentRequests": 0}},
             "spec.sizing.minConcurrentRequests: 0 is too small; use 1 or more",
         ),

@@ -1,30 +1,29 @@
 """Every manifest in examples/ can be used, and is cut into the ranks that its comment tells of."""
 
-from pathlib import Path
-
 import pytest
 
 from rayloom_operator.manifest import load_service
-from rayloom_operator.model_facts import builtin_facts
+from rayloom_operator.model_facts import ModelFacts, builtin_facts
 from rayloom_operator.objects.ray_cluster import ray_cluster
 from rayloom_operator.resolved import resolve
-from rt_shapes import LLAMA31_8B, LLAMA31_70B
+from rt_examples import FOLDER, of_services
 
-FOLDER = Path(__file__).parents[2] / "examples"
 FACTS = {
-    "hf://meta-llama/Llama-3.1-8B-Instruct": LLAMA31_8B,
-    "hf://meta-llama/Llama-3.1-70B-Instruct": LLAMA31_70B,
+    "hf://Qwen/Qwen3-8B": "qwen3-8b",
+    "hf://Qwen/Qwen2.5-72B-Instruct": "qwen2.5-72b",
 }
 
 
 def resolved(name, **changes):
     service = load_service(FOLDER / f"{name}.yaml")
     service = service.model_copy(update={"spec": service.spec.model_copy(update=changes)})
-    facts = builtin_facts(service.spec.model) or FACTS.get(service.spec.model.source)
+    facts = builtin_facts(service.spec.model)
+    if (name := FACTS.get(service.spec.model.source)) is not None:
+        facts = ModelFacts.model_validate_json((FOLDER / "facts" / f"{name}.json").read_bytes())
     return resolve(service, "rayloom/engine", facts)
 
 
-@pytest.mark.parametrize("name", sorted(path.stem for path in FOLDER.glob("*.yaml")))
+@pytest.mark.parametrize("name", [path.stem for path in of_services()])
 def test_an_example_can_be_made_into_pods(name):
     found = resolved(name)
 
@@ -33,17 +32,17 @@ def test_an_example_can_be_made_into_pods(name):
 
 
 def test_one_gpu_of_24_gib_holds_the_8b_model_and_a_request():
-    found = resolved("llama3-8b-gpu")
+    found = resolved("qwen3-8b-gpu")
 
-    assert (found.shape, found.sizing.kv_tokens, found.sizing.concurrent_requests) == ("TP1xPP1", 58_208, 1)
+    assert (found.shape, found.sizing.kv_tokens, found.sizing.concurrent_requests) == ("TP1xPP1", 50_128, 1)
 
 
-def test_two_nodes_of_eight_gpus_hold_the_70b_model_and_its_sixteen_requests():
-    found = resolved("llama3-70b-tp8-pp2")
+def test_two_nodes_of_eight_gpus_hold_the_72b_model_and_its_64_requests():
+    found = resolved("qwen2.5-72b-tp8-pp2")
     spec = found.service.spec
-    computed = resolved("llama3-70b-tp8-pp2", parallelism=type(spec.parallelism)())
-    smaller = spec.sizing.model_copy(update={"min_concurrent_requests": 8})
-    one_node = resolved("llama3-70b-tp8-pp2", parallelism=type(spec.parallelism)(), sizing=smaller)
+    computed = resolved("qwen2.5-72b-tp8-pp2", parallelism=type(spec.parallelism)())
+    smaller = spec.sizing.model_copy(update={"min_concurrent_requests": 32})
+    one_node = resolved("qwen2.5-72b-tp8-pp2", parallelism=type(spec.parallelism)(), sizing=smaller)
 
     assert (found.shape, found.num_pods, found.sizing.nodes) == ("TP8xPP2", 2, 2)
     assert (computed.shape, computed.stages_per_pod) == (found.shape, found.stages_per_pod)

@@ -45,6 +45,34 @@ def values(container):
     return {each["name"]: each.get("value") for each in container["env"]}
 
 
+@pytest.mark.parametrize(
+    ("image", "version"),
+    [
+        ("rayloom/engine:0.1.0", "0.1.0"),
+        ("registry.example.com:5000/team/engine:v2_rc-1", "v2_rc-1"),
+        ("registry.example.com:5000/team/engine:1.0@sha256:" + "a" * 64, "1.0"),
+        ("registry.example.com:5000/team/engine", None),
+        ("engine@sha256:" + "a" * 64, None),
+        ("engine:" + "x" * 64, None),
+        ("engine:1.0-", None),
+    ],
+)
+def test_pods_have_the_labels_that_tools_show(image, version):
+    resolved = make_resolved(image=image)
+    spec = ray_cluster(resolved, REVISION)["spec"]
+    (workers,) = spec["workerGroupSpecs"]
+    expected = {"instance": "chat", "component": "engine", "part-of": "rayloom", "name": "rayloom-engine"}
+    expected |= {} if version is None else {"version": version}
+
+    for template in (spec["headGroupSpec"]["template"], workers["template"]):
+        found = {
+            name.removeprefix("app.kubernetes.io/"): value
+            for name, value in template["metadata"]["labels"].items()
+            if name.startswith("app.kubernetes.io/")
+        }
+        assert found == expected | {"managed-by": "rayloom-operator"}
+
+
 def test_one_worker_pod_for_each_stage_and_none_of_its_ranks_on_the_head():
     spec = build(parallelism={"pipeline": 3})
     (workers,) = spec["workerGroupSpecs"]

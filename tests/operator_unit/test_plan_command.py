@@ -12,28 +12,25 @@ from rayloom_operator.api_rollout import Rollout
 from rayloom_operator.revision import revision
 from rayloom_operator.rollout_command import explain_rollout
 from rt_operator import make_resolved
-from rt_shapes import LLAMA31_70B
 
 ROOT = Path(__file__).parents[2]
-EXAMPLE = ROOT / "examples" / "llama3-70b-tp8-pp2.yaml"
+EXAMPLE = ROOT / "examples" / "qwen2.5-72b-tp8-pp2.yaml"
 SMALL = ROOT / "examples" / "smollm2-tp3.yaml"
 
 
 @pytest.fixture
-def facts(tmp_path):
-    path = tmp_path / "facts.json"
-    path.write_text(LLAMA31_70B.model_dump_json(), encoding="utf-8")
-    return str(path)
+def facts():
+    return str(ROOT / "examples" / "facts" / "qwen2.5-72b.json")
 
 
 def test_the_table_marks_the_chosen_way_and_says_why_the_others_are_none(facts, capsys):
     assert main(["plan", "-f", str(EXAMPLE), "--facts", facts]) == 0
     lines = capsys.readouterr().out.splitlines()
 
-    assert lines[0] == "hf://meta-llama/Llama-3.1-70B-Instruct: 70.55 billion parameters, 131.4 GiB in bfloat16."
+    assert lines[0] == "hf://Qwen/Qwen2.5-72B-Instruct: 72.71 billion parameters, 135.4 GiB in bfloat16."
     assert [line.split()[:2] for line in lines if line.startswith("->")] == [["->", "TP8xPP2"]]
     (one_node,) = [line for line in lines if "TP8xPP1" in line]
-    assert one_node.endswith("16 x 131072 tokens need 80.0 GiB of KV cache on a rank, and there is room for 55.9 GiB")
+    assert one_node.endswith("64 x 32768 tokens need 80.0 GiB of KV cache on a rank, and there is room for 55.4 GiB")
     assert "TP8xPP2: tensor and pipeline as given. Worker pods: 2, ranks in each: 8." in lines
 
 
@@ -42,6 +39,22 @@ def test_the_document_shows_what_is_printed(facts, capsys):
     printed = capsys.readouterr().out.partition("\nObjects")[0]
 
     assert printed in (ROOT / "docs" / "sizing.md").read_text(encoding="utf-8")
+
+
+def test_the_page_on_gpus_shows_what_is_printed(capsys):
+    examples = ROOT / "examples"
+    main(["plan", "-f", str(examples / "qwen3-8b-gpu.yaml"), "--facts", str(examples / "facts" / "qwen3-8b.json")])
+    printed = capsys.readouterr().out.partition("\nObjects")[0]
+
+    assert printed in (ROOT / "docs" / "quickstart-gpu.md").read_text(encoding="utf-8")
+
+
+def test_memory_that_is_left_out_is_asked_for_where_there_is_no_cluster(tmp_path, capsys):
+    path = tmp_path / "no-memory.yaml"
+    path.write_text((ROOT / "examples" / "qwen3-8b-gpu.yaml").read_text().replace("    memory: 24Gi\n", ""))
+
+    assert main(["plan", "-f", str(path), "--facts", str(ROOT / "examples" / "facts" / "qwen3-8b.json")]) == 2
+    assert "spec.accelerator.memory is left out, and without a cluster nothing says" in capsys.readouterr().err
 
 
 def test_a_built_in_model_needs_no_facts_and_objects_are_named(capsys):
@@ -95,7 +108,7 @@ def test_pods_are_printed_with_their_templates_and_what_an_operator_must_allow(t
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ([str(EXAMPLE)], "inspect --model hf://meta-llama/Llama-3.1-70B-Instruct > facts.json"),
+        ([str(EXAMPLE)], "inspect --model hf://Qwen/Qwen2.5-72B-Instruct > facts.json"),
         ([str(EXAMPLE), "--facts", "/not/there"], "cannot read /not/there: No such file"),
         (
             [str(EXAMPLE), "--facts", str(EXAMPLE)],

@@ -94,8 +94,10 @@ def test_a_raycluster_that_its_queue_holds_is_suspended():
     assert not is_suspended({"metadata": {"name": "chat-00000000-0"}})
 
 
-def test_what_waits_in_a_queue_is_no_fault_and_waits_for_capacity():
-    group = make_group(is_suspended=True)
+@pytest.mark.parametrize("is_told_to_go", [False, True])
+def test_what_waits_in_a_queue_is_no_fault_and_waits_for_capacity(is_told_to_go):
+    # KubeRay deletes the pods that one has which is suspended later.
+    group = make_group(is_suspended=True, is_told_to_go=is_told_to_go)
     verdict = judge(group, NOW)
     (engine,) = look(Observed(groups=(group,)), {}, "00000000", now=NOW).engines
 

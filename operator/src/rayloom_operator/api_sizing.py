@@ -34,8 +34,10 @@ class Accelerator(Part):
     per_node: int = Field(
         1, ge=1, le=64, description="Accelerators of one node. The ranks of a stage share a node, stages need not."
     )
-    memory: Quantity = Field(
-        description="Memory of one accelerator as its driver shows it, such as 80Gi or 81559Mi. Text, with its unit."
+    memory: Quantity | None = Field(
+        None,
+        description="Memory of one accelerator as its driver shows it, such as 80Gi or 81559Mi. Text, with its unit. "
+        "Left out: the least of the nodes that have one, by their labels, such as nvidia.com/gpu.memory.",
     )
 
 

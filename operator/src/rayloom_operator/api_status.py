@@ -183,6 +183,13 @@ class Candidate(Figures):
 
 class Sizing(Figures):
     advice: str = Field("", description="What would use the accelerators better; empty when nothing is known.")
+    accelerator_memory: int | None = Field(
+        None,
+        description="Bytes of one accelerator as the nodes' labels said; absent where spec.accelerator.memory does.",
+    )
+    accelerator_nodes: str | None = Field(
+        None, description="Of which nodes that was read: accelerator.resource and scheduling.nodeSelector of then."
+    )
     inputs: str = Field(description="Hash of what this was computed from. While it is equal, the choice stays.")
     alternatives: tuple[Candidate, ...] = Field((), max_length=8, description="Other ways, the cheapest first.")
 

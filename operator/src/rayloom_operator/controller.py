@@ -20,7 +20,7 @@ from rayloom_operator.api_status import Reason, Status, stored_model, stored_rol
 from rayloom_operator.applier import Applier
 from rayloom_operator.drift import Drift
 from rayloom_operator.engine_poller import EnginePoller
-from rayloom_operator.errors import DoesNotFit, NotAllowed, OperatorError, Refused, SpecError
+from rayloom_operator.errors import DoesNotFit, MemoryUnknown, NotAllowed, OperatorError, Refused, SpecError
 from rayloom_operator.inspection import Inspection, inspect
 from rayloom_operator.judgement import STALE_S, is_well, mute_at
 from rayloom_operator.k8s_events import events
@@ -62,6 +62,8 @@ _NEXT_TURN_S = 0.2
 _REFUSED_LOOK_S = 2.0
 # Why a spec that is right in itself cannot be used.
 _REASONS = ((DoesNotFit, Reason.DOES_NOT_FIT), (NotAllowed, Reason.NOT_ALLOWED))
+# Nodes get the labels of their accelerators some time after they joined.
+_NODES_LOOK_S = 10.0
 
 
 class Controller:
@@ -244,9 +246,12 @@ class Controller:
             inspection = await self._inspect(key, previous, service, clock)
             if inspection.facts is not None:
                 image = self._settings.image(service)
-                resolved = resolve(service, image, inspection.facts, previous, self._settings.hub)
+                hub, memory_of = self._settings.hub, self.watches.nodes.memory_of
+                resolved = resolve(service, image, inspection.facts, previous, hub, memory_of)
                 resolved = await self._roller.with_kept_image(key, document, resolved, previous)
         except SpecError as error:
+            if isinstance(error, MemoryUnknown):
+                self._queue.add_after(key, _NODES_LOOK_S)
             reason = next((each for kind, each in _REASONS if isinstance(error, kind)), Reason.INVALID_SPEC)
             accepted = Verdict(reason=reason, message="; ".join(error.problems))
         memory, rollout = remembered(previous), stored_rollout(previous)

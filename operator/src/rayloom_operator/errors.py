@@ -21,6 +21,10 @@ class NotAllowed(SpecError):
     """A manifest that is right in itself, but asks for what the operator's settings do not allow."""
 
 
+class MemoryUnknown(SpecError):
+    """A manifest that leaves out how much memory an accelerator has, and no node says it."""
+
+
 class EngineUnavailable(OperatorError):
     """The engine cannot be started, or does not answer as its contract says."""
 

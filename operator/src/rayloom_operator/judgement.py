@@ -33,6 +33,10 @@ def judge(group: Group | None, now: float) -> Verdict:
     if group is None or head is None:
         if group is not None and group.fault is not None:
             return group.fault
+        if group is not None and group.is_suspended and not group.is_headless:
+            return _pending(
+                f"RayCluster {group.name} is suspended: it has no pods until its queue, such as Kueue's, admits it."
+            )
         if group is not None and group.is_told_to_go:
             message = f"The head pod of {group.name} was told to go, and finishes its requests; then it is made anew."
             return Verdict(reason=Reason.DRAINING, message=message)
@@ -40,10 +44,6 @@ def judge(group: Group | None, now: float) -> Verdict:
             return Verdict(reason=Reason.HEAD_LOST, message=f"The head pod of {group.name} is gone, and its ranks too.")
         if group is not None and group.pods:
             return _pending("The head pod is gone, or about to be.")
-        if group is not None and group.is_suspended:
-            return _pending(
-                f"RayCluster {group.name} is suspended: it has no pods until its queue, such as Kueue's, admits it."
-            )
         return _pending("KubeRay makes the pods of the engine. If this stays, see whether KubeRay's operator runs.")
     is_mute = reading is not None and now >= mute_at(reading)
     # The failed answer of an engine that has ended is explained by its pod better than by its last word.

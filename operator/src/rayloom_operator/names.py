@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from rayloom_operator.api import API_VERSION, KIND, LLMService
@@ -88,6 +89,16 @@ def labels(service: LLMService, revision: str = "", number: int = 0) -> dict[str
         found |= {"app.kubernetes.io/name": "rayloom-engine", REVISION_LABEL: revision}
         found[GROUP_LABEL] = group_name(service.metadata.name, revision, number)
     return found
+
+
+def app_labels(service: LLMService, image: str) -> dict[str, str]:
+    """What tools show of the pods of an engine (https://kubernetes.io/docs/concepts/overview/working-with-objects/
+    common-labels/). The version is the image's tag, where it has one. They are in no selector and in no revision."""
+    found = {"instance": service.metadata.name, "component": "engine", "part-of": "rayloom"}
+    tag = image.partition("@")[0].rpartition("/")[2].partition(":")[2]
+    if re.fullmatch(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?", tag):
+        found["version"] = tag
+    return {f"app.kubernetes.io/{name}": value for name, value in found.items()}
 
 
 def object_path(api_version: str, kind: str, namespace: str = "", name: str = "") -> str:

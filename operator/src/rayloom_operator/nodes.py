@@ -1,10 +1,13 @@
-"""Which nodes of the cluster are not ready, and since when, and which are being emptied. Nothing else is kept."""
+"""Which nodes of the cluster are not ready, and since when; which are being emptied; and what the labels of those with
+accelerators say of them. Nothing else is kept."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import datetime
 
+from rayloom_operator.accelerator_memory import UNKNOWN_NODES, AcceleratorNode, NodeMemory, node_memory
+from rayloom_operator.api_sizing import Accelerator
 from rayloom_operator.kube import Kube
 from rayloom_operator.names import Manifest, ServiceKey
 from rayloom_operator.observed import moment
@@ -26,6 +29,14 @@ def unready_since(node: Manifest) -> datetime | None:
     return moment(ready.get("lastTransitionTime", ""))
 
 
+def accelerators_of(node: Manifest) -> AcceleratorNode | None:
+    """The node with its labels, where pods can ask it for devices; None for any other."""
+    meta, allocatable = node["metadata"], node.get("status", {}).get("allocatable", {})
+    # Devices have the name of their vendor before a slash; cpu, memory and huge pages have none.
+    found = frozenset(name for name, number in allocatable.items() if "/" in name and number != "0")
+    return AcceleratorNode(name=meta["name"], labels=meta.get("labels", {}), resources=found) if found else None
+
+
 def is_cordoned(node: Manifest) -> bool:
     """Whether a Node document says that its pods are to go, or will be told to: by hand, by `kubectl drain`, or by a
     cluster's autoscaler, which taints first."""
@@ -40,6 +51,7 @@ class Nodes:
     def __init__(self, kube: Kube, on_change: Callable[[str], None]) -> None:
         self._on_change = on_change
         self._unready: dict[str, datetime] = {}
+        self._accelerators: dict[str, AcceleratorNode] = {}
         self.cordoned: set[str] = set()  # names of nodes that are being emptied
         self.reflector = Reflector(kube, "v1", "Node", self._changed, selector={}, key_of=_key, slim=_without_all_else)
 
@@ -48,8 +60,18 @@ class Nodes:
         """Names of nodes that are not ready -> since when."""
         return self._unready
 
+    def memory_of(self, accelerator: Accelerator, node_selector: Mapping[str, str]) -> NodeMemory:
+        """What the labels of the nodes say of this accelerator."""
+        if not self.reflector.is_synced.is_set():
+            return UNKNOWN_NODES
+        return node_memory(self._accelerators.values(), accelerator, node_selector)
+
     def _changed(self, key: ServiceKey) -> None:
         _, name = key
+        self._accelerators.pop(name, None)
+        for node in self.reflector.of_service(key):
+            if (found := accelerators_of(node)) is not None:
+                self._accelerators[name] = found
         since = next((unready_since(node) for node in self.reflector.of_service(key)), None)
         was_ready = self._unready.pop(name, None) is None
         if since is not None:
@@ -68,4 +90,9 @@ def _key(node: Manifest) -> ServiceKey:
 def _without_all_else(node: Manifest) -> Manifest:
     ready = [each for each in node.get("status", {}).get("conditions", ()) if each["type"] == "Ready"]
     spec = {"unschedulable": True} if is_cordoned(node) else {}
-    return {"metadata": {"name": node["metadata"]["name"]}, "spec": spec, "status": {"conditions": ready}}
+    status: Manifest = {"conditions": ready}
+    meta: Manifest = {"name": node["metadata"]["name"]}
+    if (found := accelerators_of(node)) is not None:
+        meta["labels"] = dict(found.labels)
+        status["allocatable"] = dict.fromkeys(sorted(found.resources), "1")
+    return {"metadata": meta, "spec": spec, "status": status}

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
+from rayloom_operator.accelerator_memory import WITHOUT_CLUSTER, NodeMemory, asked_of
 from rayloom_operator.api import LLMService
 from rayloom_operator.api_base import amount
+from rayloom_operator.api_sizing import Accelerator
 from rayloom_operator.api_status import Sizing, stored_sizing
-from rayloom_operator.errors import SpecError
+from rayloom_operator.errors import MemoryUnknown, SpecError
 from rayloom_operator.model_facts import ELEMENT_BYTES, ModelFacts
 from rayloom_operator.sizing import Question, size
 
@@ -53,18 +55,24 @@ class Resolved:
         return self.tensor * self.stages_per_pod
 
 
+# The memory of an accelerator, on nodes with such labels.
+MemoryOf = Callable[[Accelerator, Mapping[str, str]], NodeMemory]
+
+
 def resolve(
     service: LLMService,
     image: str,
     facts: ModelFacts | None = None,
     previous: Mapping[str, Any] = MappingProxyType({}),
     hub: Hub = Hub(),
+    memory_of: MemoryOf = lambda accelerator, node_selector: WITHOUT_CLUSTER,
 ) -> Resolved:
     """`image` is the resolved image of the engine's pods, `facts` None while the model was not looked at.
 
     `previous` is the status as it was written last: while what its sizing was computed from is the same, that choice
     stays, whatever this version of the operator would choose. Without facts only a service on CPU can be resolved.
-    Raises SpecError, or DoesNotFit, with what to change.
+    `memory_of` is asked where the spec leaves out how much memory an accelerator has, and once for a choice: another
+    node changes nothing that runs. Raises SpecError, DoesNotFit or MemoryUnknown, with what to change.
     """
     spec = service.spec
     asked, length = spec.parallelism, spec.model.max_model_len
@@ -73,10 +81,14 @@ def resolve(
             raise SpecError(("spec.accelerator: the parallelism is computed once the model was inspected",))
         tensor, pipeline = asked.tensor or 1, asked.pipeline or 1
         return Resolved(service=service, image=image, tensor=tensor, pipeline=pipeline, max_model_len=length, hub=hub)
-    asking = question(service, facts)
     sizing = stored_sizing(previous)
+    nodes = _nodes_to_ask(service)
+    kept = sizing.accelerator_memory if sizing is not None and sizing.accelerator_nodes == nodes else None
+    asking = question(service, facts, kept)
     if sizing is None or sizing.inputs != asking.inputs:
-        sizing = size(asking)
+        memory = None if nodes is None else _memory_of_nodes(service, memory_of)
+        asking = question(service, facts, memory)
+        sizing = size(asking).model_copy(update={"accelerator_memory": memory, "accelerator_nodes": nodes})
     if sizing.max_model_len < facts.shape.max_position_embeddings and not asking.engine_cuts_length:
         length = sizing.max_model_len
     return Resolved(
@@ -93,16 +105,39 @@ def resolve(
     )
 
 
-def question(service: LLMService, facts: ModelFacts) -> Question:
-    """What sizing is asked for a service. On CPU nothing is computed that the spec leaves out: it is 1."""
+def _nodes_to_ask(service: LLMService) -> str | None:
+    """None where the spec says how much memory an accelerator has, or there is no accelerator."""
+    accelerator = service.spec.accelerator
+    if accelerator is None or accelerator.memory is not None:
+        return None
+    return asked_of(accelerator, service.spec.scheduling.node_selector)
+
+
+def _memory_of_nodes(service: LLMService, memory_of: MemoryOf) -> int:
+    """Raises MemoryUnknown."""
+    accelerator = service.spec.accelerator
+    assert accelerator is not None, "its nodes are asked"
+    found = memory_of(accelerator, service.spec.scheduling.node_selector)
+    if found.num_bytes is None:
+        raise MemoryUnknown((f"spec.accelerator.memory is left out, and {found.why_not}",))
+    return found.num_bytes
+
+
+def question(service: LLMService, facts: ModelFacts, memory: int | None = None) -> Question:
+    """What sizing is asked for a service. On CPU nothing is computed that the spec leaves out: it is 1.
+
+    `memory` is that of an accelerator in bytes, where the spec leaves it out.
+    """
     spec = service.spec
     accelerator, args, asked = spec.accelerator, spec.engine.args, spec.parallelism
     limit = accelerator.memory if accelerator is not None else spec.engine.resources.limits.get("memory")
+    if limit is not None:
+        memory = amount(limit)
     return Question(
         shape=facts.shape,
         dtype=facts.shape.checkpoint_dtype if spec.model.dtype == "auto" else spec.model.dtype,
         per_node=None if accelerator is None else accelerator.per_node,
-        memory=None if limit is None else amount(limit),
+        memory=memory,
         tensor=asked.tensor or (1 if accelerator is None else None),
         pipeline=asked.pipeline or (1 if accelerator is None else None),
         max_model_len=spec.model.max_model_len,

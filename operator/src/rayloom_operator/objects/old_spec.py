@@ -39,7 +39,9 @@ def old_spec(resolved: Resolved, revision: str, model: Model | None) -> Manifest
         data["model"] = model.model_dump(mode="json", by_alias=True, exclude_none=True)
     if resolved.sizing is not None:
         # Without the ways that were not taken.
-        data["sizing"] = resolved.sizing.model_dump(mode="json", by_alias=True, exclude={"alternatives", "advice"})
+        data["sizing"] = resolved.sizing.model_dump(
+            mode="json", by_alias=True, exclude={"alternatives", "advice"}, exclude_none=True
+        )
     return {
         "apiVersion": API_OF_OLD_SPECS,
         "kind": KIND_OF_OLD_SPECS,

@@ -1,0 +1,235 @@
+"""Memory of an accelerator that the manifest leaves out is read from the nodes' labels, once for each shape.
+
+An 8B model fits one GPU of 24,564 MiB with a shorter context, and one of 81,559 MiB with all of it.
+"""
+
+import asyncio
+
+import pytest
+
+from rayloom_operator import controller
+from rayloom_operator.accelerator_memory import AcceleratorNode, node_memory
+from rayloom_operator.api_sizing import Accelerator
+from rayloom_operator.api_status import Model
+from rayloom_operator.errors import MemoryUnknown, SpecError
+from rayloom_operator.nodes import Nodes
+from rayloom_operator.objects.old_spec import old_spec, resolved_of
+from rayloom_operator.resolved import Hub, resolve
+from rayloom_operator.revision import revision
+from rt_operator import make_service
+from rt_shapes import LLAMA31_8B
+from rt_world import service, with_world
+
+GPU = "nvidia.com/gpu"
+MIB = 1 << 20
+HUB = {"source": "hf://a/b"}
+GIVE_IT = "give spec.accelerator.memory, such as 80Gi"
+
+
+def make_node(name="n1", memory=24_564, resource=GPU, **labels):
+    own = {} if memory is None else {f"{resource}.memory": str(memory)}
+    return AcceleratorNode(name=name, labels=own | labels, resources=frozenset({resource}))
+
+
+def memory(*nodes, selector=None, **accelerator):
+    return node_memory(nodes, Accelerator.model_validate(accelerator), selector or {})
+
+
+def test_the_least_of_the_nodes_that_could_hold_a_pod_counts():
+    assert memory(make_node("a", 81_559), make_node("b", 24_564)).num_bytes == 24_564 * MIB
+
+
+def test_nodes_without_the_labels_of_the_selector_do_not_count():
+    nodes = make_node("a", 81_559, pool="big"), make_node("b", 24_564), make_node("c", None)
+
+    assert memory(*nodes, selector={"pool": "big"}).num_bytes == 81_559 * MIB
+
+
+def test_another_resource_has_labels_of_its_own():
+    mig = "nvidia.com/mig-1g.10gb"
+
+    assert memory(make_node(memory=81_559), make_node("b", 9728, mig), resource=mig).num_bytes == 9728 * MIB
+
+
+@pytest.mark.parametrize(
+    ("nodes", "selector", "why_not"),
+    [
+        ((), {}, f"no node has nvidia.com/gpu: add one, or {GIVE_IT}"),
+        (
+            (make_node(),),
+            {"pool": "big"},
+            f"no node has nvidia.com/gpu and the labels of scheduling.nodeSelector: add one, or {GIVE_IT}",
+        ),
+        (
+            (make_node("a"), make_node("b", None)),
+            {},
+            "node b has nvidia.com/gpu and no label nvidia.com/gpu.memory, which GPU feature discovery sets: install "
+            f"it, or {GIVE_IT}",
+        ),
+        (
+            (make_node("c", None), make_node("b", None), make_node("a", "much")),
+            {},
+            "node a (and 2 more) has nvidia.com/gpu and no label nvidia.com/gpu.memory, which GPU feature discovery "
+            f"sets: install it, or {GIVE_IT}",
+        ),
+        (
+            (make_node("a", **{f"{GPU}.replicas": "4"}),),
+            {},
+            "node a shares each nvidia.com/gpu among several pods (nvidia.com/gpu.replicas), so its label "
+            f"nvidia.com/gpu.memory is not what one may use: {GIVE_IT}",
+        ),
+    ],
+)
+def test_what_the_labels_leave_open_is_said(nodes, selector, why_not):
+    assert memory(*nodes, selector=selector) == (type(memory())(None, why_not))
+
+
+def test_a_device_that_is_not_shared_has_one_replica():
+    assert memory(make_node("a", **{f"{GPU}.replicas": "1"})).num_bytes == 24_564 * MIB
+
+
+def service_without(model=HUB, **spec):
+    return make_service(model=model, **({"accelerator": {"resource": GPU}} | spec))
+
+
+def resolved(service, *nodes, previous=None):
+    def of_nodes(accelerator, selector):
+        return node_memory(nodes, accelerator, selector)
+
+    return resolve(service, "i", LLAMA31_8B, previous or {}, Hub(), of_nodes)
+
+
+def written(found):
+    return {"sizing": found.sizing.model_dump(mode="json", by_alias=True, exclude_none=True)}
+
+
+def test_what_is_read_is_sized_for_and_written_down():
+    found = resolved(service_without(), make_node(memory=24_564))
+    given = resolve(service_without(accelerator={"memory": "24564Mi"}), "i", LLAMA31_8B)
+
+    assert revision(found) == revision(given)
+    assert found.sizing.accelerator_memory == 24_564 * MIB
+    assert found.sizing.accelerator_nodes == GPU
+    assert (given.sizing.accelerator_memory, given.sizing.accelerator_nodes) == (None, None)
+    assert found.sizing.inputs == given.sizing.inputs
+
+
+def test_another_node_changes_nothing_that_runs():
+    service = service_without()
+    before = resolved(service, make_node(memory=24_564))
+    status = written(before)
+    after = resolved(service, make_node(memory=81_559), previous=status)
+    without = resolved(service, previous=status)
+
+    assert revision(before) == revision(after) == revision(without)
+    assert after.sizing == without.sizing == before.sizing
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {"scheduling": {"nodeSelector": {"pool": "big"}}},
+        {"model": HUB | {"maxModelLen": 131_072}},
+        {"accelerator": {"resource": GPU, "perNode": 8}},
+    ],
+)
+def test_a_change_of_what_is_sized_or_where_reads_the_nodes_anew(spec):
+    status = written(resolved(service_without(), make_node(memory=24_564)))
+    after = resolved(service_without(**spec), make_node(memory=81_559, pool="big"), previous=status)
+
+    assert after.sizing.accelerator_memory == 81_559 * MIB
+
+
+def test_to_leave_out_what_the_nodes_say_anyway_rolls_nothing():
+    given = resolve(service_without(accelerator={"memory": "24564Mi"}), "i", LLAMA31_8B)
+    after = resolved(service_without(), make_node(memory=24_564), previous=written(given))
+
+    assert revision(after) == revision(given)
+
+
+def test_engines_of_an_old_revision_are_made_again_as_they_were_sized():
+    model = Model(source="hf://a/b", revision="", **dict(LLAMA31_8B))
+    found = resolved(service_without(), make_node(memory=24_564))
+    document = {"metadata": {"name": "chat", "namespace": "team", "uid": "uid-1"}}
+    read = resolved_of(old_spec(found, revision(found), model), document, Hub())
+
+    assert (read.sizing.accelerator_memory, revision(read)) == (24_564 * MIB, revision(found))
+
+
+def test_what_is_not_known_is_an_error_that_names_the_field():
+    with pytest.raises(MemoryUnknown) as caught:
+        resolved(service_without())
+    assert caught.value.problems == (
+        f"spec.accelerator.memory is left out, and no node has nvidia.com/gpu: add one, or {GIVE_IT}",
+    )
+    with pytest.raises(SpecError, match="without a cluster nothing says how much memory it has"):
+        resolve(service_without(), "i", LLAMA31_8B)
+
+
+def node_document(name, *, labels=None, allocatable=None):
+    ready = {"type": "Ready", "status": "True"}
+    return {
+        "metadata": {"name": name, "labels": labels or {}, "annotations": {"much": "text"}},
+        "spec": {},
+        "status": {"conditions": [ready], "allocatable": allocatable or {}, "images": [{"names": ["x"]}]},
+    }
+
+
+def test_of_a_node_its_labels_are_kept_where_it_has_devices():
+    from rayloom_operator.nodes import _without_all_else, accelerators_of
+
+    label = {f"{GPU}.memory": "24564", "zone": "a"}
+    gpu = node_document("g", labels=label, allocatable={"cpu": "8", GPU: "2", "nvidia.com/mig-1g.5gb": "0"})
+    plain = node_document("c", labels={"zone": "a"}, allocatable={"cpu": "8", "hugepages-2Mi": "0"})
+
+    assert accelerators_of(_without_all_else(gpu)) == AcceleratorNode(name="g", labels=label, resources={GPU})
+    assert accelerators_of(plain) is None
+    assert _without_all_else(plain)["metadata"] == {"name": "c"}
+
+
+class Listed:
+    """A reflector that knows these nodes."""
+
+    def __init__(self, *documents):
+        self.documents = {each["metadata"]["name"]: each for each in documents}
+        self.is_synced = asyncio.Event()
+
+    def of_service(self, key):
+        return [self.documents[key[1]]] if key[1] in self.documents else []
+
+
+def test_nodes_that_come_and_go_are_known_once_all_were_listed():
+    nodes = Nodes(None, lambda name: None)
+    nodes.reflector = Listed(node_document("g", labels={f"{GPU}.memory": "24564"}, allocatable={GPU: "1"}))
+    ask = Accelerator()
+    nodes._changed(("", "g"))
+    assert "does not know the cluster's nodes" in nodes.memory_of(ask, {}).why_not
+    nodes.reflector.is_synced.set()
+    assert nodes.memory_of(ask, {}).num_bytes == 24_564 * MIB
+    del nodes.reflector.documents["g"]
+    nodes._changed(("", "g"))
+    assert "no node has nvidia.com/gpu" in nodes.memory_of(ask, {}).why_not
+
+
+def test_a_service_waits_for_the_label_and_goes_on_when_a_node_has_it(monkeypatch):
+    def node(**labels):
+        found = node_document("gpu-1", labels=labels, allocatable={GPU: "1"})
+        found["metadata"]["namespace"] = ""
+        return {"apiVersion": "v1", "kind": "Node", **found}
+
+    async def story(world):
+        world.kube.put(node())
+        world.ask_for(service(accelerator={"resource": GPU}))
+        await world.until(lambda: world.reason("Accepted") == "InvalidSpec")
+        assert world.message() == (
+            "spec.accelerator.memory is left out, and node gpu-1 has nvidia.com/gpu and no label "
+            f"nvidia.com/gpu.memory, which GPU feature discovery sets: install it, or {GIVE_IT}"
+        )
+        assert world.kube.named("RayCluster") == []
+        world.kube.put(node(**{f"{GPU}.memory": "24564"}))
+        await world.until(lambda: world.kube.named("RayCluster"))
+        await world.until(lambda: world.reason("Accepted") == "Valid")
+        assert world.kube.statuses[-1]["sizing"]["acceleratorMemory"] == 24_564 * MIB
+
+    monkeypatch.setattr(controller, "_NODES_LOOK_S", 0.01)
+    with_world(story)

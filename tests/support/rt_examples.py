@@ -1,0 +1,22 @@
+"""The manifests in examples/: LLMServices, and what stands around one in a cluster."""
+
+from pathlib import Path
+
+import yaml
+
+FOLDER = Path(__file__).parents[2] / "examples"
+
+
+def of_services() -> list[Path]:
+    """The files that hold an LLMService."""
+    return [path for path in sorted(FOLDER.glob("*.yaml")) if _kind(path) == "LLMService"]
+
+
+def of_others() -> list[Path]:
+    """The files that hold something else: routes and autoscalers."""
+    return [path for path in sorted(FOLDER.glob("*.yaml")) if _kind(path) != "LLMService"]
+
+
+def _kind(path: Path) -> str:
+    (document,) = yaml.safe_load_all(path.read_text(encoding="utf-8"))
+    return document["kind"]
