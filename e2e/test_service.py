@@ -308,15 +308,45 @@ def test_a_deleted_worker_pod_is_replaced_and_the_service_is_available_again(
         print(f"\n  worker pod deleted -> Available again with tokens flowing: {seconds:.1f} s")
 
 
+_HEAD_LIMITS = {"cpu": "2", "memory": "2Gi"}
+_SETTINGS = {"RAY_AUTH_MODE": "disabled", "RAYLOOM_ALIVE_FILE": "/nowhere", "FROM_SETTINGS": "yes"}
+_FROM_SECRET = {"name": "PASSPHRASE", "valueFrom": {"secretKeyRef": {"name": "template", "key": "passphrase"}}}
+
+
+def _template(*containers: str, **fields: Any) -> dict[str, Any]:
+    mount = {"name": "settings", "mountPath": "/etc/settings", "readOnly": True}
+    common = {"env": [_FROM_SECRET], "envFrom": [{"configMapRef": {"name": "template"}}], "volumeMounts": [mount]}
+    return {
+        "metadata": {"labels": {"team": "search"}, "annotations": {"example.com/of-the-template": "yes"}},
+        "spec": {
+            "volumes": [{"name": "settings", "configMap": {"name": "template"}}],
+            "containers": [{"name": name, **common, **fields} for name in containers],
+        },
+    }
+
+
+def _templates_and_what_they_name(namespace: str) -> tuple[dict[str, Any], ...]:
+    """The pod templates of a service, then a Secret and a ConfigMap."""
+    metadata = {"name": "template", "namespace": namespace}
+    head = _template("ray-head", "engine", resources={"limits": _HEAD_LIMITS})
+    return (
+        {"head": head, "worker": _template("ray-worker")},
+        {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "stringData": {"passphrase": "open sesame"}},
+        {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": _SETTINGS},
+    )
+
+
 @pytest.fixture(scope="module")
 def others(operator: Kubectl) -> Iterator[dict[str, Service]]:
     """Two examples, by name, that start at the same time."""
     with new_namespace(operator, "others") as namespace, claim_on_the_nodes(operator, namespace, "models", "smollm2"):
         client = Client.start(operator, namespace)
         model = {"source": "builtin://smollm2-135m", "dtype": "float32"}
+        templates, *named = _templates_and_what_they_name(namespace)
         operator.apply(
+            *named,
             manifest(ROOT / "examples" / "pvc-model.yaml", namespace),
-            manifest(ROOT / "examples" / "smollm2-tp3.yaml", namespace, model=model),
+            manifest(ROOT / "examples" / "smollm2-tp3.yaml", namespace, model=model, podTemplate=templates),
         )
         yield {name: Service(operator, client, namespace, name) for name in ("from-claim", "smollm2-tp3")}
 
@@ -345,3 +375,21 @@ def test_three_ranks_of_one_pod_say_what_one_rank_says_here(others: dict[str, Se
     ]
     assert service.get()["status"]["shape"] == "TP3xPP1"
     _expect_predicted_kv_cache(service)
+
+
+def test_what_a_pod_template_says_is_so_inside_the_containers(operator: Kubectl, others: dict[str, Service]) -> None:
+    service = others["smollm2-tp3"]
+    service.wait_available()
+    (head,), (worker,) = service.pods("head"), service.pods("worker")
+    for pod, containers in ((head, ("ray-head", "engine")), (worker, ("ray-worker",))):
+        assert pod["metadata"]["labels"]["team"] == "search"
+        assert pod["metadata"]["annotations"]["example.com/of-the-template"] == "yes"
+        for name in containers:
+            command = ("exec", "--namespace", service.namespace, pod["metadata"]["name"], "--container", name, "--")
+            variables = dict(line.split("=", 1) for line in operator(*command, "env").splitlines() if "=" in line)
+            assert (variables["PASSPHRASE"], variables["FROM_SETTINGS"]) == ("open sesame", "yes")
+            # The ConfigMap has others for these.
+            assert variables["RAY_AUTH_MODE"] == "token" and variables["RAYLOOM_ALIVE_FILE"] != "/nowhere"
+            assert operator(*command, "cat", "/etc/settings/FROM_SETTINGS") == "yes"
+    limits = {each["name"]: each["resources"]["limits"] for each in head["spec"]["containers"]}
+    assert limits == {"ray-head": _HEAD_LIMITS, "engine": _HEAD_LIMITS}
