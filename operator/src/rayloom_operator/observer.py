@@ -10,6 +10,7 @@ from datetime import datetime, timedelta
 
 from rayloom_operator import names, slim
 from rayloom_operator.engine_poller import EnginePoller, Target
+from rayloom_operator.engine_status import MAX_RANKS
 from rayloom_operator.errors import OperatorError
 from rayloom_operator.kube import NOT_FOUND, Kube, KubeError
 from rayloom_operator.names import Manifest, ServiceKey, object_path
@@ -102,7 +103,8 @@ class Observer:
             groups.append(replace(group, is_found=is_found, is_cordoned=False in stay, is_tolerant=True in stay))
             if group.head is not None and group.head.ip:
                 token = admin_token(self._operator_key, key[0], uid, name)
-                targets[name] = Target(group.head.ip, token, group.head.uid, group.head.num_engine_starts)
+                num_ranks = cluster["numRanks"] or MAX_RANKS
+                targets[name] = Target(group.head.ip, token, group.head.uid, group.head.num_engine_starts, num_ranks)
         # Forgets what a head said that is another pod by now, so the readings come after it.
         self._poller.follow(key, targets)
         asked = (replace(group, reading=self._poller.reading(key, group.name)) for group in groups)

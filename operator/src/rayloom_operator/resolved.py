@@ -93,6 +93,12 @@ def resolve(
     )
 
 
+def is_sized(service: LLMService, facts: ModelFacts, previous: Mapping[str, Any]) -> bool:
+    """Whether the shape is known, so that `resolve` computes none."""
+    sizing = stored_sizing(previous)
+    return sizing is not None and sizing.inputs == question(service, facts).inputs
+
+
 def question(service: LLMService, facts: ModelFacts) -> Question:
     """What sizing is asked for a service. On CPU nothing is computed that the spec leaves out: it is 1."""
     spec = service.spec
