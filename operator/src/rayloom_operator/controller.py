@@ -105,7 +105,7 @@ class Controller:
         )
         self._clusters, self._pods, self._jobs = self.watches.clusters, self.watches.pods, self.watches.jobs
         self._drift = Drift(kube, self._queue.add, namespaces=namespaces)
-        self._observer = Observer(kube, self.watches, self._poller, settings.operator_key)
+        self._observer = Observer(kube, self.watches, self._poller, settings.admin_tokens)
         self._applier = Applier(kube, self._drift, self._observer.note_cluster, self._poller.told)
         self._roller = Roller(kube, settings, self._observer)
         self._statuses = StatusWriter(kube, self._services, self._metrics, self.set_service, self._edited)
@@ -270,9 +270,9 @@ class Controller:
             step, parts = await self._roller.next(key, document, resolved, seen, memory, rollout, now=now, clock=clock)
         places = tuple(slot for lineage in parts for slot in lineage.slots)
         wanted = None if unsupported else resolved
-        operator_key, model = self._settings.operator_key, inspection.model
+        settings, model = self._settings, inspection.model
         named = service or without_spec(document)
-        planned = plan(wanted, seen, parts, step, memory, rollout, operator_key, named, model, now=now, clock=clock)
+        planned = plan(wanted, seen, parts, step, memory, rollout, settings, named, model, now=now, clock=clock)
         mounting_s = self._mounting_s(key, seen.groups, inspection, now)
         refused: Refused | None = None
         try:

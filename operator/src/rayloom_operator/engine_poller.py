@@ -17,7 +17,7 @@ from rayloom_operator.judgement import STALLED, TOKEN_AGE_LIMIT_S
 from rayloom_operator.names import ADMIN_PORT, ServiceKey
 from rayloom_operator.observed import Reading
 from rayloom_operator.start_progress import interval_s, start_progress
-from rayloom_operator.status_request import ask
+from rayloom_operator.status_request import ask_either
 from rayloom_operator.texts import head
 
 logger = logging.getLogger(__name__)
@@ -55,6 +55,7 @@ class Target(NamedTuple):
     pod_uid: str
     num_starts: int = 0  # of its container: what an ended engine said is no word of the next one
     max_ranks: int = MAX_RANKS  # that it can have
+    old_token: str = ""  # of one that was made before the operator's key was changed
 
 
 @dataclass(slots=True, kw_only=True)
@@ -179,7 +180,8 @@ class EnginePoller:
 
     async def _ask(self, engine: _Engine) -> EngineStatus:
         target = engine.target
-        said = engine_status(*await ask(target.ip, ADMIN_PORT, target.token), target.max_ranks)
+        code, body = await ask_either(target.ip, ADMIN_PORT, (target.token, target.old_token))
+        said = engine_status(code, body, target.max_ranks)
         # How it started is most of what 10,000 engines that serve say, and nobody reads it any more.
         return said.model_copy(update={"startup": (), "model": None}) if said.state == "serving" else said
 

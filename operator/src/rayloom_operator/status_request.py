@@ -17,6 +17,7 @@ _TIMEOUT_S = 3.0
 # Of headers and body. A status has some thousand bytes, one of a thousand ranks 60 thousand.
 MAX_BYTES = 64 << 10
 _MAX_CHUNKS = 256
+_UNAUTHORIZED = 401
 _FIRST_LINE = re.compile(rb"HTTP/1\.[01] ([2-5][0-9]{2}) ")
 _CHUNKED = re.compile(rb"\r\ntransfer-encoding:[^\r\n]*chunked", re.IGNORECASE)
 _LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*([0-9]{1,9})[ \t]*\r\n", re.IGNORECASE)
@@ -44,6 +45,17 @@ async def ask(ip: str, port: int, token: str, method: str = "GET", path: str = "
         raise EngineUnavailable(f"no answer within {_TIMEOUT_S:g} s") from error
     except OSError as error:
         raise EngineUnavailable(f"{type(error).__name__}: {error}") from error
+
+
+async def ask_either(
+    ip: str, port: int, tokens: tuple[str, str], method: str = "GET", path: str = "/status"
+) -> tuple[int, bytes]:
+    """The same with the second token where the engine does not take the first; there may be no second one."""
+    token, old_token = tokens
+    code, body = await ask(ip, port, token, method, path)
+    if code == _UNAUTHORIZED and old_token:
+        return await ask(ip, port, old_token, method, path)
+    return code, body
 
 
 class _Exchange(asyncio.Protocol):
