@@ -1,13 +1,14 @@
 """What the engine's /status says of requests is what the operator compares revisions by."""
 
 from rayloom_engine.front.metrics import Metrics
-from rayloom_engine.status import EngineStatus, KvCache, Requests
+from rayloom_engine.status import EngineStatus, KvCache, RecoveryPhase, Requests
 from rayloom_operator.api_rollout import Figures
 from rayloom_operator.engine_status import engine_status
+from rayloom_operator.status_request import MAX_BYTES
 
 
-def said(requests):
-    status = EngineStatus(
+def engine_document(requests):
+    return EngineStatus(
         engine_version="0",
         state="serving",
         reason="",
@@ -24,7 +25,15 @@ def said(requests):
         recoveries=[],
         api_url="",
     )
-    return engine_status(200, status.model_dump_json().encode())
+
+
+def said(requests):
+    return engine_status(200, engine_document(requests).model_dump_json().encode())
+
+
+def said_by_engine():
+    counts = dict.fromkeys(("in_flight", "running", "waiting", "finished", "failed"), 0)
+    return engine_document(Requests(**counts, first_token_seconds={})).model_dump()
 
 
 def test_the_operator_reads_the_figures_that_the_engine_counts():
@@ -59,3 +68,24 @@ def test_every_edge_is_a_number_and_the_last_is_all():
 def _nothing():
     empty = Metrics("m").request_first_token_s.cumulative()
     return {"in_flight": 0, "running": 0, "waiting": 0, "finished": 0, "failed": 0, "first_token_seconds": empty}
+
+
+def test_the_minimal_document_of_a_large_engine_is_one_that_the_operator_takes():
+    """128 ranks on nodes with names as long as they may be, after a hundred recoveries."""
+    rank = {"host": "h" * 63, "pid": 12345, "phase": "step", "heartbeat_age_seconds": 0.123456, "step": 1 << 30}
+    rank |= {"memory_bytes": 1 << 40, "advance": 1 << 40, "communication_seconds": 12345.678, "weight_bytes_read": 0}
+    phases = [RecoveryPhase(name="load_weights", seconds=1.25)] * 7
+    recovery = {"cause": "c" * 200, "process": "rank 17", "node": "n" * 63, "at": 1.7e9, "seconds": 12.5}
+    whole = EngineStatus.model_validate(
+        said_by_engine()
+        | {
+            "ranks": [rank | {"rank": number, "node": f"{number:03}" + "n" * 60} for number in range(128)],
+            "recoveries": [recovery | {"replayed_requests": 64, "phases": phases}] * 100,
+        }
+    )
+    minimal = whole.minimal_json().encode()
+
+    assert len(whole.model_dump_json()) > MAX_BYTES > 2 * len(minimal)
+    read = engine_status(200, minimal, max_ranks=128)
+    assert read == engine_status(200, whole.model_dump_json().encode())
+    assert [node[:3] for node in read.nodes] == [f"{number:03}" for number in range(128)]

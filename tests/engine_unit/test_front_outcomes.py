@@ -27,6 +27,15 @@ def counts(front: FrontUnderTest) -> tuple[int, int, int]:
     return requests["finished"], requests["failed"], requests["first_token_seconds"]["+Inf"]
 
 
+def test_a_minimal_status_is_the_whole_one_without_what_only_people_read(front: FrontUnderTest) -> None:
+    whole = front.admin.get("/status").json()
+    minimal = front.admin.get("/status", headers={"Prefer": "return=minimal"}).json()
+
+    assert whole.keys() - minimal.keys() == {"recoveries"}
+    assert minimal["ranks"] == [{"node": rank["node"]} for rank in whole["ranks"]]
+    assert minimal["state"] == whole["state"] == "serving"
+
+
 def test_nothing_is_counted_before_the_first_request(front: FrontUnderTest) -> None:
     requests = front.admin.get("/status").json()["requests"]
     assert (requests["finished"], requests["failed"]) == (0, 0)

@@ -6,12 +6,13 @@ import contextlib
 import pytest
 
 from rayloom_operator import applier as module
+from rayloom_operator import status_request
 from rayloom_operator.applier import Applier
 from rayloom_operator.drift import Drift
 from rayloom_operator.errors import EngineUnavailable, OperatorError, Refused
 from rayloom_operator.kube import KubeError, KubeUnreachable
 from rayloom_operator.names import path_of
-from rayloom_operator.objects.companions import admin_secret, client_service, service_account
+from rayloom_operator.objects.companions import admin_secret, client_service, config_map, service_account
 from rayloom_operator.objects.guards import disruption_budget, network_policy
 from rayloom_operator.objects.old_spec import old_spec
 from rayloom_operator.objects.ray_cluster import ray_cluster
@@ -23,6 +24,7 @@ KEY = ("team", "chat")
 ACCOUNT, SERVICE = service_account(make_service()), client_service(make_service())
 NETWORK_POLICY = network_policy(make_service())
 SECRET = admin_secret(make_service(), "abcd", b"key")
+CONFIG_MAP = config_map(make_resolved(), "abcd")
 GROUP = "chat-abcd-0"
 CLUSTER = ray_cluster(make_resolved(), "abcd", 0)
 
@@ -188,12 +190,16 @@ def test_a_new_operator_applies_what_was_changed_while_there_was_none(change, ap
 
 def test_what_is_left_of_another_is_replaced_once_its_name_is_found_taken():
     async def story(kube, _, applier):
-        await applier.carry_out(KEY, Plan(wanted=(SECRET,), new=frozenset({GROUP})), 300)
-        assert [verb for verb, _ in kube.calls] == ["create"]
+        planned = Plan(wanted=(CONFIG_MAP, SECRET), new=frozenset({GROUP}))
+        await applier.carry_out(KEY, planned, 300)
+        made = [(verb, path.split("/")[-2]) for verb, path in kube.calls]
+        assert made == [("create", "secrets"), ("create", "configmaps")]
         kube.calls.clear()
         applier.forget(KEY)
-        await applier.carry_out(KEY, Plan(wanted=(SECRET,), new=frozenset({GROUP})), 300)
-        assert [verb for verb, _ in kube.calls] == ["create", "delete", "create"]
+        await applier.carry_out(KEY, planned, 300)
+        verbs = ["create", "delete", "create"]
+        assert [verb for verb, path in kube.calls if "secrets" in path] == verbs
+        assert [verb for verb, path in kube.calls if "configmaps" in path] == verbs
 
     with_applier(story)
 
@@ -221,7 +227,7 @@ def test_it_is_told_which_engines_were_told_to_drain_or_may_have_been(monkeypatc
             raise EngineUnavailable("no answer within 3 s")
         return answers[ip]
 
-    monkeypatch.setattr(module, "ask", ask)
+    monkeypatch.setattr(status_request, "ask", ask)
 
     async def story(kube, drift, _):
         told = []
@@ -236,7 +242,8 @@ def test_it_is_told_which_engines_were_told_to_drain_or_may_have_been(monkeypatc
 def test_an_old_spec_of_a_deleted_service_is_made_anew():
     async def story(kube, _, applier):
         made = old_spec(make_resolved(), "0a0a0a0a", None)
-        kube.put(made | {"metadata": made["metadata"] | {"ownerReferences": [{"uid": "uid-0"}]}})
+        (owner,) = made["metadata"]["ownerReferences"]
+        kube.put(made | {"metadata": made["metadata"] | {"ownerReferences": [owner | {"uid": "uid-0"}]}})
         name = made["metadata"]["name"]
         await applier.carry_out(KEY, Plan(wanted=(made,), new=frozenset({name})), 300)
         (kept,) = [each for each in kube.objects.values() if each["kind"] == "ControllerRevision"]
@@ -253,6 +260,7 @@ def test_what_another_puts_in_the_place_of_remains_is_not_taken_for_ours(manifes
     async def story(kube, _, applier):
         theirs = manifest | {"metadata": manifest["metadata"] | {"uid": "theirs"}}
         kube.put(theirs)
+        kube.put(CONFIG_MAP)
         remove = kube.remove
 
         def remove_in_vain(path):
@@ -266,5 +274,72 @@ def test_what_another_puts_in_the_place_of_remains_is_not_taken_for_ours(manifes
         kube.remove = remove
         await applier.carry_out(KEY, planned, 300)
         assert kube.objects[path_of(manifest)]["metadata"]["uid"] != "theirs"
+
+    with_applier(story)
+
+
+def stranger(manifest, **meta):
+    """An object of that name that nobody has made for an LLMService."""
+    kept = {"name": manifest["metadata"]["name"], "namespace": "team"} | meta
+    return {"apiVersion": manifest["apiVersion"], "kind": manifest["kind"], "metadata": kept, "data": {"their": "own"}}
+
+
+@pytest.mark.parametrize(
+    "manifest",
+    [ACCOUNT, NETWORK_POLICY, disruption_budget(make_service()), CONFIG_MAP, old_spec(make_resolved(), "abcd", None)],
+    ids=lambda manifest: manifest["kind"],
+)
+@pytest.mark.parametrize("owners", [[], [{"kind": "Deployment", "name": "chat", "uid": "u"}]])
+def test_a_strangers_object_is_neither_changed_nor_deleted(manifest, owners):
+    async def story(kube, _, applier):
+        theirs = kube.put(stranger(manifest, ownerReferences=owners))
+        new = frozenset({GROUP, manifest["metadata"]["name"]})
+        name = manifest["metadata"]["name"]
+        words = f"the {manifest['kind']} {name} exists and is not ours; delete it, or give this LLMService another name"
+        with pytest.raises(Refused, match=words):
+            await applier.carry_out(KEY, Plan(wanted=(manifest,), new=new), 300)
+        assert kube.objects[path_of(manifest)] == theirs
+
+    with_applier(story)
+
+
+def test_a_strangers_secret_is_never_deleted_and_soon_told_of(monkeypatch):
+    async def story(kube, _, applier):
+        theirs = kube.put(stranger(SECRET))
+        planned = Plan(wanted=(CONFIG_MAP, SECRET), new=frozenset({GROUP}))
+        # It may be what a deleted service has left, until Kubernetes removes that.
+        for _ in range(3):
+            with pytest.raises(OperatorError, match="is there already"):
+                await applier.carry_out(KEY, planned, 300)
+        monkeypatch.setattr(module, "_COLLECTION_S", -1.0)
+        with pytest.raises(Refused, match=f"the Secret {GROUP}-admin exists and is not ours"):
+            await applier.carry_out(KEY, planned, 300)
+        assert kube.objects[path_of(SECRET)] == theirs
+        # Without the Secret no ConfigMap says that it is ours.
+        assert kube.named("ConfigMap") == []
+        kube.remove(path_of(SECRET))
+        await applier.carry_out(KEY, planned, 300)
+        assert kube.named("Secret") == [f"{GROUP}-admin"]
+
+    with_applier(story)
+
+
+def test_a_secret_beside_a_strangers_configmap_is_a_strangers_as_well():
+    async def story(kube, _, applier):
+        kube.put(stranger(CONFIG_MAP))
+        theirs = kube.put(stranger(SECRET))
+        with pytest.raises(OperatorError):
+            await applier.carry_out(KEY, Plan(wanted=(CONFIG_MAP, SECRET), new=frozenset({GROUP})), 300)
+        assert kube.objects[path_of(SECRET)] == theirs
+
+    with_applier(story)
+
+
+@pytest.mark.parametrize("owners", [[], [{"kind": "LLMService", "name": "chat", "uid": "uid-0"}]])
+def test_what_a_backup_or_a_deleted_service_has_left_is_taken_over(owners):
+    async def story(kube, _, applier):
+        kube.put(NETWORK_POLICY | {"metadata": NETWORK_POLICY["metadata"] | {"ownerReferences": owners}, "spec": {}})
+        await applier.carry_out(KEY, Plan(wanted=(NETWORK_POLICY,)), 300)
+        assert kube.objects[path_of(NETWORK_POLICY)]["spec"] == NETWORK_POLICY["spec"]
 
     with_applier(story)

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from rayloom_operator import applier, engine_poller
+from rayloom_operator import status_request
 from rayloom_operator.errors import EngineUnavailable
 from rt_operator import make_pod_document
 from rt_world import SERVICE, service, with_world
@@ -39,8 +39,7 @@ class Engines:
 @pytest.fixture
 def engines(monkeypatch):
     found = Engines()
-    monkeypatch.setattr(engine_poller, "ask", found.ask)
-    monkeypatch.setattr(applier, "ask", found.ask)
+    monkeypatch.setattr(status_request, "ask", found.ask)
     return found
 
 

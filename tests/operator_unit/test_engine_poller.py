@@ -6,6 +6,7 @@ import json
 import pytest
 from aiohttp import web
 
+from rayloom_operator import engine_poller
 from rayloom_operator.engine_poller import Target, serving_interval_s
 from rt_poller import GOOD, KEY, Counted, polled, until
 
@@ -255,5 +256,44 @@ def test_engines_are_counted_and_those_that_nothing_was_heard_of_are_told(monkey
             assert poller.num_engines == 1
             at = poller.reading(KEY, "chat-0").at
             assert (poller.silent(at), poller.silent(at + 100)) == ([], [KEY])
+
+    asyncio.run(run())
+
+
+def test_an_engine_of_the_previous_key_is_asked_with_its_own_token(monkeypatch):
+    """The operator's key was changed, and engines keep what they were made with."""
+
+    async def run():
+        tokens = []
+
+        async def answer(request):
+            tokens.append(request.headers["Authorization"])
+            return web.json_response(GOOD, status=200 if tokens[-1] == "Bearer old" else 401)
+
+        async with polled(monkeypatch, answer) as (poller, _):
+            await until(lambda: poller.num_failures)
+            assert set(tokens) == {"Bearer secret"}
+            poller.follow(KEY, {"chat-0": Target("127.0.0.1", "secret", "uid-1", old_token="old")})
+            await until(lambda: poller.reading(KEY, "chat-0"))
+            assert poller.reading(KEY, "chat-0").status.state == "serving"
+
+    asyncio.run(run())
+
+
+def test_words_that_change_with_each_answer_are_news_now_and_then(monkeypatch):
+    async def run():
+        monkeypatch.setattr(engine_poller, "_WORDS_INTERVAL_S", 3600.0)
+
+        def say(number):
+            return GOOD | {"state": "recovering", "reason": "x" * number, "ranks": [{"node": f"n{number}"}]}
+
+        engine = Counted(say)
+        async with polled(monkeypatch, engine.answer) as (poller, news):
+            await until(lambda: engine.num > 5)
+            assert news == [KEY]
+            monkeypatch.setattr(engine_poller, "_WORDS_INTERVAL_S", 0.0)
+            await until(lambda: len(news) > 3)
+            # What is read is always the last answer.
+            assert len(poller.reading(KEY, "chat-0").status.reason) > 5
 
     asyncio.run(run())

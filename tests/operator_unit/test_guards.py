@@ -49,6 +49,15 @@ def test_strangers_reach_the_api_alone_and_the_operator_the_admin_port():
     assert of_own == {"from": [{"podSelector": spec["podSelector"]}]}
 
 
+def test_of_an_operator_in_the_cluster_only_its_own_namespace_reaches_the_admin_port():
+    _, of_operator, _ = network_policy(make_service(), "rayloom-system")["spec"]["ingress"]
+
+    (operator,) = of_operator["from"]
+    # A pod of any tenant may have the operator's label; it cannot be in the operator's namespace.
+    assert operator["namespaceSelector"] == {"matchLabels": {"kubernetes.io/metadata.name": "rayloom-system"}}
+    assert operator["podSelector"] == {"matchLabels": {"app.kubernetes.io/name": "rayloom-operator"}}
+
+
 def test_every_port_of_a_container_is_open_to_somebody():
     cluster = ray_cluster(make_resolved(), REVISION)["spec"]
     head = cluster["headGroupSpec"]["template"]

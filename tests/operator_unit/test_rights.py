@@ -12,9 +12,14 @@ from pathlib import Path
 import pytest
 import yaml
 
+from rayloom_operator.applier import Applier
+from rayloom_operator.drift import Drift
 from rayloom_operator.lease import Lease
 from rayloom_operator.names import path_of
+from rayloom_operator.objects.companions import admin_secret, config_map
+from rayloom_operator.plan import Plan
 from rt_fake_kube import FakeKube
+from rt_operator import make_resolved, make_service
 from rt_world import head, known, service, with_world
 
 CHART = Path(__file__).resolve().parents[2] / "charts" / "rayloom-operator"
@@ -130,7 +135,15 @@ def used():
         lease.stop()
         await renewed
 
+    async def replace():
+        """What an earlier engine of the same name has left."""
+        left = (admin_secret(make_service(), "abcd", b"key"), config_map(make_resolved(), "abcd"))
+        for _ in range(2):
+            applier = Applier(kube, Drift(kube, lambda _: None), lambda *_: None, lambda *_: None)
+            await applier.carry_out(("team", "chat"), Plan(wanted=left, new=frozenset({"chat-abcd-0"})), 300)
+
     asyncio.run(lead())
+    asyncio.run(replace())
     return kube.used | KOPF
 
 

@@ -4,8 +4,9 @@ from datetime import datetime, timedelta
 
 import pytest
 
-from rayloom_operator.api_status import FAULTS, Reason
+from rayloom_operator.api_status import FAULTS, Condition, Reason
 from rayloom_operator.k8s_events import events
+from rayloom_operator.recovery import remembered
 from rt_operator import (
     CLOCK,
     conditions,
@@ -187,6 +188,33 @@ def test_events_name_what_is_new_and_are_the_same_when_said_again():
     assert (event["type"], event["reason"], event["note"]) == ("Warning", "ModelNotFound", "no model")
     assert event["metadata"]["name"] == again["metadata"]["name"]
     assert events(written, found.status, CLOCK) == ()
+
+
+def test_a_note_has_no_more_bytes_than_the_api_server_takes():
+    words = "größer " * 300  # 1024 characters of it are more bytes
+    broken = make_serving(ONE, pods=(make_pod(engine=crashed(78, words)),), reading=None)
+    found = turn(ONE, [broken])
+    (event,) = events(SERVICE, found.status.model_copy(update={"conditions": long(found.status, words)}), CLOCK)
+
+    assert len(event["note"].encode()) <= 1024
+    assert event["note"].startswith("größer größer") and event["note"].endswith("...")
+
+
+def long(said, words):
+    return tuple(each.model_copy(update={"message": words}) for each in said.conditions if each.type == "Available")
+
+
+def test_no_sentence_is_longer_than_the_definition_allows():
+    condition = next(each for each in turn(ONE, [make_serving(ONE)]).status.conditions)
+    said = condition.model_dump() | {"message": "x" * 2_000_000}
+
+    assert len(Condition.model_validate(said).message) == 4096
+    failure = {"uid": "u", "reason": "EngineFailed", "message": "x" * 2_000_000, "time": "2026-01-01T00:00:00Z"}
+    # As an operator without bounds has written it: read back, what is remembered of failures stays.
+    group = {"name": "g", "revision": "r", "state": "Failed", "reason": "EngineFailed", "restarts": 3}
+    group |= {"lastTransitionTime": "2026-01-01T00:00:00Z", "failure": failure, "nodes": ["n"] * 5000}
+    read = remembered({"groups": [group]})["g"]
+    assert (read.restarts, len(read.failure.message), len(read.nodes)) == (3, 4096, 4096)
 
 
 def test_what_is_healed_is_an_event_and_what_was_never_broken_is_none():

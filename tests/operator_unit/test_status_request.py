@@ -1,6 +1,7 @@
 """Asking peers that keep no rule: a raw socket that says what a test gives it."""
 
 import asyncio
+import time
 
 import pytest
 import uvloop
@@ -124,3 +125,39 @@ def test_what_is_asked_is_a_whole_request_with_the_token_and_no_body(arguments, 
     assert first == f"{line} HTTP/1.1"
     assert {"Authorization: Bearer secret", "Content-Length: 0", "Connection: close"} <= set(headers)
     assert rest == b""
+
+
+def test_an_answer_that_drips_costs_no_more_than_one_that_comes_at_once():
+    """Each byte is looked at once: 60,000 pieces after a long header took minutes of CPU time."""
+
+    class Answer:
+        def __init__(self):
+            self.value = None
+
+        def done(self):
+            return self.value is not None
+
+        def set_result(self, value):
+            self.value = value
+
+    body = b"x" * 60_000
+    head = b"HTTP/1.1 200 OK\r\nX-Long: " + b"y" * 4000 + b"\r\nContent-Length: 60000\r\n\r\n"
+    exchange = status_request._Exchange(b"", Answer())
+    began = time.thread_time()
+    for number in range(len(head)):
+        exchange.data_received(head[number : number + 1])
+    for number in range(len(body)):
+        exchange.data_received(body[number : number + 1])
+    assert time.thread_time() - began < 1.0
+    assert exchange.answer.value == (200, body)
+
+
+@pytest.mark.parametrize("parts", [["x" * 70_000], ["x" * 1000] * 70])
+def test_more_than_64_kib_is_a_failed_answer(parts):
+    with pytest.raises(EngineUnavailable, match="more than 65536 bytes"):
+        asked([HEADER + "Content-Length: 70000\r\n\r\n", *parts], closes=False)
+
+
+def test_an_answer_in_hundreds_of_chunks_is_none():
+    with pytest.raises(EngineUnavailable, match="chunks"):
+        asked([HEADER + "Transfer-Encoding: chunked\r\n\r\n" + "1\r\nx\r\n" * 257 + "0\r\n\r\n"], closes=True)

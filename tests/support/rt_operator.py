@@ -178,7 +178,7 @@ def turn(
     if problems or refusal:
         reason = Reason.INVALID_SPEC if problems else Reason.APPLY_REFUSED
         accepted = Verdict(reason=reason, message="; ".join(problems) or refusal)
-    planned = plan(resolved, seen, parts, step, memory, rollout, SETTINGS.operator_key, now=now, clock=clock)
+    planned = plan(resolved, seen, parts, step, memory, rollout, SETTINGS, now=now, clock=clock)
     said = status(
         resolved, accepted, seen, places, step, generation=3, previous=previous, memory=memory, now=now, clock=clock
     )

@@ -25,23 +25,24 @@ is new.
 # What guards the engines' pods from drains and from strangers; watched like Services, below.
 - apiGroups: [policy]
   resources: [poddisruptionbudgets]
-  verbs: [list, watch, create, patch]
+  verbs: [get, list, watch, create, patch]
 - apiGroups: [networking.k8s.io]
   resources: [networkpolicies]
-  verbs: [list, watch, create, patch]
-# A Service of that name may be somebody else's, so it is looked at first. Both are watched: who changes or deletes one
+  verbs: [get, list, watch, create, patch]
+# One of that name may be somebody else's, so each is looked at first. They are watched: who changes or deletes one
 # takes a service away.
 - apiGroups: [""]
-  resources: [services]
+  resources: [services, serviceaccounts]
   verbs: [get, list, watch, create, patch]
-- apiGroups: [""]
-  resources: [serviceaccounts]
-  verbs: [list, watch, create, patch]
 # Made and removed, never read: admin tokens are derived from the operator's key. No patch, because its answer is the
 # whole object, so that whoever may patch Secrets may read them.
 - apiGroups: [""]
-  resources: [configmaps, secrets]
+  resources: [secrets]
   verbs: [create, delete]
+# One that is there is looked at before it is replaced: it may be somebody else's, and so may the Secret beside it.
+- apiGroups: [""]
+  resources: [configmaps]
+  verbs: [get, create, delete]
 # What engines of a revision were made from, to make them again when a change is undone.
 - apiGroups: [apps]
   resources: [controllerrevisions]

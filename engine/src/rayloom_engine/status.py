@@ -6,6 +6,9 @@
   recovering  the core (or a rank) is gone and being rebuilt; accepted requests wait, new ones queue
   draining    running requests finish, new ones get 503
   failed      given up; `reason` holds the first cause
+
+A request with `Prefer: return=minimal` gets what the operator reads, without `recoveries` and with `node` alone of each
+rank: the whole document of an engine with 128 ranks is larger than the 64 KiB that the operator takes.
 """
 
 from __future__ import annotations
@@ -111,3 +114,8 @@ class EngineStatus(_Part):
     kv_cache: KvCache
     recoveries: list[Recovery] = Field(description="The last 100.")
     api_url: str
+
+    def minimal_json(self) -> str:
+        """The document without what only people read."""
+        others = set(Rank.model_fields) - {"node"}
+        return self.model_dump_json(exclude={"recoveries": True, "ranks": {"__all__": others}})

@@ -93,6 +93,10 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--engine-image", required=True, help="image of engines whose LLMService names none")
     key_help = "file with random bytes that the engines' tokens are derived from"
     run.add_argument("--key-file", type=Path, required=True, help=key_help)
+    previous_help = "the key before it, for engines that were made with that; need not be there"
+    run.add_argument("--previous-key-file", metavar="FILE", type=Path, help=previous_help)
+    own_help = "namespace of the operator's pods, from where engines let it in (default: from any)"
+    run.add_argument("--namespace", default="", help=own_help)
     port_help = "port of /healthz, /readyz and /metrics (default: %(default)s)"
     run.add_argument("--health-port", type=_port, default=8080, help=port_help)
     run.add_argument("--hub-endpoint", default="", metavar="URL", help="mirror of the models' hub")

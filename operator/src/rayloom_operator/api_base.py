@@ -5,16 +5,27 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 from pydantic.config import JsonDict
+
+from rayloom_operator.texts import head
 
 # https://kubernetes.io/docs/reference/kubernetes-api/common-definitions/quantity/, without signs and exponents.
 _QUANTITY = r"^[0-9]+(\.[0-9]+)?(m|k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei)?$"
 _DECIMAL = {"m": 0.001} | {unit: 1000.0**power for power, unit in enumerate("kMGTPE", 1)}
 _FACTORS = {"": 1.0} | _DECIMAL | {f"{unit}i": 1024.0**power for power, unit in enumerate("KMGTPE", 1)}
 
+MAX_MESSAGE = 4096  # characters of a sentence in a status
 Quantity = Annotated[str, Field(pattern=_QUANTITY, max_length=40)]
+
+
+def _cut(text: object) -> object:
+    return head(text, MAX_MESSAGE) if isinstance(text, str) else text
+
+
+# A sentence of a status. What is in it may be somebody else's words, and the API server refuses longer ones.
+Message = Annotated[str, BeforeValidator(_cut), Field(max_length=MAX_MESSAGE)]
 
 
 class Part(BaseModel):

@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
 from pydantic.alias_generators import to_camel
 
-from rayloom_operator.api_base import Part, rules
+from rayloom_operator.api_base import Message, Part, rules
 
 _STUCK_IN_WORDS = "maxSurge and maxUnavailable are both 0, so nothing could ever be replaced: raise one of them"
 
@@ -121,7 +121,7 @@ class Window(_Stored):
 class RolloutFailure(_Stored):
     revision: str = Field(description="Revision that failed. It is tried again once the spec had another in between.")
     reason: Literal["AnalysisFailed", "CrashLoop", "DeadlineExceeded"] = Field(description="Why, as one word.")
-    message: str = Field(description="Why, as a sentence.")
+    message: Message = Field(description="Why, as a sentence.")
     time: str = Field(description="When it failed.", json_schema_extra={"format": "date-time"})
 
 

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, TypeAlias, get_args
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, WithJsonSchema
 from pydantic.alias_generators import to_camel
 
+from rayloom_operator.api_base import Message
 from rayloom_operator.api_rollout import RolloutState
 from rayloom_operator.model_facts import ModelFacts
 
@@ -103,6 +104,14 @@ ReasonText = Annotated[
 StoredState = Annotated[GroupState, BeforeValidator(lambda state: state if state in get_args(GroupState) else "Failed")]
 
 
+_MAX_NODES = 4096
+NodeName = Annotated[str, Field(max_length=253)]
+
+
+def _first_nodes(names: object) -> object:
+    return tuple(names[:_MAX_NODES]) if isinstance(names, list | tuple) else names
+
+
 class _Part(BaseModel):
     # Read back from clusters, where an operator of another version may have written it.
     model_config = ConfigDict(frozen=True, extra="ignore", strict=True, alias_generator=to_camel, populate_by_name=True)
@@ -118,7 +127,7 @@ class Condition(_Part):
     )
     status: Literal["True", "False"] = Field(description="Whether it holds.")
     reason: ReasonText = Field(description="Why, as one word of a closed list.")
-    message: str = Field(description="Why, as a sentence, and what to do.")
+    message: Message = Field(description="Why, as a sentence, and what to do.")
     observed_generation: int = Field(description="metadata.generation of the spec that this was said of.")
     last_transition_time: str = Field(
         description="When `status` last changed.", json_schema_extra={"format": "date-time"}
@@ -128,7 +137,7 @@ class Condition(_Part):
 class Failure(_Part):
     uid: str = Field(description="uid of the RayCluster that failed last; empty once it served after all.")
     reason: ReasonText = Field(description="Why the first one failed since the engine last served well.")
-    message: str = Field(description="That as a sentence, with the last lines of a container that ended.")
+    message: Message = Field(description="That as a sentence, with the last lines of a container that ended.")
     time: str = Field(description="When the last one failed.", json_schema_extra={"format": "date-time"})
 
 
@@ -147,7 +156,9 @@ class Group(_Part):
         json_schema_extra={"format": "date-time"},
     )
     failure: Failure | None = Field(None, description="What it failed of; absent while `restarts` is 0.")
-    nodes: tuple[str, ...] = Field((), description="Nodes that hold its ranks, in the order of the ranks.")
+    nodes: Annotated[tuple[NodeName, ...], BeforeValidator(_first_nodes)] = Field(
+        (), max_length=_MAX_NODES, description="Nodes that hold its ranks, in the order of the ranks."
+    )
 
 
 class Model(ModelFacts):
@@ -178,11 +189,11 @@ class Figures(_Part):
 
 class Candidate(Figures):
     fits: bool = Field(description="Whether it would work.")
-    why_not: str = Field("", description="What is too little; empty when it fits.")
+    why_not: Message = Field("", description="What is too little; empty when it fits.")
 
 
 class Sizing(Figures):
-    advice: str = Field("", description="What would use the accelerators better; empty when nothing is known.")
+    advice: Message = Field("", description="What would use the accelerators better; empty when nothing is known.")
     accelerator_memory: int | None = Field(
         None,
         description="Bytes of one accelerator as the nodes' labels said; absent where spec.accelerator.memory does.",

@@ -17,9 +17,9 @@ from rayloom_operator.errors import EngineUnavailable, OperatorError, Refused
 from rayloom_operator.kube import INVALID, NOT_FOUND, Deposed, Kube, KubeError, KubeUnreachable
 from rayloom_operator.names import Manifest, ServiceKey, object_path, path_of
 from rayloom_operator.objects.old_spec import KIND_OF_OLD_SPECS
-from rayloom_operator.observer import is_owned
+from rayloom_operator.ownership import Whose, whose
 from rayloom_operator.plan import Deletion, Drain, Plan, Route
-from rayloom_operator.status_request import ask
+from rayloom_operator.status_request import ask_either
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +35,8 @@ _FIELDS_OF_TEMPLATES = (
 _MAX_MESSAGE = 1000
 # What was applied is applied again no sooner.
 _LEAST_S = 10.0
+# Kubernetes removes what a deleted service has left within so many seconds, mostly at once.
+_COLLECTION_S = 30.0
 # Their pods need all else, and that one of them is there says that all else was made.
 _LAST = ("RayCluster", "Job")
 # Of a RayCluster that was made, or may have been: its service and name.
@@ -53,10 +55,14 @@ class Applier:
         # Hashes of the last plan's manifests, which would be most of the memory; when all of it was done; and after
         # which share of the interval it is done again. At first that is any, or services made at once stay in step.
         self._applied: dict[ServiceKey, tuple[frozenset[int], float, float]] = {}
+        self._taken_since: dict[str, float] = {}  # paths of Secrets that may be somebody else's
 
     def forget(self, key: ServiceKey) -> None:
         """The service is gone."""
         self._applied.pop(key, None)
+        secrets = object_path("v1", "Secret", key[0], f"{key[1]}-")
+        for path in [path for path in self._taken_since if path.startswith(secrets)]:
+            del self._taken_since[path]
         self._drift.forget(key)
 
     async def carry_out(self, key: ServiceKey, planned: Plan, interval_s: float) -> None:
@@ -96,7 +102,8 @@ class Applier:
         method, words = ("POST", "drain") if drain.wanted else ("DELETE", "take back the drain of")
         logger.info("%s/%s: %s %s", *key, words, drain.group)
         try:
-            code, body = await ask(drain.ip, names.ADMIN_PORT, drain.token, method, "/drain")
+            tokens = (drain.token, drain.old_token)
+            code, body = await ask_either(drain.ip, names.ADMIN_PORT, tokens, method, "/drain")
             if code >= 300:
                 logger.warning("%s/%s: the engine of %s refuses: %s %s", *key, drain.group, code, shown(body))
                 return
@@ -144,10 +151,13 @@ class Applier:
         is_all = is_drifted or not before or now - at >= max(interval_s * share, min(interval_s, _LEAST_S))
         now_due = planned.wanted if is_all else new
         needed = [each for each in now_due if each["kind"] not in _LAST]
-        done = await asyncio.gather(*(self._write(key, each, planned.new) for each in needed), return_exceptions=True)
-        for failure in done:
-            if failure is not None:
-                raise failure
+        # A ConfigMap says that the Secret of its group was made before.
+        for are_late in (False, True):
+            due = [each for each in needed if (each["kind"] == "ConfigMap") is are_late]
+            done = await asyncio.gather(*(self._write(key, each, planned.new) for each in due), return_exceptions=True)
+            for failure in done:
+                if failure is not None:
+                    raise failure
         for manifest in now_due:
             if manifest["kind"] in _LAST:
                 await self._write(key, manifest, planned.new)
@@ -164,18 +174,19 @@ class Applier:
         return self._drift.is_right(key, manifest, found)
 
     async def _write(self, key: ServiceKey, manifest: Manifest, new_groups: frozenset[str]) -> None:
-        if manifest["kind"] == "Service":
-            self._drift.wrote(key, await self._claim(manifest))
-        elif manifest["kind"] in ("ConfigMap", "Secret"):
+        kind, group = manifest["kind"], manifest["metadata"]["labels"].get(names.GROUP_LABEL)
+        if kind == "Secret":
             # Made, never changed or read: the right to patch a Secret is the right to read every Secret.
             # Of a group that is not there yet, it is another's remains.
-            await self._make(manifest, is_new=manifest["metadata"]["labels"].get(names.GROUP_LABEL) in new_groups)
-        elif manifest["kind"] == KIND_OF_OLD_SPECS:
+            await self._make_secret(manifest, is_new=group in new_groups)
+        elif kind == "ConfigMap":
+            await self._make(manifest, is_new=group in new_groups)
+        elif kind == KIND_OF_OLD_SPECS:
             # That of a deleted service of the same name goes with it, sooner or later.
             await self._make(manifest, is_new=manifest["metadata"]["name"] in new_groups)
-        elif manifest["kind"] == "Job":
+        elif kind == "Job":
             await self._kube.create(manifest)
-        elif manifest["kind"] == "RayCluster":
+        elif kind == "RayCluster":
             try:
                 await self._kube.apply(manifest)
             except KubeUnreachable:
@@ -183,33 +194,70 @@ class Applier:
                 raise
             self._on_cluster(key, manifest["metadata"]["name"])
         else:
-            self._drift.wrote(key, await self._kube.apply(manifest))
+            self._drift.wrote(key, await self._claim(manifest))
 
     async def _make(self, manifest: Manifest, *, is_new: bool) -> None:
-        """Makes an object that is never changed. What is there in place of a new one goes first."""
+        """Makes an object that is never changed. What is there in place of a new one goes first, if it is ours."""
         if await self._kube.create(manifest) or not is_new:
             return
-        await self._kube.delete(path_of(manifest))
+        found = await self._found(path_of(manifest))
+        if found is not None and whose(found, manifest) is Whose.THEIRS:
+            raise _taken(manifest)
+        await self._remake(manifest, "" if found is None else found["metadata"]["uid"])
+
+    async def _make_secret(self, manifest: Manifest, *, is_new: bool) -> None:
+        """The same of a Secret, which the operator may not read.
+
+        The group's ConfigMap is only ever made after it, so where that is ours the Secret is ours as well.
+        """
+        path = path_of(manifest)
+        if await self._kube.create(manifest) or not is_new:
+            self._taken_since.pop(path, None)
+            return
+        meta = manifest["metadata"]
+        group = meta["labels"][names.GROUP_LABEL]
+        witness = await self._found(object_path("v1", "ConfigMap", meta["namespace"], group))
+        if witness is not None and whose(witness, manifest) is not Whose.THEIRS:
+            await self._remake(manifest)
+            return
+        now = asyncio.get_running_loop().time()
+        if now - self._taken_since.setdefault(path, now) > _COLLECTION_S:
+            raise _taken(manifest)
+        raise OperatorError(f"the Secret {meta['name']} is there already, of a {KIND} that was deleted perhaps")
+
+    async def _remake(self, manifest: Manifest, uid: str = "") -> None:
+        await self._kube.delete(path_of(manifest), uid)
         if not await self._kube.create(manifest):
             raise OperatorError(f"{path_of(manifest)} was deleted, and somebody else has made one since")
 
     async def _claim(self, manifest: Manifest) -> Manifest:
-        """Applies an object whose name the user chose, unless one of that name is somebody else's."""
+        """Applies an object, unless one of its name is somebody else's."""
+        found = await self._found(path_of(manifest))
+        if found is None:
+            # Not by POST: the first apply after that would change who manages it, and so the object.
+            return await self._kube.apply(manifest, force=False)
+        owner = whose(found, manifest)
+        # Clients know the Service by its name, so it takes over nothing that another has made.
+        is_taken_over = manifest["kind"] != "Service" and owner is not Whose.THEIRS
+        if owner is Whose.OURS or is_taken_over:
+            return await self._kube.apply(manifest)
+        if owner is Whose.LEFT:
+            what = f"the {manifest['kind']} {manifest['metadata']['name']}"
+            raise OperatorError(f"{what} of a {KIND} that was deleted is still there")
+        raise _taken(manifest)
+
+    async def _found(self, path: str) -> Manifest | None:
         try:
-            found = await self._kube.get(path_of(manifest))
+            return await self._kube.get(path)
         except KubeError as error:
             if error.code != NOT_FOUND:
                 raise
-            # Not by POST: the first apply after that would change who manages it, and so the object.
-            return await self._kube.apply(manifest, force=False)
-        (owner,) = manifest["metadata"]["ownerReferences"]
-        if is_owned(found["metadata"], owner["uid"]):
-            return await self._kube.apply(manifest)
-        owners = found["metadata"].get("ownerReferences", ())
-        what = f"the {manifest['kind']} {owner['name']}"
-        if any((each["kind"], each["name"]) == (owner["kind"], owner["name"]) for each in owners):
-            raise OperatorError(f"{what} of a {KIND} that was deleted is still there")
-        raise Refused(f"{what} exists and is not ours; delete it, or give this {KIND} another name")
+            return None
+
+
+def _taken(manifest: Manifest) -> Refused:
+    what = f"the {manifest['kind']} {manifest['metadata']['name']}"
+    return Refused(f"{what} exists and is not ours; delete it, or give this {KIND} another name")
 
 
 def _verdict(error: OperatorError) -> OperatorError:

@@ -15,20 +15,21 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from itertools import chain
 
+from rayloom_operator.accelerator_memory import WITHOUT_CLUSTER
 from rayloom_operator.api import API_VERSION, KIND, LLMService, parse, without_spec
-from rayloom_operator.api_status import Reason, Status, stored_model, stored_rollout
+from rayloom_operator.api_status import Reason, stored_model, stored_rollout
 from rayloom_operator.applier import Applier
 from rayloom_operator.drift import Drift
 from rayloom_operator.engine_poller import EnginePoller
 from rayloom_operator.errors import DoesNotFit, MemoryUnknown, NotAllowed, OperatorError, Refused, SpecError
 from rayloom_operator.inspection import Inspection, inspect
 from rayloom_operator.judgement import STALE_S, is_well, mute_at
-from rayloom_operator.k8s_events import events
 from rayloom_operator.known import Known
-from rayloom_operator.kube import NOT_FOUND, Kube, KubeError, MadeAnew
+from rayloom_operator.kube import Kube
 from rayloom_operator.lineage import Lineage
 from rayloom_operator.logs import SERVICE
 from rayloom_operator.metrics import Metrics
+from rayloom_operator.model_facts import ModelFacts
 from rayloom_operator.names import Manifest, ServiceKey, object_path
 from rayloom_operator.observed import Group, Verdict
 from rayloom_operator.observer import Observer
@@ -36,10 +37,11 @@ from rayloom_operator.packed import PackedDict
 from rayloom_operator.plan import Settings, plan
 from rayloom_operator.recovery import remembered
 from rayloom_operator.reflector import without_managed_fields
-from rayloom_operator.resolved import Resolved, resolve
+from rayloom_operator.resolved import Resolved, is_sized, resolve
 from rayloom_operator.roller import Roller
 from rayloom_operator.rollout import Step
 from rayloom_operator.status import VALID, status
+from rayloom_operator.status_writer import StatusWriter
 from rayloom_operator.watches import Watches
 from rayloom_operator.work_queue import REGULAR_S, WorkQueue
 
@@ -60,6 +62,8 @@ _SILENCE_LOOK_S = 5.0
 # A failure that was written down is acted on in a turn of its own, that soon.
 _NEXT_TURN_S = 0.2
 _REFUSED_LOOK_S = 2.0
+# A shape is computed within 10 ms of a core, which others may have.
+_SIZING_S = 5.0
 # Why a spec that is right in itself cannot be used.
 _REASONS = ((DoesNotFit, Reason.DOES_NOT_FIT), (NotAllowed, Reason.NOT_ALLOWED))
 # Nodes get the labels of their accelerators some time after they joined.
@@ -104,11 +108,11 @@ class Controller:
         )
         self._clusters, self._pods, self._jobs = self.watches.clusters, self.watches.pods, self.watches.jobs
         self._drift = Drift(kube, self._queue.add, namespaces=namespaces)
-        self._observer = Observer(kube, self.watches, self._poller, settings.operator_key)
+        self._observer = Observer(kube, self.watches, self._poller, settings.admin_tokens)
         self._applier = Applier(kube, self._drift, self._observer.note_cluster, self._poller.told)
         self._roller = Roller(kube, settings, self._observer)
+        self._statuses = StatusWriter(kube, self._services, self._metrics, self.set_service, self._edited)
         self._mounting_since: dict[ServiceKey, float] = {}
-        self._untold: dict[ServiceKey, dict[str, Manifest]] = {}  # Events that are to be made, by name
         # While services are listed: the versions of those that went meanwhile, which later pages may still have.
         self._gone: dict[ServiceKey, int] | None = None
 
@@ -190,6 +194,9 @@ class Controller:
                     self.set_service(self._services[key], True)
         self._gone = None
 
+    def _edited(self, key: ServiceKey) -> None:
+        self._queue.add(key, is_changed=True)
+
     def _kuberay_changed(self) -> None:
         for key in self._services:
             self._queue.add(key, is_changed=True)
@@ -216,7 +223,7 @@ class Controller:
             # Its objects go by their owner references.
             self._applier.forget(key)
             self._mounting_since.pop(key, None)
-            self._untold.pop(key, None)
+            self._statuses.forget(key)
             self._roller.forget(key)
             return await self._observer.forget(key, datetime.now(UTC))
         try:
@@ -246,8 +253,7 @@ class Controller:
             inspection = await self._inspect(key, previous, service, clock)
             if inspection.facts is not None:
                 image = self._settings.image(service)
-                hub, memory_of = self._settings.hub, self.watches.nodes.memory_of
-                resolved = resolve(service, image, inspection.facts, previous, hub, memory_of)
+                resolved = await self._resolve(service, image, inspection.facts, previous)
                 resolved = await self._roller.with_kept_image(key, document, resolved, previous)
         except SpecError as error:
             if isinstance(error, MemoryUnknown):
@@ -269,9 +275,9 @@ class Controller:
             step, parts = await self._roller.next(key, document, resolved, seen, memory, rollout, now=now, clock=clock)
         places = tuple(slot for lineage in parts for slot in lineage.slots)
         wanted = None if unsupported else resolved
-        operator_key, model = self._settings.operator_key, inspection.model
+        settings, model = self._settings, inspection.model
         named = service or without_spec(document)
-        planned = plan(wanted, seen, parts, step, memory, rollout, operator_key, named, model, now=now, clock=clock)
+        planned = plan(wanted, seen, parts, step, memory, rollout, settings, named, model, now=now, clock=clock)
         mounting_s = self._mounting_s(key, seen.groups, inspection, now)
         refused: Refused | None = None
         try:
@@ -298,9 +304,11 @@ class Controller:
             now=now,
             clock=clock,
         )
-        await self._write(key, document, computed)
+        unwritten_s = await self._statuses.write(key, document, computed)
         waits = [(each - clock).total_seconds() for each in (*planned.waits, *seen.waits)]
-        if not await self._tell(key):
+        if unwritten_s is not None:
+            waits.append(unwritten_s)
+        if not await self._statuses.tell(key):
             waits.append(_SOON_S)
         # Over a spec that cannot be used, or without KubeRay, nothing is made anew.
         if wanted is not None and any(
@@ -337,6 +345,23 @@ class Controller:
         looks += [look_s for mute_in_s in silent for look_s in (mute_in_s, self._poller.look_s()) if look_s > 0]
         return min(looks)
 
+    async def _resolve(self, service: LLMService, image: str, facts: ModelFacts, previous: Manifest) -> Resolved:
+        """`resolve`; in a thread where it computes with a model's sizes, which somebody else has chosen."""
+        hub = self._settings.hub
+        if is_sized(service, facts, previous):
+            return resolve(service, image, facts, previous, hub)
+        accelerator = service.spec.accelerator
+        memory = WITHOUT_CLUSTER
+        if accelerator is not None and accelerator.memory is None:
+            memory = self.watches.nodes.memory_of(accelerator, service.spec.scheduling.node_selector)
+        try:
+            async with asyncio.timeout(_SIZING_S):
+                # Nodes are read here, in the loop that changes them.
+                return await asyncio.to_thread(resolve, service, image, facts, previous, hub, lambda *_: memory)
+        except TimeoutError:
+            words = f"spec.parallelism: no shape was found within {_SIZING_S:g} s; give tensor and pipeline yourself"
+            raise SpecError((words,)) from None
+
     async def _inspect(self, key: ServiceKey, previous: Manifest, service: LLMService, clock: datetime) -> Inspection:
         image, hub, pods = self._settings.image(service), self._settings.hub, self._pods.of_service(key)
         jobs = [each for each in self._jobs.of_service(key) if "deletionTimestamp" not in each["metadata"]]
@@ -348,51 +373,3 @@ class Controller:
         else:
             return found
         return inspect(service, image, hub, previous, jobs, pods, failures, clock)
-
-    async def _write(self, key: ServiceKey, document: Manifest, computed: Status) -> None:
-        content = computed.model_dump(mode="json", by_alias=True, exclude_none=True)
-        if content == document.get("status"):
-            return
-        meta = document["metadata"]
-        before = [each["reason"] for each in document.get("status", {}).get("conditions", ())]
-        if before != [each.reason for each in computed.conditions]:
-            said = ", ".join(f"{each.type}={each.status}/{each.reason}" for each in computed.conditions)
-            logger.info("%s/%s: %s", *key, said)
-        which = {each: meta[each] for each in ("name", "namespace", "uid")}
-        manifest = {"apiVersion": API_VERSION, "kind": KIND, "metadata": which, "status": content}
-        try:
-            written = await self._kube.replace_status(manifest)
-        except (KubeError, MadeAnew) as error:
-            if isinstance(error, KubeError) and error.code != NOT_FOUND:
-                raise
-            # kopf does not say so when that happened while its watch was broken.
-            if self._services.mark(key) == Known.of(document):
-                self.set_service(document, True)
-            if isinstance(error, MadeAnew):
-                logger.info("%s/%s: was deleted and made anew", *key)
-                self.set_service(error.found, False)
-            return
-        known, version = self._services.mark(key), int(written["metadata"]["resourceVersion"])
-        # Also where the spec has changed meanwhile: what is remembered of failures is in it.
-        if known and known.uid == meta["uid"] and known.version < version:
-            self._services[key] = without_managed_fields(written)
-            if written["metadata"]["generation"] != meta["generation"]:
-                # The event of that edit, which is older than this, will be no news.
-                self._queue.add(key, is_changed=True)
-        if computed.rollout is not None:
-            self._metrics.rolled(stored_rollout(document.get("status", {})), computed.rollout, datetime.now(UTC))
-        news = {each["metadata"]["name"]: each for each in events(document, computed, datetime.now(UTC))}
-        self._untold.setdefault(key, {}).update(news)
-
-    async def _tell(self, key: ServiceKey) -> bool:
-        """Makes the Events that are to be made; False when some are left for the next pass, for want of an answer."""
-        untold = self._untold.pop(key, {})
-        for name, event in list(untold.items()):
-            try:
-                await self._kube.create(event)
-            except KubeError as error:
-                logger.warning("%s/%s: the event %s was refused: %s", *key, event["reason"], error)
-            except OperatorError as error:
-                logger.warning("%s/%s: the event %s comes later: %s", *key, event["reason"], error)
-                self._untold.setdefault(key, {})[name] = event
-        return key not in self._untold

@@ -11,13 +11,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from rayloom_operator.engine_status import EngineStatus, engine_status
+from rayloom_operator.engine_status import MAX_RANKS, EngineStatus, engine_status
 from rayloom_operator.errors import EngineUnavailable
-from rayloom_operator.judgement import TOKEN_AGE_LIMIT_S
+from rayloom_operator.judgement import STALLED, TOKEN_AGE_LIMIT_S
 from rayloom_operator.names import ADMIN_PORT, ServiceKey
 from rayloom_operator.observed import Reading
 from rayloom_operator.start_progress import interval_s, start_progress
-from rayloom_operator.status_request import ask
+from rayloom_operator.status_request import ask_either
+from rayloom_operator.texts import head
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +34,17 @@ _OTHER_INTERVAL_S = 1.0
 _MAX_LOOKS_PER_S = 200
 # Of the interval: pods change several times in a moment, and each change asks.
 _MIN_INTERVAL_S = 0.3
+# Of an engine that says the same in other words: each of its answers would be a pass and a write of the status.
+_WORDS_INTERVAL_S = 5.0
+_MAX_ERROR = 600  # characters
 _NEVER = Reading(status=None, at=math.inf, failing_since=None, error="", advanced_at=0.0)
+
+
+class _Essence(NamedTuple):
+    """What decides about the service's status, without what changes from answer to answer."""
+
+    state: object
+    words: object  # that people read: of them alone a change is news now and then
 
 
 class Target(NamedTuple):
@@ -43,6 +54,8 @@ class Target(NamedTuple):
     token: str
     pod_uid: str
     num_starts: int = 0  # of its container: what an ended engine said is no word of the next one
+    max_ranks: int = MAX_RANKS  # that it can have
+    old_token: str = ""  # of one that was made before the operator's key was changed
 
 
 @dataclass(slots=True, kw_only=True)
@@ -50,6 +63,8 @@ class _Engine:
     service: ServiceKey
     target: Target
     reading: Reading = _NEVER
+    told: _Essence | None = None  # of the reading that was news last
+    told_at: float = -math.inf
     is_nudged: asyncio.Event = field(default_factory=asyncio.Event)
     task: asyncio.Task[None] = field(init=False)
 
@@ -114,6 +129,7 @@ class EnginePoller:
             said = said.model_copy(update={"state": "draining", "requests": requests})
             self._on_news(service)
         engine.reading = replace(engine.reading, status=said)
+        engine.told = _essence(said)
         engine.is_nudged.set()
 
     def nudge(self, service: ServiceKey) -> None:
@@ -139,14 +155,15 @@ class EnginePoller:
                     logger.exception("%s/%s: this is a mistake in the operator; asking again", *engine.service)
                 since = asked_at if before.failing_since is None else before.failing_since
                 advanced = since if before is _NEVER else before.advanced_at
-                reading = replace(before, failing_since=since, error=str(error), advanced_at=advanced)
+                words = head(str(error), _MAX_ERROR)
+                reading = replace(before, failing_since=since, error=words, advanced_at=advanced)
             if engine.reading is not before:
                 continue  # the question was put before the engine was told something
             engine.reading = reading
             self.num_failing += _is_failing(reading) - _is_failing(before)
             has_turned = _is_failing(reading) != _is_failing(before)
             is_further = before.start != reading.start
-            if has_turned or is_further or _essence(before.status) != _essence(reading.status):
+            if _note_essence(engine, loop.time()) or has_turned or is_further:
                 self._on_news(engine.service)
             await asyncio.sleep(_MIN_INTERVAL_S)
             # No `wait_for`: in Python 3.11 it drops a cancellation that comes with the nudge, as with the end of a pod.
@@ -162,7 +179,9 @@ class EnginePoller:
         return serving_interval_s(self.num_engines + self._num_expected()) if is_slow else _OTHER_INTERVAL_S
 
     async def _ask(self, engine: _Engine) -> EngineStatus:
-        said = engine_status(*await ask(engine.target.ip, ADMIN_PORT, engine.target.token))
+        target = engine.target
+        code, body = await ask_either(target.ip, ADMIN_PORT, (target.token, target.old_token))
+        said = engine_status(code, body, target.max_ranks)
         # How it started is most of what 10,000 engines that serve say, and nobody reads it any more.
         return said.model_copy(update={"startup": (), "model": None}) if said.state == "serving" else said
 
@@ -187,8 +206,19 @@ def _has_advanced(before: EngineStatus | None, said: EngineStatus) -> bool:
     return _is_serving(said) or done[0] != done[1]
 
 
-def _essence(status: EngineStatus | None) -> object:
-    """What decides about the service's status, without what changes from answer to answer."""
+def _note_essence(engine: _Engine, now: float) -> bool:
+    """Whether the engine's last answer is news, which it then is no more."""
+    essence, before = _essence(engine.reading.status), engine.told
+    if essence == before:
+        return False
+    is_other_words = before is not None and essence is not None and essence.state == before.state
+    if is_other_words and now - engine.told_at < _WORDS_INTERVAL_S:
+        return False
+    engine.told, engine.told_at = essence, now
+    return True
+
+
+def _essence(status: EngineStatus | None) -> _Essence | None:
     if status is None:
         return None
     phases = tuple((phase.name, phase.finished) for phase in status.startup)
@@ -197,4 +227,5 @@ def _essence(status: EngineStatus | None) -> object:
     reason = re.sub(r"\d+ s\b", "", status.reason)
     # Whoever waits for the end of a drain is told of it.
     is_drained = status.state == "draining" and status.requests.in_flight == 0
-    return status.state, reason, phases, tokens, status.nodes, is_drained
+    is_stalled = STALLED.search(status.reason) is not None
+    return _Essence((status.state, phases, tokens, is_drained, is_stalled, len(status.ranks)), (reason, status.nodes))

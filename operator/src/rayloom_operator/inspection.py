@@ -21,8 +21,9 @@ from rayloom_operator.model_facts import ModelFacts, builtin_facts
 from rayloom_operator.names import INSPECT_CONTAINER, SERVICE_LABEL, Manifest
 from rayloom_operator.objects.companions import service_account
 from rayloom_operator.objects.inspect_job import attempt_of, inspect_job
-from rayloom_operator.observed import Verdict, moment, plain, pod, refused_pod, without_suffixes
+from rayloom_operator.observed import Verdict, moment, pod, refused_pod, without_suffixes
 from rayloom_operator.resolved import Hub
+from rayloom_operator.texts import head, plain, tail
 
 _FIRST_RETRY_S = 30.0
 _MAX_RETRY_S = 300.0
@@ -164,7 +165,7 @@ def _words(service: LLMService, ended: Manifest, at: str) -> ModelFacts | _Ended
         error = msgspec.json.decode(words, type=_Said).error
         if error is not None:
             reason = _REASONS.get(error.reason, Reason.MODEL_UNUSABLE)
-            return _ended(service, reason, f"{plain(error.message)[:_MAX_WORDS]}.", at)
+            return _ended(service, reason, f"{head(plain(error.message), _MAX_WORDS)}.", at)
         document = msgspec.json.decode(words)
     except (ValueError, RecursionError):
         document = {}
@@ -177,9 +178,9 @@ def _words(service: LLMService, ended: Manifest, at: str) -> ModelFacts | _Ended
         why = first["msg"].removeprefix("Value error, ")
         message = f"This operator serves no model of such a {where}: {why}."
         return _ended(service, Reason.MODEL_UNSUPPORTED, message, at)
-    tail = plain(words)[-_MAX_WORDS:] or "it left no word; see its log"
+    end = tail(plain(words), _MAX_WORDS) or "it left no word; see its log"
     cause = f"{ended.get('reason', 'Error')}, exit code {ended['exitCode']}"
-    message = f"The Job that looks at the model ended ({cause}): {tail}."
+    message = f"The Job that looks at the model ended ({cause}): {end}."
     return _ended(service, Reason.INSPECTION_FAILED, message, at)
 
 

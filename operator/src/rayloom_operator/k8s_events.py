@@ -8,8 +8,9 @@ from datetime import UTC, datetime
 from rayloom_operator.api_status import FAULTS, Condition, Reason, Status
 from rayloom_operator.kube import FIELD_MANAGER
 from rayloom_operator.names import Manifest
+from rayloom_operator.texts import head_bytes
 
-_MAX_NOTE = 1000  # characters; the API server takes 1024 bytes
+_MAX_NOTE = 1024  # bytes that the API server takes
 
 
 def events(service: Manifest, status: Status, clock: datetime) -> tuple[Manifest, ...]:
@@ -46,5 +47,5 @@ def _event(service: Manifest, condition: Condition, clock: datetime) -> Manifest
         "reason": str(condition.reason),
         "action": "Reconcile",
         "regarding": about | {key: meta[key] for key in ("namespace", "name", "uid")},
-        "note": condition.message[:_MAX_NOTE],
+        "note": head_bytes(condition.message, _MAX_NOTE),
     }

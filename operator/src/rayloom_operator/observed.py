@@ -22,6 +22,7 @@ from rayloom_operator.names import (
 )
 from rayloom_operator.own_parts import OWN_CONTAINERS, OWN_INIT_CONTAINERS, WORKER_CONTAINERS
 from rayloom_operator.start_progress import NO_PROGRESS, StartProgress
+from rayloom_operator.texts import head, plain, tail
 
 _IMAGE_REASONS = frozenset(
     {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError"}
@@ -41,8 +42,6 @@ HUB_SENTENCES = {
 }
 NOT_FOUND = re.compile(r"no model|no such|there is no|does not exist", re.IGNORECASE)
 _MAX_MESSAGE = 600
-# What a terminal acts on; Ray's logs are in colours.
-_CONTROLS = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(\x07|\x1b\\)?|[\x00-\x08\x0e-\x1f\x7f-\x9f]")
 _MORE_ROOM = "Add nodes, or lower spec.engine.resources."
 _MORE_DISK = (
     "The pod fetches or converts the model on its node's disk: give spec.model.cache a place, add nodes with larger "
@@ -305,17 +304,10 @@ def _image_field(container: Manifest) -> str:
     return "spec.engine.image" if is_ours else f"the image of container {container['name']} in spec.podTemplate"
 
 
-def plain(text: str) -> str:
-    """Words of a program on one line."""
-    return " ".join(_CONTROLS.sub("", text).split())
-
-
 def _head(text: str) -> str:
-    line = plain(text)
-    return line if len(line) <= _MAX_MESSAGE else line[: _MAX_MESSAGE - 3] + "..."
+    return head(plain(text), _MAX_MESSAGE)
 
 
 def _tail(text: str) -> str:
     """Of a log the end counts."""
-    line = plain(text)
-    return line if len(line) <= _MAX_MESSAGE else "..." + line[3 - _MAX_MESSAGE :]
+    return tail(plain(text), _MAX_MESSAGE)

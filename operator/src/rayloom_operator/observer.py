@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 
 from rayloom_operator import names, slim
 from rayloom_operator.engine_poller import EnginePoller, Target
+from rayloom_operator.engine_status import MAX_RANKS
 from rayloom_operator.errors import OperatorError
 from rayloom_operator.kube import NOT_FOUND, Kube, KubeError
 from rayloom_operator.names import Manifest, ServiceKey, object_path
-from rayloom_operator.objects.companions import admin_token
 from rayloom_operator.observed import Group, Observed, cluster_refusal, is_headless, is_suspended, moment, pod
+from rayloom_operator.ownership import is_owned
 from rayloom_operator.recovery import NEW_POD_S
 from rayloom_operator.watches import Watches
 
@@ -22,17 +23,19 @@ logger = logging.getLogger(__name__)
 
 # A RayCluster's name is not given again for so long after it went, lest KubeRay take its successor for it.
 _NAME_REST_S = 60.0
+# Of a group, by namespace, uid of its service and name: the token of its admin port, and perhaps an older one.
+AdminTokens = Callable[[str, str, str], tuple[str, str]]
 
 
 class Observer:
     """Lives in one event loop."""
 
-    def __init__(self, kube: Kube, watches: Watches, poller: EnginePoller, operator_key: bytes) -> None:
+    def __init__(self, kube: Kube, watches: Watches, poller: EnginePoller, admin_tokens: AdminTokens) -> None:
         self._kube = kube
         self._clusters, self._pods, self._nodes = watches.clusters, watches.pods, watches.nodes
         self._endpoints = watches.endpoints
         self._poller = poller
-        self._operator_key = operator_key
+        self._admin_tokens = admin_tokens
         self._new_pods: dict[ServiceKey, dict[str, tuple[str, datetime]]] = {}  # uid -> of which RayCluster, since when
         self._told_to_go: dict[ServiceKey, set[str]] = {}  # uids of RayClusters whose head pods were deleted
         # name of a RayCluster -> when it was found to be gone; None while it is there
@@ -101,8 +104,11 @@ class Observer:
             is_found = group.head is not None and group.head.uid in found
             groups.append(replace(group, is_found=is_found, is_cordoned=False in stay, is_tolerant=True in stay))
             if group.head is not None and group.head.ip:
-                token = admin_token(self._operator_key, key[0], uid, name)
-                targets[name] = Target(group.head.ip, token, group.head.uid, group.head.num_engine_starts)
+                token, old_token = self._admin_tokens(key[0], uid, name)
+                num_ranks = cluster["numRanks"] or MAX_RANKS
+                targets[name] = Target(
+                    group.head.ip, token, group.head.uid, group.head.num_engine_starts, num_ranks, old_token
+                )
         # Forgets what a head said that is another pod by now, so the readings come after it.
         self._poller.follow(key, targets)
         asked = (replace(group, reading=self._poller.reading(key, group.name)) for group in groups)
@@ -188,11 +194,6 @@ class Observer:
             return []
         found.sort(key=lambda event: event.get("lastTimestamp") or event.get("eventTime") or "")
         return [(event["involvedObject"]["uid"], event.get("message", "")) for event in found]
-
-
-def is_owned(meta: Manifest, uid: str) -> bool:
-    """Whether an object with this metadata goes when the one with `uid` goes."""
-    return any(owner["uid"] == uid for owner in meta.get("ownerReferences", ()))
 
 
 def _user_volumes(pod_document: Manifest) -> list[str]:

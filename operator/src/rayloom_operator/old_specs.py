@@ -9,7 +9,7 @@ from rayloom_operator.errors import NotAllowed
 from rayloom_operator.kube import NOT_FOUND, Kube, KubeError
 from rayloom_operator.names import Manifest, ServiceKey
 from rayloom_operator.objects.old_spec import old_spec_path, resolved_of
-from rayloom_operator.observer import is_owned
+from rayloom_operator.ownership import is_owned
 from rayloom_operator.permissions import Permissions
 from rayloom_operator.resolved import Hub, Resolved
 

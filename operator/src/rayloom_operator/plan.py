@@ -42,8 +42,16 @@ class Settings:
 
     engine_image: str  # of engines whose service names none
     operator_key: bytes  # admin tokens are derived from it
+    previous_key: bytes = b""  # those of engines that were made before the key was changed; empty where it never was
+    namespace: str = ""  # of the operator's own pods; empty where it is in none
     hub: Hub = field(default_factory=Hub)
     permissions: Permissions = field(default_factory=Permissions)
+
+    def admin_tokens(self, namespace: str, service_uid: str, group: str) -> tuple[str, str]:
+        """That of the group's admin port, and of one that was made before the key was changed; empty for no such."""
+        token = admin_token(self.operator_key, namespace, service_uid, group)
+        old = admin_token(self.previous_key, namespace, service_uid, group) if self.previous_key else ""
+        return token, old
 
     def image(self, service: LLMService) -> str:
         """The image of the engine's pods."""
@@ -76,6 +84,7 @@ class Drain:
     ip: str
     token: str  # of its admin port
     wanted: bool
+    old_token: str = ""  # of one that was made before the operator's key was changed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +108,7 @@ def plan(
     step: Step | None,
     memory: Memory,
     rollout: RolloutState,
-    operator_key: bytes,
+    settings: Settings,
     service: LLMService | None = None,
     model: Model | None = None,
     *,
@@ -121,7 +130,8 @@ def plan(
         return Plan(wanted=freed, routes=routes, deletions=tuple(_stranded(seen, slots)))
     service, update = resolved.service, step.state.update_revision
     budget = disruption_budget(service, _num_pods(resolved, lineages, seen, step) if step.holds_evictions else 0)
-    wanted = [service_account(service), client_service(service), budget, network_policy(service)]
+    wanted = [service_account(service), client_service(service), budget]
+    wanted.append(network_policy(service, settings.namespace))
     wanted.append(old_spec(resolved, update, model))
     is_new = rollout.update_revision != update
     new, waits = {old_spec_name(service.metadata.name, update)} if is_new else set(), []
@@ -142,7 +152,7 @@ def plan(
             # What a group is made of is never changed, also by an operator of another version that would build it
             # otherwise.
             wanted.append(config_map(lineage.resolved, lineage.revision, number))
-            wanted.append(admin_secret(service, lineage.revision, operator_key, number))
+            wanted.append(admin_secret(service, lineage.revision, settings.operator_key, number))
             if slot.group is None:
                 num_left -= 1
                 new.add(slot.name)
@@ -167,7 +177,7 @@ def plan(
         deletions=(*deletions, *_stranded(seen, slots)),
         # First on, then off, so that the service is never without an engine for it.
         routes=tuple(sorted(routes, key=lambda route: not route.wanted)),
-        drains=tuple(_drains(service, seen, step, operator_key)),
+        drains=tuple(_drains(service, seen, step, settings)),
         waits=tuple(waits),
     )
 
@@ -183,12 +193,13 @@ def _revisions(state: RolloutState) -> set[str]:
     return {state.current_revision, state.update_revision, *state.counts} - {""}
 
 
-def _drains(service: LLMService, seen: Observed, step: Step, operator_key: bytes) -> Iterator[Drain]:
+def _drains(service: LLMService, seen: Observed, step: Step, settings: Settings) -> Iterator[Drain]:
     meta = service.metadata
     for group in seen.groups:
         if group.head is not None and group.head.ip and group.name in (*step.undrain, *step.drain):
-            token = admin_token(operator_key, meta.namespace, meta.uid, group.name)
-            yield Drain(group=group.name, ip=group.head.ip, token=token, wanted=group.name in step.drain)
+            token, old = settings.admin_tokens(meta.namespace, meta.uid, group.name)
+            wanted = group.name in step.drain
+            yield Drain(group=group.name, ip=group.head.ip, token=token, old_token=old, wanted=wanted)
 
 
 def _companions(group: str, namespace: str) -> tuple[Deletion, ...]:

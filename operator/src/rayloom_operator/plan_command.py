@@ -20,7 +20,7 @@ from rayloom_operator.manifest import load_service
 from rayloom_operator.model_facts import ELEMENT_BYTES, ModelFacts, builtin_facts
 from rayloom_operator.names import Manifest
 from rayloom_operator.observed import Observed
-from rayloom_operator.plan import plan
+from rayloom_operator.plan import Settings, plan
 from rayloom_operator.pod_privileges import host_paths, privileges
 from rayloom_operator.rank_memory import in_words
 from rayloom_operator.resolved import Resolved, question, resolve
@@ -30,6 +30,8 @@ from rayloom_operator.rollout import next_step
 from rayloom_operator.rollout_command import explain_rollout
 from rayloom_operator.sizing import cost
 
+# No cluster's: what depends on them is not printed.
+_SETTINGS = Settings(engine_image="", operator_key=b"")
 _COLUMNS = ("SHAPE", "RANKS", "NODES", "WEIGHTS/RANK", "KV TOKENS", "LENGTH", "REQUESTS", "")
 
 
@@ -88,7 +90,7 @@ def _objects(resolved: Resolved, clock: datetime) -> tuple[Manifest, ...]:
     )
     step = next_step(order, rollout, look(nothing, {}, order.revision, now=0.0), clock)
     parts = lineages(resolved, {}, nothing, {}, rollout, step, now=0.0, clock=clock)
-    return plan(resolved, nothing, parts, step, {}, rollout, b"", now=0.0, clock=clock).wanted
+    return plan(resolved, nothing, parts, step, {}, rollout, _SETTINGS, now=0.0, clock=clock).wanted
 
 
 def explain(resolved: Resolved, facts: ModelFacts) -> str:

@@ -81,11 +81,9 @@ def resolve(
             raise SpecError(("spec.accelerator: the parallelism is computed once the model was inspected",))
         tensor, pipeline = asked.tensor or 1, asked.pipeline or 1
         return Resolved(service=service, image=image, tensor=tensor, pipeline=pipeline, max_model_len=length, hub=hub)
-    sizing = stored_sizing(previous)
-    nodes = _nodes_to_ask(service)
-    kept = sizing.accelerator_memory if sizing is not None and sizing.accelerator_nodes == nodes else None
-    asking = question(service, facts, kept)
+    sizing, asking = _stored_choice(service, facts, previous)
     if sizing is None or sizing.inputs != asking.inputs:
+        nodes = _nodes_to_ask(service)
         memory = None if nodes is None else _memory_of_nodes(service, memory_of)
         asking = question(service, facts, memory)
         sizing = size(asking).model_copy(update={"accelerator_memory": memory, "accelerator_nodes": nodes})
@@ -103,6 +101,21 @@ def resolve(
         sizing=sizing,
         hub=hub,
     )
+
+
+def is_sized(service: LLMService, facts: ModelFacts, previous: Mapping[str, Any]) -> bool:
+    """Whether the choice of before stays, so that `resolve` computes none."""
+    sizing, asking = _stored_choice(service, facts, previous)
+    return sizing is not None and sizing.inputs == asking.inputs
+
+
+def _stored_choice(
+    service: LLMService, facts: ModelFacts, previous: Mapping[str, Any]
+) -> tuple[Sizing | None, Question]:
+    """The sizing that was written last, and what would be asked now with the accelerators' memory of then."""
+    sizing = stored_sizing(previous)
+    is_same = sizing is not None and sizing.accelerator_nodes == _nodes_to_ask(service)
+    return sizing, question(service, facts, sizing.accelerator_memory if sizing is not None and is_same else None)
 
 
 def _nodes_to_ask(service: LLMService) -> str | None:

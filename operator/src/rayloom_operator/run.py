@@ -52,6 +52,8 @@ def run_operator(
     *,
     engine_image: str,
     key_file: Path,
+    previous_key_file: Path | None,
+    namespace: str,
     health_port: int,
     log_level: str,
     log_format: str,
@@ -70,7 +72,12 @@ def run_operator(
     hub = Hub(endpoint=hub_endpoint, ca_config_map=hub_ca_config_map)
     permissions = Permissions(host_paths=host_paths, hub_endpoints=hub_endpoints, in_pods=in_pods)
     settings = Settings(
-        engine_image=engine_image, operator_key=_operator_key(key_file), hub=hub, permissions=permissions
+        engine_image=engine_image,
+        operator_key=_operator_key(key_file),
+        previous_key=_previous_key(previous_key_file),
+        namespace=namespace,
+        hub=hub,
+        permissions=permissions,
     )
     metrics = Metrics()
     lease = Lease(
@@ -207,3 +214,8 @@ def _operator_key(path: Path) -> bytes:
     if len(key) < _MIN_KEY_BYTES:
         raise OperatorError(f"the key {path} has {len(key)} bytes; use {_MIN_KEY_BYTES} random ones or more")
     return key
+
+
+def _previous_key(path: Path | None) -> bytes:
+    """Empty where the key was never changed. The file may be missing: it is there while engines of that key run."""
+    return b"" if path is None or not path.exists() else _operator_key(path)

@@ -50,6 +50,21 @@ class Owned(TypedDict, total=False):
     status: Conditions
 
 
+class WorkerGroup(TypedDict, total=False):
+    replicas: Any
+    rayStartParams: Any
+
+
+class RayClusterSpec(TypedDict, total=False):
+    workerGroupSpecs: list[WorkerGroup]
+
+
+class RayCluster(Owned, total=False):
+    """With what says how many ranks its engine has."""
+
+    spec: RayClusterSpec
+
+
 class Container(TypedDict, total=False):
     name: str
     image: str
@@ -92,6 +107,16 @@ class Endpoint(TypedDict, total=False):
 class EndpointSlice(TypedDict, total=False):
     metadata: Metadata
     endpoints: list[Endpoint] | None
+
+
+def ray_cluster(found: Manifest) -> Manifest:
+    """Of a RayCluster, what the observer reads, and how many ranks its engine has: 0 where that cannot be read."""
+    groups = found.pop("spec", {}).get("workerGroupSpecs", ())
+    try:
+        num_ranks = sum(int(each["replicas"]) * int(each["rayStartParams"]["num-cpus"]) for each in groups)
+    except (KeyError, TypeError, ValueError):
+        num_ranks = 0
+    return found | {"numRanks": num_ranks}
 
 
 def pod(found: Manifest) -> Manifest:

@@ -1,25 +1,28 @@
 """What is asked of an engine's admin port, /status and /drain: one request on a connection of its own.
 
-A general HTTP client takes twice the time for it, which at 600 answers a second would be half a core.
+A general HTTP client takes twice the time for it, which at 600 answers a second would be half a core. And an engine's
+image may be anybody's: an answer costs this process, which all tenants share, no more than its bytes do, however they
+come.
 """
 
 from __future__ import annotations
 
 import asyncio
-import http.client
-import io
 import re
-import sys
-from types import SimpleNamespace
 from typing import cast
 
 from rayloom_operator.errors import EngineUnavailable
 
 _TIMEOUT_S = 3.0
-_MAX_BYTES = 1 << 20  # a status has some thousand
+# Of headers and body. A status has some thousand bytes, one of a thousand ranks 60 thousand.
+MAX_BYTES = 64 << 10
+_MAX_CHUNKS = 256
+_UNAUTHORIZED = 401
 _FIRST_LINE = re.compile(rb"HTTP/1\.[01] ([2-5][0-9]{2}) ")
-_CHUNKED = re.compile(rb"\r\ntransfer-encoding:", re.IGNORECASE)
+_CHUNKED = re.compile(rb"\r\ntransfer-encoding:[^\r\n]*chunked", re.IGNORECASE)
 _LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*([0-9]{1,9})[ \t]*\r\n", re.IGNORECASE)
+_ANY_LENGTH = re.compile(rb"\r\ncontent-length:", re.IGNORECASE)
+_CHUNK = re.compile(rb"([0-9a-fA-F]{1,8})[^\r\n]*\r\n")
 
 
 async def ask(ip: str, port: int, token: str, method: str = "GET", path: str = "/status") -> tuple[int, bytes]:
@@ -27,7 +30,7 @@ async def ask(ip: str, port: int, token: str, method: str = "GET", path: str = "
     host = f"[{ip}]" if ":" in ip else ip
     request = (
         f"{method} {path} HTTP/1.1\r\nHost: {host}:{port}\r\nAuthorization: Bearer {token}\r\n"
-        "Accept: application/json\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+        "Accept: application/json\r\nPrefer: return=minimal\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
     ).encode()
     loop = asyncio.get_running_loop()
     exchange = _Exchange(request, loop.create_future())
@@ -35,64 +38,101 @@ async def ask(ip: str, port: int, token: str, method: str = "GET", path: str = "
         async with asyncio.timeout(_TIMEOUT_S):
             transport, _ = await loop.create_connection(lambda: exchange, ip, port)
             try:
-                received = await exchange.received
+                return await exchange.answer
             finally:
                 transport.abort()
-        return _answer(received)
     except TimeoutError as error:
         raise EngineUnavailable(f"no answer within {_TIMEOUT_S:g} s") from error
-    # The last two are http.client's of a length that is no length.
-    except (OSError, http.client.HTTPException, ValueError, OverflowError) as error:
+    except OSError as error:
         raise EngineUnavailable(f"{type(error).__name__}: {error}") from error
 
 
-class _Exchange(asyncio.Protocol):
-    """Sends the request; `received` is all that comes until the answer is whole, or the other side closes."""
+async def ask_either(
+    ip: str, port: int, tokens: tuple[str, str], method: str = "GET", path: str = "/status"
+) -> tuple[int, bytes]:
+    """The same with the second token where the engine does not take the first; there may be no second one."""
+    token, old_token = tokens
+    code, body = await ask(ip, port, token, method, path)
+    if code == _UNAUTHORIZED and old_token:
+        return await ask(ip, port, old_token, method, path)
+    return code, body
 
-    def __init__(self, request: bytes, received: asyncio.Future[bytes]) -> None:
+
+class _Exchange(asyncio.Protocol):
+    """Sends the request, and gathers the answer as it comes. Each byte is looked at once, in pieces of any size."""
+
+    def __init__(self, request: bytes, answer: asyncio.Future[tuple[int, bytes]]) -> None:
         self._request = request
-        self.received = received
-        self._parts = bytearray()
+        self._received = bytearray()
+        self._body_at: int | None = None  # where the body begins, once the headers are whole
+        self._end: int | None = None  # of the answer, once its headers say so
+        self.answer = answer
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # A cast, because those of uvloop are no subclass.
         cast(asyncio.Transport, transport).write(self._request)
 
     def data_received(self, data: bytes) -> None:
-        self._parts += data
-        if self.received.done():
+        if self.answer.done():
             return
-        if len(self._parts) > _MAX_BYTES:
-            self.received.set_exception(EngineUnavailable(f"an answer of more than {_MAX_BYTES} bytes"))
-        elif _body(self._parts) is not None:
+        searched = max(0, len(self._received) - 3)
+        self._received += data
+        if len(self._received) > MAX_BYTES:
+            self._fail(f"an answer of more than {MAX_BYTES} bytes")
+            return
+        if self._body_at is None and (at := self._received.find(b"\r\n\r\n", searched)) >= 0:
+            self._body_at = at + 4
+            self._end = self._end_by_length()
+        if self._end is not None and len(self._received) >= self._end:
             # Not every proxy on the way closes when it is asked to.
-            self.received.set_result(bytes(self._parts))
+            self._finish(self._received[self._body_at : self._end])
 
     def connection_lost(self, error: Exception | None) -> None:
-        if self.received.done():
+        if self.answer.done():
             return
         if error is not None:
-            self.received.set_exception(error)
+            self.answer.set_exception(error)
+        elif self._body_at is None or self._end is not None:
+            self._fail("the connection ended before the answer did")
+        elif _CHUNKED.search(self._received, 0, self._body_at):
+            body = _from_chunks(self._received, self._body_at)
+            self._finish(body) if body is not None else self._fail("an answer in chunks that cannot be read")
+        elif _ANY_LENGTH.search(self._received, 0, self._body_at):
+            self._fail("an answer whose length is no length")
         else:
-            self.received.set_result(bytes(self._parts))
+            self._finish(self._received[self._body_at :])
+
+    def _end_by_length(self) -> int | None:
+        """None where the connection's end is the answer's. In chunks it is longer than it says."""
+        body_at = self._body_at or 0
+        if _CHUNKED.search(self._received, 0, body_at):
+            return None
+        length = _LENGTH.search(self._received, 0, body_at - 2)
+        return None if length is None else body_at + int(length[1])
+
+    def _finish(self, body: bytes | bytearray) -> None:
+        first = _FIRST_LINE.match(self._received)
+        if first is None:
+            self._fail("what answers does not speak HTTP")
+        else:
+            self.answer.set_result((int(first[1]), bytes(body)))
+
+    def _fail(self, why: str) -> None:
+        self.answer.set_exception(EngineUnavailable(why))
 
 
-def _body(received: bytes | bytearray) -> slice | None:
-    """Where the body is, when the answer says how long that is, and all of it is there."""
-    begin = received.find(b"\r\n\r\n") + 4
-    # In chunks it is longer than it says.
-    is_plain = begin > 3 and not _CHUNKED.search(received, 0, begin)
-    length = _LENGTH.search(received, 0, begin - 2) if is_plain else None
-    end = begin + int(length[1]) if length is not None else sys.maxsize
-    return slice(begin, end) if len(received) >= end else None
-
-
-def _answer(received: bytes) -> tuple[int, bytes]:
-    first, body = _FIRST_LINE.match(received), _body(received)
-    if first is not None and body is not None:
-        return int(first[1]), received[body]
-    # It reads every field, which is most of what an answer costs, and so is kept for those of another form.
-    # Of a socket it only wants a file.
-    response = http.client.HTTPResponse(SimpleNamespace(makefile=lambda _: io.BytesIO(received)))  # type: ignore[arg-type]
-    response.begin()
-    return response.status, response.read()
+def _from_chunks(received: bytearray, at: int) -> bytes | None:
+    """The body that begins at `at` in chunks; None where it does not end, or has more of them than any engine sends."""
+    parts = []
+    for _ in range(_MAX_CHUNKS):
+        chunk = _CHUNK.match(received, at)
+        if chunk is None:
+            return None
+        size = int(chunk[1], 16)
+        if size == 0:
+            return b"".join(parts)
+        at = chunk.end() + size + 2
+        if at > len(received):
+            return None
+        parts.append(bytes(received[chunk.end() : chunk.end() + size]))
+    return None

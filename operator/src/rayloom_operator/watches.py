@@ -36,7 +36,7 @@ class Watches:
         on_kuberay: Callable[[], None],
     ) -> None:
         follow = partial(Reflector, kube, namespaces=namespaces)
-        self.clusters = follow("ray.io/v1", "RayCluster", on_change, shape=slim.Owned)
+        self.clusters = follow("ray.io/v1", "RayCluster", on_change, shape=slim.RayCluster, slim=slim.ray_cluster)
         self.pods = follow("v1", "Pod", on_pod, shape=slim.Pod, slim=slim.pod, mark=slim.node_of)
         self.jobs = follow("batch/v1", "Job", on_change, shape=slim.Owned)
         # Kubernetes gives them the labels of their Service.

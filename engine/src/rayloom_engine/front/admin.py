@@ -89,7 +89,11 @@ def admin_app(service: Service, token: str | None, drain_mark: Path | None = Non
 
     async def status(request: Request) -> Response:
         check(request)
-        return Response(service.status().model_dump_json(), media_type="application/json")
+        document = service.status()
+        # RFC 7240.
+        is_minimal = "return=minimal" in request.headers.get("prefer", "")
+        text = document.minimal_json() if is_minimal else document.model_dump_json()
+        return Response(text, media_type="application/json")
 
     async def drain(request: Request) -> Response:
         check(request)

@@ -8,6 +8,8 @@ from rayloom_operator.names import Manifest, metadata
 
 # The label that the operator's own pods have from its chart.
 _OPERATOR = {"app.kubernetes.io/name": "rayloom-operator"}
+# The API server puts it on every namespace, and nobody can give another one's.
+_NAMESPACE_LABEL = "kubernetes.io/metadata.name"
 
 
 def disruption_budget(service: LLMService, num_held: int = 0) -> Manifest:
@@ -41,13 +43,15 @@ def disruption_budget(service: LLMService, num_held: int = 0) -> Manifest:
     }
 
 
-def network_policy(service: LLMService) -> Manifest:
+def network_policy(service: LLMService, operator_namespace: str = "") -> Manifest:
     """Clients reach the API, the operator the admin port, and the service's own pods each other. All may go out.
 
-    The API port is Prometheus' as well.
+    The API port is Prometheus' as well. Of an operator outside the cluster the namespace is empty, and then pods with
+    the operator's label are let in wherever they are.
     """
     own = {"matchLabels": {names.SERVICE_LABEL: service.metadata.name}}
-    operator = {"namespaceSelector": {}, "podSelector": {"matchLabels": _OPERATOR}}
+    where = {"matchLabels": {_NAMESPACE_LABEL: operator_namespace}} if operator_namespace else {}
+    operator = {"namespaceSelector": where, "podSelector": {"matchLabels": _OPERATOR}}
     return {
         "apiVersion": "networking.k8s.io/v1",
         "kind": "NetworkPolicy",

@@ -1,0 +1,66 @@
+"""When the status of a service may be written. Pure; the caller has the clock.
+
+What an engine says comes into the status, and an engine's image may be anybody's: one that says something else with
+each answer must not keep the API server, and this operator, at work for it alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from rayloom_operator.names import ServiceKey
+
+# Of words alone: a sentence, the nodes of ranks, bytes that were loaded.
+WORDS_INTERVAL_S = 5.0
+# Of all else. A roll of 64 engines writes less, and what is left waits for half a second.
+_BURST = 60.0
+_WRITES_PER_S = 2.0
+
+
+@dataclass(slots=True)
+class _Pace:
+    words_at: float = float("-inf")  # when words alone were written last
+    left: float = _BURST  # writes that may be made at once
+    at: float = field(default=0.0)  # when that was reckoned
+
+
+class WritePace:
+    """Times are seconds of any clock that only goes forward."""
+
+    def __init__(self) -> None:
+        self._paces: dict[ServiceKey, _Pace] = {}
+
+    def forget(self, key: ServiceKey) -> None:
+        """The service is gone."""
+        self._paces.pop(key, None)
+
+    def wait_s(self, key: ServiceKey, before: Mapping[str, Any], content: Mapping[str, Any], now: float) -> float:
+        """After how many seconds `content` may be written in place of `before`; at 0 it counts as written now."""
+        pace = self._paces.setdefault(key, _Pace(at=now))
+        pace.left, pace.at = min(_BURST, pace.left + (now - pace.at) * _WRITES_PER_S), now
+        is_words_alone = without_words(before) == without_words(content)
+        if is_words_alone and (wait_s := pace.words_at + WORDS_INTERVAL_S - now) > 0:
+            return wait_s
+        if pace.left < 1:
+            return (1 - pace.left) / _WRITES_PER_S
+        pace.left -= 1
+        if is_words_alone:
+            pace.words_at = now
+        return 0.0
+
+
+def without_words(status: Mapping[str, Any]) -> dict[str, Any]:
+    """What programs decide by: all of a status but sentences, nodes, and how far an engine has loaded."""
+    kept = _without(status, "loading")
+    kept["conditions"] = [_without(each, "message") for each in status.get("conditions", ())]
+    kept["groups"] = [
+        _without(each, "nodes", "failure") | {"failure": _without(each.get("failure") or {}, "message")}
+        for each in status.get("groups", ())
+    ]
+    return kept
+
+
+def _without(document: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    return {name: value for name, value in document.items() if name not in names}

@@ -1,0 +1,43 @@
+"""One tenant's engines and models mean harm: the operator goes on for the others, at the speed that they are used to.
+
+The operator's own controller and poller ask engines on loopback; only the cluster is a dictionary. Before there were
+bounds, the models alone stopped the loop for ever, and the engines for more than a second.
+"""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+SCENARIO = Path(__file__).resolve().parents[1] / "support" / "rt_hostile_world.py"
+SECONDS = 8
+
+
+def test_hostile_tenants_cost_the_others_nothing_that_they_notice():
+    done = subprocess.run(
+        [sys.executable, str(SCENARIO), str(SECONDS)], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    # Whatever is said to it, the operator takes for no mistake of its own.
+    assert "mistake in the operator" not in done.stderr
+    figures = json.loads(done.stdout)
+    print(figures)
+    assert figures["bad_engines_asked"] == 12
+    # CPU time of the loop between two ticks: the machine may be busy with other things.
+    assert figures["loop_cpu_ms"] < 100
+    assert figures["rss_mib"] < 256 and figures["rss_growth_mib"] < 64
+    assert figures["passes"] > 50
+    assert figures["pass_p99_ms"] < 250
+    assert figures["well"] == 20
+    # A burst of 60 and two a second after it, whatever 12 engines say.
+    assert 0 < figures["bad_writes"] <= 60 + 2 * (SECONDS + 2)
+    assert figures["bad_status_bytes"] < 32_768
+    assert figures["reasons"] == {
+        "looping": "ModelUnsupported",
+        "layers": "ModelUnsupported",
+        "largest": "DoesNotFit",
+        "zero": "ModelUnsupported",
+        "nested": "InspectionFailed",
+        "list": "InspectionFailed",
+        "stored": "ModelUnsupported",
+    }

@@ -1,0 +1,230 @@
+"""`python rt_hostile_world.py SECONDS`: the operator's controller among hostile tenants, and what it costs the others.
+
+One service has an engine for each of `rt_hostile_engine.KINDS`, some have models whose sizes stop an operator that
+trusts them, and 20 are well. Prints figures as JSON; a process of its own, so that its memory is the operator's.
+"""
+
+import asyncio
+import contextlib
+import copy
+import json
+import random
+import re
+import socket
+import subprocess
+import sys
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+
+import uvloop
+
+from rayloom_operator import engine_poller
+from rayloom_operator.controller import Controller
+from rt_fake_kube import FakeKube
+from rt_hostile_engine import KINDS, NUM_WELL
+from rt_inspection import SHAPE, ended, make_job_pod
+from rt_operator import SETTINGS, make_pod_document
+
+HUGE = 10**12
+LOOPING = SHAPE | dict.fromkeys(("num_heads", "num_kv_heads", "intermediate_size", "vocab_size"), HUGE)
+LARGEST = SHAPE | {"num_layers": 1000, "num_heads": 3360, "num_kv_heads": 3360, "vocab_size": 1 << 24, "head_dim": 16}
+LARGEST |= {"hidden_size": 4096, "intermediate_size": 4096}
+ACCELERATOR = {"perNode": 64, "memory": "1Gi"}
+# What the Jobs of models say.
+MODELS = {
+    "looping": json.dumps({"version": "v1", "shape": LOOPING, "num_parameters": 1}),
+    "layers": json.dumps({"version": "v1", "shape": SHAPE | {"num_layers": 10**9}, "num_parameters": 1}),
+    "largest": json.dumps({"version": "v1", "shape": LARGEST, "num_parameters": 1}),
+    "zero": json.dumps({"version": "v1", "shape": SHAPE | {"num_heads": 0}, "num_parameters": 1}),
+    "nested": "[" * 4000,
+    "list": json.dumps({"version": "v1", "error": {"reason": [], "message": "m"}}),
+}
+TICK_S = 0.005
+
+
+class Cluster(FakeKube):
+    """One that keeps labels that are patched."""
+
+    async def patch(self, path, body):
+        self._note("patch", path)
+        known = self.objects.get(path)
+        if known is None:
+            return {}
+        labels = known["metadata"]["labels"] | body["metadata"].get("labels", {})
+        kept = {name: text for name, text in labels.items() if text is not None}
+        return self.put(known | {"metadata": known["metadata"] | {"labels": kept}})
+
+
+class Watchdog:
+    """How long the loop stands still: by the clock, and by the CPU time of its thread, whoever else is busy here."""
+
+    def __init__(self):
+        self.wall_s = self.cpu_s = 0.0
+
+    async def run(self):
+        at, cpu_at = time.monotonic(), time.thread_time()
+        while True:
+            await asyncio.sleep(TICK_S)
+            now, cpu_now = time.monotonic(), time.thread_time()
+            self.wall_s = max(self.wall_s, now - at - TICK_S)
+            self.cpu_s = max(self.cpu_s, cpu_now - cpu_at)
+            at, cpu_at = now, cpu_now
+
+
+def service(name, model=None, **spec):
+    return {
+        "apiVersion": "rayloom.dev/v1alpha1",
+        "kind": "LLMService",
+        "metadata": {"name": name, "namespace": "team", "uid": f"uid-{name}", "generation": 1},
+        "spec": {"model": model or {"source": "builtin://smollm2-135m"}, **spec},
+    }
+
+
+class World:
+    def __init__(self):
+        self.kube = Cluster()
+        self.controller = Controller(self.kube, SETTINGS)
+        self.passes = []  # seconds from the news of a well service to the end of its pass
+        self._began = {}
+        self._addresses = {"bad": iter(range(1, 255)), "well": iter(range(1, 255))}
+        reconcile = self.controller._reconcile
+
+        async def measured(key):
+            try:
+                return await reconcile(key)
+            finally:
+                if key in self._began:
+                    self.passes.append(time.monotonic() - self._began.pop(key))
+
+        self.controller._reconcile = measured
+
+    def ask_for(self, document):
+        self.controller.set_service(self.kube.put(document), False)
+
+    def touch(self, number):
+        """News of a well service."""
+        key = ("team", f"well-{number}")
+        if key not in self._began:
+            self._began[key] = time.monotonic()
+            self.controller._queue.add(key)
+
+    async def play(self):
+        """KubeRay and the kubelets: pods of engines, and Jobs that end at once."""
+        while True:
+            for each in list(self.kube.objects.values()):
+                if each["kind"] == "RayCluster":
+                    self._run_engine(each)
+                elif each["kind"] == "Job":
+                    self._end_job(each)
+            await asyncio.sleep(0.05)
+
+    def _run_engine(self, cluster):
+        meta = cluster["metadata"]
+        owner = meta["labels"]["rayloom.dev/service"]
+        if owner in MODELS or f"/api/v1/namespaces/team/pods/{meta['name']}-head" in self.kube.objects:
+            return
+        is_bad = owner == "bad"
+        address = f"127.0.{1 if is_bad else 2}.{next(self._addresses['bad' if is_bad else 'well'])}"
+        for kind in ("head", "worker"):
+            pod = make_pod_document(f"{meta['name']}-{kind}", is_head=kind == "head", owner=meta["uid"], node="n2")
+            pod["metadata"]["labels"] |= {"rayloom.dev/service": owner, "rayloom.dev/group": meta["name"]}
+            pod["status"]["podIP"] = address if kind == "head" else ""
+            self.kube.put({"apiVersion": "v1", "kind": "Pod", **pod})
+
+    def _end_job(self, job):
+        owner = job["metadata"]["labels"]["rayloom.dev/service"]
+        state = ended(MODELS.get(owner, MODELS["looping"]))
+        state["terminated"]["finishedAt"] = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        pod = make_job_pod(job, state)
+        pod["metadata"]["labels"] = copy.copy(job["metadata"]["labels"])
+        if f"/api/v1/namespaces/team/pods/{pod['metadata']['name']}" not in self.kube.objects:
+            self.kube.put(pod)
+
+    def reason(self, name, kind="ModelReady"):
+        status = self.kube.objects[f"/apis/rayloom.dev/v1alpha1/namespaces/team/llmservices/{name}"].get("status", {})
+        return next((each["reason"] for each in status.get("conditions", ()) if each["type"] == kind), "")
+
+    def num_writes(self, name):
+        return self.kube.calls.count(("patch", f"/apis/rayloom.dev/v1alpha1/namespaces/team/llmservices/{name}/status"))
+
+
+async def until(condition, timeout_s=60):
+    async with asyncio.timeout(timeout_s):
+        while not condition():
+            await asyncio.sleep(0.02)
+
+
+async def scenario(seconds, world):
+    for number in range(NUM_WELL):
+        world.ask_for(service(f"well-{number}"))
+    await until(lambda: all(world.reason(f"well-{n}", "Available") == "Serving" for n in range(NUM_WELL)))
+    before_kib = _rss_kib()
+    watchdog = Watchdog()
+    watching = asyncio.create_task(watchdog.run())
+    world.ask_for(service("bad", replicas=len(KINDS)))
+    for name in MODELS:
+        spec = {"accelerator": ACCELERATOR} if name == "largest" else {}
+        world.ask_for(service(name, {"source": f"hf://acme/{name}"}, **spec))
+    stored = service("stored", {"source": "hf://acme/looping"}, accelerator=ACCELERATOR)
+    camel = {_camel(name): size for name, size in LOOPING.items()}
+    world.ask_for(stored | {"status": {"model": {"source": "hf://acme/looping", "numParameters": 1, "shape": camel}}})
+    ends = asyncio.get_running_loop().time() + seconds
+    choice = random.Random(1)
+    while asyncio.get_running_loop().time() < ends:
+        world.touch(choice.randrange(NUM_WELL))
+        await asyncio.sleep(0.02)
+    watching.cancel()
+    passes = sorted(world.passes)
+    status = world.kube.objects["/apis/rayloom.dev/v1alpha1/namespaces/team/llmservices/bad"]["status"]
+    return {
+        "loop_cpu_ms": round(watchdog.cpu_s * 1000, 1),
+        "loop_wall_ms": round(watchdog.wall_s * 1000, 1),
+        "rss_mib": _rss_kib() // 1024,
+        "rss_growth_mib": (_rss_kib() - before_kib) // 1024,
+        "passes": len(passes),
+        "pass_p50_ms": round(passes[len(passes) // 2] * 1000, 1),
+        "pass_p99_ms": round(passes[int(len(passes) * 0.99)] * 1000, 1),
+        "bad_writes": world.num_writes("bad"),
+        "bad_status_bytes": len(json.dumps(status)),
+        "bad_engines_asked": world.controller._poller.num_engines - NUM_WELL,
+        "reasons": {name: world.reason(name) for name in (*MODELS, "stored")}
+        | {"largest": world.reason("largest", "Accepted")},
+        "well": sum(world.reason(f"well-{number}", "Available") == "Serving" for number in range(NUM_WELL)),
+    }
+
+
+def _camel(name):
+    first, *rest = name.split("_")
+    return first + "".join(map(str.title, rest))
+
+
+def _rss_kib():
+    """The most that this process has ever had; getrusage would count that of whoever started it."""
+    return int(re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())[1])
+
+
+async def run(seconds):
+    with socket.socket() as probe:
+        probe.bind(("0.0.0.0", 0))
+        port = probe.getsockname()[1]
+    program = [sys.executable, str(Path(__file__).with_name("rt_hostile_engine.py")), str(port)]
+    with subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as engines:
+        assert engines.stdin is not None and engines.stdout is not None
+        assert engines.stdout.readline() == b"ready\n"
+        engine_poller.ADMIN_PORT = port
+        world = World()
+        work = [asyncio.create_task(world.controller.run()), asyncio.create_task(world.play())]
+        try:
+            return await scenario(seconds, world)
+        finally:
+            for task in work:
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await task
+            engines.stdin.close()
+
+
+if __name__ == "__main__":
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        print(json.dumps(runner.run(run(float(sys.argv[1])))))
