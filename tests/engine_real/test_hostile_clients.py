@@ -196,6 +196,11 @@ def test_bodies_of_8_mib(server: RunningServer, kind: str) -> None:
             assert (status, message != "") == (400, True), message
 
 
+def test_a_million_ids_to_turn_into_text(server: RunningServer) -> None:
+    with watched(server, most_mib=300):
+        assert post(server, "/detokenize", b'{"tokens":[' + b",".join([b"9"] * 2**20) + b"]}") == (200, "")
+
+
 def test_large_bodies_at_the_same_time(server: RunningServer) -> None:
     with watched(server, most_mib=300):
         calls = [lambda: post(server, "/v1/chat/completions", BODIES["text"])] * 8

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import http.client
+import json
 import os
 import resource
 import select
@@ -326,6 +327,18 @@ def test_idle_connections_beyond_the_limit_make_room_for_new_ones(tmp_path: Path
         front.do(front.core.release)
         received += list(stream)
         assert text_of(received) == "Hello there.", "a connection that is owed an answer is none of them"
+
+
+def test_a_client_that_is_still_sending_gets_its_refusal_whole(tmp_path: Path) -> None:
+    with front_process(tmp_path) as front:
+        host, port = front.url.removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port)), timeout=30.0) as connection:
+            connection.sendall(b"GET /version HTTP/1.1\r\n" + b"X-A: b\r\n" * 100_000)
+            answer = b"".join(iter(lambda: connection.recv(65536), b""))
+        head, _, body = answer.partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 431 ")
+        assert b"connection: close" in head
+        assert json.loads(body)["error"]["code"] == "headers_too_large"
 
 
 def test_an_asked_for_drain_survives_the_front(tmp_path: Path) -> None:
