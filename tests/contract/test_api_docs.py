@@ -7,6 +7,7 @@ from pathlib import Path
 from starlette.routing import Route
 
 from rayloom_engine.config import EngineConfig
+from rayloom_engine.front.api_keys import ApiKeys
 from rayloom_engine.front.app import api_app
 from rayloom_engine.front.service import Service
 
@@ -30,7 +31,7 @@ def test_every_route_is_named():
     service = Service(EngineConfig(), "unix:/none", "token", "front-1", api_url="http://none")
     routes = {
         f"{method} {route.path.replace('{model:path}', 'NAME')}"
-        for route in api_app(service, ()).routes
+        for route in api_app(service, ApiKeys()).routes
         if isinstance(route, Route)
         for method in (route.methods or ()) - {"HEAD"}
     }

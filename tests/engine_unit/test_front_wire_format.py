@@ -198,7 +198,7 @@ def test_models_and_errors_have_openai_shape(front: FrontUnderTest) -> None:
         front.http.get("/v1/nothing"),
         front.http.get("/v1/completions"),
     ]
-    assert [response.status_code for response in refusals] == [400, 400, 400, 400, 404, 404, 405]
+    assert [response.status_code for response in refusals] == [400, 400, 400, 415, 404, 404, 405]
     for response in refusals:
         assert response.headers["content-type"] == "application/json"
         rt_openai_schema.check("ErrorResponse", response.json())

@@ -123,7 +123,7 @@ class _Exchange(asyncio.Protocol):
 
 def _from_chunks(received: bytearray, at: int) -> bytes | None:
     """The body that begins at `at` in chunks; None where it does not end, or has more of them than any engine sends."""
-    parts = []
+    parts: list[bytes] = []
     for _ in range(_MAX_CHUNKS):
         chunk = _CHUNK.match(received, at)
         if chunk is None:
