@@ -7,6 +7,7 @@ from pathlib import Path
 from starlette.routing import Route
 
 from rayloom_engine.config import EngineConfig
+from rayloom_engine.front.api_keys import ApiKeys
 from rayloom_engine.front.app import api_app
 from rayloom_engine.front.service import Service
 
@@ -30,7 +31,7 @@ def test_every_route_is_named():
     service = Service(EngineConfig(), "unix:/none", "token", "front-1", api_url="http://none")
     routes = {
         f"{method} {route.path.replace('{model:path}', 'NAME')}"
-        for route in api_app(service, ()).routes
+        for route in api_app(service, ApiKeys()).routes
         if isinstance(route, Route)
         for method in (route.methods or ()) - {"HEAD"}
     }
@@ -43,6 +44,7 @@ def test_every_error_code_has_a_row():
     source = "".join(path.read_text(encoding="utf-8") for path in FRONT.glob("*.py") if path.name != "admin.py")
     codes = set(re.findall(r'code="(\w+)"', source))
     codes |= set(re.findall(r'"(engine_\w+)"', source)) - {"engine_version"}
+    codes |= set(re.findall(r'"(\w+)", (?:\d+|RETRY_AFTER_S)\)', source))  # of unavailable()
     rows = PAGE.split("## Errors")[1].split("## Headers")[0]
 
     assert {"context_length_exceeded", "engine_draining", "engine_failed", "queue_full"} <= codes

@@ -17,6 +17,7 @@ import msgspec
 import pytest
 
 import rt_openai_schema
+from rayloom_engine.front.api_keys import ApiKeys
 from rayloom_engine.front.app import api_app
 from rayloom_engine.front.openai_models import ENDPOINTS, StreamOptions
 from rayloom_engine.front.request_fields import NOT_IMPLEMENTED, WITHOUT_EFFECT
@@ -88,7 +89,7 @@ async def ask(app: Any, path: str, body: bytes) -> tuple[int, str, bytes]:
 
 @pytest.mark.parametrize("path", BASE)
 def test_no_value_is_a_fault_of_ours(front: FrontUnderTest, path: str) -> None:
-    app = api_app(front.service, ())
+    app = api_app(front.service, ApiKeys())
     statuses: Counter[int] = Counter()
 
     async def all_of_them() -> None:

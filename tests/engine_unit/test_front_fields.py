@@ -114,10 +114,10 @@ def test_null_asks_for_nothing_whatever_the_field() -> None:
     parse_request(ChatRequest, {**HI, "no_such_field": None, "temperature": None, "tools": None})
 
 
-def test_thousands_of_unknown_fields_are_one_short_refusal(front: FrontUnderTest) -> None:
-    response = front.chat(**{f"{'x' * 500}{index}": index for index in range(5000)})
+def test_a_thousand_unknown_fields_are_one_short_refusal(front: FrontUnderTest) -> None:
+    response = front.chat(**{f"{'x' * 500}{index}": index for index in range(1000)})
     assert response.status_code == 400
-    assert "4995 more" in response.json()["error"]["message"]
+    assert "995 more" in response.json()["error"]["message"]
     assert len(response.text) < 1000
 
 

@@ -104,7 +104,7 @@ def test_5000_pipelined_requests_are_answered_in_order(front: FrontUnderTest) ->
     ask = b"GET /v1/models/%d HTTP/1.1\r\nHost: a\r\n\r\n"
     data = b"".join(ask % number for number in range(5000)) + ASK.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
     found = exchange(front, data)
-    expected = [f"the model '{number}' does not exist; this server has 'tiny'" for number in range(5000)]
+    expected = [f'the model "{number}" does not exist; this server has "tiny"' for number in range(5000)]
     assert [document["error"]["message"] for _status, document in found[:-1]] == expected
     assert found[-1][0] == 200
 
