@@ -86,7 +86,7 @@ def test_json_content_types_are_taken(front: FrontUnderTest, kind: str) -> None:
 def test_other_content_types_are_refused_before_the_body(front: FrontUnderTest, path: str, kind: str | None) -> None:
     headers = {} if kind is None else {"Content-Type": kind}
     message = refused(front.http.post(path, content=b"{}", headers=headers), 415, None, "unsupported_media_type")
-    shown = f"'{kind}'" if kind else "missing"
+    shown = f'"{kind}"' if kind else "missing"
     assert message == (
         f"the Content-Type is {shown}; this path takes JSON, so send the header `Content-Type: application/json` "
         "(curl: add -H 'Content-Type: application/json')"

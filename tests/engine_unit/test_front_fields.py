@@ -114,7 +114,7 @@ def test_null_asks_for_nothing_whatever_the_field() -> None:
     parse_request(ChatRequest, {**HI, "no_such_field": None, "temperature": None, "tools": None})
 
 
-def test_thousands_of_unknown_fields_are_one_short_refusal(front: FrontUnderTest) -> None:
+def test_a_thousand_unknown_fields_are_one_short_refusal(front: FrontUnderTest) -> None:
     response = front.chat(**{f"{'x' * 500}{index}": index for index in range(1000)})
     assert response.status_code == 400
     assert "995 more" in response.json()["error"]["message"]
@@ -225,6 +225,21 @@ def test_no_tokens_asked_for_is_a_prompt_that_is_scored(front: FrontUnderTest) -
     assert front.complete("ab", max_tokens=0, prompt_logprobs=0).json()["choices"][0]["text"] == ""
     refused = front.chat(max_tokens=0)
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "max_tokens")
+
+
+def test_the_newer_name_of_max_tokens_counts_everywhere(front: FrontUnderTest) -> None:
+    both = {"max_tokens": 9, "max_completion_tokens": 2}
+    assert front.chat(**both).json()["usage"]["completion_tokens"] == 2
+    assert front.complete("x", **both).json()["usage"]["completion_tokens"] == 2
+    refused = front.complete("x", max_completion_tokens=-1).json()["error"]
+    assert refused["param"] == "max_completion_tokens"
+    assert refused["message"] == "max_completion_tokens must be from 0 to 2147483647, given -1"
+
+
+def test_two_numbers_of_alternatives_for_one_prompt_are_refused(front: FrontUnderTest) -> None:
+    refused = front.complete("ab", echo=True, logprobs=1, prompt_logprobs=2)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "prompt_logprobs")
+    assert front.complete("ab", echo=True, logprobs=1, prompt_logprobs=1).status_code == 200
 
 
 def test_several_bad_biases_are_named_together() -> None:

@@ -2,131 +2,24 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import http.client
 import json
-import os
-import resource
 import select
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
 
-from rayloom_engine.config import parse_config
 from rayloom_engine.front.service import Waits
 from rayloom_engine.process import EXIT_CONFIG
 from rayloom_engine.text.tokenizer import Tokenizer
-from rt_byte_model import byte_model
-from rt_fake_core import TOKEN, FakeCore
-from rt_front import MODEL, events, running_front, text_of
-
-
-class FrontProcess:
-    def __init__(
-        self,
-        process: subprocess.Popen[bytes],
-        url: str,
-        admin_url: str,
-        core: FakeCore,
-        loop: asyncio.AbstractEventLoop,
-    ) -> None:
-        self.process = process
-        self.url = url
-        self.admin_url = admin_url
-        self.core = core
-        self._loop = loop
-
-    def do(self, action: Callable[[], Any]) -> Any:
-        """Run `action` in the core's loop."""
-
-        async def run() -> Any:
-            return action()
-
-        return asyncio.run_coroutine_threadsafe(run(), self._loop).result(20.0)
-
-    @contextlib.contextmanager
-    def chat_stream(self) -> Iterator[Iterator[Any]]:
-        body = {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}], "stream": True}
-        with httpx.stream("POST", f"{self.url}/v1/chat/completions", json=body, timeout=20.0) as response:
-            yield events(response)
-
-    def is_refusing(self) -> bool:
-        return httpx.get(f"{self.url}/ready").status_code == 503
-
-
-@contextlib.contextmanager
-def front_process(folder: Path, *, max_files: int | None = None, **config: Any) -> Iterator[FrontProcess]:
-    """A front process that is ready, with a fake core that holds every answer back after 5 tokens.
-
-    `max_files` is how many files it may open, if not as many as this process.
-    """
-    core = FakeCore(byte_model(folder / "model"))
-    core.hold_after = 5
-    address = folder / "core.sock"
-    running: list[asyncio.Task[None]] = []
-    is_running = threading.Event()
-
-    async def serve() -> None:
-        running.append(asyncio.create_task(core.serve(address)))
-        is_running.set()
-        await asyncio.wait(running)
-
-    thread = threading.Thread(target=asyncio.run, args=(serve(),), daemon=True)
-    thread.start()
-    assert is_running.wait(10.0)
-    loop = running[0].get_loop()
-    process, url, admin_url = start(folder, f"unix:{address}", max_files, **config)
-    front = FrontProcess(process, url, admin_url, core, loop)
-    try:
-        wait_until(lambda: _is_ready(front), "the front is ready")
-        yield front
-    finally:
-        process.kill()
-        process.wait(10.0)
-        loop.call_soon_threadsafe(running[0].cancel)
-        thread.join(10.0)
-
-
-def start(
-    folder: Path, core_address: str, max_files: int | None = None, **config: Any
-) -> tuple[subprocess.Popen[bytes], str, str]:
-    """Starts a front as the supervisor does. Returns the process and the URLs of its API and its admin port."""
-    (folder / "token").write_text(TOKEN)
-    (folder / "config.json").write_text(parse_config({"served_model_name": MODEL, **config}).model_dump_json())
-    api, admin = (socket.create_server(("127.0.0.1", 0)) for _ in range(2))
-    with api, admin:
-        fds = (api.fileno(), admin.fileno())
-        command = [sys.executable, "-m", "rayloom_engine.front", "--run-dir", str(folder), "--parent", str(os.getpid())]
-        command += ["--core-address", core_address, "--api-fd", str(fds[0]), "--admin-fd", str(fds[1])]
-        urls = [f"http://127.0.0.1:{listener.getsockname()[1]}" for listener in (api, admin)]
-
-        def bound_files() -> None:
-            if max_files is not None:
-                resource.setrlimit(resource.RLIMIT_NOFILE, (max_files, max_files))
-
-        return subprocess.Popen(command, pass_fds=fds, preexec_fn=bound_files), urls[0], urls[1]
-
-
-def _is_ready(front: FrontProcess) -> bool:
-    assert front.process.poll() is None, "the front ended"
-    return httpx.get(f"{front.url}/ready", timeout=30.0).status_code == 200
-
-
-def wait_until(condition: Callable[[], bool], what: str, seconds: float = 30.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"waited in vain: {what}"
-        time.sleep(0.01)
+from rt_front import MODEL, running_front, text_of
+from rt_front_process import front_process, start, wait_until
 
 
 def test_sigterm_lets_running_requests_finish_and_refuses_new_ones(tmp_path: Path) -> None:

@@ -193,12 +193,13 @@ def test_models_and_errors_have_openai_shape(front: FrontUnderTest) -> None:
         post(front, "/v1/completions", prompt="x" * 600),
         post(front, "/v1/completions", prompt="x", n=0),
         post(front, "/v1/chat/completions", messages=[], stream=True),
-        front.http.post("/v1/chat/completions", content=b"{"),
+        front.http.post("/v1/chat/completions", content=b"{", headers={"Content-Type": "application/json"}),
+        front.http.post("/v1/chat/completions", content=b"{}"),
         front.http.get("/v1/models/other"),
         front.http.get("/v1/nothing"),
         front.http.get("/v1/completions"),
     ]
-    assert [response.status_code for response in refusals] == [400, 400, 400, 415, 404, 404, 405]
+    assert [response.status_code for response in refusals] == [400, 400, 400, 400, 415, 404, 404, 405]
     for response in refusals:
         assert response.headers["content-type"] == "application/json"
         rt_openai_schema.check("ErrorResponse", response.json())

@@ -11,6 +11,7 @@ import msgspec
 from starlette.requests import ClientDisconnect, Request
 
 from rayloom_engine.front.errors import ApiError, ClientGone, unavailable
+from rayloom_engine.json_words import shown
 
 MAX_DEPTH = 64  # no field of the API nests deeper than a few levels
 # What a body may consist of. Together they take 50 ms to make; 8 MiB of brackets would take a second.
@@ -39,10 +40,10 @@ def check_content_type(given: str | None) -> None:
     kind = (given or "").partition(";")[0].strip().lower()
     if kind == "application/json" or (kind.count("/") == 1 and kind.endswith("+json")):
         return
-    shown = f"{given!r:.100}" if given else "missing"
     raise ApiError(
         415,
-        f"the Content-Type is {shown}; this path takes JSON, so send the header `Content-Type: application/json` "
+        f"the Content-Type is {shown(given) if given else 'missing'}; this path takes JSON, so send the header "
+        "`Content-Type: application/json` "
         "(curl: add -H 'Content-Type: application/json')",
         code="unsupported_media_type",
     )

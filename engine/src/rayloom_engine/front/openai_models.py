@@ -98,6 +98,9 @@ class GenerationRequest(Wire):
         description="Tokens of the answer, at least 1 in a chat. 0 is for a prompt's log-probabilities alone. "
         "Default: 16, in a chat what the context leaves.",
     )
+    max_completion_tokens: Whole | None = Field(
+        None, description="OpenAI's newer name of max_tokens; where both are given, it counts."
+    )
     ignore_eos: bool | None = Field(None, description="The model's own end token does not end the answer.")
     prompt_logprobs: Whole | None = Field(
         None, description="Log-probabilities of the prompt, with so many alternatives. Not for streams."
@@ -127,13 +130,24 @@ class GenerationRequest(Wire):
         None, description="Log-probabilities name tokens as `token_id:N`. Default: false."
     )
 
-    def _sampling(self, **settings: Any) -> SamplingParams:
-        """SamplingParams of the fields that were given, and of `settings`, which come first."""
+    def _sampling(self, names: dict[str, str], least_tokens: int, **settings: Any) -> SamplingParams:
+        """SamplingParams of the fields that were given, and of `settings`, which come first.
+
+        A refusal calls a setting what `names` says that the request calls it. `max_tokens` is at least `least_tokens`.
+        """
+        if self.max_completion_tokens is not None:
+            settings["max_tokens"] = self.max_completion_tokens
+            names = {**names, "max_tokens": "max_completion_tokens"}
         for name in _SAMPLING_FIELDS:
             value = getattr(self, name)
             if value is not None:
                 settings.setdefault(name, value)
-        return SamplingParams(**settings)
+        try:
+            if settings.get("max_tokens") == 0 and least_tokens > 0:
+                raise RequestError(f"max_tokens must be at least {least_tokens} here, given 0", "max_tokens")
+            return SamplingParams(**settings)
+        except RequestError as error:
+            raise _renamed(error, names) from error
 
     def check_priority(self, is_enabled: bool) -> None:
         """Raises RequestError for a priority that would have no effect."""
@@ -198,9 +212,6 @@ class ChatRequest(TemplateFields, GenerationRequest):
         "assistant, tool and function; any other is for the chat template to know. Content is a string or a list of "
         "text parts."
     )
-    max_completion_tokens: Whole | None = Field(
-        None, description="OpenAI's newer name of max_tokens, which it comes before."
-    )
     logprobs: bool | None = Field(None, description="Log-probabilities of the answer's tokens. Default: false.")
     top_logprobs: Whole | None = Field(
         None, description="So many alternatives for each token; needs logprobs. Default: 0."
@@ -222,17 +233,8 @@ class ChatRequest(TemplateFields, GenerationRequest):
                 'it to "none"',
                 "reasoning_effort",
             )
-        names = {"logprobs": "top_logprobs"}
-        given = self.max_tokens
-        if self.max_completion_tokens is not None:
-            given = self.max_completion_tokens
-            names["max_tokens"] = "max_completion_tokens"
-        try:
-            if given == 0:
-                raise RequestError("max_tokens must be at least 1 in a chat, given 0", "max_tokens")
-            return self._sampling(max_tokens=given, logprobs=(self.top_logprobs or 0) if self.logprobs else None)
-        except RequestError as error:
-            raise _renamed(error, names) from error
+        num_top = (self.top_logprobs or 0) if self.logprobs else None
+        return self._sampling({"logprobs": "top_logprobs"}, 1, max_tokens=self.max_tokens, logprobs=num_top)
 
     def template_names(self) -> dict[str, Any]:
         """Further names that the chat template may read."""
@@ -265,8 +267,14 @@ class CompletionRequest(GenerationRequest):
             )
         settings: dict[str, Any] = {} if self.logprobs is None else {"logprobs": self.logprobs}
         if self.echo and self.logprobs is not None:
+            if self.prompt_logprobs not in (None, self.logprobs):
+                raise RequestError(
+                    f"prompt_logprobs {self.prompt_logprobs} with echo and logprobs {self.logprobs} is not supported; "
+                    "leave it out or set both to the same number",
+                    "prompt_logprobs",
+                )
             settings["prompt_logprobs"] = self.logprobs
-        return self._sampling(**settings)
+        return self._sampling({}, 0, **settings)
 
 
 class TokenizeRequest(TemplateFields, Wire):
