@@ -10,7 +10,7 @@ import yaml
 
 from cluster.kubectl import Kubectl
 from cluster.place import REPOSITORY
-from standins.client import ApiError
+from standins.client import MERGE, ApiError
 from standins.operators import wait_until
 from standins.world import LLM, World
 
@@ -41,7 +41,12 @@ ALLOWED: tuple[dict[str, Any], ...] = (
 @pytest.fixture
 def tenants(world: World, namespace: str, kubectl: Kubectl) -> Iterator[str]:
     """The test's namespace, with the policy."""
-    world.request("PATCH", f"/api/v1/namespaces/{namespace}", {"metadata": {"labels": {"rayloom-tenant": "true"}}})
+    world.request(
+        "PATCH",
+        f"/api/v1/namespaces/{namespace}",
+        {"metadata": {"labels": {"rayloom-tenant": "true"}}},
+        content_type=MERGE,
+    )
     policy = (POLICIES / "admission.yaml").read_bytes()
     kubectl("apply", "--filename", "-", stdin=policy)
     yield namespace
