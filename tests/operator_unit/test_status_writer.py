@@ -1,0 +1,45 @@
+"""Statuses of which only words change: written, and when not yet, the next pass knows when."""
+
+import asyncio
+
+from rayloom_operator.known import Known
+from rayloom_operator.metrics import Metrics
+from rayloom_operator.packed import PackedDict
+from rayloom_operator.status_writer import StatusWriter
+from rt_fake_kube import FakeKube
+from rt_operator import make_reading, make_resolved, make_said, make_serving, turn
+from rt_world import SERVICE, service
+
+KEY = ("team", "chat")
+
+
+def said(reason, state="recovering"):
+    resolved = make_resolved()
+    return turn(resolved, [make_serving(resolved, reading=make_reading(make_said(state, reason=reason)))]).status
+
+
+def test_words_alone_wait_and_all_else_is_written_at_once():
+    async def story():
+        kube, services = FakeKube(), PackedDict(Known.of)
+        writer = StatusWriter(kube, services, Metrics(), lambda *_: None, lambda _: None)
+        services[KEY] = kube.put(service())
+
+        async def write(computed):
+            return await writer.write(KEY, services[KEY], computed)
+
+        assert await write(said("rank 0 is gone")) is None
+        assert await write(said("rank 0 is gone")) is None
+        assert await write(said("rank 1 is gone")) is None
+        assert len(kube.statuses) == 2
+        wait_s = await write(said("rank 2 is gone"))
+        assert 4 < wait_s <= 5
+        assert len(kube.statuses) == 2
+        assert await write(said("", state="serving")) is None
+        conditions = {each["type"]: each["status"] for each in kube.objects[SERVICE]["status"]["conditions"]}
+        assert conditions["Available"] == "True"
+        # A service that was deleted and made anew begins anew.
+        writer.forget(KEY)
+        assert await write(said("rank 3 is gone")) is None
+        assert await write(said("rank 4 is gone")) is None
+
+    asyncio.run(story())
