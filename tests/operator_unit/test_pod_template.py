@@ -34,10 +34,10 @@ REVISION = "00000000"
 DOCUMENT = {"metadata": {"name": "chat", "namespace": "team", "uid": "uid-1"}}
 # Of the examples, with the version before pod templates.
 REVISIONS = {
-    "llama3-70b-tp8-pp2.yaml": "57ecb615",
-    "llama3-8b-gpu.yaml": "e2df0df4",
     "private-hub-model.yaml": "beb61b51",
     "pvc-model.yaml": "a81006c6",
+    "qwen2.5-72b-tp8-pp2.yaml": "664a7527",
+    "qwen3-8b-gpu.yaml": "56a99ffd",
     "smollm2-pp2.yaml": "d75c983a",
     "smollm2-tp3.yaml": "04183dea",
     "smollm2-two-replicas.yaml": "4a4dc1f7",
