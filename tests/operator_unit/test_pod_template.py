@@ -35,6 +35,8 @@ DOCUMENT = {"metadata": {"name": "chat", "namespace": "team", "uid": "uid-1"}}
 REVISIONS = {
     "private-hub-model.yaml": "beb61b51",
     "pvc-model.yaml": "a81006c6",
+    "qwen2.5-72b-tp8-pp2.yaml": "664a7527",
+    "qwen3-8b-gpu.yaml": "56a99ffd",
     "smollm2-pp2.yaml": "d75c983a",
     "smollm2-tp3.yaml": "04183dea",
     "smollm2-two-replicas.yaml": "4a4dc1f7",
