@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import http.client
+import json
 import os
+import resource
 import select
 import signal
 import socket
@@ -63,8 +65,11 @@ class FrontProcess:
 
 
 @contextlib.contextmanager
-def front_process(folder: Path, **config: Any) -> Iterator[FrontProcess]:
-    """A front process that is ready, with a fake core that holds every answer back after 5 tokens."""
+def front_process(folder: Path, *, max_files: int | None = None, **config: Any) -> Iterator[FrontProcess]:
+    """A front process that is ready, with a fake core that holds every answer back after 5 tokens.
+
+    `max_files` is how many files it may open, if not as many as this process.
+    """
     core = FakeCore(byte_model(folder / "model"))
     core.hold_after = 5
     address = folder / "core.sock"
@@ -80,7 +85,7 @@ def front_process(folder: Path, **config: Any) -> Iterator[FrontProcess]:
     thread.start()
     assert is_running.wait(10.0)
     loop = running[0].get_loop()
-    process, url, admin_url = start(folder, f"unix:{address}", **config)
+    process, url, admin_url = start(folder, f"unix:{address}", max_files, **config)
     front = FrontProcess(process, url, admin_url, core, loop)
     try:
         wait_until(lambda: _is_ready(front), "the front is ready")
@@ -92,7 +97,9 @@ def front_process(folder: Path, **config: Any) -> Iterator[FrontProcess]:
         thread.join(10.0)
 
 
-def start(folder: Path, core_address: str, **config: Any) -> tuple[subprocess.Popen[bytes], str, str]:
+def start(
+    folder: Path, core_address: str, max_files: int | None = None, **config: Any
+) -> tuple[subprocess.Popen[bytes], str, str]:
     """Starts a front as the supervisor does. Returns the process and the URLs of its API and its admin port."""
     (folder / "token").write_text(TOKEN)
     (folder / "config.json").write_text(parse_config({"served_model_name": MODEL, **config}).model_dump_json())
@@ -102,7 +109,12 @@ def start(folder: Path, core_address: str, **config: Any) -> tuple[subprocess.Po
         command = [sys.executable, "-m", "rayloom_engine.front", "--run-dir", str(folder), "--parent", str(os.getpid())]
         command += ["--core-address", core_address, "--api-fd", str(fds[0]), "--admin-fd", str(fds[1])]
         urls = [f"http://127.0.0.1:{listener.getsockname()[1]}" for listener in (api, admin)]
-        return subprocess.Popen(command, pass_fds=fds), urls[0], urls[1]
+
+        def bound_files() -> None:
+            if max_files is not None:
+                resource.setrlimit(resource.RLIMIT_NOFILE, (max_files, max_files))
+
+        return subprocess.Popen(command, pass_fds=fds, preexec_fn=bound_files), urls[0], urls[1]
 
 
 def _is_ready(front: FrontProcess) -> bool:
@@ -294,6 +306,39 @@ def test_keys_in_the_file_change_while_it_runs(tmp_path: Path) -> None:
         bad = 'rayloom:api_key_file_unusable{model_name="tiny"} 1'
         wait_until(lambda: bad in httpx.get(f"{front.url}/metrics").text, "the empty file is noticed")
         assert status("new") == 200
+
+
+def test_idle_connections_beyond_the_limit_make_room_for_new_ones(tmp_path: Path) -> None:
+    """256 files: 96 connections, beside the files of the process and those of the admin port."""
+    with front_process(tmp_path, max_files=256) as front, contextlib.ExitStack() as stack:
+        stream = stack.enter_context(front.chat_stream())
+        received = [next(stream)]
+        host, port = front.url.removeprefix("http://").split(":")
+        idle = []
+        for _ in range(300):
+            idle.append(stack.enter_context(socket.create_connection((host, int(port)), timeout=30.0)))
+            if len(idle) % 20 == 0:
+                assert httpx.get(f"{front.url}/health").status_code == 200
+                assert httpx.get(f"{front.admin_url}/status").status_code == 200
+        with contextlib.suppress(ConnectionResetError):
+            assert idle[0].recv(1) == b"", "the one that had waited longest was closed"
+        idle[-1].sendall(b"GET /version HTTP/1.1\r\nHost: a\r\n\r\n")
+        assert idle[-1].recv(12) == b"HTTP/1.1 200", "the last one is still there"
+        front.do(front.core.release)
+        received += list(stream)
+        assert text_of(received) == "Hello there.", "a connection that is owed an answer is none of them"
+
+
+def test_a_client_that_is_still_sending_gets_its_refusal_whole(tmp_path: Path) -> None:
+    with front_process(tmp_path) as front:
+        host, port = front.url.removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port)), timeout=30.0) as connection:
+            connection.sendall(b"GET /version HTTP/1.1\r\n" + b"X-A: b\r\n" * 100_000)
+            answer = b"".join(iter(lambda: connection.recv(65536), b""))
+        head, _, body = answer.partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 431 ")
+        assert b"connection: close" in head
+        assert json.loads(body)["error"]["code"] == "headers_too_large"
 
 
 def test_an_asked_for_drain_survives_the_front(tmp_path: Path) -> None:

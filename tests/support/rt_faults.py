@@ -16,10 +16,10 @@ _SITE = '''
 import importlib.abc, importlib.util, sys
 
 class Patch(importlib.abc.MetaPathFinder):
-    """Changes Runner once its module is there; nobody imports torch because of it."""
+    """Changes what it is about once its module is there; nobody imports torch because of it."""
 
     def find_spec(self, name, path, target=None):
-        if name != "rayloom_engine.worker.runner":
+        if name != MODULE:
             return None
         sys.meta_path.remove(self)
         spec = importlib.util.find_spec(name)
@@ -27,7 +27,7 @@ class Patch(importlib.abc.MetaPathFinder):
 
         def exec_module(module):
             load(module)
-            patch(module.Runner)
+            patch(getattr(module, NAME))
 
         spec.loader.exec_module = exec_module
         return spec
@@ -59,11 +59,16 @@ def patch(runner):
 
 
 @contextlib.contextmanager
-def patched_server(folder: Path, code: str, *arguments: str) -> Iterator[RunningServer]:
-    """A server whose ranks call `patch(Runner)` of `code` first; Python loads `sitecustomize` in every process."""
+def patched_server(
+    folder: Path, code: str, *arguments: str, target: tuple[str, str] = ("rayloom_engine.worker.runner", "Runner")
+) -> Iterator[RunningServer]:
+    """A server whose ranks call `patch(Runner)` of `code` first; Python loads `sitecustomize` in every process.
+
+    `target` is the module and the name that `patch` is called with, in whichever process imports it.
+    """
     plugin = folder / "plugin"
     plugin.mkdir()
-    (plugin / "sitecustomize.py").write_text(code + _SITE)
+    (plugin / "sitecustomize.py").write_text(f"MODULE, NAME = {target!r}\n{code}{_SITE}")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(plugin), prepend=os.pathsep)
         with running_server(folder, *arguments) as server:

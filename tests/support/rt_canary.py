@@ -1,0 +1,93 @@
+"""Whether a front answers others while something else is asked of it, and what memory that takes."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import psutil
+
+EVERY_S = 0.02
+
+
+@dataclass
+class Canary:
+    """GET /health, again and again, while the block of `canary` runs."""
+
+    delays_s: list[float] = field(default_factory=list)  # of each answer, for which the front is to blame
+    failures: list[str] = field(default_factory=list)
+    peak_bytes: int = 0  # of the front's resident memory
+    before_bytes: int = 0
+
+    @property
+    def growth_mib(self) -> float:
+        return (self.peak_bytes - self.before_bytes) / 2**20
+
+    @property
+    def worst_s(self) -> float:
+        return max(self.delays_s)
+
+
+@contextlib.contextmanager
+def canary(url: str, front: psutil.Process) -> Iterator[Canary]:
+    """Asks from before the block until after it, at least five times on each side."""
+    found = Canary(before_bytes=front.memory_info().rss)
+    stop = threading.Event()
+    thread = threading.Thread(target=_ask, args=(url, front, found, stop), daemon=True)
+    thread.start()
+    _wait_for_more(found)
+    try:
+        yield found
+        _wait_for_more(found)
+    finally:
+        stop.set()
+        thread.join(60.0)
+    assert found.failures == []
+
+
+def _wait_for_more(found: Canary, num: int = 5) -> None:
+    deadline = time.monotonic() + 60.0
+    num += len(found.delays_s)
+    while len(found.delays_s) < num and not found.failures:
+        assert time.monotonic() < deadline, "no answer to /health"
+        time.sleep(0.005)
+
+
+def _ask(url: str, front: psutil.Process, found: Canary, stop: threading.Event) -> None:
+    address = urlsplit(url)
+    while not stop.is_set():
+        cpu_s = _cpu_s(front)
+        started_s = time.monotonic()
+        try:
+            connection = http.client.HTTPConnection(address.hostname or "", address.port, timeout=60.0)
+            with contextlib.closing(connection):
+                connection.request("GET", "/health")
+                answer = connection.getresponse()
+                answer.read()
+            if answer.status != 200:
+                found.failures.append(f"HTTP {answer.status}")
+        except (OSError, http.client.HTTPException) as error:
+            found.failures.append(f"{type(error).__name__}: {error}")
+        # A front that waits for a processor is not to blame: what it has computed meanwhile is all that it can have
+        # put before this answer.
+        found.delays_s.append(min(time.monotonic() - started_s, _cpu_s(front) - cpu_s))
+        found.peak_bytes = max(found.peak_bytes, front.memory_info().rss)
+        stop.wait(EVERY_S)
+
+
+def _cpu_s(process: psutil.Process) -> float:
+    """Processor time of all threads of a process, to the microsecond where the kernel counts it so."""
+    total = 0
+    for task in Path(f"/proc/{process.pid}/task").iterdir():
+        with contextlib.suppress(OSError, ValueError):  # a thread that has just ended
+            total += int((task / "schedstat").read_text().split()[0])
+    if total:
+        return total / 1e9
+    times = process.cpu_times()
+    return times.user + times.system
