@@ -114,8 +114,8 @@ class GenerationRequest(Wire):
     stream_options: StreamOptions | None = Field(None, description="Only with stream; it has fields of its own.")
     priority: Annotated[Whole, Field(ge=-(2**31), lt=2**31)] | None = Field(
         None,
-        description="Lower runs first, among the requests of one API key; from -2147483648 to 2147483647. Default: 0. "
-        "Others are refused without the setting `enable_priority`.",
+        description="Lower runs first, among the requests of one API key; from -2147483648 to 2147483647. Without the "
+        "setting `enable_priority` only 0 is allowed. Default: 0.",
     )
     cache_salt: Annotated[str, Field(min_length=1)] | None = Field(
         None, description="Only requests of the same API key with the same text here share cached prompt prefixes."
