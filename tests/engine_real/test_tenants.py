@@ -21,7 +21,7 @@ def two_keys(four_layers: str, tmp_path_factory: pytest.TempPathFactory) -> Iter
     keys = folder / "keys"
     keys.write_text(f"{FLOOD}\n{LIGHT}\n")
     arguments = ("--model", four_layers, "--served-model-name", "m", "--dtype", "float32", "--device", "cpu")
-    with running_server(folder, *arguments, "--num-kv-blocks", "512", "--api-key-file", str(keys)) as running:
+    with running_server(folder, *arguments, "--num-kv-blocks", "4096", "--api-key-file", str(keys)) as running:
         yield running
 
 
@@ -57,10 +57,12 @@ class _Flood:
         for thread in self._threads:
             thread.start()
         deadline = time.monotonic() + 60.0
-        while self._server.status()["requests"]["running"] < 60:
-            assert time.monotonic() < deadline, "the flood does not run"
+        while True:
+            requests = self._server.status()["requests"]
+            if requests["running"] and requests["running"] + requests["waiting"] > 100:
+                return self
+            assert time.monotonic() < deadline, f"the flood does not run: {requests}"
             time.sleep(0.05)
-        return self
 
     def __exit__(self, *problem: object) -> None:
         self._stop.set()

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from rt_scheduler import SimulatedRank, expected_ids, ids_of, make_scheduler, make_sequence
@@ -51,6 +51,45 @@ ARRIVALS = st.lists(
 )
 
 
+def _arrival(
+    prompt: tuple[int, ...], max_tokens: int, at_step: int, num_forks: int = 0, num_generated: int = 0
+) -> Arrival:
+    return Arrival(
+        prompt=prompt,
+        max_tokens=max_tokens,
+        tenant="",
+        priority=0,
+        at_step=at_step,
+        abort_after=None,
+        num_forks=num_forks,
+        num_generated=num_generated,
+    )
+
+
+# A resumed fork names a slot to which the same plan appends blocks: the ranks do not know those when they add the fork.
+@example(
+    arrivals=[_arrival((0, 0), 8, 0, num_forks=2)],
+    num_blocks=9,
+    budget=10,
+    max_num_seqs=3,
+    depth=2,
+    window=1,
+    collects=[False],
+    trials=[None],
+    losses={29},
+)
+# The sequence whose turn it is finds no block and makes room: the others must compute, though none of it does.
+@example(
+    arrivals=[_arrival((0,), 7, 1), _arrival((0,) * 4, 6, 1), _arrival((0,) * 11, 10, 0, num_generated=1)],
+    num_blocks=9,
+    budget=4,
+    max_num_seqs=3,
+    depth=3,
+    window=None,
+    collects=[True],
+    trials=[None],
+    losses=set(),
+)
 @settings(max_examples=400, deadline=None, print_blob=True)
 @given(
     arrivals=ARRIVALS,

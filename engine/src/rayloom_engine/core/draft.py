@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from rayloom_engine.core.sequence import Sequence
+from rayloom_engine.core.sequence import KnownPrompt, Sequence
 from rayloom_engine.core.step import SlotStep, StepPlan
 
 # Fewer tokens cost a stage almost as much: it reads all of its weights for them.
@@ -54,8 +54,13 @@ class Draft:
         """
         new_slots = []
         slots = []
-        # A prompt's identity -> a sequence with it that the ranks know.
-        known = {id(sequence.prompt_ids): sequence for sequence in running if sequence.num_sent_blocks}
+        # A prompt's identity -> a sequence with it that the ranks know, and as many of its blocks as they know when they
+        # add this plan's slots: blocks that the plan appends to a slot come after that.
+        known = {
+            id(sequence.prompt_ids): KnownPrompt(sequence, sequence.num_sent_blocks)
+            for sequence in running
+            if sequence.num_sent_blocks
+        }
         for place, (sequence, num) in enumerate(self.num_tokens.items()):
             assert sequence.slot is not None
             sequence.last_turn = (step_id, place)
@@ -63,7 +68,7 @@ class Draft:
             new_block_ids: tuple[int, ...] = ()
             if sequence.num_sent_blocks == 0:
                 new_slots.append(sequence.new_slot(known.get(id(sequence.prompt_ids))))
-                known.setdefault(id(sequence.prompt_ids), sequence)
+                known.setdefault(id(sequence.prompt_ids), KnownPrompt(sequence, len(sequence.block_ids)))
             else:
                 new_token_ids = tuple(sequence.token_ids[sequence.num_sent_tokens :])
                 new_block_ids = tuple(sequence.block_ids[sequence.num_sent_blocks :])

@@ -136,14 +136,16 @@ class Scheduler:
 
         None with plans in flight means that their results must come first.
         """
-        depth, budget, max_decodes = self.config.depth, self.config.max_num_batched_tokens, len(self._running)
-        if len(self._in_flight) == depth:
+        if len(self._in_flight) == self.config.depth:
             return None
-        if depth > 1:
-            budget = fair_share(self._num_tokens_ahead(), depth, budget)
-            max_decodes = -(-sum(1 for s in self._running if s.num_tokens - s.num_computed <= 1) // depth)
-        draft = Draft(budget=budget, max_decodes=max_decodes)
-        self._planner.fill(draft)
+        num_preemptions = -1
+        while num_preemptions < self.counters.num_preemptions:
+            num_preemptions = self.counters.num_preemptions
+            draft = self._empty_draft()
+            self._planner.fill(draft)
+            if draft.num_tokens:
+                break
+            # Those whose turn it was had no blocks and made room. Others may compute now; each round leaves fewer.
         if not draft.num_tokens:
             return None
         self._step_id += 1
@@ -154,6 +156,15 @@ class Scheduler:
             self._running.give_back_unseen_blocks(sequence)
         self._in_flight.append(InFlight(plan, {s.slot: s for s in draft.num_tokens if s.slot is not None}))
         return plan
+
+    def _empty_draft(self) -> Draft:
+        depth = self.config.depth
+        budget = self.config.max_num_batched_tokens
+        max_decodes = len(self._running)
+        if depth > 1:
+            budget = fair_share(self._num_tokens_ahead(), depth, budget)
+            max_decodes = -(-sum(1 for s in self._running if s.num_tokens - s.num_computed <= 1) // depth)
+        return Draft(budget=budget, max_decodes=max_decodes)
 
     def update(self, result: StepResult) -> list[SequenceOutput]:
         """Books the result of the oldest plan in flight: appends the sampled ids, finishes what is complete."""

@@ -131,8 +131,8 @@ class Sequence:
     def has_prompt_of(self, other: Sequence) -> bool:
         return self.prompt_ids is other.prompt_ids or self.prompt_ids == other.prompt_ids
 
-    def new_slot(self, known: Sequence | None = None) -> NewSlot:
-        """All that a rank must know of it. `known` has the same prompt, and the rank knows it."""
+    def new_slot(self, known: KnownPrompt | None = None) -> NewSlot:
+        """All that a rank must know of it. `known` has the same prompt."""
         assert self.slot is not None
         num_known_tokens = 0
         num_known_blocks = 0
@@ -142,12 +142,12 @@ class Sequence:
             # first block are never read.
             first = self.first_block
             num = self.num_registered_blocks
-            if num <= known.num_sent_blocks and known.block_ids[first:num] == self.block_ids[first:num]:
+            if num <= known.num_blocks and known.sequence.block_ids[first:num] == self.block_ids[first:num]:
                 num_known_blocks = num
         return NewSlot(
             slot=self.slot,
             request_id=self.request_id,
-            prompt_of=None if known is None else known.slot,
+            prompt_of=None if known is None else known.sequence.slot,
             token_ids=tuple(self.token_ids[num_known_tokens:]),
             num_prompt_tokens=self.num_prompt_tokens,
             num_shared_blocks=num_known_blocks,
@@ -164,6 +164,14 @@ class Sequence:
         if self.num_generated >= self.params.max_tokens or self.num_tokens >= max_model_len:
             return "length"
         return None
+
+
+@dataclass(frozen=True, slots=True)
+class KnownPrompt:
+    """A sequence whose prompt, and the first `num_blocks` of whose block table, the ranks know."""
+
+    sequence: Sequence
+    num_blocks: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
