@@ -13,7 +13,7 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from rayloom_engine.errors import ModelError, RequestError
 from rayloom_engine.models.source import resolve
 from rayloom_engine.text.detokenizer import make_detokenizer
-from rayloom_engine.text.tokenizer import Tokenizer
+from rayloom_engine.text.tokenizer import DECODED_ALONE, Tokenizer
 from rt_byte_model import END, START, byte_model
 
 
@@ -128,3 +128,9 @@ def test_a_missing_or_broken_tokenizer_is_named(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(ModelError, match=r"tokenizer\.json cannot be used"):
         Tokenizer.load(tmp_path)
+
+
+def test_long_lists_of_tokens_are_decoded_as_short_ones(bytewise: Tokenizer) -> None:
+    ids = bytewise.encode("aé\n" * 1000)
+    assert len(ids) > DECODED_ALONE
+    assert bytewise.decode(ids) == "aé\n" * 1000

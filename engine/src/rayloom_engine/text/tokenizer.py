@@ -14,6 +14,7 @@ import tokenizers.decoders
 from rayloom_engine.errors import ModelError, RequestError, shown, word
 
 SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+DECODED_ALONE = 1024  # more tokens than this are decoded without the interpreter lock
 REPLACEMENT = "\ufffd"  # what a decoder puts for bytes that are not (yet) UTF-8
 
 
@@ -74,6 +75,9 @@ class Tokenizer:
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of `ids`. Bytes that are not UTF-8 become U+FFFD; ids outside the vocabulary are left out."""
+        # As a batch of one where it takes long, as in `encode`; for a few tokens that would take longer.
+        if len(ids) > DECODED_ALONE:
+            return str(self.backend.decode_batch([list(ids)], skip_special_tokens=skip_special_tokens)[0])
         text: str = self.backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
         return text
 
