@@ -2,16 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from typing import Any
+
+import pytest
 
 from standins.client import MERGE
 from standins.operators import OperatorProcess, wait_until
-from standins.pod_status import Play
-from standins.world import LLM, World
+from standins.world import ENGINE_IMAGE, LLM, World
 
 Make = Callable[..., dict[str, Any]]
 _QUEUE = "kueue.x-k8s.io/queue-name"
+
+# Kueue's webhook suspends a RayCluster in the request that makes it.
+_SUSPENDED = """
+import sys
+from rayloom_operator import plan
+built = plan.ray_cluster
+def suspended(*args):
+    cluster = built(*args)
+    cluster["spec"]["suspend"] = True
+    return cluster
+plan.ray_cluster = suspended
+from rayloom_operator.__main__ import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.fixture
+def queueing_operator(world: World) -> Iterator[None]:
+    """What this operator makes is suspended, as if a queue's webhook stood before it. It alone runs."""
+    world.stop_operators()
+    world.take_lease()
+    world.start_operator(f"--engine-image={ENGINE_IMAGE}", command=(sys.executable, "-c", _SUSPENDED))
+    yield
+    world.stop_operators()
+    world.take_lease()
 
 
 def _clusters(world: World, namespace: str) -> list[dict[str, Any]]:
@@ -42,26 +69,23 @@ def test_engines_are_made_in_the_queue_of_their_service_and_a_restart_moves_them
 
 
 def test_a_raycluster_that_is_suspended_is_said_to_wait_for_its_queue_and_goes_on_when_it_is_admitted(
-    world: World, operator: OperatorProcess, namespace: str, manifest: Make
+    world: World, queueing_operator: None, namespace: str, manifest: Make
 ) -> None:
-    # Kueue suspends before there is a pod. Here the first ones wait, so that the RayCluster never was whole.
-    world.play(namespace, "chat", "head", Play(waiting=("ContainerCreating", "")))
     world.create(manifest())
     wait_until(lambda: len(_clusters(world, namespace)) == 1, "a RayCluster", 30, world.story)
     (cluster,) = _clusters(world, namespace)
-    path = f"/apis/ray.io/v1/namespaces/{namespace}/rayclusters/{cluster['metadata']['name']}"
-    world.request("PATCH", path, {"spec": {"suspend": True}}, content_type=MERGE)
 
     def says() -> str:
         return str(world.condition(namespace, "chat", "Available").get("message", ""))
 
     wait_until(lambda: "is suspended" in says(), "the status to say it", 30, says)
     assert world.condition(namespace, "chat", "Available")["reason"] == "PodsPending"
-    world.play(namespace, "chat", "head", Play())
+    assert world.pods(namespace, "chat") == []
+    # As Kueue does when it admits it.
+    path = f"/apis/ray.io/v1/namespaces/{namespace}/rayclusters/{cluster['metadata']['name']}"
     world.request("PATCH", path, {"spec": {"suspend": False}}, content_type=MERGE)
     world.wait_serving(namespace, "chat", 60)
     (after,) = _clusters(world, namespace)
     assert after["metadata"]["uid"] == cluster["metadata"]["uid"]
-    assert (
-        world.request("GET", f"{LLM}/namespaces/{namespace}/llmservices/chat")["status"]["groups"][0]["restarts"] == 0
-    )
+    status = world.request("GET", f"{LLM}/namespaces/{namespace}/llmservices/chat")["status"]
+    assert status["groups"][0]["restarts"] == 0
