@@ -193,7 +193,7 @@ def test_what_is_left_of_another_is_replaced_once_its_name_is_found_taken():
         planned = Plan(wanted=(CONFIG_MAP, SECRET), new=frozenset({GROUP}))
         await applier.carry_out(KEY, planned, 300)
         made = [(verb, path.split("/")[-2]) for verb, path in kube.calls]
-        assert made == [("create", "secrets"), ("create", "configmaps")]
+        assert made == [("create", "configmaps"), ("create", "secrets")]
         kube.calls.clear()
         applier.forget(KEY)
         await applier.carry_out(KEY, planned, 300)
@@ -315,11 +315,40 @@ def test_a_strangers_secret_is_never_deleted_and_soon_told_of(monkeypatch):
         with pytest.raises(Refused, match=f"the Secret {GROUP}-admin exists and is not ours"):
             await applier.carry_out(KEY, planned, 300)
         assert kube.objects[path_of(SECRET)] == theirs
-        # Without the Secret no ConfigMap says that it is ours.
+        # No ConfigMap is left that would say that the Secret is ours.
         assert kube.named("ConfigMap") == []
         kube.remove(path_of(SECRET))
         await applier.carry_out(KEY, planned, 300)
         assert kube.named("Secret") == [f"{GROUP}-admin"]
+
+    with_applier(story)
+
+
+@pytest.mark.parametrize("made", [(CONFIG_MAP,), (CONFIG_MAP, SECRET)], ids=["ConfigMap", "and Secret"])
+def test_a_pass_that_was_interrupted_is_finished_by_the_next_operator(made):
+    async def story(kube, _, applier):
+        for each in made:
+            kube.put(each | {"data": {"of": "an operator that was killed"}})
+        await applier.carry_out(KEY, Plan(wanted=(CONFIG_MAP, SECRET), new=frozenset({GROUP})), 300)
+        for each in (CONFIG_MAP, SECRET):
+            assert kube.objects[path_of(each)]["data"] == each["data"]
+
+    with_applier(story)
+
+
+def test_a_strangers_secret_stays_where_the_configmap_beside_it_could_not_be_taken_back():
+    async def story(kube, _, applier):
+        theirs = kube.put(stranger(SECRET))
+        planned = Plan(wanted=(CONFIG_MAP, SECRET), new=frozenset({GROUP}))
+        kube.refusals["delete", f"configmaps/{GROUP}"] = KubeUnreachable("no answer")
+        with pytest.raises(KubeUnreachable):
+            await applier.carry_out(KEY, planned, 300)
+        assert kube.named("ConfigMap") == [GROUP]
+        kube.refusals.clear()
+        with pytest.raises(OperatorError, match="is there already"):
+            await applier.carry_out(KEY, planned, 300)
+        assert kube.objects[path_of(SECRET)] == theirs
+        assert kube.named("ConfigMap") == []
 
     with_applier(story)
 

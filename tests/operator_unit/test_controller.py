@@ -22,8 +22,8 @@ def test_a_service_gets_its_objects_and_the_cluster_last():
             "poddisruptionbudgets",
             "networkpolicies",
             "controllerrevisions",
-            "secrets",
             "configmaps",
+            "secrets",
             "rayclusters",
         ]
 

@@ -55,14 +55,13 @@ class Applier:
         # Hashes of the last plan's manifests, which would be most of the memory; when all of it was done; and after
         # which share of the interval it is done again. At first that is any, or services made at once stay in step.
         self._applied: dict[ServiceKey, tuple[frozenset[int], float, float]] = {}
-        self._taken_since: dict[str, float] = {}  # paths of Secrets that may be somebody else's
+        # Names of Secrets that are somebody else's, and when that was found.
+        self._taken_since: dict[ServiceKey, dict[str, float]] = {}
 
     def forget(self, key: ServiceKey) -> None:
         """The service is gone."""
         self._applied.pop(key, None)
-        secrets = object_path("v1", "Secret", key[0], f"{key[1]}-")
-        for path in [path for path in self._taken_since if path.startswith(secrets)]:
-            del self._taken_since[path]
+        self._taken_since.pop(key, None)
         self._drift.forget(key)
 
     async def carry_out(self, key: ServiceKey, planned: Plan, interval_s: float) -> None:
@@ -151,16 +150,19 @@ class Applier:
         is_all = is_drifted or not before or now - at >= max(interval_s * share, min(interval_s, _LEAST_S))
         now_due = planned.wanted if is_all else new
         needed = [each for each in now_due if each["kind"] not in _LAST]
-        # A ConfigMap says that the Secret of its group was made before.
+        first: set[str] = set()  # groups whose ConfigMap is made in this pass, in nobody's place
+        # A ConfigMap of ours says that the Secret of its group is ours as well, and is there before it.
         for are_late in (False, True):
-            due = [each for each in needed if (each["kind"] == "ConfigMap") is are_late]
-            done = await asyncio.gather(*(self._write(key, each, planned.new) for each in due), return_exceptions=True)
+            due = [each for each in needed if (each["kind"] == "Secret") is are_late]
+            done = await asyncio.gather(
+                *(self._write(key, each, planned.new, first) for each in due), return_exceptions=True
+            )
             for failure in done:
                 if failure is not None:
                     raise failure
         for manifest in now_due:
             if manifest["kind"] in _LAST:
-                await self._write(key, manifest, planned.new)
+                await self._write(key, manifest, planned.new, first)
         if is_all and found is None:
             at, share = now, 1.0
         self._applied[key] = (frozenset(hashes), at, share)
@@ -173,14 +175,15 @@ class Applier:
             return manifest["metadata"]["labels"].get(names.GROUP_LABEL) not in new_groups
         return self._drift.is_right(key, manifest, found)
 
-    async def _write(self, key: ServiceKey, manifest: Manifest, new_groups: frozenset[str]) -> None:
+    async def _write(self, key: ServiceKey, manifest: Manifest, new_groups: frozenset[str], first: set[str]) -> None:
         kind, group = manifest["kind"], manifest["metadata"]["labels"].get(names.GROUP_LABEL)
         if kind == "Secret":
             # Made, never changed or read: the right to patch a Secret is the right to read every Secret.
             # Of a group that is not there yet, it is another's remains.
-            await self._make_secret(manifest, is_new=group in new_groups)
+            await self._make_secret(key, manifest, is_new=group in new_groups, is_first=group in first)
         elif kind == "ConfigMap":
-            await self._make(manifest, is_new=group in new_groups)
+            if await self._make(manifest, is_new=group in new_groups):
+                first.add(group)
         elif kind == KIND_OF_OLD_SPECS:
             # That of a deleted service of the same name goes with it, sooner or later.
             await self._make(manifest, is_new=manifest["metadata"]["name"] in new_groups)
@@ -196,32 +199,40 @@ class Applier:
         else:
             self._drift.wrote(key, await self._claim(manifest))
 
-    async def _make(self, manifest: Manifest, *, is_new: bool) -> None:
-        """Makes an object that is never changed. What is there in place of a new one goes first, if it is ours."""
-        if await self._kube.create(manifest) or not is_new:
-            return
+    async def _make(self, manifest: Manifest, *, is_new: bool) -> bool:
+        """Makes an object that is never changed. What is there in place of a new one goes first, if it is ours.
+
+        Gives whether nothing was there.
+        """
+        if await self._kube.create(manifest):
+            return True
+        if not is_new:
+            return False
         found = await self._found(path_of(manifest))
         if found is not None and whose(found, manifest) is Whose.THEIRS:
             raise _taken(manifest)
         await self._remake(manifest, "" if found is None else found["metadata"]["uid"])
+        return False
 
-    async def _make_secret(self, manifest: Manifest, *, is_new: bool) -> None:
+    async def _make_secret(self, key: ServiceKey, manifest: Manifest, *, is_new: bool, is_first: bool) -> None:
         """The same of a Secret, which the operator may not read.
 
-        The group's ConfigMap is only ever made after it, so where that is ours the Secret is ours as well.
+        A ConfigMap of the group that was there before this pass was made by one that made the Secret too, or was about
+        to. Where there `is_first` one now, the Secret is somebody else's, and the ConfigMap goes again: it would say
+        otherwise.
         """
-        path = path_of(manifest)
-        if await self._kube.create(manifest) or not is_new:
-            self._taken_since.pop(path, None)
-            return
         meta = manifest["metadata"]
-        group = meta["labels"][names.GROUP_LABEL]
-        witness = await self._found(object_path("v1", "ConfigMap", meta["namespace"], group))
-        if witness is not None and whose(witness, manifest) is not Whose.THEIRS:
+        taken = self._taken_since.setdefault(key, {})
+        if await self._kube.create(manifest) or not is_new:
+            taken.pop(meta["name"], None)
+            return
+        if not is_first and meta["name"] not in taken:
             await self._remake(manifest)
             return
         now = asyncio.get_running_loop().time()
-        if now - self._taken_since.setdefault(path, now) > _COLLECTION_S:
+        since = taken.setdefault(meta["name"], now)
+        await self._kube.delete(object_path("v1", "ConfigMap", meta["namespace"], meta["labels"][names.GROUP_LABEL]))
+        if now - since > _COLLECTION_S:
             raise _taken(manifest)
         raise OperatorError(f"the Secret {meta['name']} is there already, of a {KIND} that was deleted perhaps")
 
