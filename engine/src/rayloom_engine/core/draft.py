@@ -54,8 +54,8 @@ class Draft:
         """
         new_slots = []
         slots = []
-        # A prompt's identity -> a sequence with it that the ranks know, and as many of its blocks as they know when they
-        # add this plan's slots: blocks that the plan appends to a slot come after that.
+        # A prompt's identity -> a sequence with it that the ranks know, and how many of its blocks they know when
+        # they add this plan's slots. Blocks that the plan appends to a slot come after that.
         known = {
             id(sequence.prompt_ids): KnownPrompt(sequence, sequence.num_sent_blocks)
             for sequence in running
