@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
-import select
 import signal
 import socket
 import threading
@@ -20,6 +19,7 @@ from rayloom_engine.process import EXIT_CONFIG
 from rayloom_engine.text.tokenizer import Tokenizer
 from rt_front import MODEL, running_front, text_of
 from rt_front_process import front_process, start, wait_until
+from rt_readable import is_readable
 
 
 def test_sigterm_lets_running_requests_finish_and_refuses_new_ones(tmp_path: Path) -> None:
@@ -65,7 +65,7 @@ def test_a_refusal_in_a_drain_waits_for_the_body_so_that_no_client_loses_it(tmp_
         host, port = front.url.removeprefix("http://").split(":")
         with socket.create_connection((host, int(port)), timeout=30.0) as connection:
             connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 4\r\n\r\n{")
-            assert select.select([connection], [], [], 0.3)[0] == [], "no answer, and no end, before the body is there"
+            assert not is_readable(connection, 0.3), "no answer, and no end, before the body is there"
             connection.sendall(b'"a"')
             answer = b"".join(iter(lambda: connection.recv(4096), b""))
         assert answer.startswith(b"HTTP/1.1 503 ")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import select
 import socket
 import threading
 import time
@@ -28,6 +27,7 @@ from rayloom_engine.protocol.ranks import (
 from rayloom_engine.ranks import assembly
 from rayloom_engine.ranks.remote_executor import RemoteExecutor
 from rt_fake_rank import TOKEN, FakeLauncher, FakeRank, Ranks, make_loaded, run_plan
+from rt_readable import is_readable
 from rt_server import wait_until
 
 
@@ -199,7 +199,7 @@ def test_a_rank_that_has_loaded_is_noted_although_another_one_says_in_the_same_m
     ranks.pool.take_arrivals()
     for rank in ranks.pool.attached.values():
         (readable, *_) = rank.steps.filenos()
-        assert select.select([readable], [], [], 5.0)[0], "both have said it before anybody looks"
+        assert is_readable(readable, 5.0), "both have said it before anybody looks"
     ranks.assemble(is_rebuild=True)
 
 

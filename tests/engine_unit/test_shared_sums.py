@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import os
-import select
 import signal
 import time
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ import torch
 from rayloom_engine.worker import shared_sums
 from rayloom_engine.worker.shared_sums import SharedTensorGroup
 from rayloom_engine.worker.stage_link import join_group, leave_group, open_store
+from rt_readable import is_readable
 from rt_stages import processes_with_torch
 
 SIZE = 3
@@ -72,7 +72,7 @@ class RankOfTest:
         """Until the peer has told this rank of a part, and waits for the others'."""
         assert self._group is not None
         inbox = self._group._inboxes[peer - (peer > self._rank)]
-        assert select.select([inbox], [], [], 20.0)[0]
+        assert is_readable(inbox, 20.0)
 
     def leave(self) -> None:
         self._group = None
