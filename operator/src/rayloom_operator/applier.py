@@ -222,10 +222,10 @@ class Applier:
         otherwise.
         """
         meta = manifest["metadata"]
-        taken = self._taken_since.setdefault(key, {})
         if await self._kube.create(manifest) or not is_new:
-            taken.pop(meta["name"], None)
+            self._taken_since.get(key, {}).pop(meta["name"], None)
             return
+        taken = self._taken_since.setdefault(key, {})
         if not is_first and meta["name"] not in taken:
             await self._remake(manifest)
             return
