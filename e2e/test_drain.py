@@ -89,16 +89,20 @@ def _seconds_to_delete(service: Service, pod: str) -> float:
 
 
 @contextlib.contextmanager
-def _silent_control_store(service: Service, cluster: str) -> Iterator[None]:
-    """A worker pod that starts meanwhile waits for its head until the end of the block."""
+def _dead_control_store(service: Service, cluster: str) -> Iterator[None]:
+    """A worker pod that starts meanwhile waits for its head until the end of the block.
+
+    Ray's control store is dead, and the command that would start it again is stopped.
+    """
     heads = [pod["metadata"] for pod in service.pods("head")]
     head = next(meta["name"] for meta in heads if meta["labels"]["ray.io/cluster"] == cluster)
-    target = (service.kubectl, service.namespace, head, "ray-head", "gcs[_]server")
-    signal_process(*target, signal="STOP")
+    container = (service.kubectl, service.namespace, head, "ray-head")
+    signal_process(*container, "ray start --[h]ead", "STOP")
     try:
+        signal_process(*container, "gcs/gcs[_]server", "KILL")
         yield
     finally:
-        signal_process(*target, signal="CONT")
+        signal_process(*container, "ray start --[h]ead", "CONT")
 
 
 def test_no_pod_is_evicted_while_no_node_is_being_emptied(replicas: tuple[Service, Said]) -> None:
@@ -160,7 +164,7 @@ def test_a_pod_that_waits_for_the_head_goes_in_seconds(
                 waiting.append(pod["metadata"]["name"])
         return bool(waiting)
 
-    with _silent_control_store(service, worker["metadata"]["labels"]["ray.io/cluster"]):
+    with _dead_control_store(service, worker["metadata"]["labels"]["ray.io/cluster"]):
         service.delete_pod(worker["metadata"]["name"])
         wait(waits, 60.0, lambda: f"none of {_names(service)} waits for its head")
         seconds = _seconds_to_delete(service, waiting[0])
