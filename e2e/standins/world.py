@@ -267,7 +267,11 @@ class World:
         if not is_held:
             self.release(proxy)
         folder = self._folder / f"operator-{next(self._numbers)}"
-        flags = flags or (f"--engine-image={ENGINE_IMAGE}", "--allow-host-paths=/models", f"--allow-in-pods={IN_PODS}")
+        flags = flags or (
+            f"--engine-image={ENGINE_IMAGE}",
+            "--allow-host-paths=/models",
+            f"--allow-in-pod-templates={IN_PODS}",
+        )
         if self._credentials is None:
             self._credentials = credentials(self.kubeconfig)
         process = OperatorProcess(proxy, self._credentials, folder, "run", *flags, *LEASE, command=command)

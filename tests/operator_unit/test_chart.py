@@ -208,7 +208,10 @@ def test_host_paths_are_allowed_where_a_value_says_so(value, folders):
 def test_pod_templates_may_use_what_a_value_says():
     found = rendered("--set", "podTemplate.allow={hostNetwork,IPC_LOCK}")["Deployment"]["spec"]["template"]["spec"]
 
-    assert _parser().parse_args(found["containers"][0]["command"][1:]).in_pods == {"hostNetwork", "IPC_LOCK"}
+    assert _parser().parse_args(found["containers"][0]["command"][1:]).allowed_in_pod_templates == {
+        "hostNetwork",
+        "IPC_LOCK",
+    }
 
 
 def test_the_operators_pod_can_leave_its_user_to_the_cluster():
@@ -223,7 +226,7 @@ def test_by_default_nothing_is_allowed_beyond_restricted_pods(objects):
     command = objects["Deployment"]["spec"]["template"]["spec"]["containers"][0]["command"]
     taken = _parser().parse_args(command[1:])
 
-    assert (taken.host_paths, taken.hub_endpoints, taken.in_pods) == ((), False, frozenset())
+    assert (taken.host_paths, taken.hub_endpoints, taken.allowed_in_pod_templates) == ((), False, frozenset())
     command = rendered("--set", "hub.allowOwnEndpoints=true")["Deployment"]["spec"]["template"]["spec"]["containers"][0]
     assert _parser().parse_args(command["command"][1:]).hub_endpoints is True
 

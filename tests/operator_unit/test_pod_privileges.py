@@ -8,7 +8,7 @@ from rayloom_operator.permissions import Permissions
 from rayloom_operator.pod_privileges import PRIVILEGES
 from rt_operator import make_service
 
-EVERYTHING = Permissions(in_pods=frozenset({*PRIVILEGES, "IPC_LOCK", "NET_ADMIN"}), host_paths=("/",))
+EVERYTHING = Permissions(allowed_in_pod_templates=frozenset({*PRIVILEGES, "IPC_LOCK", "NET_ADMIN"}), host_paths=("/",))
 
 
 NOTHING = Permissions()
@@ -86,8 +86,8 @@ def test_each_needs_the_setting_that_the_message_names(spec, field, privilege):
         f"spec.podTemplate.worker.spec.{field}: this needs {privilege}, and this operator allows nothing of the kind: "
         f"remove it, or let whoever runs the operator add {privilege} to podTemplate.allow",
     )
-    assert problems(Permissions(in_pods=frozenset({privilege})), **spec) == ()
-    (found,) = problems(Permissions(in_pods=EVERYTHING.in_pods - {privilege}), **spec)
+    assert problems(Permissions(allowed_in_pod_templates=frozenset({privilege})), **spec) == ()
+    (found,) = problems(Permissions(allowed_in_pod_templates=EVERYTHING.allowed_in_pod_templates - {privilege}), **spec)
     assert "and this operator allows IPC_LOCK" in found or privilege == "IPC_LOCK"
 
 
@@ -139,6 +139,6 @@ def test_a_hubs_token_goes_to_no_hub_of_the_templates_own():
 @pytest.mark.parametrize("value", ["hostnetwork", "ipc_lock", "IPC-LOCK"])
 def test_a_flag_that_cannot_be_used_is_named(value, capsys):
     with pytest.raises(SystemExit):
-        main(["run", "--engine-image", "i", "--key-file", "k", "--allow-in-pods", f"root,{value}"])
+        main(["run", "--engine-image", "i", "--key-file", "k", "--allow-in-pod-templates", f"root,{value}"])
 
     assert f"{value!r} is nothing that can be allowed; use hostIPC, hostNetwork" in capsys.readouterr().err

@@ -14,14 +14,14 @@ from rayloom_operator.model_facts import builtin_facts
 from rayloom_operator.objects.inspect_job import inspect_job
 from rayloom_operator.objects.old_spec import old_spec, resolved_of
 from rayloom_operator.objects.ray_cluster import ray_cluster
-from rayloom_operator.own_parts import (
+from rayloom_operator.reserved_env import RESERVED_NAMES, is_reserved
+from rayloom_operator.reserved_parts import (
     HEAD_CONTAINERS,
     OWN_CONTAINERS,
     OWN_FOLDERS,
     OWN_VOLUMES,
     WORKER_CONTAINERS,
 )
-from rayloom_operator.reserved_env import RESERVED_NAMES, is_reserved
 from rayloom_operator.resolved import Hub, resolve
 from rayloom_operator.revision import revision
 from rt_operator import make_resolved, make_service

@@ -12,7 +12,7 @@ from rayloom_operator.api_base import Free, no_nulls
 from rayloom_operator.api_base import Part as _Part
 from rayloom_operator.api_base import rules as _rules
 from rayloom_operator.api_container import CONTAINER_NAME
-from rayloom_operator.own_parts import OWN_LABELS, OWN_PREFIXES
+from rayloom_operator.reserved_parts import OWN_LABELS, OWN_PREFIXES
 
 # https://kubernetes.io/docs/concepts/overview/working-with-objects/labels/#syntax-and-character-set
 _LABEL_VALUE = r"^(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?$"

@@ -27,7 +27,7 @@ from rayloom_operator.api_pod_parts import (
     Volume,
 )
 from rayloom_operator.api_pods import LocalObject, Toleration
-from rayloom_operator.own_parts import (
+from rayloom_operator.reserved_parts import (
     HEAD_CONTAINERS,
     OWN_CONTAINERS,
     OWN_INIT_CONTAINERS,

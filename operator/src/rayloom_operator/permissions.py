@@ -26,7 +26,9 @@ class Permissions:
 
     host_paths: tuple[str, ...] = ()  # folders of nodes that may be mounted, with all below them; "/" for every one
     hub_endpoints: bool = False  # HF_ENDPOINT of a manifest may be where its token is sent
-    in_pods: frozenset[str] = frozenset()  # of pod_privileges.PRIVILEGES, and capabilities, that pod templates may use
+    allowed_in_pod_templates: frozenset[str] = (
+        frozenset()
+    )  # of pod_privileges.PRIVILEGES, and capabilities, that pod templates may use
 
     def check(self, service: LLMService) -> None:
         """Raises NotAllowed, with each field at fault and what to change."""
@@ -68,9 +70,9 @@ class Permissions:
             )
 
     def _privilege_problems(self, service: LLMService) -> Iterator[str]:
-        allowed = ", ".join(sorted(self.in_pods)) or "nothing of the kind"
+        allowed = ", ".join(sorted(self.allowed_in_pod_templates)) or "nothing of the kind"
         for field, privilege in privileges(service.spec.pod_template):
-            if privilege not in self.in_pods:
+            if privilege not in self.allowed_in_pod_templates:
                 yield (
                     f"{field}: this needs {privilege}, and this operator allows {allowed}: remove it, or let whoever "
                     f"runs the operator add {privilege} to podTemplate.allow"
