@@ -66,10 +66,30 @@ class TopologySpread(_Part):
     node_taints_policy: str | None = Field(None, description="Honor or Ignore.")
 
 
+class NodeAffinity(_Part):
+    required_during_scheduling_ignored_during_execution: Free | None = Field(
+        None, description="Nodes that a pod must have: a map with nodeSelectorTerms."
+    )
+    preferred_during_scheduling_ignored_during_execution: tuple[Free, ...] | None = Field(
+        None, strict=False, max_length=64, description="Nodes that it prefers."
+    )
+
+
+class PodAffinity(_Part):
+    """Also the anti-affinity."""
+
+    required_during_scheduling_ignored_during_execution: tuple[Free, ...] | None = Field(
+        None, strict=False, max_length=64, description="Terms that must hold."
+    )
+    preferred_during_scheduling_ignored_during_execution: tuple[Free, ...] | None = Field(
+        None, strict=False, max_length=64, description="Terms that are preferred, each with a weight."
+    )
+
+
 class Affinity(_Part):
-    node_affinity: Free | None = Field(None, description="Which nodes a pod wants, or prefers.")
-    pod_affinity: Free | None = Field(None, description="Which pods it wants beside it.")
-    pod_anti_affinity: Free | None = Field(None, description="Which pods it wants elsewhere.")
+    node_affinity: NodeAffinity | None = Field(None, description="Which nodes a pod wants, or prefers.")
+    pod_affinity: PodAffinity | None = Field(None, description="Which pods it wants beside it.")
+    pod_anti_affinity: PodAffinity | None = Field(None, description="Which pods it wants elsewhere.")
 
 
 class DnsConfig(_Part):
