@@ -241,6 +241,10 @@ class PodSpec(_Part):
     def volume_names(self) -> list[str]:
         return [each.name for each in self.volumes or ()]
 
+    def container(self, name: str) -> Container | None:
+        """What the template says of the pod's container `name`; None where it says nothing."""
+        return next((each for each in self.containers or () if each.name == name), None)
+
     @property
     def every_container(self) -> tuple[Container, ...]:
         return (*(self.init_containers or ()), *(self.containers or ()))
