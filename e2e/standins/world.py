@@ -34,7 +34,7 @@ from standins.traffic import SLICE_LABEL, Traffic, ready_addresses
 LLM = "/apis/rayloom.dev/v1alpha1"
 ENGINE_IMAGE = "rayloom/engine:test"
 # Other capabilities are not allowed.
-IN_PODS = "hostIPC,hostNetwork,hostPorts,privileged,root,IPC_LOCK"
+IN_PODS = "hostIPC,hostNetwork,hostPorts,privileged,root,volumes,IPC_LOCK"
 LEASE = (f"--lease-namespace={NAMESPACE}",)
 
 _GROUPS = {
