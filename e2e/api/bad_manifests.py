@@ -203,6 +203,16 @@ AT_ADMISSION: tuple[tuple[str, dict[str, Any], str], ...] = (
     ),
     ("a spread without a place", _worker(topologySpreadConstraints=[{"maxSkew": 1}]), "topologyKey: Required value"),
     ("an unknown kind of affinity", _head(affinity={"nodeAfinity": {}}), "affinity.nodeAfinity"),
+    (
+        "required neighbours as a number",
+        _head(affinity={"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": 5}}),
+        "podAntiAffinity.requiredDuringSchedulingIgnoredDuringExecution",
+    ),
+    (
+        "required nodes as a list",
+        _worker(affinity={"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": []}}),
+        "nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution",
+    ),
     ("volumes as a map", _head(volumes={"a": {"emptyDir": {}}}), "spec.podTemplate.head.spec.volumes"),
     ("an unknown user of pods", _spec(podTemplate={"user": "OpenShift"}), 'supported values: "Operator", "Cluster"'),
     ("a name with capitals", _named("Chat"), "lowercase RFC 1123"),

@@ -172,10 +172,10 @@ _MISTAKES: dict[str, tuple[Document, str, Reason, str]] = {
         "s3",
     ),
     "affinity-of-a-wrong-type": (
-        {"affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": []}}},
+        {"affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": 5}}}},
         "Accepted",
         Reason.APPLY_REFUSED,
-        "nodeAffinity",
+        "nodeSelectorTerms",
     ),
     # Its words about the pods, which KubeRay hands on.
     "no-such-runtime": ({"runtimeClassName": "none-such"}, "Available", Reason.CONTAINER_FAILED, "none-such"),

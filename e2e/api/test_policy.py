@@ -26,13 +26,24 @@ REFUSED: tuple[tuple[dict[str, Any], str], ...] = (
         "none of the control plane",
     ),
     ({"scheduling": {"priorityClassName": "system-node-critical"}}, "are not for models"),
-    ({"replicas": 9}, "16 pods at most"),
+    ({"engine": {"imagePullSecrets": [{"name": "registry"}, {"name": "other"}]}}, "in the Secret registry"),
+    (
+        {"model": {"source": "hf://a/b", "cache": {"persistentVolumeClaim": "other"}}},
+        "whose name begins with models",
+    ),
+    ({"model": {"source": "hf://a/b", "cache": {"hostPath": "/models"}}}, "must be a persistentVolumeClaim"),
+    # One engine more while a change is rolled out: 9 engines of 2 pods.
+    ({"replicas": 8}, "16 pods at most"),
+    ({"replicas": 7, "rollout": {"maxSurge": 2}}, "rollout.maxSurge together"),
     ({"replicas": 4, "parallelism": {"pipeline": 8}}, "16 pods at most"),
     ({"podTemplate": {"head": {"metadata": {"labels": {"a": "b"}}}}}, "for those who run the cluster"),
 )
 ALLOWED: tuple[dict[str, Any], ...] = (
     {},
-    {"engine": {"image": "registry.example.com/rayloom/engine:1"}, "replicas": 8},
+    {"engine": {"image": "registry.example.com/rayloom/engine:1"}, "replicas": 7},
+    {"replicas": 8, "rollout": {"maxSurge": 0, "maxUnavailable": 1}},
+    {"engine": {"imagePullSecrets": [{"name": "registry"}]}},
+    {"model": {"source": "hf://a/b", "cache": {"persistentVolumeClaim": "models-of-team"}}},
     {"scheduling": {"tolerations": [{"key": "gpu", "operator": "Exists"}], "priorityClassName": "models"}},
     {"model": {"source": "hf://a/b", "tokenSecretRef": {"name": "hub-token", "key": "t"}}},
 )

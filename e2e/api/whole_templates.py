@@ -18,6 +18,7 @@ CLUSTER_OBJECTS: tuple[tuple[str, dict[str, Any]], ...] = (
 _PROBE = {"tcpSocket": {"port": 9000}}
 _LABELS = {"matchLabels": {"app": "other"}}
 _TERM = {"labelSelector": _LABELS, "topologyKey": "kubernetes.io/hostname"}
+_REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 _PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
 _LINUX = {"matchExpressions": [{"key": "kubernetes.io/os", "operator": "In", "values": ["linux"]}]}
 _MOUNTS = [
@@ -89,9 +90,15 @@ def _template(*own: dict[str, Any]) -> dict[str, Any]:
             "runtimeClassName": RUNTIME_CLASS,
             "nodeSelector": {"kubernetes.io/os": "linux"},
             "affinity": {
-                "nodeAffinity": {_PREFERRED: [{"weight": 1, "preference": _LINUX}]},
-                "podAffinity": {_PREFERRED: [{"weight": 2, "podAffinityTerm": _TERM}]},
-                "podAntiAffinity": {_PREFERRED: [{"weight": 3, "podAffinityTerm": _TERM}]},
+                "nodeAffinity": {
+                    _REQUIRED: {"nodeSelectorTerms": [_LINUX]},
+                    _PREFERRED: [{"weight": 1, "preference": _LINUX}],
+                },
+                "podAffinity": {_REQUIRED: [_TERM], _PREFERRED: [{"weight": 2, "podAffinityTerm": _TERM}]},
+                "podAntiAffinity": {
+                    _REQUIRED: [_TERM | {"labelSelector": {"matchLabels": {"app": "unwanted"}}}],
+                    _PREFERRED: [{"weight": 3, "podAffinityTerm": _TERM}],
+                },
             },
             "tolerations": [
                 {
@@ -159,6 +166,7 @@ def _of_the_node(container: str) -> dict[str, Any]:
         "spec": {
             "hostNetwork": True,
             "hostIPC": True,
+            "volumes": [{"name": "share", "nfs": {"server": "192.0.2.9", "path": "/models"}}],
             "initContainers": [{"name": "set-up", "image": "registry.example/set-up:1", **privileged}],
             "containers": [{"name": container, **privileged}],
         }

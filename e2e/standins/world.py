@@ -34,7 +34,7 @@ from standins.traffic import SLICE_LABEL, Traffic, ready_addresses
 LLM = "/apis/rayloom.dev/v1alpha1"
 ENGINE_IMAGE = "rayloom/engine:test"
 # Other capabilities are not allowed.
-IN_PODS = "hostIPC,hostNetwork,hostPorts,privileged,root,IPC_LOCK"
+IN_PODS = "hostIPC,hostNetwork,hostPorts,privileged,root,volumes,IPC_LOCK"
 LEASE = (f"--lease-namespace={NAMESPACE}",)
 
 _GROUPS = {
@@ -267,7 +267,11 @@ class World:
         if not is_held:
             self.release(proxy)
         folder = self._folder / f"operator-{next(self._numbers)}"
-        flags = flags or (f"--engine-image={ENGINE_IMAGE}", "--allow-host-paths=/models", f"--allow-in-pods={IN_PODS}")
+        flags = flags or (
+            f"--engine-image={ENGINE_IMAGE}",
+            "--allow-host-paths=/models",
+            f"--allow-in-pod-templates={IN_PODS}",
+        )
         if self._credentials is None:
             self._credentials = credentials(self.kubeconfig)
         process = OperatorProcess(proxy, self._credentials, folder, "run", *flags, *LEASE, command=command)

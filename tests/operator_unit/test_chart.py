@@ -13,6 +13,7 @@ from rayloom_operator.__main__ import _parser
 from rayloom_operator.names import NODE_TYPE_LABEL
 from rayloom_operator.objects.guards import network_policy
 from rayloom_operator.objects.ray_cluster import ray_cluster
+from rayloom_operator.pod_privileges import PRIVILEGES
 from rt_operator import make_resolved
 
 CHART = Path(__file__).resolve().parents[2] / "charts" / "rayloom-operator"
@@ -145,6 +146,7 @@ def test_a_single_replica_is_never_kept_from_leaving_its_node(objects):
         ("allowHostPaths=yes please", "allowHostPaths"),
         ("allowHostPaths={models}", "allowHostPaths"),
         ("podTemplate.allow={hostnetwork}", "podTemplate"),
+        *((f"allowHostPaths={{/models,{path}}}", "allowHostPaths") for path in ("/a/../b", "/..", "/a/..", "/a/.. ")),
         ("podTemplate.allow=IPC_LOCK", "podTemplate"),
     ],
 )
@@ -197,6 +199,7 @@ def test_the_operator_takes_its_command(flags):
         ("allowHostPaths=false", ()),
         ("allowHostPaths=true", ("/",)),
         ("allowHostPaths={/models,/data/hub}", ("/models", "/data/hub")),
+        ("allowHostPaths={/a..b/..c/d../.e/.../}", ("/a..b/..c/d../.e/.../",)),
     ],
 )
 def test_host_paths_are_allowed_where_a_value_says_so(value, folders):
@@ -208,7 +211,16 @@ def test_host_paths_are_allowed_where_a_value_says_so(value, folders):
 def test_pod_templates_may_use_what_a_value_says():
     found = rendered("--set", "podTemplate.allow={hostNetwork,IPC_LOCK}")["Deployment"]["spec"]["template"]["spec"]
 
-    assert _parser().parse_args(found["containers"][0]["command"][1:]).in_pods == {"hostNetwork", "IPC_LOCK"}
+    taken = _parser().parse_args(found["containers"][0]["command"][1:])
+    assert taken.allowed_in_pod_templates == {"hostNetwork", "IPC_LOCK"}
+
+
+def test_the_schema_knows_every_word_that_the_operator_knows():
+    words = ",".join(PRIVILEGES)
+    found = rendered("--set", f"podTemplate.allow={{{words}}}")["Deployment"]["spec"]["template"]["spec"]
+
+    taken = _parser().parse_args(found["containers"][0]["command"][1:])
+    assert taken.allowed_in_pod_templates == set(PRIVILEGES)
 
 
 def test_the_operators_pod_can_leave_its_user_to_the_cluster():
@@ -223,7 +235,7 @@ def test_by_default_nothing_is_allowed_beyond_restricted_pods(objects):
     command = objects["Deployment"]["spec"]["template"]["spec"]["containers"][0]["command"]
     taken = _parser().parse_args(command[1:])
 
-    assert (taken.host_paths, taken.hub_endpoints, taken.in_pods) == ((), False, frozenset())
+    assert (taken.host_paths, taken.hub_endpoints, taken.allowed_in_pod_templates) == ((), False, frozenset())
     command = rendered("--set", "hub.allowOwnEndpoints=true")["Deployment"]["spec"]["template"]["spec"]["containers"][0]
     assert _parser().parse_args(command["command"][1:]).hub_endpoints is True
 

@@ -5,10 +5,10 @@ import pytest
 from rayloom_operator.__main__ import main
 from rayloom_operator.errors import NotAllowed
 from rayloom_operator.permissions import Permissions
-from rayloom_operator.pod_privileges import PRIVILEGES
+from rayloom_operator.pod_privileges import PRIVILEGES, SAFE_SYSCTLS
 from rt_operator import make_service
 
-EVERYTHING = Permissions(in_pods=frozenset({*PRIVILEGES, "IPC_LOCK", "NET_ADMIN"}), host_paths=("/",))
+EVERYTHING = Permissions(allowed_in_pod_templates=frozenset({*PRIVILEGES, "IPC_LOCK", "NET_ADMIN"}), host_paths=("/",))
 
 
 NOTHING = Permissions()
@@ -34,6 +34,31 @@ def other(kind="containers", **fields):
     return worker(**{kind: [{"name": "proxy", "image": "i", **fields}]})
 
 
+def annotated(key, value):
+    return {"podTemplate": {"worker": {"metadata": {"annotations": {key: value}}}}}
+
+
+def mounting(**mount):
+    part = {"name": "proxy", "image": "i", "volumeMounts": [{"name": "a", "mountPath": "/a", **mount}]}
+    return worker(volumes=[{"name": "a", "emptyDir": {}}], containers=[part])
+
+
+def of_kind(kind):
+    return worker(volumes=[{"name": "a", kind: {}}])
+
+
+HTTP, TCP = ({"httpGet": {"port": 80, "host": "h"}}, {"tcpSocket": {"port": 80, "host": "h"}})
+APP_ARMOR = "container.apparmor.security.beta.kubernetes.io/proxy"
+# Of Kubernetes' VolumeSource, with kinds that it has no more.
+RESTRICTED_VOLUMES = (
+    *("configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "image", "persistentVolumeClaim", "projected"),
+    "secret",
+)
+OTHER_VOLUMES = (
+    *("awsElasticBlockStore", "azureDisk", "azureFile", "cephfs", "cinder", "fc", "flexVolume", "flocker"),
+    *("gcePersistentDisk", "gitRepo", "glusterfs", "iscsi", "nfs", "photonPersistentDisk", "portworxVolume"),
+    *("quobyte", "rbd", "scaleIO", "storageos", "vsphereVolume", "local", "a-kind-to-come"),
+)
 CASES = [
     (worker(hostNetwork=True), "hostNetwork", "hostNetwork"),
     (worker(hostIPC=True), "hostIPC", "hostIPC"),
@@ -72,6 +97,38 @@ CASES = [
         "privileged",
     ),
     (other(ports=[{"containerPort": 1, "hostPort": 1}]), "containers[0].ports[0].hostPort", "hostPorts"),
+    *((of_kind(kind), f"volumes[0].{kind}", "volumes") for kind in OTHER_VOLUMES),
+    (
+        worker(securityContext={"sysctls": [{"name": SAFE_SYSCTLS[0]}, {"name": "kernel.msgmax", "value": "1"}]}),
+        "securityContext.sysctls[1]",
+        "privileged",
+    ),
+    (worker(securityContext={"sysctls": [{"value": "1"}]}), "securityContext.sysctls[0]", "privileged"),
+    (
+        worker(securityContext={"appArmorProfile": {"type": "unconfined"}}),
+        "securityContext.appArmorProfile",
+        "privileged",
+    ),
+    (
+        other(securityContext={"seccompProfile": {"type": "Anything"}}),
+        "containers[0].securityContext.seccompProfile",
+        "privileged",
+    ),
+    (
+        other(securityContext={"seLinuxOptions": {"user": "system_u"}}),
+        "containers[0].securityContext.seLinuxOptions",
+        "privileged",
+    ),
+    (
+        mounting(mountPropagation="Bidirectional"),
+        "containers[0].volumeMounts[0].mountPropagation",
+        "privileged",
+    ),
+    (other(livenessProbe=HTTP), "containers[0].livenessProbe.httpGet.host", "hostNetwork"),
+    (other(readinessProbe=TCP), "containers[0].readinessProbe.tcpSocket.host", "hostNetwork"),
+    (other("initContainers", startupProbe=HTTP), "initContainers[0].startupProbe.httpGet.host", "hostNetwork"),
+    (other(lifecycle={"preStop": HTTP}), "containers[0].lifecycle.preStop.httpGet.host", "hostNetwork"),
+    (other(lifecycle={"postStart": TCP}), "containers[0].lifecycle.postStart.tcpSocket.host", "hostNetwork"),
     (
         other("initContainers", securityContext={"runAsUser": 0}),
         "initContainers[0].securityContext.runAsUser",
@@ -86,8 +143,8 @@ def test_each_needs_the_setting_that_the_message_names(spec, field, privilege):
         f"spec.podTemplate.worker.spec.{field}: this needs {privilege}, and this operator allows nothing of the kind: "
         f"remove it, or let whoever runs the operator add {privilege} to podTemplate.allow",
     )
-    assert problems(Permissions(in_pods=frozenset({privilege})), **spec) == ()
-    (found,) = problems(Permissions(in_pods=EVERYTHING.in_pods - {privilege}), **spec)
+    assert problems(Permissions(allowed_in_pod_templates=frozenset({privilege})), **spec) == ()
+    (found,) = problems(Permissions(allowed_in_pod_templates=EVERYTHING.allowed_in_pod_templates - {privilege}), **spec)
     assert "and this operator allows IPC_LOCK" in found or privilege == "IPC_LOCK"
 
 
@@ -100,10 +157,47 @@ def test_each_needs_the_setting_that_the_message_names(spec, field, privilege):
         ranks(securityContext={"seLinuxOptions": {"level": "s0:c1,c2", "type": "container_t"}}),
         other(ports=[{"containerPort": 9000}]),
         other(),
+        *(of_kind(kind) for kind in RESTRICTED_VOLUMES),
+        worker(securityContext={"sysctls": [{"name": name, "value": "1"} for name in SAFE_SYSCTLS]}),
+        worker(securityContext={"runAsGroup": 0, "fsGroup": 0, "supplementalGroups": [0]}),
+        worker(hostUsers=True),
+        mounting(mountPropagation="HostToContainer", subPath="a"),
+        annotated(APP_ARMOR, "runtime/default"),
+        annotated(APP_ARMOR, "localhost/mine"),
+        annotated("seccomp.security.alpha.kubernetes.io/pod", "docker/default"),
+        annotated("example.com/profile", "unconfined"),
+        other(securityContext={"procMount": "Default", "appArmorProfile": {"type": "RuntimeDefault"}}),
+        other(livenessProbe={"httpGet": {"port": 80, "httpHeaders": [{"name": "Host", "value": "h"}]}}),
+        other(livenessProbe={"tcpSocket": {"port": 80, "host": ""}}, lifecycle={"preStop": {"sleep": {"seconds": 1}}}),
+        # Kubernetes refuses these, and the operator has no need to.
+        other(livenessProbe={"httpGet": 5}, lifecycle={"preStop": [1]}),
     ],
 )
 def test_what_restricted_pods_may_needs_none(spec):
     assert problems(**spec) == ()
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        (APP_ARMOR, "unconfined"),
+        (APP_ARMOR, ""),
+        ("seccomp.security.alpha.kubernetes.io/pod", "unconfined"),
+        ("container.seccomp.security.alpha.kubernetes.io/proxy", "unconfined"),
+    ],
+)
+def test_a_profile_in_an_annotation_is_one_all_the_same(key, value):
+    (found,) = problems(**annotated(key, value))
+
+    assert found.startswith(f"spec.podTemplate.worker.metadata.annotations[{key}]: this needs privileged,")
+    assert problems(Permissions(allowed_in_pod_templates=frozenset({"privileged"})), **annotated(key, value)) == ()
+
+
+@pytest.mark.parametrize("path", ["models/a", ["/models"], ""])
+def test_a_path_of_the_nodes_begins_at_their_root(path):
+    (found,) = problems(Permissions(host_paths=("/",)), **worker(volumes=[{"name": "a", "hostPath": {"path": path}}]))
+
+    assert found.endswith("is no path on nodes; give one that begins with /")
 
 
 def test_a_path_of_the_nodes_is_one_wherever_it_is_named():
@@ -139,6 +233,6 @@ def test_a_hubs_token_goes_to_no_hub_of_the_templates_own():
 @pytest.mark.parametrize("value", ["hostnetwork", "ipc_lock", "IPC-LOCK"])
 def test_a_flag_that_cannot_be_used_is_named(value, capsys):
     with pytest.raises(SystemExit):
-        main(["run", "--engine-image", "i", "--key-file", "k", "--allow-in-pods", f"root,{value}"])
+        main(["run", "--engine-image", "i", "--key-file", "k", "--allow-in-pod-templates", f"root,{value}"])
 
     assert f"{value!r} is nothing that can be allowed; use hostIPC, hostNetwork" in capsys.readouterr().err

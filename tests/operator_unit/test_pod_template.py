@@ -14,14 +14,14 @@ from rayloom_operator.model_facts import builtin_facts
 from rayloom_operator.objects.inspect_job import inspect_job
 from rayloom_operator.objects.old_spec import old_spec, resolved_of
 from rayloom_operator.objects.ray_cluster import ray_cluster
-from rayloom_operator.own_parts import (
+from rayloom_operator.reserved_env import RESERVED_NAMES, is_reserved
+from rayloom_operator.reserved_parts import (
     HEAD_CONTAINERS,
     OWN_CONTAINERS,
     OWN_FOLDERS,
     OWN_VOLUMES,
     WORKER_CONTAINERS,
 )
-from rayloom_operator.reserved_env import RESERVED_NAMES, is_reserved
 from rayloom_operator.resolved import Hub, resolve
 from rayloom_operator.revision import revision
 from rt_operator import make_resolved, make_service
@@ -113,9 +113,17 @@ def test_containers_of_ours_are_changed_and_others_come_after_them():
     assert list(found) == ["ray-head", "engine", "proxy"]
     assert variables(found["engine"])["A"] == {"secretKeyRef": {"name": "s", "key": "k"}}
     assert {"name": "certificates", "mountPath": "/certificates", "readOnly": True} in found["engine"]["volumeMounts"]
-    assert found["engine"]["resources"] == {"requests": {"cpu": "2", "memory": "512Mi"}, "limits": {"memory": "2Gi"}}
+    assert found["engine"]["resources"] == {"requests": {"cpu": "2"}, "limits": {"memory": "2Gi"}}
     assert found["ray-head"]["resources"] == {"requests": {"cpu": "200m", "memory": "512Mi"}}
     assert by_name(head, "volumes")["certificates"]["secret"] == {"secretName": "tls"}
+
+
+@pytest.mark.parametrize("name", ["ray-head", "engine"])
+def test_no_request_of_ours_is_above_a_limit_of_the_template(name):
+    head, _ = build(head={"spec": {"containers": [{"name": name, "resources": {"limits": {"memory": "256Mi"}}}]}})
+
+    # Kubernetes takes the limit as the request.
+    assert by_name(head)[name]["resources"] == {"requests": {"cpu": "200m"}, "limits": {"memory": "256Mi"}}
 
 
 def test_other_containers_keep_to_restricted_security():

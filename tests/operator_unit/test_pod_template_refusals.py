@@ -6,6 +6,9 @@ from rayloom_operator.errors import SpecError
 from rayloom_operator.objects.ray_cluster import ray_cluster
 from rt_operator import make_resolved, make_service
 
+_REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
+_PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
+
 
 def problem(**spec):
     with pytest.raises(SpecError) as refused:
@@ -49,7 +52,26 @@ def of_container(name, **fields):
             {"initContainers": [{"name": "engine", "image": "i"}]},
             "initContainers cannot have a name of the operator's own",
         ),
-        ({"affinity": {"nodeAffinity": {"a": {"b": None}}}}, "a.b is empty; give it a value, or remove it"),
+        (
+            {"affinity": {"nodeAffinity": {_REQUIRED: {"a": {"b": None}}}}},
+            "a.b is empty; give it a value, or remove it",
+        ),
+        (
+            {"affinity": {"podAffinity": {"a": []}}},
+            "a: is not a field; remove it. Fields here: requiredDuring",
+        ),
+        ({"affinity": {"nodeAffinity": {_REQUIRED: []}}}, "[] is not allowed; this must be a map"),
+        ({"affinity": {"nodeAffinity": {_PREFERRED: 5}}}, "5 is not allowed; this must be a list"),
+        ({"affinity": {"podAffinity": {_REQUIRED: {"a": 1}}}}, "this must be a list"),
+        (
+            {"affinity": {"podAntiAffinity": {_REQUIRED: 5}}, "hostNetwork": True},
+            "5 is not allowed; this must be a list",
+        ),
+        ({"affinity": {"podAntiAffinity": {_REQUIRED: "x"}}}, "'x' is not allowed; this must be a list"),
+        ({"affinity": {"podAntiAffinity": {_PREFERRED: [5]}}}, "5 is not allowed; this must be a map"),
+        ({"securityContext": {"windowsOptions": {"hostProcess": True}}}, "windowsOptions: is not a field"),
+        ({"shareProcessNamespace": False}, "shareProcessNamespace is the operator's own"),
+        ({"automountServiceAccountToken": True}, "use a projected volume with a serviceAccountToken"),
         ({"hostNetwork": "true"}, "'true' is not allowed; this must be true or false"),
         ({"securityContext": {"runAsUser": "1000"}}, "'1000' is not allowed; this must be a whole number"),
         ({"securityContext": {"runAsUser": -1}}, "-1 is too small; use 0 or more"),

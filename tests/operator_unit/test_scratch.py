@@ -76,6 +76,29 @@ def test_who_writes_nothing_into_scratch_asks_for_nothing(spec):
     assert of_worker(**spec) == of_head(**spec) == (None, None, None)
 
 
+def test_a_folder_that_the_pod_template_names_is_not_scratch():
+    def of_template(pod, container, name):
+        variable = {"name": name, "value": "/elsewhere"}
+        return {pod: {"spec": {"containers": [{"name": container, "env": [variable]}]}}}
+
+    assert of_worker(podTemplate=of_template("worker", "ray-worker", "HF_HOME")) == (None, None, None)
+    # The ranks fetch, and no variable of another container changes where.
+    assert of_worker(podTemplate=of_template("head", "engine", "HF_HOME")) == (REQUEST_70B, None, LIMIT_70B)
+    model = {"source": "pvc://models/llama.gguf"}
+    template = of_template("head", "engine", "RAYLOOM_CACHE")
+    assert of_head(model=model, podTemplate=template) == (None, None, None)
+    assert of_worker(model=model, podTemplate=template) == (REQUEST_70B, None, LIMIT_70B)
+
+
+def test_the_volume_of_the_head_holds_what_the_pod_template_allows():
+    limits = {"ephemeral-storage": "400Gi"}
+    template = {"head": {"spec": {"containers": [{"name": "engine", "resources": {"limits": limits}}]}}}
+
+    found = of_head(model={"source": "pvc://models/llama.gguf"}, podTemplate=template)
+
+    assert found == (None, "400Gi", "409600Mi")
+
+
 @pytest.mark.parametrize("source", ["pvc://models/llama.gguf", "file:///models/llama.gguf"])
 def test_each_pod_has_room_for_a_gguf_file_that_it_converts(source):
     assert of_worker(model={"source": source}) == (REQUEST_70B, None, LIMIT_70B)

@@ -110,7 +110,12 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--allow-hub-endpoints", dest="hub_endpoints", action="store_true", help=endpoint_help)
     pods_help = "what pod templates may use, separated by commas: " + ", ".join((*PRIVILEGES, "or a capability"))
     run.add_argument(
-        "--allow-in-pods", dest="in_pods", metavar="NAMES", type=_privileges, default=frozenset(), help=pods_help
+        "--allow-in-pod-templates",
+        dest="allowed_in_pod_templates",
+        metavar="NAMES",
+        type=_privileges,
+        default=frozenset(),
+        help=pods_help,
     )
     levels = ("debug", "info", "warning", "error")
     run.add_argument("--log-level", default="info", choices=levels, help="least level (default: %(default)s)")

@@ -16,8 +16,8 @@ from pydantic import ConfigDict, Field, field_validator, model_validator
 from rayloom_operator.api_base import MAP_BY_NAME, Free, Quantity
 from rayloom_operator.api_base import Part as _Part
 from rayloom_operator.api_base import rules as _rules
-from rayloom_operator.own_parts import OWN_CONTAINERS, OWN_FOLDERS, OWN_VOLUMES, SEALED_FOLDERS
 from rayloom_operator.reserved_env import RESERVED_IN_WORDS, RESERVED_RULE, is_reserved
+from rayloom_operator.reserved_parts import OWN_CONTAINERS, OWN_FOLDERS, OWN_VOLUMES, SEALED_FOLDERS
 
 CONTAINER_NAME = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
 _OURS = f"self.name in {json.dumps(OWN_CONTAINERS)}"

@@ -12,7 +12,7 @@ from rayloom_operator.api_base import Free, no_nulls
 from rayloom_operator.api_base import Part as _Part
 from rayloom_operator.api_base import rules as _rules
 from rayloom_operator.api_container import CONTAINER_NAME
-from rayloom_operator.own_parts import OWN_LABELS, OWN_PREFIXES
+from rayloom_operator.reserved_parts import OWN_LABELS, OWN_PREFIXES
 
 # https://kubernetes.io/docs/concepts/overview/working-with-objects/labels/#syntax-and-character-set
 _LABEL_VALUE = r"^(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?$"
@@ -66,10 +66,30 @@ class TopologySpread(_Part):
     node_taints_policy: str | None = Field(None, description="Honor or Ignore.")
 
 
+class NodeAffinity(_Part):
+    required_during_scheduling_ignored_during_execution: Free | None = Field(
+        None, description="Nodes that a pod must have: a map with nodeSelectorTerms."
+    )
+    preferred_during_scheduling_ignored_during_execution: tuple[Free, ...] | None = Field(
+        None, strict=False, max_length=64, description="Nodes that it prefers."
+    )
+
+
+class PodAffinity(_Part):
+    """Also the anti-affinity."""
+
+    required_during_scheduling_ignored_during_execution: tuple[Free, ...] | None = Field(
+        None, strict=False, max_length=64, description="Terms that must hold."
+    )
+    preferred_during_scheduling_ignored_during_execution: tuple[Free, ...] | None = Field(
+        None, strict=False, max_length=64, description="Terms that are preferred, each with a weight."
+    )
+
+
 class Affinity(_Part):
-    node_affinity: Free | None = Field(None, description="Which nodes a pod wants, or prefers.")
-    pod_affinity: Free | None = Field(None, description="Which pods it wants beside it.")
-    pod_anti_affinity: Free | None = Field(None, description="Which pods it wants elsewhere.")
+    node_affinity: NodeAffinity | None = Field(None, description="Which nodes a pod wants, or prefers.")
+    pod_affinity: PodAffinity | None = Field(None, description="Which pods it wants beside it.")
+    pod_anti_affinity: PodAffinity | None = Field(None, description="Which pods it wants elsewhere.")
 
 
 class DnsConfig(_Part):

@@ -27,7 +27,7 @@ from rayloom_operator.api_pod_parts import (
     Volume,
 )
 from rayloom_operator.api_pods import LocalObject, Toleration
-from rayloom_operator.own_parts import (
+from rayloom_operator.reserved_parts import (
     HEAD_CONTAINERS,
     OWN_CONTAINERS,
     OWN_INIT_CONTAINERS,
@@ -240,6 +240,10 @@ class PodSpec(_Part):
     @property
     def volume_names(self) -> list[str]:
         return [each.name for each in self.volumes or ()]
+
+    def container(self, name: str) -> Container | None:
+        """What the template says of the pod's container `name`; None where it says nothing."""
+        return next((each for each in self.containers or () if each.name == name), None)
 
     @property
     def every_container(self) -> tuple[Container, ...]:

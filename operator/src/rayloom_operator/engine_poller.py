@@ -207,7 +207,7 @@ def _has_advanced(before: EngineStatus | None, said: EngineStatus) -> bool:
 
 
 def _note_essence(engine: _Engine, now: float) -> bool:
-    """Whether the engine's last answer is news, which it then is no more."""
+    """Whether the last answer must be reported; marks it as reported."""
     essence, before = _essence(engine.reading.status), engine.told
     if essence == before:
         return False

@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 from rayloom_operator.api import API_VERSION, KIND, LLMService
-from rayloom_operator.own_parts import OWN_VOLUMES
+from rayloom_operator.reserved_parts import OWN_VOLUMES
 
 Manifest = dict[str, Any]
 ServiceKey = tuple[str, str]  # (namespace, name) of an LLMService

@@ -20,7 +20,7 @@ from rayloom_operator.names import (
     USER_VOLUMES,
     Manifest,
 )
-from rayloom_operator.own_parts import OWN_CONTAINERS, OWN_INIT_CONTAINERS, WORKER_CONTAINERS
+from rayloom_operator.reserved_parts import OWN_CONTAINERS, OWN_INIT_CONTAINERS, WORKER_CONTAINERS
 from rayloom_operator.start_progress import NO_PROGRESS, StartProgress
 from rayloom_operator.texts import head, plain, tail
 

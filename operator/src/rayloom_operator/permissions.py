@@ -26,7 +26,8 @@ class Permissions:
 
     host_paths: tuple[str, ...] = ()  # folders of nodes that may be mounted, with all below them; "/" for every one
     hub_endpoints: bool = False  # HF_ENDPOINT of a manifest may be where its token is sent
-    in_pods: frozenset[str] = frozenset()  # of pod_privileges.PRIVILEGES, and capabilities, that pod templates may use
+    # Of pod_privileges.PRIVILEGES, and capabilities.
+    allowed_in_pod_templates: frozenset[str] = frozenset()
 
     def check(self, service: LLMService) -> None:
         """Raises NotAllowed, with each field at fault and what to change."""
@@ -47,6 +48,8 @@ class Permissions:
         # What a path leaves by ".." the kubelet would refuse as well.
         if ".." in path.split("/"):
             yield f"{field}: {path!r} has '..' in it; give the path without it"
+        elif not path.startswith("/"):
+            yield f"{field}: {path!r} is no path on nodes; give one that begins with /"
         elif not self.host_paths:
             yield f"{field}: {path!r} is a path on nodes, and this operator allows none: {_HOST_PATHS}"
         elif not any(_is_below(path, folder) for folder in self.host_paths):
@@ -68,9 +71,9 @@ class Permissions:
             )
 
     def _privilege_problems(self, service: LLMService) -> Iterator[str]:
-        allowed = ", ".join(sorted(self.in_pods)) or "nothing of the kind"
+        allowed = ", ".join(sorted(self.allowed_in_pod_templates)) or "nothing of the kind"
         for field, privilege in privileges(service.spec.pod_template):
-            if privilege not in self.in_pods:
+            if privilege not in self.allowed_in_pod_templates:
                 yield (
                     f"{field}: this needs {privilege}, and this operator allows {allowed}: remove it, or let whoever "
                     f"runs the operator add {privilege} to podTemplate.allow"

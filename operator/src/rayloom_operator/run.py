@@ -65,12 +65,14 @@ def run_operator(
     hub_ca_config_map: str,
     host_paths: tuple[str, ...],
     hub_endpoints: bool,
-    in_pods: frozenset[str],
+    allowed_in_pod_templates: frozenset[str],
 ) -> None:
     """Runs until it is asked to stop. Raises OperatorError when it cannot start, and when it leads no more."""
     logs.set_up(log_level, log_format)
     hub = Hub(endpoint=hub_endpoint, ca_config_map=hub_ca_config_map)
-    permissions = Permissions(host_paths=host_paths, hub_endpoints=hub_endpoints, in_pods=in_pods)
+    permissions = Permissions(
+        host_paths=host_paths, hub_endpoints=hub_endpoints, allowed_in_pod_templates=allowed_in_pod_templates
+    )
     settings = Settings(
         engine_image=engine_image,
         operator_key=_operator_key(key_file),

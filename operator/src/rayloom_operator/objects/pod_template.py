@@ -9,8 +9,8 @@ from rayloom_operator.api import LLMService
 from rayloom_operator.api_pod_template import HeadTemplate, WorkerTemplate
 from rayloom_operator.names import Manifest
 from rayloom_operator.objects.pod_merge import merged
-from rayloom_operator.own_parts import OWN_CONTAINERS
 from rayloom_operator.reserved_env import RESERVED_NAMES
+from rayloom_operator.reserved_parts import OWN_CONTAINERS
 
 # A hub's token goes nowhere else, whatever a ConfigMap says.
 _HUB = "https://huggingface.co"

@@ -7,6 +7,8 @@ under Kubernetes' restricted pod security, but for `file://` models: those are h
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from rayloom_operator import names
 from rayloom_operator.api import LLMService, Metadata
 from rayloom_operator.names import Manifest
@@ -172,7 +174,7 @@ def _ray_head(service: LLMService, group: str, image: str) -> Manifest:
     return container_basics(service, names.HEAD_CONTAINER, image) | {
         "command": ["bash", "-c", _KEEP_RAY],
         "env": _environment(service, group, _RAY_HEALTH),
-        "resources": {"requests": _HEAD_REQUESTS},
+        "resources": _head_resources(service, names.HEAD_CONTAINER, _HEAD_REQUESTS),
         "volumeMounts": _mounts("head-scratch"),
         "lifecycle": _before_the_end("sh", "-c", _WAIT_FOR_ENGINE),
         # A Ray that is away is no reason to refuse requests: they wait for it in the engine.
@@ -243,7 +245,24 @@ def _worker_pod(resolved: Resolved, group: str) -> Manifest:
 
 
 def _engine_resources(resolved: Resolved) -> Manifest:
-    return {"requests": _ENGINE_REQUESTS | _scratch_request(scratch_mebibytes(resolved, has_ranks=False))}
+    requests = _ENGINE_REQUESTS | _scratch_request(scratch_mebibytes(resolved, has_ranks=False))
+    return _head_resources(resolved.service, names.ENGINE_CONTAINER, requests)
+
+
+def _head_resources(service: LLMService, name: str, requests: dict[str, str]) -> Manifest:
+    """Resources of the head pod's container `name`: the pod template's, and of `requests` what these leave open."""
+    container = service.spec.pod_template.head.spec.container(name)
+    given = container.resources if container is not None else None
+    if given is None:
+        return {"requests": requests}
+    limits = given.limits or {}
+    found = {"requests": _without_limits(requests, limits) | (given.requests or {})}
+    return found | ({"limits": limits} if limits else {})
+
+
+def _without_limits(requests: dict[str, str], limits: Mapping[str, str]) -> dict[str, str]:
+    """Kubernetes takes a limit as the request where none is given, and refuses a request above its limit."""
+    return {name: value for name, value in requests.items() if name not in limits}
 
 
 def _scratch_request(mebibytes: int) -> dict[str, str]:
@@ -265,8 +284,7 @@ def _worker_resources(resolved: Resolved) -> Manifest:
         mebibytes = max(mebibytes, -(-needed // 2**20))
     defaults = {"cpu": f"{_RANK_CPU_MILLIS * num_ranks}m", "memory": _mebibytes(mebibytes)}
     defaults |= _scratch_request(scratch_mebibytes(resolved, has_ranks=True))
-    # Kubernetes takes a limit as the request where none is given, and refuses a request above its limit.
-    defaults = {name: value for name, value in defaults.items() if name not in given.limits}
+    defaults = _without_limits(defaults, given.limits)
     devices = {} if accelerator is None else {accelerator.resource: str(num_ranks)}
     limits = given.limits | devices
     return {"requests": defaults | given.requests | devices} | ({"limits": limits} if limits else {})

@@ -7,6 +7,7 @@ asks for it gets a node with room for it, and a node without room is not driven 
 
 from __future__ import annotations
 
+from rayloom_operator import names
 from rayloom_operator.api_base import amount
 from rayloom_operator.names import Manifest
 from rayloom_operator.resolved import Resolved
@@ -28,7 +29,7 @@ def scratch_mebibytes(resolved: Resolved, *, has_ranks: bool) -> int:
     A pod without ranks reads the configuration and the tokenizer of a hub's model alone, and converts a .gguf file as
     those with ranks do. All ranks of a pod share what one of them fetches or converts.
     """
-    model, given = resolved.service.spec.model, {variable.name for variable in resolved.service.spec.engine.env}
+    model, given = resolved.service.spec.model, _given_variables(resolved, has_ranks=has_ranks)
     is_fetched = model.source_kind == "hf" and model.cache is None and has_ranks and not given & _HUB_FOLDERS
     # The file itself is where the manifest says; what is written are its weights, dequantised.
     is_converted = model.is_gguf and _CONVERTER_FOLDER not in given
@@ -36,6 +37,15 @@ def scratch_mebibytes(resolved: Resolved, *, has_ranks: bool) -> int:
         return 0
     num_bytes = resolved.checkpoint_bytes + resolved.checkpoint_bytes // _PARTS
     return -(-num_bytes // _MIB) + _MORE_MIB
+
+
+def _given_variables(resolved: Resolved, *, has_ranks: bool) -> set[str]:
+    """Names of the variables that the manifest sets in the container that reads the model."""
+    spec = resolved.service.spec
+    head, worker = spec.pod_template.head.spec, spec.pod_template.worker.spec
+    container = worker.container(names.WORKER_CONTAINER) if has_ranks else head.container(names.ENGINE_CONTAINER)
+    of_template = (container.env if container is not None else None) or ()
+    return {each.name for each in (*spec.engine.env, *of_template)}
 
 
 def scratch_volume(name: str, mebibytes: int, resources: Manifest) -> Manifest:
