@@ -15,7 +15,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from rayloom_engine.core.running import order_of
 from rayloom_engine.core.sequence import Sequence
 
-
 _MAX_TENANTS = 1024  # whose last admission is remembered; API keys come and go while an engine runs
 
 
