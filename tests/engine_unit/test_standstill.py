@@ -68,7 +68,7 @@ def test_time_in_which_nothing_was_due_does_not_count() -> None:
 def _blamed(cpu_shares: list[float], waits: list[bool]) -> tuple[float, int] | None:
     """When which rank is blamed; ranks in a step that do not advance, and burn so much of a core each."""
     watch = Standstill()
-    for tick in range(200):
+    for tick in range(400):
         now = tick / 4
         beats = {
             rank: _beat("step", 7, is_waiting, share * now)
@@ -83,14 +83,14 @@ def _blamed(cpu_shares: list[float], waits: list[bool]) -> tuple[float, int] | N
 @pytest.mark.parametrize(
     ("cpu_shares", "waits", "blamed"),
     [
-        # A slow rank, for which another waits: found at 6 x 4 CPU seconds, should it never end.
-        ([1.0, 0.0], [False, True], (24.25, 0)),
+        # A slow rank, for which another waits: found at 10 x 4 CPU seconds, should it never end.
+        ([1.0, 0.0], [False, True], (40.25, 0)),
         # A peer's wait that polls or spins is no work.
         ([0.0, 1.0], [False, True], (4.25, 0)),
         # One is slow; the other is blocked, and not because it waits for the first.
         ([1.0, 0.0], [False, False], (4.25, 1)),
-        # A slow one on a machine that gives it half a core: the cap is 24 CPU seconds, 48 on the clock.
-        ([0.5, 0.0], [False, True], (48.25, 0)),
+        # A slow one on a machine that gives it half a core: the cap is 40 CPU seconds, 80 on the clock.
+        ([0.5, 0.0], [False, True], (80.25, 0)),
         # All wait: somebody missed a part.
         ([1.0, 1.0], [True, True], (4.25, 0)),
     ],
