@@ -252,3 +252,10 @@ def test_phases_follow_each_other_and_end() -> None:
     state.begin_phase("warm_up", 0, 0, "")
     state.end_phase()
     assert [(p.name, p.done, p.is_finished) for p in state.phases] == [("load", 10, True), ("warm_up", 0, True)]
+
+
+def test_work_is_reported_while_a_step_is_computed() -> None:
+    state = CoreState(epoch=1, executor="uni", quiet_s=3.0)
+    assert state.status().last_work_age_s is None
+    state.rank_phase = "step"
+    assert state.status().last_work_age_s == 3.0

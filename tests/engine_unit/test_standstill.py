@@ -101,6 +101,19 @@ def test_a_rank_that_burns_cpu_is_slow_and_one_that_does_not_is_blamed(
     assert _blamed(cpu_shares, waits) == blamed
 
 
+def test_work_is_that_of_ranks_that_compute_and_none_is_due_between_steps() -> None:
+    watch = Standstill()
+    for now in range(31):
+        # The first computes on CPU time alone, the second waits for it.
+        watch.observe(float(now), {0: _beat("step", 7, False, float(now)), 1: _beat("step", 7, True, 0.0)}, 40.0)
+        assert watch.quiet_s == 0.0
+    for now in range(31, 41):
+        watch.observe(float(now), {0: _beat("step", 7, False, 30.0), 1: _beat("step", 7, True, 0.0)}, 40.0)
+    assert watch.quiet_s == 10.0
+    watch.reset()
+    assert watch.quiet_s is None
+
+
 def test_patience_may_grow_while_ranks_are_watched() -> None:
     watch, beats = Standstill(), {0: _beat("step", 1)}
     watch.observe(0.0, beats, 4.0)

@@ -48,6 +48,11 @@ class Stillness:
         """Seconds since the last progress, by the clock of `observe`."""
         return self._now - self._progress_at
 
+    @property
+    def quiet_s(self) -> float:
+        """Seconds since the last progress or sign of work, by the same clock."""
+        return self._now - self._work_at
+
     def observe(self, now: float, mark: object, cpu_s: float) -> None:
         """`mark` changes with every progress; None while nothing is to be done. `cpu_s`: CPU time of the thread."""
         self._now = now
