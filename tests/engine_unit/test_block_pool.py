@@ -130,9 +130,60 @@ def test_a_later_owner_of_the_same_content_proves_it() -> None:
     pool = BlockPool(1)
     table = pool.allocate(1)
     pool.register(table[0], b"a")
-    pool.release(table, num_proven=0)
     pool.hold(find(pool, [b"a"]))
+    pool.release(table, num_proven=0)
     assert pool.take_unclear() == (), "a hit keeps the content"
     pool.release(table, num_proven=1)
     assert pool.allocate(1) == [0]
     assert pool.take_unclear() == ()
+
+
+def test_a_proven_block_stays_so_when_a_later_holder_ends_without_a_result() -> None:
+    pool = BlockPool(1)
+    table = pool.allocate(1)
+    pool.register(table[0], b"a")
+    pool.release(table, num_proven=1)
+    pool.hold(find(pool, [b"a"]))
+    pool.release(table, num_proven=0)
+    assert pool.known([b"a"]) == [0]
+
+
+def test_a_free_block_that_is_not_proven_is_found_by_its_owner_alone_and_makes_way_for_another() -> None:
+    pool = BlockPool(2)
+    table = pool.allocate(1)
+    pool.register(table[0], b"a")
+    pool.release(table, num_proven=0)
+    assert pool.known([b"a"]) == [None]
+    assert pool.known([b"a"], own={0}) == [0]
+    pool.allocate(1)
+    pool.register(1, b"a")
+    assert pool.known([b"a"], own={0}) == [1]
+    pool.check_integrity([[1]])
+    assert pool.allocate(1) == [0]
+    assert pool.take_unclear() == (0,)
+
+
+def test_content_is_forgotten_whether_its_block_is_held_or_free_and_a_free_one_is_cleared() -> None:
+    pool = BlockPool(2)
+    table = pool.allocate(2)
+    pool.register(0, b"a")
+    pool.register(1, b"b")
+    pool.release([0])
+    pool.forget([b"a", b"b", b"c"])
+    assert pool.known([b"a", b"b"]) == [None, None]
+    pool.check_integrity([table[1:]])
+    assert pool.allocate(1) == [0]
+    assert pool.take_unclear() == (0,)
+
+
+def test_a_block_that_its_sequence_gave_back_is_found_once_finite_logits_followed_and_cleared_all_the_same() -> None:
+    pool = BlockPool(1)
+    table = pool.allocate(1)
+    pool.register(0, b"a")
+    pool.release(table, num_proven=0)
+    pool.vouch(table, [b"other"])
+    assert pool.known([b"a"]) == [None]
+    pool.vouch(table, [b"a"])
+    assert pool.known([b"a"]) == [0]
+    assert pool.allocate(1) == [0]
+    assert pool.take_unclear() == (0,)

@@ -134,30 +134,73 @@ def test_a_front_that_takes_nothing_is_closed(address: str, inbox: Inbox) -> Non
     io.stop()
 
 
-def test_what_is_judged_of_unsent_data_is_its_age() -> None:
-    class Transport:
-        num_unsent = 0
+class _Transport:
+    num_unsent = 0
+    is_aborted = False
 
-        def get_write_buffer_size(self) -> int:
-            return self.num_unsent
+    def get_write_buffer_size(self) -> int:
+        return self.num_unsent
 
-    class Writer:
-        transport = Transport()
+    def is_closing(self) -> bool:
+        return self.is_aborted
 
-        def write(self, data: bytes) -> None:
-            self.transport.num_unsent += len(data)
+    def abort(self) -> None:
+        self.is_aborted = True
 
-    writer = Writer()
-    front = _Front(writer)  # type: ignore[arg-type]
-    assert front.stalled_s(100.0) == 0.0
-    front.write(bytes(1000))
-    assert front.stalled_s(101.0) == 1.0
-    writer.transport.num_unsent -= 1
-    assert front.stalled_s(120.0) == 0.0, "it has taken a byte"
-    front.write(bytes(1000))
-    assert front.stalled_s(125.0) == 5.0, "more to take is no sign of life"
-    writer.transport.num_unsent = 0
-    assert front.stalled_s(150.0) == 0.0
+
+class _Writer:
+    def __init__(self) -> None:
+        self.transport = _Transport()
+
+    def write(self, data: bytes) -> None:
+        self.transport.num_unsent += len(data)
+
+
+def _front() -> tuple[_Front, _Transport]:
+    writer = _Writer()
+    return _Front(writer, stall_seconds=30.0), writer.transport  # type: ignore[arg-type]
+
+
+def test_the_oldest_unsent_message_is_judged_and_a_byte_now_and_then_is_no_excuse() -> None:
+    front, transport = _front()
+    assert not front.has_stalled(100.0)
+    front.write(bytes(1024), 100.0)  # due at 130.001
+    front.write(bytes(1024), 120.0)
+    for now in (129.0, 130.0):
+        transport.num_unsent -= 1
+        assert not front.has_stalled(now)
+    assert front.has_stalled(130.1)
+    transport.num_unsent = 1024
+    assert not front.has_stalled(130.1), "the first message is taken, the second is due at 150.002"
+    assert front.has_stalled(150.1)
+    transport.num_unsent = 0
+    assert not front.has_stalled(150.1)
+
+
+def test_a_front_that_reads_a_large_answer_steadily_stays() -> None:
+    front, transport = _front()
+    megabyte = 2**20
+    for _ in range(90):
+        front.write(bytes(megabyte), 0.0)
+    for second in range(60):
+        assert not front.has_stalled(float(second))
+        transport.num_unsent -= megabyte
+    # It stops there: the 61st message was due after 30 s and 61 s.
+    assert not front.has_stalled(91.0)
+    assert front.has_stalled(91.1)
+
+
+def test_a_front_with_too_much_unsent_data_is_closed(monkeypatch: pytest.MonkeyPatch, inbox: Inbox) -> None:
+    monkeypatch.setattr("rayloom_engine.core_io._MOST_UNSENT_BYTES", 1000)
+    io = CoreIo("unix:unused", TOKEN, inbox, CoreState(epoch=7, executor="uni").status)
+    front, transport = _front()
+    io._fronts[1] = front
+    io._write(1, bytes(1000))
+    assert not transport.is_aborted
+    io._write(1, bytes(1))
+    assert transport.is_aborted
+    io._write(1, bytes(1))
+    assert transport.num_unsent == 1001, "nothing is written to a connection that closes"
 
 
 def test_a_quarter_of_a_million_positions_of_prompt_logprobs_arrive(address: str, io: CoreIo, inbox: Inbox) -> None:
@@ -209,3 +252,10 @@ def test_phases_follow_each_other_and_end() -> None:
     state.begin_phase("warm_up", 0, 0, "")
     state.end_phase()
     assert [(p.name, p.done, p.is_finished) for p in state.phases] == [("load", 10, True), ("warm_up", 0, True)]
+
+
+def test_work_is_reported_while_a_step_is_computed() -> None:
+    state = CoreState(epoch=1, executor="uni", quiet_s=3.0)
+    assert state.status().last_work_age_s is None
+    state.rank_phase = "step"
+    assert state.status().last_work_age_s == 3.0

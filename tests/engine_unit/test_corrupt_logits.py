@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from rayloom_engine.core.decoding import DecodingParams
 from rayloom_engine.core.sequence import CORRUPT, SequenceOutput
-from rayloom_engine.core.step import StepPlan, StepResult
+from rayloom_engine.core.step import PromptLogprobs, SampledToken, StepPlan, StepResult, TokenLogprobs
 from rayloom_engine.engine import Engine
 from rayloom_engine.errors import CorruptRank
 from rayloom_engine.kernels.linear import pack_weight
 from rayloom_engine.worker.sampler import Sampler
-from rt_scheduler import SimulatedRank, expected_ids, ids_of, make_scheduler, make_sequence, run_to_end
+from rt_scheduler import POISON, SimulatedRank, expected_ids, ids_of, make_scheduler, make_sequence, run_to_end
 from rt_slots import make_slot
 from rt_stages import StagesInARow, load_stages, make_engine, stage_config
 from rt_tiny import tiny_variant
@@ -77,6 +78,75 @@ def test_blocks_of_a_corrupt_sequence_are_no_prefix_for_others() -> None:
     outputs = run_to_end(scheduler, rank)
     assert outputs[0].num_cached_tokens == 0
     assert ids_of(outputs, "next") == expected_ids(range(1, 9), 2)
+
+
+def test_blocks_that_a_corrupt_sequence_has_given_back_are_no_prefix_either() -> None:
+    # A window of 8 and chunks of 8: blocks 0 to 7 are given back before the prompt of 40 tokens ends.
+    scheduler, rank = make_scheduler(40, window=8), SimulatedRank(window=8)
+    scheduler.add(make_sequence("bad", (POISON, *range(39)), max_tokens=2))
+    assert [output.finish_reason for output in run_to_end(scheduler, rank)] == [CORRUPT]
+    for end in (39, 30, 25):
+        scheduler.add(make_sequence("next", (POISON, *range(end - 1)), max_tokens=2))
+        plan = scheduler.schedule()
+        assert [step.start for step in plan.slots] == [0]
+        scheduler.update(rank.run(plan))
+        scheduler.abort("next")
+
+
+def test_an_aborted_prompt_is_no_prefix_for_others() -> None:
+    scheduler, rank = make_scheduler(depth=2), SimulatedRank()
+    scheduler.add(make_sequence("gone", range(20), max_tokens=2))
+    plans = [scheduler.schedule(), scheduler.schedule()]  # 16 tokens: 4 blocks
+    scheduler.abort("gone")
+    for plan in plans:
+        scheduler.update(rank.run(plan))
+    scheduler.add(make_sequence("next", range(20), max_tokens=2))
+    assert [step.start for step in scheduler.schedule().slots] == [0]
+
+
+def test_a_preempted_prompt_finds_its_own_blocks_again() -> None:
+    scheduler, rank = make_scheduler(), SimulatedRank()
+    scheduler.add(make_sequence("a", range(20), max_tokens=2))
+    for _ in range(2):
+        scheduler.update(rank.run(scheduler.schedule()))
+    scheduler.restrict(frozenset())  # it makes room
+    scheduler.restrict(None)
+    plan = scheduler.schedule()
+    assert [step.start for step in plan.slots] == [16]
+    outputs = scheduler.update(rank.run(plan)) + run_to_end(scheduler, rank)
+    assert ids_of(outputs, "a") == expected_ids(range(20), 2)
+
+
+def test_a_fork_copies_no_token_of_its_leader_that_may_be_a_nan() -> None:
+    scheduler, rank = make_scheduler(depth=2), SimulatedRank()
+    scheduler.add(make_sequence("a", range(6), max_tokens=4))
+    outputs = scheduler.update(rank.run(scheduler.schedule()))
+    in_flight = scheduler.schedule()  # position 6, in block 1 with the end of the prompt
+    scheduler.add(make_sequence("b", range(6), max_tokens=4, fork_of="a"))
+    plan = scheduler.schedule()
+    assert plan.block_copies == ()
+    assert [(step.start, step.num_tokens) for step in plan.slots] == [(4, 2)]
+    outputs += scheduler.update(rank.run(in_flight)) + scheduler.update(rank.run(plan)) + run_to_end(scheduler, rank)
+    assert ids_of(outputs, "a") == ids_of(outputs, "b") == expected_ids(range(6), 4)
+
+
+def test_a_sequence_that_is_corrupt_gets_no_token_of_the_same_result() -> None:
+    scheduler = make_scheduler()
+    params = DecodingParams(max_tokens=1, temperature=0.0, prompt_logprobs=1)
+    scheduler.add(make_sequence("a", range(4), params=params))
+    plan = scheduler.schedule()
+    result = StepResult(step_id=plan.step_id, epoch=0, sampled=(SampledToken(0, 7),), corrupt_slots=(0,))
+    assert scheduler.update(result) == [SequenceOutput(request_id="a", finish_reason=CORRUPT)]
+
+
+def test_logprobs_of_a_prompt_have_no_gap() -> None:
+    scheduler = make_scheduler()
+    params = DecodingParams(max_tokens=1, temperature=0.0, prompt_logprobs=1)
+    scheduler.add(make_sequence("a", range(4), params=params))
+    plan = scheduler.schedule()
+    part = PromptLogprobs(0, 3, (TokenLogprobs(3, -1.0, 1),))
+    with pytest.raises(AssertionError, match="from 3 on, known are those before 1"):
+        scheduler.update(StepResult(step_id=plan.step_id, epoch=0, prompt_logprobs=(part,)))
 
 
 @pytest.fixture(scope="module")
@@ -157,3 +227,23 @@ def test_a_nan_does_not_outlive_an_aborted_prompt(folder: Path) -> None:
     engine.abort("bad")
     outputs = run_all(engine, {"good": [3, 4, 5]})
     assert outputs["good"][-1].finish_reason == "length"
+
+
+def test_a_prompt_row_that_is_not_finite_fails_a_request_whose_last_row_is(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ranks = load_stages(stage_config(folder))
+    model = ranks[0]._model
+    forward = model.forward
+
+    def damaged(*arguments: Any) -> torch.Tensor:
+        hidden_TD = forward(*arguments)
+        if len(hidden_TD) > 1:
+            hidden_TD[0] = NAN
+        return hidden_TD
+
+    monkeypatch.setattr(model, "forward", damaged)
+    prompt = {"bad": list(range(20, 30))}
+    assert ids(run_all(make_engine(StagesInARow(ranks)), prompt)["bad"]), "the last row is finite"
+    outputs = run_all(make_engine(StagesInARow(ranks, epoch=2), epoch=2), prompt, prompt_logprobs=1)
+    assert outputs["bad"] == [SequenceOutput(request_id="bad", finish_reason=CORRUPT)]

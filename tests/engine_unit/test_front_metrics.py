@@ -135,6 +135,8 @@ def test_a_rank_hangs_when_it_is_still_though_work_is_due(
     )
     expected = "rank 0 has not advanced for 73 s" if is_stalled else ""
     assert stall_of([rank], token_s, age_s) == expected
+    assert stall_of([rank], token_s, age_s, last_work_age_s=60.1 - age_s) == expected
+    assert not stall_of([rank], token_s, age_s, last_work_age_s=60.0 - age_s), "a long step shows work"
 
 
 @pytest.mark.parametrize(

@@ -83,7 +83,9 @@ CONFIG_FIELDS: dict[str, tuple[dict[str, Any], str]] = {
         )
     },
     "1e9 layers": ({"num_hidden_layers": 10**9}, "num_hidden_layers 1000000000 is not supported; works: 1 to 1000"),
-    "1e14 layers as a float": ({"num_hidden_layers": 1e14}, "num_hidden_layers must be a whole number"),
+    "1e14 layers as a float": ({"num_hidden_layers": 1e14}, "num_hidden_layers 100000000000000 is not supported"),
+    "half a layer": ({"num_hidden_layers": 1.5}, "num_hidden_layers must be a whole number"),
+    "endless layers": ({"num_hidden_layers": Raw("1e999")}, "num_hidden_layers must be a whole number"),
     "true as a size": ({"hidden_size": True}, "hidden_size must be a whole number"),
     "no size": ({"hidden_size": ...}, "hidden_size is missing"),
     "fewer columns than heads": ({"hidden_size": 1}, "hidden_size 1 is less than num_attention_heads 2"),
@@ -133,7 +135,6 @@ CONFIG_FIELDS: dict[str, tuple[dict[str, Any], str]] = {
     "a bias of text": ({"attention_bias": "no"}, "attention_bias must be true or false"),
     "a list as type": ({"torch_dtype": ["float32"]}, "dtype ['float32'] is not supported"),
     "an object as type": ({"torch_dtype": {"a": 1}}, "dtype {'a': 1} is not supported"),
-    "a negative end": ({"eos_token_id": -1}, "eos_token_id must be a token id"),
     "a nested end": ({"eos_token_id": [[1]]}, "eos_token_id must be a token id"),
     "a true end": ({"eos_token_id": True}, "eos_token_id must be a token id"),
     "2,000 ends": ({"eos_token_id": [1] * 2000}, "eos_token_id lists 2000 ids"),

@@ -55,6 +55,10 @@ def test_a_tied_head_is_counted_once(tmp_path: Path) -> None:
     [
         ({}, RopeParameters()),
         ({"rope_theta": 500000.0, "rope_scaling": None}, RopeParameters(theta=500000.0)),
+        (
+            {"rope_theta": 500000.0, "rope_scaling": {"rope_type": "default", "rope_theta": None}},
+            RopeParameters(theta=500000.0),
+        ),
         ({"rope_parameters": {"rope_theta": 7.0, "rope_type": "default"}}, RopeParameters(theta=7.0)),
         (
             {"rope_theta": 9.0, "rope_scaling": {"type": "linear", "factor": 4.0}},
@@ -140,12 +144,19 @@ def test_switches_follow_from_the_architecture(
         ({"eos_token_id": [7, 8]}, {}, (7, 8)),
         ({"eos_token_id": 0}, {}, (0,)),
         ({"temperature": 0.5}, {}, (2,)),
+        (None, {"eos_token_id": -1}, ()),
+        (None, {"eos_token_id": [2, None, -1]}, (2,)),
     ],
 )
 def test_eos_ids_come_from_the_generation_config_first(
     generation: dict[str, Any] | None, changes: dict[str, Any], ids: tuple[int, ...], tmp_path: Path
 ) -> None:
     assert read_shape(folder_with(tmp_path, generation, **changes)).eos_token_ids == ids
+
+
+def test_a_size_may_be_a_whole_number_written_as_a_float(tmp_path: Path) -> None:
+    shape = read_shape(folder_with(tmp_path, intermediate_size=11008.0))
+    assert (shape.intermediate_size, type(shape.intermediate_size)) == (11008, int)
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,11 @@ these hold after every step, with one plan in flight or several.
 - nothing leaks: at the end every block and slot is free
 - nothing starves: every request that is not aborted finishes, with exactly the ids that it would get alone
 - the token budget and the number of sequences are never exceeded
-- prefix hits are never wrong: the simulated rank refuses to read KV that was computed from other ids
+- prefix hits are never wrong: the simulated rank refuses to read KV that was computed from other ids, or with another
+  cache key
+- a prompt with a token that gives NaN ends as corrupt, and no other sequence computes with a NaN; ranks that are lost
+  may keep their memory
+- logprobs of a prompt are complete, each once
 - a block that a later token sees is never given back, and with a window no sequence holds more than it needs
 """
 
@@ -16,7 +20,9 @@ from dataclasses import dataclass
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from rt_scheduler import SimulatedRank, expected_ids, ids_of, make_scheduler, make_sequence
+from rayloom_engine.core.decoding import DecodingParams
+from rayloom_engine.core.sequence import CORRUPT
+from rt_scheduler import POISON, SimulatedRank, expected_ids, ids_of, make_scheduler, make_sequence
 
 # Prompts are drawn from two letters, so that shared prefixes are common.
 PROMPTS = st.lists(st.integers(0, 1), min_size=1, max_size=20).map(tuple)
@@ -32,6 +38,15 @@ class Arrival:
     abort_after: int | None  # steps after arrival
     num_forks: int
     num_generated: int  # > 0: a resume
+    salt: bytes = b""
+    has_prompt_logprobs: bool = False
+    poison_at: int | None = None  # modulo the prompt's length: this token gives NaN
+
+    def prompt_ids(self) -> tuple[int, ...]:
+        if self.poison_at is None:
+            return self.prompt
+        place = self.poison_at % len(self.prompt)
+        return (*self.prompt[:place], POISON, *self.prompt[place + 1 :])
 
 
 ARRIVALS = st.lists(
@@ -45,6 +60,9 @@ ARRIVALS = st.lists(
         abort_after=st.one_of(st.none(), st.integers(0, 8)),
         num_forks=st.integers(0, 3),
         num_generated=st.integers(0, 3),
+        salt=st.sampled_from((b"", b"", b"salt")),
+        has_prompt_logprobs=st.integers(0, 3).map(lambda number: number == 3),
+        poison_at=st.one_of(st.none(), st.none(), st.none(), st.integers(0, 19)),
     ),
     min_size=1,
     max_size=8,
@@ -77,6 +95,7 @@ def _arrival(
     collects=[False],
     trials=[None],
     losses={29},
+    keeps_memory=False,
 )
 # The sequence whose turn it is finds no block and makes room: the others must compute, though none of it does.
 @example(
@@ -89,6 +108,7 @@ def _arrival(
     collects=[True],
     trials=[None],
     losses=set(),
+    keeps_memory=False,
 )
 @settings(max_examples=400, deadline=None, print_blob=True)
 @given(
@@ -101,15 +121,19 @@ def _arrival(
     collects=st.lists(st.booleans(), min_size=1, max_size=12),
     trials=st.lists(st.one_of(st.none(), st.integers(1, 4)), min_size=1, max_size=12),
     losses=st.sets(st.integers(1, 40), max_size=3),
+    keeps_memory=st.booleans(),
 )
 def test_every_history_ends_with_the_right_tokens_and_empty_books(
-    arrivals, num_blocks, budget, max_num_seqs, depth, window, collects, trials, losses
+    arrivals, num_blocks, budget, max_num_seqs, depth, window, collects, trials, losses, keeps_memory
 ) -> None:
     sizes = {"max_num_batched_tokens": budget, "max_num_seqs": max_num_seqs, "depth": depth, "window": window}
     scheduler = make_scheduler(num_blocks, **sizes)
     in_flight = deque()
-    rank = SimulatedRank(window=window)
+    keys: dict[str, bytes] = {}
+    rank = SimulatedRank(window=window, keys=keys)
     outputs = []
+    prompts: dict[str, tuple[int, ...]] = {}  # of the requests that want logprobs
+    poisoned: set[str] = set()
     expected: dict[str, list[int]] = {}
     aborts: dict[str, int] = {}
     aborted: set[str] = set()
@@ -118,18 +142,30 @@ def test_every_history_ends_with_the_right_tokens_and_empty_books(
         for number, arrival in enumerate(arrivals):
             if arrival.at_step == step:
                 num = min(arrival.num_generated, arrival.max_tokens - 1)
-                following = expected_ids(arrival.prompt, arrival.max_tokens)
+                prompt = arrival.prompt_ids()
+                following = expected_ids(prompt, arrival.max_tokens)
                 leader = f"{number}"
                 for index in range(1 + arrival.num_forks):
                     request_id = leader if index == 0 else f"{leader}.{index}"
                     expected[request_id] = following[num:]
+                    keys[request_id] = arrival.tenant.encode() + b"|" + arrival.salt
+                    if arrival.poison_at is not None:
+                        poisoned.add(request_id)
+                        expected[request_id] = []
+                    elif arrival.has_prompt_logprobs and num == 0:
+                        prompts[request_id] = prompt
+                    params = DecodingParams(
+                        max_tokens=arrival.max_tokens,
+                        temperature=0.0,
+                        prompt_logprobs=0 if arrival.has_prompt_logprobs else None,
+                    )
                     scheduler.add(
                         make_sequence(
                             request_id,
-                            arrival.prompt,
-                            arrival.max_tokens,
+                            prompt,
+                            params=params,
                             tenant=arrival.tenant,
-                            cache_key=arrival.tenant.encode(),
+                            cache_key=keys[request_id],
                             priority=arrival.priority,
                             arrival=float(step),
                             generated_ids=following[:num],
@@ -143,7 +179,7 @@ def test_every_history_ends_with_the_right_tokens_and_empty_books(
                 aborted.add(request_id)
         if step in losses:
             scheduler.forget_ranks()
-            rank.forget_all()
+            rank.forget_all(keeps_memory)
             in_flight.clear()
         scheduler.check_integrity()
         every = trials[step % len(trials)] if step < 60 else None  # as in a trial: some are computed and nobody else
@@ -170,5 +206,12 @@ def test_every_history_ends_with_the_right_tokens_and_empty_books(
         got = ids_of(outputs, request_id)
         assert got == (ids[: len(got)] if request_id in aborted else ids)
     assert scheduler.pool.num_free == num_blocks
-    finished = {output.request_id for output in outputs if output.finish_reason}
-    assert finished == set(expected) - aborted
+    reasons = {output.request_id: output.finish_reason for output in outputs if output.finish_reason}
+    assert set(reasons) == set(expected) - aborted
+    assert {name for name, reason in reasons.items() if reason == CORRUPT} == poisoned - aborted
+    for request_id, prompt in prompts.items():
+        if ids_of(outputs, request_id):
+            entries = [e for output in outputs if output.request_id == request_id for e in output.prompt_logprobs]
+            assert [(e.token_id, e.logprob) for e in entries] == [
+                (token_id, -float(place)) for place, token_id in enumerate(prompt) if place
+            ]

@@ -245,3 +245,12 @@ def test_a_light_tenant_computes_in_the_step_after_its_request(
         steps += 1
     assert steps == 1 or not is_due
     run_to_end(scheduler, rank)
+
+
+def test_the_last_admissions_of_a_bounded_number_of_tenants_are_remembered() -> None:
+    queue = WaitingQueue()
+    for number in range(3000):
+        sequence = make_sequence(f"{number}", tenant=f"key {number}")
+        queue.add(sequence)
+        queue.admit(sequence)
+    assert sorted(queue._admissions.values()) == list(range(3000 - 1024 + 1, 3001))

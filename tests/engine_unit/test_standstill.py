@@ -68,7 +68,7 @@ def test_time_in_which_nothing_was_due_does_not_count() -> None:
 def _blamed(cpu_shares: list[float], waits: list[bool]) -> tuple[float, int] | None:
     """When which rank is blamed; ranks in a step that do not advance, and burn so much of a core each."""
     watch = Standstill()
-    for tick in range(200):
+    for tick in range(400):
         now = tick / 4
         beats = {
             rank: _beat("step", 7, is_waiting, share * now)
@@ -83,14 +83,14 @@ def _blamed(cpu_shares: list[float], waits: list[bool]) -> tuple[float, int] | N
 @pytest.mark.parametrize(
     ("cpu_shares", "waits", "blamed"),
     [
-        # A slow rank, for which another waits: found at 6 x 4 CPU seconds, should it never end.
-        ([1.0, 0.0], [False, True], (24.25, 0)),
+        # A slow rank, for which another waits: found at 10 x 4 CPU seconds, should it never end.
+        ([1.0, 0.0], [False, True], (40.25, 0)),
         # A peer's wait that polls or spins is no work.
         ([0.0, 1.0], [False, True], (4.25, 0)),
         # One is slow; the other is blocked, and not because it waits for the first.
         ([1.0, 0.0], [False, False], (4.25, 1)),
-        # A slow one on a machine that gives it half a core: the cap is 24 CPU seconds, 48 on the clock.
-        ([0.5, 0.0], [False, True], (48.25, 0)),
+        # A slow one on a machine that gives it half a core: the cap is 40 CPU seconds, 80 on the clock.
+        ([0.5, 0.0], [False, True], (80.25, 0)),
         # All wait: somebody missed a part.
         ([1.0, 1.0], [True, True], (4.25, 0)),
     ],
@@ -99,6 +99,19 @@ def test_a_rank_that_burns_cpu_is_slow_and_one_that_does_not_is_blamed(
     cpu_shares: list[float], waits: list[bool], blamed: tuple[float, int]
 ) -> None:
     assert _blamed(cpu_shares, waits) == blamed
+
+
+def test_work_is_that_of_ranks_that_compute_and_none_is_due_between_steps() -> None:
+    watch = Standstill()
+    for now in range(31):
+        # The first computes on CPU time alone, the second waits for it.
+        watch.observe(float(now), {0: _beat("step", 7, False, float(now)), 1: _beat("step", 7, True, 0.0)}, 40.0)
+        assert watch.quiet_s == 0.0
+    for now in range(31, 41):
+        watch.observe(float(now), {0: _beat("step", 7, False, 30.0), 1: _beat("step", 7, True, 0.0)}, 40.0)
+    assert watch.quiet_s == 10.0
+    watch.reset()
+    assert watch.quiet_s is None
 
 
 def test_patience_may_grow_while_ranks_are_watched() -> None:

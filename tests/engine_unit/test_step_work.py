@@ -9,6 +9,7 @@ from rayloom_engine.build import stage_work
 from rayloom_engine.core.step import SlotStep, StepPlan
 from rayloom_engine.core.step_work import StepForecast, StepWork
 from rayloom_engine.models.shape import read_shape
+from rayloom_engine.ranks.stillness import patience_s
 
 WORK = StepWork(flops_per_token=100.0, flops_per_pair=2.0, num_layers=4)
 
@@ -38,6 +39,29 @@ def test_a_layer_is_forecast_from_the_largest_step_in_flight_and_the_best_speed(
     assert forecast.layer_s == 1600 / 2400 / 4
     forecast.forget()
     assert forecast.layer_s == 0.0
+
+
+def test_the_first_large_step_replaces_the_speed_of_small_ones() -> None:
+    forecast = StepForecast(StepWork(flops_per_token=100.0))
+    forecast.submitted(_plan((0, 1)))
+    forecast.ended(10.0)  # its weights came from the disk: 10 a second
+    forecast.submitted(_plan((0, 64)))
+    assert forecast.layer_s == 640.0, "nothing better is known"
+    forecast.ended(8.0)  # 800 a second
+    forecast.submitted(_plan((0, 63)))
+    forecast.ended(1.0)  # 6,300 a second, but small
+    forecast.submitted(_plan((0, 64)))
+    assert forecast.layer_s == 8.0
+
+
+def test_a_slow_first_token_does_not_hide_a_hang_in_the_first_prompt() -> None:
+    # An 8B model whose probe takes 3 s, then a chunk of 8,192 tokens: forecast at 974 s for each of 32 layers.
+    forecast = StepForecast(StepWork(flops_per_token=1.6e10, flops_per_pair=4 * 4096 * 32, num_layers=32))
+    forecast.submitted(_plan((0, 1)))
+    forecast.ended(3.0)
+    forecast.submitted(_plan((0, 8192)))
+    assert round(forecast.layer_s) == 974
+    assert patience_s(10.0, forecast.layer_s, is_trial=False) == 60.0
 
 
 def test_a_step_without_a_time_teaches_nothing() -> None:

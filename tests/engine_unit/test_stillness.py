@@ -32,9 +32,9 @@ def test_a_thread_that_only_wakes_up_to_poll_is_blocked() -> None:
 
 
 def test_a_thread_that_computes_is_slow_until_the_cap_in_cpu_seconds() -> None:
-    assert _hung_at(1.0, 60) == 24.5, "6 x 4 s"
-    assert _hung_at(0.25, 90) is None, "a loaded machine: 22.5 CPU seconds in 90 s"
-    assert _hung_at(0.25, 100) == 96.5
+    assert _hung_at(1.0, 60) == 40.5, "10 x 4 s"
+    assert _hung_at(0.25, 150) is None, "a loaded machine: 37.5 CPU seconds in 150 s"
+    assert _hung_at(0.25, 170) == 160.5
 
 
 def test_a_thread_that_blocks_after_it_has_computed_is_found_as_soon() -> None:
@@ -54,7 +54,14 @@ def test_progress_begins_everything_again_and_nothing_to_do_is_no_hang() -> None
 
 @pytest.mark.parametrize(
     ("forecast_s", "is_trial", "seconds"),
-    [(0.0, False, 10.0), (1.9, False, 10.0), (6.0, False, 30.0), (0.0, True, 40.0), (6.0, True, 120.0)],
+    [
+        (0.0, False, 10.0),
+        (1.9, False, 10.0),
+        (6.0, False, 30.0),
+        (0.0, True, 40.0),
+        (6.0, True, 120.0),
+        (974.0, False, 60.0),
+    ],
 )
 def test_patience_follows_from_the_forecast_and_is_longer_in_a_trial(
     forecast_s: float, is_trial: bool, seconds: float

@@ -74,6 +74,8 @@ def test_before_the_engine_speaks_pods_say_what_is_wrong(group, reason, words):
         (routed(), make_said(), Reason.SERVING, True),
         (routed(), make_said(token_age=14.9), Reason.SERVING, True),
         (routed(), make_said(token_age=15.0), Reason.TOKENS_STOPPED, True),
+        (routed(), make_said(token_age=300.0, work_age=14.9), Reason.SERVING, True),  # a long step on a slow machine
+        (routed(), make_said(token_age=300.0, work_age=15.0), Reason.TOKENS_STOPPED, True),
         (routed(), make_said(token_age=None), Reason.STARTING, False),
         (routed(ready=False), make_said(), Reason.STARTING, True),
         (make_pod(), make_said(), Reason.STARTING, True),

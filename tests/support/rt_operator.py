@@ -105,13 +105,14 @@ def restarted(code, message=""):
     return crashed(code, message) | {"state": {"running": {}}}
 
 
-def make_said(state="serving", token_age=1.0, reason="", nodes=("n1", "n2"), startup=(), **requests):
+def make_said(state="serving", token_age=1.0, reason="", nodes=("n1", "n2"), startup=(), work_age=None, **requests):
     return EngineStatus(
         state=state,
         reason=reason,
         startup=startup,
         model=None,
         last_token_age_seconds=token_age,
+        last_work_age_seconds=work_age,
         ranks=tuple(Rank(node=node) for node in nodes),
         requests=Requests(**requests),
     )

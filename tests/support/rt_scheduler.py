@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import hashlib
 from collections import deque
+from collections.abc import Mapping
 from collections.abc import Sequence as SequenceOf
 
 from rayloom_engine.core.decoding import DecodingParams
 from rayloom_engine.core.scheduler import Scheduler
 from rayloom_engine.core.scheduler_config import SchedulerConfig
 from rayloom_engine.core.sequence import Sequence, SequenceOutput
-from rayloom_engine.core.step import NewSlot, SampledToken, StepPlan, StepResult
+from rayloom_engine.core.step import NewSlot, PromptLogprobs, SampledToken, StepPlan, StepResult, TokenLogprobs
 
 BLOCK_SIZE = 4
 VOCAB = 50
+POISON = 1000  # a token that turns its own KV, and that of all tokens after it, into NaN; never sampled
 
 
 def make_sequence(request_id: str = "a", prompt: SequenceOf[int] = (1, 2, 3), max_tokens: int = 4, **other) -> Sequence:
@@ -49,14 +51,19 @@ def expected_ids(prompt: SequenceOf[int], num: int) -> list[int]:
 class SimulatedRank:
     """Keeps, for each position of each block, the ids that its KV was computed from; refuses to read anything else.
 
-    It does not keep what it sampled: like every stage but the last, it knows the ids that plans tell it.
+    It does not keep what it sampled: like every stage but the last, it knows the ids that plans tell it. Logits after
+    POISON are not finite. KV of POISON in a block that another sequence computes with, also where it is masked, is an
+    error. The logprob of a prompt token is minus its position.
     """
 
-    def __init__(self, block_size: int = BLOCK_SIZE, window: int | None = None) -> None:
-        """`window`: positions that a token sees, itself included; no other is read."""
+    def __init__(
+        self, block_size: int = BLOCK_SIZE, window: int | None = None, keys: Mapping[str, bytes] | None = None
+    ) -> None:
+        """`window`: positions that a token sees, itself included; no other is read. `keys`: request id -> cache key."""
         self._block_size = block_size
         self._window = window
-        self._content: dict[tuple[int, int], tuple[int, ...]] = {}  # (block, offset) -> ids up to that position
+        self._keys = keys or {}
+        self._content: dict[tuple[int, int], tuple[bytes, tuple[int, ...]]] = {}  # (block, offset) -> key, ids up to it
         self._slots: dict[int, tuple[NewSlot, list[int], list[int]]] = {}  # slot -> (new, token ids, block table)
         self.num_computed_tokens = 0
 
@@ -76,32 +83,55 @@ class SimulatedRank:
                 self._content.pop((block, offset), None)
         for source, target in plan.block_copies:
             for offset in range(self._block_size):
+                self._content.pop((target, offset), None)
                 if (source, offset) in self._content:
                     self._content[target, offset] = self._content[source, offset]
         for step in plan.slots:  # a layer writes the whole batch's KV before any of it is read
-            _, ids, table = self._slots[step.slot]
+            new, ids, table = self._slots[step.slot]
             ids.extend(step.new_token_ids)
             table.extend(step.new_block_ids)
             assert step.start + step.num_tokens <= len(ids), f"slot {step.slot} has no ids for what it shall compute"
             for position in range(step.start, step.start + step.num_tokens):
-                self._content[self._place(table, position)] = tuple(ids[: position + 1])
-        sampled = []
+                self._content[self._place(table, position)] = self._key(new), tuple(ids[: position + 1])
+        sampled, parts, corrupt = [], [], []
         for step in plan.slots:
-            _, ids, table = self._slots[step.slot]
+            new, ids, table = self._slots[step.slot]
             end = step.start + step.num_tokens
             seen_from = 0 if self._window is None else max(0, step.start + 1 - self._window)
             for position in range(seen_from, end):
                 read = self._content.get(self._place(table, position))
-                assert read == tuple(ids[: position + 1]), f"slot {step.slot} reads foreign KV at position {position}"
+                mine = self._key(new), tuple(ids[: position + 1])
+                assert read == mine, f"slot {step.slot} reads foreign KV at position {position}"
+            for offset in range((end - 1) % self._block_size + 1, self._block_size):
+                _, masked = self._content.get((table[(end - 1) // self._block_size], offset), (b"", ()))
+                assert POISON in ids or POISON not in masked, f"slot {step.slot} computes with a foreign NaN"
+            last = min(end, new.num_prompt_tokens - 1)
+            has_logprobs = new.params.prompt_logprobs is not None and step.start < last
+            if POISON in ids[:end] and (step.samples or has_logprobs):
+                corrupt.append(step.slot)
+            elif has_logprobs:
+                entries = tuple(TokenLogprobs(ids[place + 1], -1.0 - place, 1) for place in range(step.start, last))
+                parts.append(PromptLogprobs(step.slot, step.start + 1, entries))
             self.num_computed_tokens += step.num_tokens
             assert step.samples == (end == len(ids))
-            if step.samples:
+            if step.samples and step.slot not in corrupt:
                 sampled.append(SampledToken(step.slot, next_token(ids)))
-        return StepResult(step_id=plan.step_id, epoch=plan.epoch, sampled=tuple(sampled))
+        return StepResult(
+            step_id=plan.step_id,
+            epoch=plan.epoch,
+            sampled=tuple(sampled),
+            prompt_logprobs=tuple(parts),
+            corrupt_slots=tuple(corrupt),
+        )
 
-    def forget_all(self) -> None:
+    def forget_all(self, keeps_memory: bool = False) -> None:
+        """`keeps_memory`: its process lives, so the blocks hold what they held."""
         self._slots = {}
-        self._content = {}
+        if not keeps_memory:
+            self._content = {}
+
+    def _key(self, new: NewSlot) -> bytes:
+        return self._keys.get(new.request_id, b"")
 
     def _place(self, table: list[int], position: int) -> tuple[int, int]:
         return table[position // self._block_size], position % self._block_size

@@ -35,7 +35,9 @@ logger = logging.getLogger(__name__)
 _HELLO_SECONDS = 5.0
 _START_STATUS_SECONDS = 0.1  # while starting, so that progress bars move
 _STATUS_SECONDS = 1.0
-_STALL_SECONDS = 30.0  # a front that takes no byte for so long is as good as dead, however little waits for it
+_STALL_SECONDS = 30.0  # a front that has not taken a message after so long is as good as dead, however small it is,
+_LEAST_RATE = 2**20  # plus the time that it takes at so many bytes a second, with all that waited before it
+_MOST_UNSENT_BYTES = 2**30  # more than waits for any front that reads; the core's memory is for its ranks
 
 
 class Disconnected:
@@ -67,24 +69,35 @@ class Inbox:
 
 
 class _Front:
-    """A connected front, and when its connection last took a byte."""
+    """A connected front, and by when its connection must have taken which of its messages."""
 
-    def __init__(self, writer: asyncio.StreamWriter) -> None:
+    def __init__(self, writer: asyncio.StreamWriter, stall_seconds: float) -> None:
         self.writer = writer
+        self._stall_seconds = stall_seconds
         self._num_written = 0
-        self._num_taken = 0
-        self._taken_at = time.monotonic()
+        self._due: deque[tuple[int, float]] = deque()  # (bytes written with a message, due time) of unsent messages
 
-    def write(self, data: bytes) -> None:
+    @property
+    def num_unsent(self) -> int:
+        """Bytes that the connection has not taken."""
+        return self.writer.transport.get_write_buffer_size()
+
+    def write(self, data: bytes, now: float) -> None:
+        """Sends a message. A message that must wait is due after the stall time and a second for every `_LEAST_RATE`.
+
+        Bytes that wait before it count, so a large answer has the time that a slow but steady reader needs.
+        """
         self.writer.write(data)
         self._num_written += len(data)
+        if self.num_unsent:
+            self._due.append((self._num_written, now + self._stall_seconds + self.num_unsent / _LEAST_RATE))
 
-    def stalled_s(self, now: float) -> float:
-        """For how long it has taken nothing of what waits for it. Call it often: the bytes are seen only here."""
-        num_unsent = self.writer.transport.get_write_buffer_size()
-        if num_unsent == 0 or self._num_written - num_unsent != self._num_taken:
-            self._num_taken, self._taken_at = self._num_written - num_unsent, now
-        return now - self._taken_at
+    def has_stalled(self, now: float) -> bool:
+        """Whether a message is overdue. A byte now and then is no excuse: the oldest unsent one is judged."""
+        num_taken = self._num_written - self.num_unsent
+        while self._due and self._due[0][0] <= num_taken:
+            self._due.popleft()
+        return bool(self._due) and now > self._due[0][1]
 
 
 class CoreIo:
@@ -98,7 +111,9 @@ class CoreIo:
         status: Callable[[], CoreStatus],
         stall_seconds: float = _STALL_SECONDS,
     ) -> None:
-        """A front that takes no byte for `stall_seconds` is disconnected."""
+        """A front that has not taken a message `stall_seconds` after it was written, or a large one later, is
+        disconnected.
+        """
         self._address = address
         self._token = token
         self._inbox = inbox
@@ -171,9 +186,10 @@ class CoreIo:
             if not self._is_welcome(hello):
                 writer.close()
                 return
-            front = _Front(writer)
-            front.write(frame(Welcome(epoch=self._status().epoch, pid=os.getpid())))
-            front.write(frame(self._status()))
+            front = _Front(writer, self._stall_seconds)
+            now = time.monotonic()
+            front.write(frame(Welcome(epoch=self._status().epoch, pid=os.getpid())), now)
+            front.write(frame(self._status()), now)
             self._fronts[connection] = front
             while True:
                 message = front_decoder.decode(await read_frame(reader))
@@ -202,14 +218,18 @@ class CoreIo:
 
     def _write(self, connection: int, data: bytes) -> None:
         front = self._fronts.get(connection)
-        if front is not None:
-            front.write(data)
+        if front is None or front.writer.transport.is_closing():
+            return
+        front.write(data, time.monotonic())
+        if front.num_unsent > _MOST_UNSENT_BYTES:
+            logger.warning("connection %d has not taken %d bytes; closed", connection, front.num_unsent)
+            front.writer.transport.abort()
 
     def _drop_stalled(self) -> None:
         now = time.monotonic()
         for connection, front in self._fronts.items():
-            if front.stalled_s(now) > self._stall_seconds:
-                logger.warning("connection %d has taken nothing for %g s; closed", connection, self._stall_seconds)
+            if front.has_stalled(now):
+                logger.warning("connection %d takes its messages too slowly; closed", connection)
                 front.writer.transport.abort()
 
     def _broadcast(self, status: CoreStatus) -> None:

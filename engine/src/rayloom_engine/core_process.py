@@ -109,6 +109,7 @@ class CoreProcess:
         # Pulses are counted, not seconds: a core that was stopped for a while has not hung.
         self._num_pulses += 1
         self._stillness.observe(self._num_pulses * PULSE_SECONDS, mark, self._main_cpu_clock())
+        state.quiet_s = self._stillness.quiet_s
         # One rank that takes nothing may hold the main thread up for hang_seconds, and is blamed then.
         patience = state.patience_s * (1 if state.pool is None else 2)
         if self._stillness.is_hung(patience):

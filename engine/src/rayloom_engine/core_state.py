@@ -38,6 +38,7 @@ class CoreState:
     last_token_at: float | None = None
     pool: RankPool | None = None  # the ranks, where they are processes of their own
     rank: LoadedRank | None = None  # where this process is the only rank, and has loaded
+    quiet_s: float = 0.0  # where this process computes: since its main thread last showed work
     patience_s: float = 10.0  # without progress of what is in flight
 
     def be_patient(self, seconds: float) -> None:
@@ -50,6 +51,15 @@ class CoreState:
         """Changes as long as the main thread gets on: it looks at its ranks, or computes, layer by layer."""
         advance = self.rank.activity.advance if self.rank is not None else 0
         return self.heartbeat, advance, self.pool.looked_at if self.pool is not None else 0.0
+
+    def last_work_age_s(self) -> float | None:
+        """Seconds since whoever computes the present step showed work: a half of a layer, or CPU time.
+
+        None while no step is computed. The core itself finds a hang by the same signs.
+        """
+        if self.pool is not None:
+            return self.pool.quiet_s()
+        return self.quiet_s if self.rank_phase == "step" else None
 
     def serving(self, message: str) -> None:
         self.end_phase()
@@ -104,6 +114,7 @@ class CoreState:
             executor=self.executor,
             step=self.stats.num_steps,
             last_token_age_s=None if last is None else now - last,
+            last_work_age_s=self.last_work_age_s(),
             phases=tuple(self.phases),
             stats=self.stats,
             ranks=self._own_rank(now) if self.pool is None else self.pool.statuses(),

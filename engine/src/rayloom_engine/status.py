@@ -106,6 +106,9 @@ class EngineStatus(_Part):
     epoch: int = Field(description="Raised by every rebuild.")
     step: int
     last_token_age_seconds: float | None = Field(description="Since a token passed through every rank; null before.")
+    last_work_age_seconds: float | None = Field(
+        default=None, description="Since a rank that computes advanced or burned CPU time; null while none computes."
+    )
     uptime_seconds: float
     model: Model | None
     startup: list[Phase]

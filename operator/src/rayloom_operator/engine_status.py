@@ -82,6 +82,7 @@ class EngineStatus(_Part):
     startup: Annotated[tuple[Phase, ...], FailFast()] = Field(strict=False)
     model: ServedModel | None  # None until the model is resolved
     last_token_age_seconds: float | None  # since a token passed through every rank; None before the first
+    last_work_age_seconds: float | None = None  # since a rank showed work in a step; None without one, or not reported
     ranks: Annotated[tuple[Rank, ...], FailFast()] = Field(strict=False)
     requests: Requests = Requests()
 
@@ -92,8 +93,11 @@ class EngineStatus(_Part):
         return Figures(requests=said.finished, errors=said.failed, ttft=said.first_token_seconds)
 
     def has_token_within(self, seconds: float) -> bool:
-        """Whether a token passed through every rank so lately."""
-        return self.last_token_age_seconds is not None and self.last_token_age_seconds < seconds
+        """Whether a token passed through every rank so lately, or is on its way: a long step shows work meanwhile."""
+        if self.last_token_age_seconds is None:
+            return False
+        is_working = self.last_work_age_seconds is not None and self.last_work_age_seconds < seconds
+        return is_working or self.last_token_age_seconds < seconds
 
     @property
     def nodes(self) -> tuple[str, ...]:

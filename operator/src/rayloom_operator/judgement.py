@@ -91,7 +91,7 @@ def mute_at(reading: Reading) -> float:
 
 def _engine_verdict(group: Group, head: Pod, said: EngineStatus, start: StartProgress) -> Verdict:
     age = said.last_token_age_seconds
-    is_stopped = age is not None and age >= TOKEN_AGE_LIMIT_S
+    is_stopped = age is not None and not said.has_token_within(TOKEN_AGE_LIMIT_S)
 
     def verdict(reason: Reason, message: str) -> Verdict:
         is_loaded = age is not None and reason is not Reason.RECOVERING

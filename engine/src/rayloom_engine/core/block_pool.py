@@ -6,8 +6,10 @@ A block is in exactly one of these states:
   cached    ref_count = 0, has a hash: content is a known prefix; in the free list, may be taken back by a hit
   free      ref_count = 0, no hash; in the free list, at its head, so that cached content lives longest
 
-Content is proven once finite logits were computed from it. A block that is given out with other content is cleared
-first, or a NaN in the part that its new owner has not written yet would spread: masked attention multiplies it by zero.
+Content is proven once finite logits were computed from it. It stays so, because a full block is never written again.
+A free block whose content is not proven is no prefix for anybody but the sequence that filled it, and it is cleared
+before it is given out with other content: a NaN in the part that its new owner has not written yet would spread, since
+masked attention multiplies it by zero.
 
 The free list is least-recently-used first. A sequence gives its blocks back last block first, so the tail of a prefix
 is evicted before its beginning (a chain without its beginning is of no use).
@@ -18,7 +20,7 @@ from __future__ import annotations
 import hashlib
 from array import array
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 
 def block_hash(parent: bytes, token_ids: Sequence[int], extra: bytes = b"") -> bytes:
@@ -40,7 +42,8 @@ class BlockPool:
         self._ref_counts = [0] * num_blocks
         self._hashes: list[bytes | None] = [None] * num_blocks  # block id -> what it holds, if that is reusable
         self._cached: dict[bytes, int] = {}  # hash -> block id
-        self._unproven = set(unproven)  # free blocks that may hold a NaN
+        self._unproven = set(unproven)  # blocks that may hold a NaN: given out, and not proven since
+        self._vouched: set[int] = set()  # of those: blocks that may be found nevertheless
         self._to_clear: list[int] = []  # given out, and to be cleared by the next plan
         # Both ordered oldest first; together they are the free list. OrderedDict is a linked list with O(1) removal.
         self._free_plain: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
@@ -70,8 +73,9 @@ class BlockPool:
                 self._hashes[block_id] = None
             self._ref_counts[block_id] = 1
             if block_id in self._unproven:
-                self._unproven.discard(block_id)
                 self._to_clear.append(block_id)
+            self._unproven.add(block_id)
+            self._vouched.discard(block_id)
             block_ids.append(block_id)
         return block_ids
 
@@ -85,14 +89,13 @@ class BlockPool:
     def release(self, block_ids: Sequence[int], num_proven: int | None = None) -> None:
         """One holder less for each block of a sequence, given in order of position.
 
-        Finite logits were computed from the first `num_proven` of them (None = from all).
+        Finite logits were computed from the first `num_proven` of them (None = from all). Of the others the sequence
+        says nothing: another holder may have proven them.
         """
         for index, block_id in reversed(list(enumerate(block_ids))):
             assert self._ref_counts[block_id] > 0, f"block {block_id} released more often than held"
             self._ref_counts[block_id] -= 1
-            if num_proven is not None and index >= num_proven:
-                self._unproven.add(block_id)
-            else:
+            if num_proven is None or index < num_proven:
                 self._unproven.discard(block_id)
             if self._ref_counts[block_id] == 0:
                 if self._hashes[block_id] is not None:
@@ -102,20 +105,40 @@ class BlockPool:
                     self._free_plain.move_to_end(block_id, last=False)
 
     def register(self, block_id: int, content: bytes) -> None:
-        """The held block is full and holds `content`. A second block with the same content stays unregistered."""
+        """The held block is full and holds `content`. A second block with the same content stays unregistered.
+
+        A free block that is not proven makes way for it.
+        """
         assert self._ref_counts[block_id] > 0
-        if self._hashes[block_id] is None and content not in self._cached:
+        other = self._cached.get(content)
+        if other is not None and self._is_doubtful(other):
+            self.forget([content])
+            other = None
+        if self._hashes[block_id] is None and other is None:
             self._hashes[block_id] = content
             self._cached[content] = block_id
 
-    def forget(self, block_ids: Iterable[int]) -> None:
-        """Takes held blocks out of the prefix index: their content is not what their tokens should give."""
-        for block_id in block_ids:
-            assert self._ref_counts[block_id] > 0
-            content = self._hashes[block_id]
-            if content is not None:
-                del self._cached[content]
-                self._hashes[block_id] = None
+    def vouch(self, block_ids: Iterable[int], hashes: Iterable[bytes]) -> None:
+        """Finite logits followed from these blocks, which were given back before, so they are a prefix for everybody.
+
+        Only those that still hold that content. They are cleared before they hold another one all the same.
+        """
+        for block_id, content in zip(block_ids, hashes, strict=True):
+            if self._hashes[block_id] == content:
+                self._vouched.add(block_id)
+
+    def forget(self, hashes: Iterable[bytes]) -> None:
+        """Takes blocks out of the prefix index, held or not: their content is not what their tokens should give."""
+        for content in hashes:
+            block_id = self._cached.pop(content, None)
+            if block_id is None:
+                continue
+            self._hashes[block_id] = None
+            if self._ref_counts[block_id] == 0:
+                del self._free_cached[block_id]
+                self._free_plain[block_id] = None
+                self._free_plain.move_to_end(block_id, last=False)
+                self._unproven.add(block_id)
 
     def take_unclear(self) -> tuple[int, ...]:
         """The blocks given out since the last call whose old content must be cleared before anything is computed."""
@@ -124,12 +147,23 @@ class BlockPool:
         return taken
 
     def unproven(self) -> set[int]:
-        """The blocks that may hold a NaN, whoever gets them next."""
+        """The blocks that may hold a NaN, those that somebody holds among them."""
         return self._unproven | set(self._to_clear)
 
-    def known(self, hashes: Iterable[bytes]) -> list[int | None]:
-        """For each content the block that holds it, or None. Nothing is held yet."""
-        return [self._cached.get(content) for content in hashes]
+    def known(self, hashes: Iterable[bytes], own: Collection[int] = ()) -> list[int | None]:
+        """For each content the block that holds it, or None. Nothing is held yet.
+
+        A free block that is not proven is found only by who has filled it: `own` names the blocks of that sequence.
+        """
+        found = (self._cached.get(content) for content in hashes)
+        return [
+            None if block_id is not None and self._is_doubtful(block_id) and block_id not in own else block_id
+            for block_id in found
+        ]
+
+    def _is_doubtful(self, block_id: int) -> bool:
+        """Whether nobody holds the block and nobody has proven it: its owner ended before, or made room."""
+        return self._ref_counts[block_id] == 0 and block_id in self._unproven and block_id not in self._vouched
 
     def num_cached_only(self, block_ids: Iterable[int]) -> int:
         """How many of these blocks nobody holds, so that holding them takes from `num_free`."""

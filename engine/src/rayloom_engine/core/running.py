@@ -69,6 +69,8 @@ class RunningSequences:
             self._slots_to_free.append(sequence.slot)
         self._release_blocks(sequence)
         sequence.slot = None
+        # Also those that it has given back before: with a window they lie before what it needs, or are found again.
+        sequence.own_blocks = frozenset(sequence.block_ids[: sequence.num_registered_blocks])
         sequence.forget_blocks()
 
     def forget_all(self, unproven: set[int]) -> list[Sequence]:
@@ -80,6 +82,7 @@ class RunningSequences:
         for sequence in left:
             self._release_blocks(sequence)
             sequence.slot = None
+            sequence.own_blocks = frozenset()
             sequence.forget_blocks()
         self._sequences = []
         self._free_slots = list(range(self._config.max_num_seqs - 1, -1, -1))
@@ -126,6 +129,17 @@ class RunningSequences:
             num_proven = sequence.num_proven_blocks(self._config.block_size) - sequence.first_block
             self.pool.release(sequence.block_ids[sequence.first_block : first], max(0, num_proven))
             sequence.first_block = first
+
+    def prove(self, sequence: Sequence) -> None:
+        """Finite logits came from all that was computed of the sequence, which is in no other plan in flight.
+
+        With a window that lets others find the blocks that were given back before, as long prompts would have no prefix
+        otherwise. A NaN spreads from layer to layer far beyond the window of one, so these are most likely finite too.
+        """
+        num = min(sequence.first_block, sequence.num_registered_blocks)
+        if sequence.num_proven < num * self._config.block_size:
+            self.pool.vouch(sequence.block_ids[:num], sequence.hashes(num, self._config.block_size))
+        sequence.num_proven = sequence.num_tokens
 
     def _release_blocks(self, sequence: Sequence) -> None:
         num_proven = sequence.num_proven_blocks(self._config.block_size) - sequence.first_block

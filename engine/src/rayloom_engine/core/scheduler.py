@@ -167,22 +167,28 @@ class Scheduler:
         return Draft(budget=budget, max_decodes=max_decodes)
 
     def update(self, result: StepResult) -> list[SequenceOutput]:
-        """Books the result of the oldest plan in flight: appends the sampled ids, finishes what is complete."""
+        """Books the result of the oldest plan in flight: appends the sampled ids, finishes what is complete.
+
+        A sequence that ends as corrupt gets nothing else of this result, nor of those that come after it.
+        """
         plan, sequences = self._in_flight[0].plan, self._in_flight[0].sequences
         assert (result.step_id, result.epoch) == (plan.step_id, plan.epoch), "a result out of turn"
         self._in_flight.popleft()
+        outputs = self._end_corrupt([sequences[slot] for slot in result.corrupt_slots])
         for part in result.prompt_logprobs:
             sequence = sequences[part.slot]
+            if sequence.state is SequenceState.FINISHED:
+                continue  # aborted, or corrupt: the positions before these may be missing
             # A preempted prompt is computed twice; what is known already is not added again.
             known = len(sequence.prompt_logprobs) + 1
+            assert part.start <= known, f"prompt logprobs from {part.start} on, known are those before {known}"
             sequence.prompt_logprobs.extend(part.entries[known - part.start :])
-        outputs = []
         for sampled in result.sampled:
             sequence = sequences[sampled.slot]
             if sequence.state is SequenceState.FINISHED:
-                continue  # aborted meanwhile
+                continue  # aborted meanwhile, or corrupt
             is_first = sequence.num_generated == 0
-            sequence.num_proven = sequence.num_tokens
+            self._running.prove(sequence)
             sequence.token_ids.append(sampled.token_id)
             self.counters.generation_tokens += 1
             reason = sequence.finish_reason(self.config.max_model_len)
@@ -199,13 +205,16 @@ class Scheduler:
             )
             if reason is not None:
                 self._finish(sequence)
-        return outputs + self._end_corrupt([sequences[slot] for slot in result.corrupt_slots])
+        return outputs
 
     def _end_corrupt(self, sequences: list[Sequence]) -> list[SequenceOutput]:
-        """Ends sequences whose logits were not finite. Their KV may hold a NaN, so it is no prefix for others."""
+        """Ends sequences whose logits were not finite. Their KV may hold a NaN, so it is no prefix for others.
+
+        That is true of blocks that a sequence has given back as well.
+        """
         ended = [sequence for sequence in sequences if sequence.state is not SequenceState.FINISHED]
         for sequence in ended:
-            self.pool.forget(sequence.held_block_ids)
+            self.pool.forget(sequence.known_hashes)
             self._finish(sequence)
         self.counters.num_corrupt += len(ended)
         return [SequenceOutput(request_id=sequence.request_id, finish_reason=CORRUPT) for sequence in ended]

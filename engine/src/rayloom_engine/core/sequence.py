@@ -69,6 +69,7 @@ class Sequence:
         self.block_ids: list[int] = []  # in order of position; those before `first_block` are given back already
         self.first_block = 0  # no later token sees a block before it
         self.num_proven = 0  # tokens whose KV has led to finite logits
+        self.own_blocks: frozenset[int] = frozenset()  # that it filled before it was preempted; it may find them again
         self.slot: int | None = None  # row on the ranks while RUNNING
         self.num_sent_blocks = 0  # of block_ids, known to the ranks; 0 = the ranks do not know the sequence
         self.num_sent_tokens = 0  # of token_ids, likewise
@@ -90,6 +91,11 @@ class Sequence:
     def held_block_ids(self) -> list[int]:
         """The blocks that it still holds, in order of position."""
         return self.block_ids[self.first_block :]
+
+    @property
+    def known_hashes(self) -> list[bytes]:
+        """The hashes of its full blocks that were computed so far; those of all registered blocks are among them."""
+        return self._hashes
 
     def num_proven_blocks(self, block_size: int) -> int:
         """How many of its blocks, from the first on, hold nothing but KV that has led to finite logits."""

@@ -216,19 +216,24 @@ class StepPlanner:
 
         The first number is the index of the first such block: no token to come sees one before it.
         The last token is always computed, because its logits choose the next one. A fork writes into the block of that
-        token first thing, so the copy of copy-on-write is made when it joins; the leader's table never changes.
+        token first thing, so the copy of copy-on-write is made when it joins; the leader's table never changes. It
+        computes that block by itself, and copies nothing, while the leader's own tokens in it may be a NaN.
         """
         block_size = self._config.block_size
         if leader is not None:
             num_shared = (sequence.num_prompt_tokens - 1) // block_size
             is_shared_whole = num_shared * block_size == sequence.num_prompt_tokens - 1
             first = first_seen_block(sequence.num_prompt_tokens - 1, self._config.window, block_size)
-            source = None if is_shared_whole else leader.block_ids[num_shared]
-            return first, leader.block_ids[first:num_shared], source
+            if is_shared_whole or not _has_doubtful_rest(leader, num_shared, block_size):
+                source = None if is_shared_whole else leader.block_ids[num_shared]
+                return first, leader.block_ids[first:num_shared], source
+            first = first_seen_block(num_shared * block_size, self._config.window, block_size)
+            if leader.first_block <= first:
+                return first, leader.block_ids[first:num_shared], None
         if not self._config.enable_prefix_caching or sequence.wants_prompt_logprobs:
             return 0, [], None
         num_full = (sequence.num_tokens - 1) // block_size
-        known = self._running.pool.known(sequence.hashes(num_full, block_size))
+        known = self._running.pool.known(sequence.hashes(num_full, block_size), sequence.own_blocks)
         first, end = longest_hit(known, self._config.window, block_size)
         return first, [block_id for block_id in known[first:end] if block_id is not None], None
 
@@ -257,3 +262,12 @@ class StepPlanner:
         config = self._config
         chunk = chunk_size(start, sequence.num_tokens, draft, config.max_num_batched_tokens, config.window)
         return min(max_tokens, chunk)
+
+
+def _has_doubtful_rest(leader: Sequence, index: int, block_size: int) -> bool:
+    """Whether the block at `index`, with the end of the leader's prompt, holds tokens after that that are not proven.
+
+    The last token of the prompt does not count: a fork computes it again.
+    """
+    end = min(leader.num_computed, (index + 1) * block_size)
+    return end > leader.num_prompt_tokens and leader.num_proven < end

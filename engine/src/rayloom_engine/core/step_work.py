@@ -11,6 +11,9 @@ from dataclasses import dataclass
 
 from rayloom_engine.core.step import StepPlan
 
+# Fewer tokens wait for the weights to be read, from the disk in the first step, and say little of arithmetic.
+_LEAST_TOKENS = 64
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepWork:
@@ -31,32 +34,38 @@ class StepWork:
 
 
 class StepForecast:
-    """Of the plans in flight. Learns the speed from steps that end."""
+    """Of the plans in flight. Learns the speed from large steps that end, and from small ones until then."""
 
     def __init__(self, work: StepWork) -> None:
         self._work = work
-        self._flops: deque[float] = deque()  # of the plans in flight, oldest first
+        self._plans: deque[tuple[float, bool]] = deque()  # (flops, is large) of the plans in flight, oldest first
         self._best_speed = 0.0  # floating-point operations a second
+        self._is_large = False  # whether a large step had that speed
 
     @property
     def layer_s(self) -> float:
         """Seconds that a layer of the largest plan in flight takes at the best speed; 0 while no speed is known.
 
-        The best speed is that of large steps. Small ones wait for memory, and would make the forecast far too long.
+        The best speed is that of large steps. Small ones wait for memory and make the forecast far too long; before the
+        first large step there is nothing better, and `patience_s` bounds the wait.
         """
-        if not self._flops or not self._best_speed:
+        if not self._plans or not self._best_speed:
             return 0.0
-        return max(self._flops) / self._best_speed / self._work.num_layers
+        return max(flops for flops, _ in self._plans) / self._best_speed / self._work.num_layers
 
     def submitted(self, plan: StepPlan) -> None:
-        self._flops.append(self._work.flops(plan))
+        self._plans.append((self._work.flops(plan), plan.num_tokens >= _LEAST_TOKENS))
 
     def ended(self, seconds: float) -> None:
         """The oldest plan in flight took the model `seconds`."""
-        flops = self._flops.popleft()
-        if seconds > 0:
-            self._best_speed = max(self._best_speed, flops / seconds)
+        flops, is_large = self._plans.popleft()
+        if seconds <= 0 or (self._is_large and not is_large):
+            return
+        if is_large and not self._is_large:
+            self._is_large = True
+            self._best_speed = 0.0
+        self._best_speed = max(self._best_speed, flops / seconds)
 
     def forget(self) -> None:
         """The plans in flight are lost; the speed stays."""
-        self._flops.clear()
+        self._plans.clear()

@@ -15,13 +15,17 @@ from collections.abc import Iterable, Iterator, Mapping
 from rayloom_engine.core.running import order_of
 from rayloom_engine.core.sequence import Sequence
 
+_MAX_TENANTS = 1024  # whose last admission is remembered; API keys come and go while an engine runs
+
 
 class WaitingQueue:
     """Every sequence that waits, by tenant."""
 
     def __init__(self) -> None:
         self._lines: dict[str, list[Sequence]] = {}  # tenant -> its sequences, sorted by order; none is empty
-        self._admissions: dict[str, int] = {}  # tenant -> number of its last admission; kept while it has no sequence
+        # Tenant -> number of its last admission, oldest first; kept while it has no sequence, or who sends one request
+        # after another would always come first.
+        self._admissions: dict[str, int] = {}
         self._num_admissions = 0
         self._size = 0
 
@@ -55,7 +59,11 @@ class WaitingQueue:
         """Removes the sequence because it runs from now on: at equal rank its tenant comes last."""
         self.remove(sequence)
         self._num_admissions += 1
+        self._admissions.pop(sequence.tenant, None)
         self._admissions[sequence.tenant] = self._num_admissions
+        if len(self._admissions) > _MAX_TENANTS:
+            # Longer ago than all others: without a number the tenant comes first as well.
+            del self._admissions[next(iter(self._admissions))]
 
     def in_turns(self, num_running: Mapping[str, int]) -> Iterator[tuple[int, Sequence]]:
         """(rank, sequence) of what waits now, lowest rank first. `num_running`: tenant -> its running sequences.

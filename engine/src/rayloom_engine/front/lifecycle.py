@@ -11,7 +11,7 @@ from rayloom_engine.protocol.messages import RankStatus
 from rayloom_engine.status import State
 
 RETRY_AFTER_S = 2  # what a client is told while the engine starts or drains
-STALLED_AFTER_S = 60.0  # an idle core computes a probe every 10 s, and no step takes a minute
+STALLED_AFTER_S = 60.0  # an idle core computes a probe every 10 s; a step that takes a minute shows work meanwhile
 
 
 def state_of(
@@ -42,14 +42,21 @@ def state_of(
 
 
 def stall_of(
-    ranks: Iterable[RankStatus], last_token_age_s: float | None, status_age_s: float, core_age_s: float = 0.0
+    ranks: Iterable[RankStatus],
+    last_token_age_s: float | None,
+    status_age_s: float,
+    core_age_s: float = 0.0,
+    last_work_age_s: float | None = None,
 ) -> str:
     """Which rank of a serving core hangs, or the core itself, as a sentence; empty when none does.
 
     Ages are in seconds, as reported `status_age_s` ago. A rank hangs when it has shown no sign of life for
     STALLED_AFTER_S although a step runs, or although an idle core's probe is overdue. `core_age_s` is how long ago the
-    core last ended a step or looked for work.
+    core last ended a step or looked for work. `last_work_age_s` is how long ago a rank that computes the present step
+    showed work: a long step on a slow machine does not hang.
     """
+    if last_work_age_s is not None and last_work_age_s + status_age_s <= STALLED_AFTER_S:
+        return ""
     is_probe_overdue = last_token_age_s is None or last_token_age_s + status_age_s > STALLED_AFTER_S
     for rank in ranks:
         age_s = rank.heartbeat_age_s + status_age_s

@@ -129,7 +129,13 @@ class Service:
         core = self.client.status
         is_serving = core is not None and self.client.is_core_serving
         self.lifecycle.stall = (
-            stall_of(core.ranks, core.last_token_age_s, self.client.status_age_s, core.heartbeat_age_s)
+            stall_of(
+                core.ranks,
+                core.last_token_age_s,
+                self.client.status_age_s,
+                core.heartbeat_age_s,
+                core.last_work_age_s,
+            )
             if core and is_serving
             else ""
         )
@@ -143,6 +149,7 @@ class Service:
         stats = core.stats if core is not None else None
         age_s = self.client.status_age_s
         last_token_age_s = core.last_token_age_s if core else None
+        last_work_age_s = core.last_work_age_s if core else None
         num_blocks = stats.num_blocks if stats else 0
         num_free = stats.num_free_blocks if stats else 0
         return EngineStatus(
@@ -153,6 +160,7 @@ class Service:
             epoch=core.epoch if core else 0,
             step=core.step if core else 0,
             last_token_age_seconds=None if last_token_age_s is None else last_token_age_s + age_s,
+            last_work_age_seconds=None if last_work_age_s is None else last_work_age_s + age_s,
             uptime_seconds=time.monotonic() - self._started_s,
             model=self._model(core.model) if core and core.model else None,
             startup=[

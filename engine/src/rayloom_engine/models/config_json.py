@@ -87,8 +87,10 @@ class ConfigJson:
         return self.values.get(field, default)
 
     def count(self, field: str, default: int | None = None, *, at_least: int = 1, at_most: int = MAX_POSITIONS) -> int:
-        """A whole number. One above `at_most` makes the model an unsupported one, not a broken one."""
+        """A whole number, also as 11008.0. One above `at_most` makes the model an unsupported one, not a broken one."""
         value = self._value(field, default, "a whole number")
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
         if isinstance(value, bool) or not isinstance(value, int) or value < at_least:
             raise ModelError(f"{self.path}: {field} must be a whole number >= {at_least}, given {shown(value)}")
         if value > at_most:

@@ -228,7 +228,8 @@ def _architecture(config: ConfigJson) -> str:
 def _rope(config: ConfigJson, max_position_embeddings: int) -> RopeParameters:
     """transformers 5 writes rope_parameters {rope_theta, rope_type, ...}; 4 wrote rope_theta and rope_scaling."""
     scaling = config.mapping("rope_parameters") or config.mapping("rope_scaling")
-    rope = ConfigJson(path=config.path, values={"rope_theta": config.get("rope_theta"), **scaling})
+    given_values = {field: value for field, value in scaling.items() if value is not None}
+    rope = ConfigJson(path=config.path, values={"rope_theta": config.get("rope_theta"), **given_values})
     kind = rope.get("rope_type") or rope.get("type") or "default"
     known = next((name for name in ROPE_KINDS if name == kind), None)
     if known is None or any(isinstance(value, dict) for value in scaling.values()):
@@ -297,16 +298,16 @@ def _eos_token_ids(folder: Path, config: ConfigJson, vocab_size: int) -> tuple[i
     for holder in (generation, config):
         if (given := holder.get("eos_token_id")) is not None:
             ids = given if isinstance(given, list) else [given]
-            if not all(_is_token_id(token_id) for token_id in ids):
+            if not all(token_id is None or _is_token_id(token_id) for token_id in ids):
                 raise ModelError(
                     f"{holder.path}: eos_token_id must be a token id or a list of them, given {shown(given)}"
                 )
             if len(ids) > MAX_EOS_IDS:
                 raise ModelError(f"{holder.path}: eos_token_id lists {len(ids)} ids; works: up to {MAX_EOS_IDS}")
-            # Some fine-tunes name an id beyond their embedding; the model can never say it.
-            return tuple(token_id for token_id in ids if token_id < vocab_size)
+            # Some fine-tunes name an id beyond their embedding, or -1 or null for none; the model can never say it.
+            return tuple(token_id for token_id in ids if token_id is not None and 0 <= token_id < vocab_size)
     return ()
 
 
 def _is_token_id(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+    return isinstance(value, int) and not isinstance(value, bool)

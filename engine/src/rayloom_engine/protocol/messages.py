@@ -157,6 +157,7 @@ class CoreStatus(msgspec.Struct, frozen=True, tag="status", kw_only=True):
     lost: str = ""  # while recovering: which rank
     lost_node: str = ""  # and where it was
     heartbeat_age_s: float = 0.0  # since the core's main thread last ended a step, or looked for work
+    last_work_age_s: float | None = None  # since whoever computes a step showed work; None while no step is computed
 
 
 FrontMessage = Hello | Submit | SubmitChoices | Abort

@@ -121,6 +121,11 @@ class RankPool:
         now = time.monotonic()
         return tuple(rank.status(now) for _, rank in sorted(self.attached.copy().items()))
 
+    def quiet_s(self) -> float | None:
+        """Seconds since a rank that computes last showed work; None while no rank computes. For any thread."""
+        quiet_s = self._standstill.quiet_s
+        return None if quiet_s is None else quiet_s + time.monotonic() - self.looked_at
+
     def beats(self) -> list[Beat]:
         """The newest sign of life of every attached rank; for any thread."""
         return [rank.control.beat for rank in self.attached.copy().values()]

@@ -21,10 +21,12 @@ class Standstill:
 
     def __init__(self) -> None:
         self._ranks: dict[int, Stillness] = {}
+        self.quiet_s: float | None = None  # since a computing rank last showed work; None while nothing is due
 
     def reset(self) -> None:
         """Nothing is due."""
         self._ranks = {}
+        self.quiet_s = None
 
     def observe(self, now: float, beats: Mapping[int, Beat], patience_s: float) -> int | None:
         """The rank that stands still, once no rank has advanced for longer than `patience_s`.
@@ -35,6 +37,8 @@ class Standstill:
         mark = {rank: (beat.phase, beat.advance) for rank, beat in beats.items()}
         for rank, beat in beats.items():
             self._ranks.setdefault(rank, Stillness()).observe(now, mark, beat.cpu_s)
+        at_work = [rank for rank, beat in beats.items() if beat.phase == "step" and not beat.waits]
+        self.quiet_s = min((self._ranks[rank].quiet_s for rank in at_work), default=None)
         if not any(self._ranks[rank].still_s > patience_s for rank in beats):
             return None
         computing = {rank: beat for rank, beat in beats.items() if beat.phase == "step" and not beat.waits}

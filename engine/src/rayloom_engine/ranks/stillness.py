@@ -7,12 +7,16 @@
 A thread that burns CPU is slow until the cap: a large chunk on a small or busy machine keeps one half of a layer for
 minutes. A thread that is blocked or stopped burns none, and is found after `patience_s`. The cap counts CPU seconds, so
 that a machine with too many processes does not turn slow into hung.
+
+The forecast may be far off, above all for the first large step after a start, so it lengthens the patience up to
+_MOST_PATIENCE x hang_seconds: a thread that blocks is found within a minute by default, whatever was forecast.
 """
 
 from __future__ import annotations
 
 _BUSY_SHARE = 0.05  # of a core: a thread that only wakes up to poll takes less
-_CAP = 6.0
+_CAP = 10.0
+_MOST_PATIENCE = 6.0
 _FORECAST_FACTOR = 5.0  # attention, sampling and cold caches are slower than the best step that was seen
 _TRIAL_FACTOR = 4.0
 
@@ -23,7 +27,8 @@ def patience_s(hang_seconds: float, forecast_s: float, *, is_trial: bool) -> flo
     `forecast_s`: what a layer of the present step should take. A hang in a trial of suspects is held against a request,
     so there the patience is longer.
     """
-    return max(hang_seconds, _FORECAST_FACTOR * forecast_s) * (_TRIAL_FACTOR if is_trial else 1.0)
+    patience = max(hang_seconds, min(_FORECAST_FACTOR * forecast_s, _MOST_PATIENCE * hang_seconds))
+    return patience * (_TRIAL_FACTOR if is_trial else 1.0)
 
 
 class Stillness:
@@ -42,6 +47,11 @@ class Stillness:
     def still_s(self) -> float:
         """Seconds since the last progress, by the clock of `observe`."""
         return self._now - self._progress_at
+
+    @property
+    def quiet_s(self) -> float:
+        """Seconds since the last progress or sign of work, by the same clock."""
+        return self._now - self._work_at
 
     def observe(self, now: float, mark: object, cpu_s: float) -> None:
         """`mark` changes with every progress; None while nothing is to be done. `cpu_s`: CPU time of the thread."""

@@ -95,7 +95,10 @@ class Runner:
         return StepResult(
             step_id=plan.step_id,
             epoch=plan.epoch,
-            sampled=tuple(sampled[step.slot] for step in plan.slots if step.slot in sampled),
+            # A row of the prompt may be corrupt where the last one, which samples, is finite.
+            sampled=tuple(
+                sampled[step.slot] for step in plan.slots if step.slot in sampled and step.slot not in corrupt
+            ),
             prompt_logprobs=tuple(prompt_logprobs),
             corrupt_slots=tuple(sorted(corrupt)),
             forward_s=forward_end - started,
