@@ -22,6 +22,7 @@ from rayloom_operator.applier import Applier
 from rayloom_operator.drift import Drift
 from rayloom_operator.engine_poller import EnginePoller
 from rayloom_operator.errors import DoesNotFit, MemoryUnknown, NotAllowed, OperatorError, Refused, SpecError
+from rayloom_operator.held import held_plan
 from rayloom_operator.inspection import Inspection, inspect
 from rayloom_operator.judgement import STALE_S, is_well, mute_at
 from rayloom_operator.known import Known
@@ -278,6 +279,8 @@ class Controller:
         settings, model = self._settings, inspection.model
         named = service or without_spec(document)
         planned = plan(wanted, seen, parts, step, memory, rollout, settings, named, model, now=now, clock=clock)
+        if service is not None and accepted.reason is Reason.NOT_ALLOWED and not unsupported:
+            planned = held_plan(planned, service, seen, settings.namespace, now=now)
         mounting_s = self._mounting_s(key, seen.groups, inspection, now)
         refused: Refused | None = None
         try:
