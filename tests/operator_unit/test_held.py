@@ -19,7 +19,10 @@ from rt_world import SERVICE, known, service, with_world
 NOW = 1000.0
 
 
-def held(groups, replicas, planned=Plan()):
+NOTHING = Plan()
+
+
+def held(groups, replicas, planned=NOTHING):
     return held_plan(planned, make_service(replicas=replicas), Observed(groups=tuple(groups)), "", now=NOW)
 
 

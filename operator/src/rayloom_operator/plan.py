@@ -159,10 +159,7 @@ def plan(
                 wanted.append(ray_cluster(lineage.resolved, lineage.revision, number, service.metadata))
     namespace = service.metadata.namespace
     deletions = [
-        deletion
-        for group in seen.groups
-        if group.name in step.delete
-        for deletion in group_deletions(group, namespace)
+        deletion for group in seen.groups if group.name in step.delete for deletion in group_deletions(group, namespace)
     ]
     # Of groups that went, and whose places have other names now.
     left = memory.keys() - {slot.name for slot in slots} - {group.name for group in seen.groups}

@@ -16,7 +16,7 @@ from rayloom_operator.errors import EngineUnavailable
 _TIMEOUT_S = 3.0
 # Of headers and body. A minimal status has some thousand bytes, one of a thousand ranks 60 thousand.
 MAX_BYTES = 64 << 10
-# Of an answer without `Preference-Applied`: engines of the version before send the full document, of up to 150 thousand.
+# Of an answer without `Preference-Applied`: engines of the version before send the full document, of 150 thousand.
 MAX_FULL_BYTES = 256 << 10
 _MAX_CHUNKS = 256
 _UNAUTHORIZED = 401
