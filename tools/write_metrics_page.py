@@ -23,7 +23,11 @@ Engine and operator write Prometheus' text format (version 0.0.4) at `/metrics`,
 
 At port 8000 of an engine's head pod, beside the API, and on this machine at the server's own port. Every sample has
 the label `model_name`, the name that clients put into `model`. Names are vLLM's with the prefix `rayloom:` where
-both have the metric. Counters go on over a restart of the core and begin at zero with the pod.
+both have the metric. Counters survive a restart of the engine's core process and start at zero with a new pod.
+
+- **Core**: the engine's process that schedules sequences and holds the KV cache's books.
+- **Front**: the engine's process that answers HTTP requests.
+- **Rank**: a process that computes a part of the model, on one accelerator or on the CPU.
 
 """
 _BETWEEN = """

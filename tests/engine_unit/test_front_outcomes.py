@@ -28,8 +28,13 @@ def counts(front: FrontUnderTest) -> tuple[int, int, int]:
 
 
 def test_a_minimal_status_is_the_whole_one_without_what_only_people_read(front: FrontUnderTest) -> None:
-    whole = front.admin.get("/status").json()
-    minimal = front.admin.get("/status", headers={"Prefer": "return=minimal"}).json()
+    full = front.admin.get("/status")
+    answer = front.admin.get("/status", headers={"Prefer": "return=minimal"})
+    whole, minimal = full.json(), answer.json()
+
+    # By this header the operator knows how long the answer may be.
+    assert answer.headers["Preference-Applied"] == "return=minimal"
+    assert "Preference-Applied" not in full.headers
 
     assert whole.keys() - minimal.keys() == {"recoveries"}
     assert minimal["ranks"] == [{"node": rank["node"]} for rank in whole["ranks"]]

@@ -8,9 +8,9 @@ import asyncio
 import pytest
 
 from rayloom_operator import controller
-from rayloom_operator.accelerator_memory import AcceleratorNode, node_memory
+from rayloom_operator.accelerator_memory import MAX_MIB, AcceleratorNode, node_memory
 from rayloom_operator.api_sizing import Accelerator
-from rayloom_operator.api_status import Model
+from rayloom_operator.api_status import Model, Sizing
 from rayloom_operator.errors import MemoryUnknown, SpecError
 from rayloom_operator.nodes import Nodes
 from rayloom_operator.objects.old_spec import old_spec, resolved_of
@@ -82,6 +82,20 @@ def test_another_resource_has_labels_of_its_own():
 )
 def test_what_the_labels_leave_open_is_said(nodes, selector, why_not):
     assert memory(*nodes, selector=selector) == (type(memory())(None, why_not))
+
+
+@pytest.mark.parametrize("label", ["9" * 40, "9" * 5000, str(MAX_MIB + 1), "0", "-1", "\u0663\u0664", "1e3"])
+def test_an_amount_that_no_device_has_counts_as_no_label(label):
+    found = memory(make_node("a"), make_node("b", label))
+
+    assert found.num_bytes is None
+    assert found.why_not.startswith("node b has nvidia.com/gpu and no label nvidia.com/gpu.memory")
+
+
+def test_the_largest_amount_fits_into_a_status():
+    assert memory(make_node(memory=MAX_MIB)).num_bytes == 1 << 60
+    field = Sizing.model_json_schema(by_alias=True)["properties"]["acceleratorMemory"]["anyOf"][0]
+    assert field["maximum"] == 1 << 60
 
 
 def test_a_device_that_is_not_shared_has_one_replica():

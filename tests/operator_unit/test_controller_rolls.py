@@ -117,7 +117,7 @@ def test_a_roll_from_the_first_engine_to_the_last_object_of_the_old_one(engines,
         # First the route, then the drain, then the end.
         calls = [path for verb, path in world.kube.calls if old in path and verb in ("patch", "delete")]
         kinds = dict.fromkeys(path.split("/")[-2] for path in calls)
-        assert list(kinds) == ["pods", "configmaps", "secrets", "rayclusters"]
+        assert list(kinds) == ["pods", "secrets", "configmaps", "rayclusters"]
 
     with_world(story)
 

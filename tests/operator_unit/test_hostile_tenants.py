@@ -25,6 +25,8 @@ def test_hostile_tenants_cost_the_others_nothing_that_they_notice():
     assert figures["bad_engines_asked"] == 12
     # CPU time of the loop between two ticks: the machine may be busy with other things.
     assert figures["loop_cpu_ms"] < 100
+    # By the clock, in the best round of three: 61 ms where other programs kept both cores busy.
+    assert figures["loop_wall_ms"] < 250
     assert figures["rss_mib"] < 256 and figures["rss_growth_mib"] < 64
     assert figures["passes"] > 50
     assert figures["pass_p99_ms"] < 250

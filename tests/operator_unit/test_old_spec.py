@@ -12,6 +12,7 @@ from rayloom_operator.old_specs import OldSpecs
 from rayloom_operator.permissions import Permissions
 from rayloom_operator.resolved import Hub, resolve
 from rayloom_operator.revision import revision
+from rayloom_operator.sizer import Sizer
 from rt_fake_kube import FakeKube
 from rt_operator import make_resolved, make_service
 
@@ -67,7 +68,7 @@ def test_old_specs_are_read_once_and_another_services_never():
         kube, resolved = FakeKube(), make_resolved(engine={"args": {"threads": 2}})
         name = revision(resolved)
         kept = kube.put(old_spec(resolved, name, None))
-        specs = OldSpecs(kube, Hub(), Permissions())
+        specs = OldSpecs(kube, Hub(), Permissions(), Sizer())
         assert list(await specs.of(KEY, DOCUMENT, [name, "00000000"])) == [name]
         kube.remove(path_of(kept))
         assert list(await specs.of(KEY, DOCUMENT, [name])) == [name]

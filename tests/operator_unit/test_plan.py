@@ -77,8 +77,8 @@ def test_a_group_that_never_served_goes_with_its_cluster_last_once_that_is_writt
 
     assert first.plan.deletions == ()
     assert [(each.path, each.uid, each.is_foreground) for each in found.plan.deletions] == [
-        ("/api/v1/namespaces/team/configmaps/chat-00000000-0", "", False),
         ("/api/v1/namespaces/team/secrets/chat-00000000-0-admin", "", False),
+        ("/api/v1/namespaces/team/configmaps/chat-00000000-0", "", False),
         ("/apis/ray.io/v1/namespaces/team/rayclusters/chat-00000000-0", "uid-cluster", True),
     ]
     assert kinds(found)[-1] == "RayCluster"
@@ -111,7 +111,7 @@ def test_fewer_replicas_take_the_least_busy_away_and_its_requests_first():
     assert [(each.group, each.wanted) for each in then.plan.drains] == [(groups[2].name, True)]
     groups[2] = make_serving(two, 2, pods=groups[2].pods, reading=make_reading(make_said("draining")))
     drained = turn(two, groups, previous=then.document, endpoints=set())
-    assert deleted(drained) == [groups[2].name, f"{groups[2].name}-admin", groups[2].name]
+    assert deleted(drained) == [f"{groups[2].name}-admin", groups[2].name, groups[2].name]
 
 
 def test_fewer_replicas_take_away_one_that_does_not_serve():
@@ -141,7 +141,7 @@ def test_a_place_whose_group_went_gets_another_name_and_what_was_left_of_the_gro
     found = turn(two, [make_serving(two, 1)], previous=before, taken=frozenset({gone}))
 
     assert made(found) == ["-2"]
-    assert deleted(found) == [gone, f"{gone}-admin"]
+    assert deleted(found) == [f"{gone}-admin", gone]
     # Until that is done nothing is written, and whoever comes then finds the same to do.
     assert deleted(turn(two, [make_serving(two, 1), make_serving(two, 2)], previous=before)) == deleted(found)
     later = turn(two, [make_serving(two, 1)], previous=found.document, taken=frozenset({gone}))

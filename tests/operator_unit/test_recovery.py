@@ -330,7 +330,7 @@ def test_a_smaller_service_gives_up_the_place_that_waits():
     one = turn(ONE, [make_serving(TWO, 1)], previous=failed.document)
 
     assert [slot.name[-2:] for slot in one.slots] == ["-1"]
-    assert [each.path.rpartition("-0")[2] for each in one.plan.deletions] == ["", "-admin"], "what was left of it"
+    assert [each.path.rpartition("-0")[2] for each in one.plan.deletions] == ["-admin", ""], "what was left of it"
 
 
 def test_the_pods_of_an_engine_beyond_help_do_not_drain():

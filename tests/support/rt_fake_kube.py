@@ -47,6 +47,7 @@ class FakeKube:
         self.refusals = {}  # (verb, end of a path) -> KubeError
         self.statuses = []  # what was written as status
         self.lists = []  # paths
+        self.gets = []  # paths
         self.graces = {}  # path -> the grace that a deletion asked for
         self.page_size = 250  # objects
         self.turn_page = lambda path: None  # called between two pages of a list; may raise
@@ -118,6 +119,9 @@ class FakeKube:
         self._note("apply", path)
         if not force and path in self.objects:
             raise KubeError(CONFLICT, "conflict")
+        known = self.objects.get(path, {"metadata": {}})
+        if manifest["metadata"].get("uid", known["metadata"].get("uid")) != known["metadata"].get("uid"):
+            raise KubeError(CONFLICT, "uid mismatch: no object of that name has the uid that was given")
         return self.put(manifest)
 
     async def replace_status(self, manifest):
@@ -145,6 +149,7 @@ class FakeKube:
         pass
 
     async def get(self, path):
+        self.gets.append(path)
         if path not in self.objects:
             raise KubeError(NOT_FOUND, "not found")
         return copy.deepcopy(self.objects[path])

@@ -34,17 +34,17 @@ def in_chunks(body, size):
 MEBIBYTE = said(ranks=[{"node": ""}] * 85_000)
 BODIES = {
     "a mebibyte of 85,000 ranks": lambda: MEBIBYTE,
-    "64 KiB of ranks": lambda: said(ranks=[{"node": ""}] * 5300),
-    "deep": lambda: b"[" * 65_000,
-    "deep in a field": lambda: b'{"version":"v1","x":' + b'{"a":' * 10_000,
+    "256 KiB of ranks": lambda: said(ranks=[{"node": ""}] * 21_600),
+    "deep": lambda: b"[" * 260_000,
+    "deep in a field": lambda: b'{"version":"v1","x":' + b'{"a":' * 50_000,
     "2 MB of reason": lambda: said(reason="x" * 2_000_000),
-    "another reason each time": lambda: said(state="recovering", reason=f"{next(numbers)}" + "x" * 60_000),
+    "another reason each time": lambda: said(state="recovering", reason=f"{next(numbers)}" + "x" * 250_000),
     "another state each time": lambda: said(state=("serving", "recovering")[next(numbers) % 2]),
     "another node each time": lambda: said(ranks=[{"node": f"n{next(numbers)}"}]),
     "other phases each time": lambda: said(
         state="starting", startup=[PHASE | {"name": f"p{next(numbers)}"} for _ in range(64)]
     ),
-    "7,000 edges": lambda: said(requests={"first_token_seconds": {str(number): 1 for number in range(7000)}}),
+    "24,000 edges": lambda: said(requests={"first_token_seconds": {str(number): 1 for number in range(24_000)}}),
 }
 KINDS = (*BODIES, "drips", "chunks of a byte")
 
@@ -56,7 +56,7 @@ async def answer(kind, reader, writer):
             writer.write(HEAD + b"X-Long: " + b"y" * 60_000)
             while True:
                 await writer.drain()
-                # Each in a segment of its own; nobody waits for the 64 KiB to be full.
+                # Each in a segment of its own; nobody waits for them to be full.
                 writer.write(b"y")
                 await asyncio.sleep(0)
         elif kind == "chunks of a byte":

@@ -8,7 +8,9 @@
   failed      given up; `reason` holds the first cause
 
 A request with `Prefer: return=minimal` gets what the operator reads, without `recoveries` and with `node` alone of each
-rank: the whole document of an engine with 128 ranks is larger than the 64 KiB that the operator takes.
+rank: the whole document of an engine with 128 ranks is larger than the 64 KiB that the operator takes of an answer with
+`Preference-Applied: return=minimal`. An answer without that header, as engines of the version before send it, may have
+256 KiB.
 """
 
 from __future__ import annotations

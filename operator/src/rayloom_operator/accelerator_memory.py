@@ -13,6 +13,9 @@ from dataclasses import dataclass
 from rayloom_operator.api_sizing import Accelerator
 
 _MIB = 1 << 20
+# A label is anybody's who may change nodes. What is computed from it is to fit into 64 bits of a status.
+MAX_MIB = 1 << 40
+_MAX_DIGITS = len(str(MAX_MIB))
 _GIVE_IT = "give spec.accelerator.memory, such as 80Gi"
 
 
@@ -38,7 +41,7 @@ UNKNOWN_NODES = NodeMemory(None, f"the operator does not know the cluster's node
 
 
 def asked_of(accelerator: Accelerator, node_selector: Mapping[str, str]) -> str:
-    """Of which nodes the memory is asked, as one text: what was read stays valid while this is equal."""
+    """A key for the set of nodes whose labels were read; the stored value is valid while the key is equal."""
     return ",".join([accelerator.resource, *(f"{name}={value}" for name, value in sorted(node_selector.items()))])
 
 
@@ -59,7 +62,7 @@ def node_memory(
         where = f"has {resource} and the labels of scheduling.nodeSelector" if node_selector else f"has {resource}"
         return NodeMemory(None, f"no node {where}: add one, or {_GIVE_IT}")
     label = f"{resource}.memory"
-    silent = [node.name for node in candidates if not node.labels.get(label, "").isdecimal()]
+    silent = [node.name for node in candidates if _mebibytes(node.labels.get(label, "")) is None]
     if silent:
         more = f" (and {len(silent) - 1} more)" if len(silent) > 1 else ""
         return NodeMemory(
@@ -74,4 +77,12 @@ def node_memory(
             f"node {shared[0]} shares each {resource} among several pods ({resource}.replicas), so its label {label} "
             f"is not what one may use: {_GIVE_IT}",
         )
-    return NodeMemory(min(int(node.labels[label]) for node in candidates) * _MIB)
+    return NodeMemory(min(_mebibytes(node.labels[label]) or 0 for node in candidates) * _MIB)
+
+
+def _mebibytes(text: str) -> int | None:
+    """The value of a label; None where it is no amount that a device can have."""
+    if not (text.isascii() and text.isdecimal() and len(text) <= _MAX_DIGITS):
+        return None
+    number = int(text)
+    return number if 0 < number <= MAX_MIB else None

@@ -196,6 +196,8 @@ class Sizing(Figures):
     advice: Message = Field("", description="What would use the accelerators better; empty when nothing is known.")
     accelerator_memory: int | None = Field(
         None,
+        ge=1,
+        le=1 << 60,
         description="Bytes of one accelerator as the nodes' labels said; absent where spec.accelerator.memory does.",
     )
     accelerator_nodes: str | None = Field(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 import msgspec
 
@@ -14,7 +14,7 @@ from rayloom_operator.api import KIND
 from rayloom_operator.drift import Drift, Found
 from rayloom_operator.engine_status import shown
 from rayloom_operator.errors import EngineUnavailable, OperatorError, Refused
-from rayloom_operator.kube import INVALID, NOT_FOUND, Deposed, Kube, KubeError, KubeUnreachable
+from rayloom_operator.kube import CONFLICT, INVALID, NOT_FOUND, Deposed, Kube, KubeError, KubeUnreachable
 from rayloom_operator.names import Manifest, ServiceKey, object_path, path_of
 from rayloom_operator.objects.old_spec import KIND_OF_OLD_SPECS
 from rayloom_operator.ownership import Whose, whose
@@ -39,6 +39,8 @@ _LEAST_S = 10.0
 _COLLECTION_S = 30.0
 # Their pods need all else, and that one of them is there says that all else was made.
 _LAST = ("RayCluster", "Job")
+# What each group has of its own, in the order in which it is made.
+_OF_GROUPS = ("ConfigMap", "Secret")
 # Of a RayCluster that was made, or may have been: its service and name.
 OnCluster = Callable[[ServiceKey, str], None]
 # Of one whose engine was told to drain (True) or to go on, or may have been.
@@ -150,19 +152,17 @@ class Applier:
         is_all = is_drifted or not before or now - at >= max(interval_s * share, min(interval_s, _LEAST_S))
         now_due = planned.wanted if is_all else new
         needed = [each for each in now_due if each["kind"] not in _LAST]
-        first: set[str] = set()  # groups whose ConfigMap is made in this pass, in nobody's place
-        # A ConfigMap of ours says that the Secret of its group is ours as well, and is there before it.
-        for are_late in (False, True):
-            due = [each for each in needed if (each["kind"] == "Secret") is are_late]
-            done = await asyncio.gather(
-                *(self._write(key, each, planned.new, first) for each in due), return_exceptions=True
-            )
-            for failure in done:
-                if failure is not None:
-                    raise failure
+        shared = [each for each in needed if each["kind"] not in _OF_GROUPS]
+        await _all(self._write(key, each, planned.new) for each in shared)
+        # A failure above leaves no ConfigMap behind whose Secret was never asked for.
+        groups: dict[str, list[Manifest]] = {}
+        for each in needed:
+            if each["kind"] in _OF_GROUPS:
+                groups.setdefault(each["metadata"]["labels"][names.GROUP_LABEL], []).append(each)
+        await _all(self._write_parts(key, parts, planned.new) for parts in groups.values())
         for manifest in now_due:
             if manifest["kind"] in _LAST:
-                await self._write(key, manifest, planned.new, first)
+                await self._write(key, manifest, planned.new)
         if is_all and found is None:
             at, share = now, 1.0
         self._applied[key] = (frozenset(hashes), at, share)
@@ -170,23 +170,28 @@ class Applier:
     def _is_right(self, key: ServiceKey, manifest: Manifest, new_groups: frozenset[str], found: Found) -> bool:
         if manifest["kind"] == KIND_OF_OLD_SPECS:
             return manifest["metadata"]["name"] not in new_groups
-        if manifest["kind"] in ("ConfigMap", "Secret"):
+        if manifest["kind"] in _OF_GROUPS:
             # They were made before their RayCluster.
             return manifest["metadata"]["labels"].get(names.GROUP_LABEL) not in new_groups
         return self._drift.is_right(key, manifest, found)
 
-    async def _write(self, key: ServiceKey, manifest: Manifest, new_groups: frozenset[str], first: set[str]) -> None:
-        kind, group = manifest["kind"], manifest["metadata"]["labels"].get(names.GROUP_LABEL)
-        if kind == "Secret":
-            # Made, never changed or read: the right to patch a Secret is the right to read every Secret.
-            # Of a group that is not there yet, it is another's remains.
-            await self._make_secret(key, manifest, is_new=group in new_groups, is_first=group in first)
-        elif kind == "ConfigMap":
-            if await self._make(manifest, is_new=group in new_groups):
-                first.add(group)
-        elif kind == KIND_OF_OLD_SPECS:
+    async def _write_parts(self, key: ServiceKey, parts: list[Manifest], new_groups: frozenset[str]) -> None:
+        """Makes a group's ConfigMap, which says that the Secret of its group is ours as well, and then the Secret."""
+        is_first = False
+        for each in sorted(parts, key=lambda each: _OF_GROUPS.index(each["kind"])):
+            is_new = each["metadata"]["labels"][names.GROUP_LABEL] in new_groups
+            if each["kind"] == "ConfigMap":
+                is_first = await self._make(each, is_new=is_new)
+            else:
+                # Made, never changed or read: the right to patch a Secret is the right to read every Secret.
+                # Of a group that is not there yet, it is another's remains.
+                await self._make_secret(key, each, is_new=is_new, is_first=is_first)
+
+    async def _write(self, key: ServiceKey, manifest: Manifest, new_names: frozenset[str]) -> None:
+        kind = manifest["kind"]
+        if kind == KIND_OF_OLD_SPECS:
             # That of a deleted service of the same name goes with it, sooner or later.
-            await self._make(manifest, is_new=manifest["metadata"]["name"] in new_groups)
+            await self._make(manifest, is_new=manifest["metadata"]["name"] in new_names)
         elif kind == "Job":
             await self._kube.create(manifest)
         elif kind == "RayCluster":
@@ -197,7 +202,7 @@ class Applier:
                 raise
             self._on_cluster(key, manifest["metadata"]["name"])
         else:
-            self._drift.wrote(key, await self._claim(manifest))
+            self._drift.wrote(key, await self._apply_ours(key, manifest))
 
     async def _make(self, manifest: Manifest, *, is_new: bool) -> bool:
         """Makes an object that is never changed. What is there in place of a new one goes first, if it is ours.
@@ -215,7 +220,7 @@ class Applier:
         return False
 
     async def _make_secret(self, key: ServiceKey, manifest: Manifest, *, is_new: bool, is_first: bool) -> None:
-        """The same of a Secret, which the operator may not read.
+        """Makes a Secret, which the operator may not read.
 
         A ConfigMap of the group that was there before this pass was made by one that made the Secret too, or was about
         to. Where there `is_first` one now, the Secret is somebody else's, and the ConfigMap goes again: it would say
@@ -241,6 +246,19 @@ class Applier:
         if not await self._kube.create(manifest):
             raise OperatorError(f"{path_of(manifest)} was deleted, and somebody else has made one since")
 
+    async def _apply_ours(self, key: ServiceKey, manifest: Manifest) -> Manifest:
+        """Applies an object. Its owner is read first, unless the drift watch knows which object is ours."""
+        uid = self._drift.uid_of_ours(key, manifest["kind"])
+        if uid is None:
+            return await self._claim(manifest)
+        try:
+            # The API server refuses the uid of an object that is gone, also where another one has the name by now.
+            return await self._kube.apply(manifest | {"metadata": manifest["metadata"] | {"uid": uid}})
+        except KubeError as error:
+            if error.code not in (CONFLICT, NOT_FOUND) and not (error.code == INVALID and "metadata.uid" in str(error)):
+                raise
+            return await self._claim(manifest)
+
     async def _claim(self, manifest: Manifest) -> Manifest:
         """Applies an object, unless one of its name is somebody else's."""
         found = await self._found(path_of(manifest))
@@ -264,6 +282,13 @@ class Applier:
             if error.code != NOT_FOUND:
                 raise
             return None
+
+
+async def _all(steps: Iterable[Awaitable[None]]) -> None:
+    """Ends all of them, and raises the first failure."""
+    for failure in await asyncio.gather(*steps, return_exceptions=True):
+        if failure is not None:
+            raise failure
 
 
 def _taken(manifest: Manifest) -> Refused:

@@ -22,6 +22,7 @@ from rayloom_operator.applier import Applier
 from rayloom_operator.drift import Drift
 from rayloom_operator.engine_poller import EnginePoller
 from rayloom_operator.errors import DoesNotFit, MemoryUnknown, NotAllowed, OperatorError, Refused, SpecError
+from rayloom_operator.held import held_plan
 from rayloom_operator.inspection import Inspection, inspect
 from rayloom_operator.judgement import STALE_S, is_well, mute_at
 from rayloom_operator.known import Known
@@ -40,6 +41,7 @@ from rayloom_operator.reflector import without_managed_fields
 from rayloom_operator.resolved import Resolved, is_sized, resolve
 from rayloom_operator.roller import Roller
 from rayloom_operator.rollout import Step
+from rayloom_operator.sizer import Sizer
 from rayloom_operator.status import VALID, status
 from rayloom_operator.status_writer import StatusWriter
 from rayloom_operator.watches import Watches
@@ -62,8 +64,6 @@ _SILENCE_LOOK_S = 5.0
 # A failure that was written down is acted on in a turn of its own, that soon.
 _NEXT_TURN_S = 0.2
 _REFUSED_LOOK_S = 2.0
-# A shape is computed within 10 ms of a core, which others may have.
-_SIZING_S = 5.0
 # Why a spec that is right in itself cannot be used.
 _REASONS = ((DoesNotFit, Reason.DOES_NOT_FIT), (NotAllowed, Reason.NOT_ALLOWED))
 # Nodes get the labels of their accelerators some time after they joined.
@@ -110,7 +110,8 @@ class Controller:
         self._drift = Drift(kube, self._queue.add, namespaces=namespaces)
         self._observer = Observer(kube, self.watches, self._poller, settings.admin_tokens)
         self._applier = Applier(kube, self._drift, self._observer.note_cluster, self._poller.told)
-        self._roller = Roller(kube, settings, self._observer)
+        self._sizer = Sizer()
+        self._roller = Roller(kube, settings, self._observer, self._sizer)
         self._statuses = StatusWriter(kube, self._services, self._metrics, self.set_service, self._edited)
         self._mounting_since: dict[ServiceKey, float] = {}
         # While services are listed: the versions of those that went meanwhile, which later pages may still have.
@@ -158,6 +159,7 @@ class Controller:
                 tasks.create_task(self._watch_silence())
                 tasks.create_task(self._queue.work(self._metrics.measured(self._reconcile)))
         finally:
+            self._sizer.close()
             await self._poller.close()
 
     async def drain(self) -> None:
@@ -278,6 +280,8 @@ class Controller:
         settings, model = self._settings, inspection.model
         named = service or without_spec(document)
         planned = plan(wanted, seen, parts, step, memory, rollout, settings, named, model, now=now, clock=clock)
+        if service is not None and accepted.reason is Reason.NOT_ALLOWED and not unsupported:
+            planned = held_plan(planned, service, seen, settings.namespace, now=now)
         mounting_s = self._mounting_s(key, seen.groups, inspection, now)
         refused: Refused | None = None
         try:
@@ -354,13 +358,8 @@ class Controller:
         memory = WITHOUT_CLUSTER
         if accelerator is not None and accelerator.memory is None:
             memory = self.watches.nodes.memory_of(accelerator, service.spec.scheduling.node_selector)
-        try:
-            async with asyncio.timeout(_SIZING_S):
-                # Nodes are read here, in the loop that changes them.
-                return await asyncio.to_thread(resolve, service, image, facts, previous, hub, lambda *_: memory)
-        except TimeoutError:
-            words = f"spec.parallelism: no shape was found within {_SIZING_S:g} s; give tensor and pipeline yourself"
-            raise SpecError((words,)) from None
+        # Nodes are read here, in the loop that changes them.
+        return await self._sizer.run(resolve, service, image, facts, previous, hub, lambda *_: memory)
 
     async def _inspect(self, key: ServiceKey, previous: Manifest, service: LLMService, clock: datetime) -> Inspection:
         image, hub, pods = self._settings.image(service), self._settings.hub, self._pods.of_service(key)

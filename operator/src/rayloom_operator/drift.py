@@ -38,6 +38,7 @@ class Drift:
     def __init__(self, kube: Kube, on_change: Callable[[ServiceKey], None], **options: Any) -> None:
         self._on_change = on_change
         self._written: dict[ServiceKey, dict[str, str]] = {}  # uid -> version of what was applied, or found right, last
+        self._ours: dict[ServiceKey, dict[str, str]] = {}  # kind -> uid of an object that is ours, unchanged since
         self._seen: dict[ServiceKey, dict[str, str]] = {}  # the same of what was seen since; empty when it is gone
         self._found: dict[ServiceKey, Found] = {}  # of services that had no pass yet
         self._packers = {kind: Packer() for kind in _KINDS}
@@ -52,8 +53,17 @@ class Drift:
 
     def wrote(self, key: ServiceKey, answer: Manifest) -> None:
         """An object was applied, and this is what the API server says that it is now."""
-        if answer["kind"] in _KINDS:
-            self._written.setdefault(key, {})[answer["metadata"]["uid"]] = _version(answer)
+        kind, uid, version = answer["kind"], answer["metadata"]["uid"], _version(answer)
+        if kind not in _KINDS:
+            return
+        self._written.setdefault(key, {})[uid] = version
+        if self._seen.get(key, {}).get(uid, version) == version:
+            self._ours.setdefault(key, {})[kind] = uid
+
+    def uid_of_ours(self, key: ServiceKey, kind: str) -> str | None:
+        """The uid of the service's object of this kind, of which there is one; None unless it was applied or found
+        right, and nobody else has changed it since."""
+        return self._ours.get(key, {}).get(kind)
 
     def first_look(self, key: ServiceKey) -> Found | None:
         """What an earlier operator has left of the service; None after the first call."""
@@ -78,7 +88,7 @@ class Drift:
         return any(written.get(uid, version) != version for uid, version in self._seen.pop(key, {}).items())
 
     def forget(self, key: ServiceKey) -> None:
-        for each in (self._written, self._seen, self._found):
+        for each in (self._written, self._ours, self._seen, self._found):
             each.pop(key, None)
 
     def _see(self, key: ServiceKey, found: Manifest, is_gone: bool) -> None:
@@ -88,6 +98,8 @@ class Drift:
             self._found.setdefault(key, {})[kind, name] = b"" if is_gone else self._packers[kind].pack(found)
         if self._written.get(key, {}).get(uid) != version:
             self._seen.setdefault(key, {})[uid] = version
+            # Who owns it is read again before the next apply.
+            self._ours.get(key, {}).pop(found["kind"], None)
             self._on_change(key)
 
 

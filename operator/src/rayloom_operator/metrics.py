@@ -71,7 +71,8 @@ class Metrics:
         )
         self._queue_seconds = Histogram(
             f"{_PREFIX}_queue_seconds",
-            "Seconds that a service waited for a pass: with news, as one that is known, or as a new one.",
+            "Seconds a service waited for reconciliation. `news`: an engine or pod changed; `known`: spec change or "
+            "regular check; `new`: first seen.",
             LABELS["queue_seconds"],
             buckets=_WAIT_SECONDS,
             registry=self._registry,

@@ -20,7 +20,7 @@ MAX_WIDTH = 1 << 22
 MAX_VOCABULARY = 1 << 24
 # Of the products of these sizes too: what is computed from them is to fit into 64 bits of a status.
 MAX_PARAMETERS = 1 << 50
-_MAX_POSITIONS = 1 << 40
+MAX_POSITIONS = 1 << 30
 
 
 def _dtype(name: str) -> str:
@@ -49,7 +49,7 @@ class ModelShape(_Part):
     num_kv_heads: Heads = Field(description="Key and value heads.")
     head_dim: Width = Field(description="Width of a head.")
     vocab_size: int = Field(ge=1, le=MAX_VOCABULARY, description="Rows of the embedding.")
-    max_position_embeddings: int = Field(ge=1, le=_MAX_POSITIONS, description="Longest context in tokens.")
+    max_position_embeddings: int = Field(ge=1, le=MAX_POSITIONS, description="Longest context in tokens.")
     tie_word_embeddings: bool = Field(description="The output uses the embedding's weights.")
     checkpoint_dtype: Annotated[str, AfterValidator(_dtype)] = Field(
         max_length=32, description="Type of the weights: bfloat16, float16 or float32."
@@ -61,7 +61,7 @@ class ModelShape(_Part):
     attention_span: int | None = Field(
         None,
         ge=1,
-        le=_MAX_POSITIONS,
+        le=MAX_POSITIONS,
         description="Positions that a token sees in every layer, itself included; none when a layer sees all.",
     )
 

@@ -12,6 +12,7 @@ from rayloom_operator.objects.old_spec import old_spec_path, resolved_of
 from rayloom_operator.ownership import is_owned
 from rayloom_operator.permissions import Permissions
 from rayloom_operator.resolved import Hub, Resolved
+from rayloom_operator.sizer import Sizer
 
 logger = logging.getLogger(__name__)
 
@@ -19,10 +20,11 @@ logger = logging.getLogger(__name__)
 class OldSpecs:
     """Lives in one event loop. Holds nothing of services that do not roll."""
 
-    def __init__(self, kube: Kube, hub: Hub, permissions: Permissions) -> None:
+    def __init__(self, kube: Kube, hub: Hub, permissions: Permissions, sizer: Sizer) -> None:
         self._kube = kube
         self._hub = hub
         self._permissions = permissions
+        self._sizer = sizer
         self._known: dict[ServiceKey, dict[str, Resolved]] = {}
 
     async def of(self, key: ServiceKey, document: Manifest, revisions: Iterable[str]) -> dict[str, Resolved]:
@@ -50,7 +52,9 @@ class OldSpecs:
             return None
         if not is_owned(found["metadata"], document["metadata"]["uid"]):
             return None
-        resolved = resolved_of(found, document, self._hub)
+        # Another version of the operator may have sized it by other inputs, and whoever may write ControllerRevisions
+        # may have changed it: then its shape is computed once more.
+        resolved = await self._sizer.run(resolved_of, found, document, self._hub)
         if resolved is None:
             logger.warning("%s/%s: %s cannot be read: no engine of that revision can be made again", *key, path)
             return None

@@ -1,4 +1,4 @@
-"""Whose an object is that has a name which the operator wants for one of its own. Pure.
+"""Decides who owns an existing object whose name the operator needs. Pure.
 
 Names follow from those of LLMServices, so an object of somebody else's may have one. It is neither changed nor deleted.
 """
@@ -24,7 +24,7 @@ def is_owned(meta: Manifest, uid: str) -> bool:
 
 
 def whose(found: Manifest, wanted: Manifest) -> Whose:
-    """Whose `found` is, in whose place `wanted` is to be."""
+    """Who owns `found`, an object that has the name of `wanted`."""
     meta, (owner,) = found["metadata"], wanted["metadata"]["ownerReferences"]
     if is_owned(meta, owner["uid"]):
         return Whose.OURS

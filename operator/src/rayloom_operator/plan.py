@@ -159,11 +159,7 @@ def plan(
                 wanted.append(ray_cluster(lineage.resolved, lineage.revision, number, service.metadata))
     namespace = service.metadata.namespace
     deletions = [
-        deletion
-        for group in seen.groups
-        if group.name in step.delete
-        # The RayCluster goes last: while it is listed, whoever was interrupted here knows what is left to do.
-        for deletion in (*_companions(group.name, namespace), _end(group, namespace))
+        deletion for group in seen.groups if group.name in step.delete for deletion in group_deletions(group, namespace)
     ]
     # Of groups that went, and whose places have other names now.
     left = memory.keys() - {slot.name for slot in slots} - {group.name for group in seen.groups}
@@ -202,10 +198,17 @@ def _drains(service: LLMService, seen: Observed, step: Step, settings: Settings)
             yield Drain(group=group.name, ip=group.head.ip, token=token, old_token=old, wanted=wanted)
 
 
+def group_deletions(group: Group, namespace: str) -> tuple[Deletion, ...]:
+    """A group, and what it has of its own."""
+    # The RayCluster goes last: while it is listed, whoever was interrupted here knows what is left to do.
+    return (*_companions(group.name, namespace), _end(group, namespace))
+
+
 def _companions(group: str, namespace: str) -> tuple[Deletion, ...]:
+    # The Secret first: while it is there, the ConfigMap says whose it is.
     return (
-        Deletion(object_path("v1", "ConfigMap", namespace, group)),
         Deletion(object_path("v1", "Secret", namespace, admin_secret_name(group))),
+        Deletion(object_path("v1", "ConfigMap", namespace, group)),
     )
 
 

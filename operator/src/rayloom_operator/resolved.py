@@ -22,6 +22,7 @@ class Hub:
     """How pods reach the models' hub. Running engines keep what they were made with."""
 
     endpoint: str = ""  # URL of a mirror; empty for the hub itself
+    allows_own: bool = False  # HF_ENDPOINT of a manifest may name another hub, also where a token is sent to it
     ca_config_map: str = ""  # in each service's namespace, with the certificates to trust; empty for the image's own
 
 

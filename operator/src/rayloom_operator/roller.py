@@ -18,13 +18,14 @@ from rayloom_operator.resolved import Resolved
 from rayloom_operator.revision import revision, with_kept_image
 from rayloom_operator.rolling import look, order_of
 from rayloom_operator.rollout import Step, next_step
+from rayloom_operator.sizer import Sizer
 
 
 class Roller:
     """Lives in one event loop."""
 
-    def __init__(self, kube: Kube, settings: Settings, observer: Observer) -> None:
-        self._old_specs = OldSpecs(kube, settings.hub, settings.permissions)
+    def __init__(self, kube: Kube, settings: Settings, observer: Observer, sizer: Sizer) -> None:
+        self._old_specs = OldSpecs(kube, settings.hub, settings.permissions, sizer)
         self._observer = observer
 
     def forget(self, key: ServiceKey) -> None:

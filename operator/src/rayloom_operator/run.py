@@ -69,7 +69,7 @@ def run_operator(
 ) -> None:
     """Runs until it is asked to stop. Raises OperatorError when it cannot start, and when it leads no more."""
     logs.set_up(log_level, log_format)
-    hub = Hub(endpoint=hub_endpoint, ca_config_map=hub_ca_config_map)
+    hub = Hub(endpoint=hub_endpoint, allows_own=hub_endpoints, ca_config_map=hub_ca_config_map)
     permissions = Permissions(
         host_paths=host_paths, hub_endpoints=hub_endpoints, allowed_in_pod_templates=allowed_in_pod_templates
     )

@@ -14,11 +14,14 @@ from typing import cast
 from rayloom_operator.errors import EngineUnavailable
 
 _TIMEOUT_S = 3.0
-# Of headers and body. A status has some thousand bytes, one of a thousand ranks 60 thousand.
+# Of headers and body. A minimal status has some thousand bytes, one of a thousand ranks 60 thousand.
 MAX_BYTES = 64 << 10
+# Of an answer without `Preference-Applied`: engines of the version before send the full document, of 150 thousand.
+MAX_FULL_BYTES = 256 << 10
 _MAX_CHUNKS = 256
 _UNAUTHORIZED = 401
 _FIRST_LINE = re.compile(rb"HTTP/1\.[01] ([2-5][0-9]{2}) ")
+_MINIMAL = re.compile(rb"\r\npreference-applied:[ \t]*return=minimal[ \t]*\r\n", re.IGNORECASE)
 _CHUNKED = re.compile(rb"\r\ntransfer-encoding:[^\r\n]*chunked", re.IGNORECASE)
 _LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*([0-9]{1,9})[ \t]*\r\n", re.IGNORECASE)
 _ANY_LENGTH = re.compile(rb"\r\ncontent-length:", re.IGNORECASE)
@@ -66,6 +69,7 @@ class _Exchange(asyncio.Protocol):
         self._received = bytearray()
         self._body_at: int | None = None  # where the body begins, once the headers are whole
         self._end: int | None = None  # of the answer, once its headers say so
+        self._most = MAX_BYTES  # of the answer; the headers alone have no more
         self.answer = answer
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -77,12 +81,14 @@ class _Exchange(asyncio.Protocol):
             return
         searched = max(0, len(self._received) - 3)
         self._received += data
-        if len(self._received) > MAX_BYTES:
-            self._fail(f"an answer of more than {MAX_BYTES} bytes")
-            return
-        if self._body_at is None and (at := self._received.find(b"\r\n\r\n", searched)) >= 0:
+        if self._body_at is None and (at := self._received.find(b"\r\n\r\n", searched, MAX_BYTES)) >= 0:
             self._body_at = at + 4
             self._end = self._end_by_length()
+            is_minimal = _MINIMAL.search(self._received, 0, at + 2) is not None
+            self._most = MAX_BYTES if is_minimal else MAX_FULL_BYTES
+        if max(len(self._received), self._end or 0) > self._most:
+            self._fail(f"an answer of more than {self._most} bytes")
+            return
         if self._end is not None and len(self._received) >= self._end:
             # Not every proxy on the way closes when it is asked to.
             self._finish(self._received[self._body_at : self._end])

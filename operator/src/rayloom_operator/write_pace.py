@@ -1,7 +1,7 @@
-"""When the status of a service may be written. Pure; the caller has the clock.
+"""Limits how often the status of a service is written. Pure; the caller has the clock.
 
-What an engine says comes into the status, and an engine's image may be anybody's: one that says something else with
-each answer must not keep the API server, and this operator, at work for it alone.
+An engine's answers become part of the status, and its image may be anybody's. An engine whose every answer differs must
+not cost the API server and this operator a write each.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ from typing import Any
 
 from rayloom_operator.names import ServiceKey
 
-# Of words alone: a sentence, the nodes of ranks, bytes that were loaded.
+# Seconds between two writes that change text alone: a sentence, the nodes of ranks, bytes that were loaded.
 WORDS_INTERVAL_S = 5.0
-# Of all else. A roll of 64 engines writes less, and what is left waits for half a second.
+# All other writes draw on a budget. A roll of 64 engines stays below it; beyond it a write waits for half a second.
 _BURST = 60.0
 _WRITES_PER_S = 2.0
 
 
 @dataclass(slots=True)
 class _Pace:
-    words_at: float = float("-inf")  # when words alone were written last
+    words_at: float = float("-inf")  # time of the last write that changed text alone
     left: float = _BURST  # writes that may be made at once
-    at: float = field(default=0.0)  # when that was reckoned
+    at: float = field(default=0.0)  # time for which `left` holds
 
 
 class WritePace:
@@ -52,7 +52,7 @@ class WritePace:
 
 
 def without_words(status: Mapping[str, Any]) -> dict[str, Any]:
-    """What programs decide by: all of a status but sentences, nodes, and how far an engine has loaded."""
+    """The part of a status by which programs decide: without sentences, nodes, and how far an engine has loaded."""
     kept = _without(status, "loading")
     kept["conditions"] = [_without(each, "message") for each in status.get("conditions", ())]
     kept["groups"] = [

@@ -93,7 +93,8 @@ def admin_app(service: Service, token: str | None, drain_mark: Path | None = Non
         # RFC 7240.
         is_minimal = "return=minimal" in request.headers.get("prefer", "")
         text = document.minimal_json() if is_minimal else document.model_dump_json()
-        return Response(text, media_type="application/json")
+        headers = {"Preference-Applied": "return=minimal"} if is_minimal else {}
+        return Response(text, headers=headers, media_type="application/json")
 
     async def drain(request: Request) -> Response:
         check(request)

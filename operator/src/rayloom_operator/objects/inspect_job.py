@@ -58,7 +58,10 @@ def inspect_job(service: LLMService, image: str, hub: Hub, attempt: int) -> Mani
         "backoffLimit": 0,
         "activeDeadlineSeconds": _DEADLINE_SECONDS,
         "ttlSecondsAfterFinished": _KEEP_SECONDS,
-        "template": {"metadata": {"labels": names.labels(service)}, "spec": with_inspection_template(service, pod)},
+        "template": {
+            "metadata": {"labels": names.labels(service)},
+            "spec": with_inspection_template(service, pod, hub),
+        },
     }
     inputs = json.dumps([spec, service.metadata.uid], sort_keys=True)
     name = f"{service.metadata.name}-inspect-{hashlib.sha256(inputs.encode()).hexdigest()[:8]}"

@@ -11,6 +11,7 @@ from rayloom_operator.names import Manifest
 from rayloom_operator.objects.pod_merge import merged
 from rayloom_operator.reserved_env import RESERVED_NAMES
 from rayloom_operator.reserved_parts import OWN_CONTAINERS
+from rayloom_operator.resolved import Hub
 
 # A hub's token goes nowhere else, whatever a ConfigMap says.
 _HUB = "https://huggingface.co"
@@ -31,16 +32,16 @@ _INSPECTION_FIELDS = (
 _OWN_KINDS = frozenset({"configMap", "downwardAPI", "emptyDir", "projected", "secret"})
 
 
-def with_template(service: LLMService, template: HeadTemplate | WorkerTemplate, built: Manifest) -> Manifest:
+def with_template(service: LLMService, template: HeadTemplate | WorkerTemplate, built: Manifest, hub: Hub) -> Manifest:
     """The pod template `built` by the operator, with the user's merged over it."""
     patch = document_of(template)
     if not patch:
         return built
     found = merged(built, patch)
     spec = found["spec"]
-    spec = spec | {"containers": [_kept(service, each) for each in spec["containers"]]}
+    spec = spec | {"containers": [_kept(service, each, hub) for each in spec["containers"]]}
     if "initContainers" in spec:
-        spec["initContainers"] = [_kept(service, each) for each in spec["initContainers"]]
+        spec["initContainers"] = [_kept(service, each, hub) for each in spec["initContainers"]]
     if spec.get("hostNetwork"):
         spec = _alone_on_its_node(spec)
         labels = {**found["metadata"]["labels"], names.HOST_NETWORK_LABEL: "true"}
@@ -54,7 +55,7 @@ def document_of(template: HeadTemplate | WorkerTemplate) -> Manifest:
     return {name: part for name, part in found.items() if part}
 
 
-def with_inspection_template(service: LLMService, built: Manifest) -> Manifest:
+def with_inspection_template(service: LLMService, built: Manifest, hub: Hub) -> Manifest:
     """The spec of the inspection's pod, with what of the head's template concerns it.
 
     Its container is the engine's there: the same variables, and the files that they name. It has none of the labels
@@ -73,10 +74,10 @@ def with_inspection_template(service: LLMService, built: Manifest) -> Manifest:
     mounts = [each for each in engine.get("volumeMounts", ()) if each["name"] in kept]
     container |= {"name": names.INSPECT_CONTAINER, "volumeMounts": mounts}
     found = merged(built, patch | {"volumes": volumes, "containers": [container]})
-    return found | {"containers": [_kept(service, each, is_own=True) for each in found["containers"]]}
+    return found | {"containers": [_kept(service, each, hub, is_own=True) for each in found["containers"]]}
 
 
-def _kept(service: LLMService, container: Manifest, *, is_own: bool | None = None) -> Manifest:
+def _kept(service: LLMService, container: Manifest, hub: Hub, *, is_own: bool | None = None) -> Manifest:
     """The container within the bounds that hold for it, whatever was merged."""
     if is_own is None:
         is_own = container["name"] in OWN_CONTAINERS
@@ -86,10 +87,10 @@ def _kept(service: LLMService, container: Manifest, *, is_own: bool | None = Non
     if security.get("privileged") or not _SYS_ADMIN.isdisjoint(security["capabilities"].get("add", ())):
         # Kubernetes takes neither without it.
         container = container | {"securityContext": security | {"allowPrivilegeEscalation": True}}
-    return _with_guards(service, container) if is_own and "envFrom" in container else container
+    return _with_guards(service, container, hub) if is_own and "envFrom" in container else container
 
 
-def _with_guards(service: LLMService, container: Manifest) -> Manifest:
+def _with_guards(service: LLMService, container: Manifest, hub: Hub) -> Manifest:
     """The container with every reserved variable set, so that `envFrom` cannot bring one."""
     # `env` wins over `envFrom`, so a name that is set here is out of its reach.
     own = {each["name"] for each in container["env"]}
@@ -97,7 +98,8 @@ def _with_guards(service: LLMService, container: Manifest) -> Manifest:
     if container["name"] in (names.HEAD_CONTAINER, names.WORKER_CONTAINER):
         unset = [name for name in unset if name not in _SET_BY_KUBERAY]
     guards: list[dict[str, Any]] = [{"name": name, "value": ""} for name in unset]
-    if service.spec.model.token_secret_ref is not None and "HF_ENDPOINT" not in own:
+    is_guarded = service.spec.model.token_secret_ref is not None and not hub.allows_own
+    if is_guarded and "HF_ENDPOINT" not in own:
         guards.append({"name": "HF_ENDPOINT", "value": _HUB})
     return container | {"env": [*container["env"], *guards]}
 

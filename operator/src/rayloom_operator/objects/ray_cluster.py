@@ -131,7 +131,7 @@ def ray_cluster(resolved: Resolved, revision: str, number: int = 0, metadata: Me
             "headGroupSpec": {
                 # No CPU for Ray's actors: no rank lands here.
                 "rayStartParams": _RAY_START | {"num-cpus": "0", "include-dashboard": "false", "no-monitor": "true"},
-                "template": with_template(service, given.head, head),
+                "template": with_template(service, given.head, head, resolved.hub),
             },
             "workerGroupSpecs": [
                 {
@@ -140,7 +140,7 @@ def ray_cluster(resolved: Resolved, revision: str, number: int = 0, metadata: Me
                     **dict.fromkeys(("replicas", "minReplicas", "maxReplicas"), resolved.num_pods),
                     # One for each rank, whatever the pod may use: this only says how many ranks fit.
                     "rayStartParams": _RAY_START | dict.fromkeys(_rank_kinds(resolved), str(resolved.ranks_per_pod)),
-                    "template": with_template(service, given.worker, worker),
+                    "template": with_template(service, given.worker, worker, resolved.hub),
                 }
             ],
         },

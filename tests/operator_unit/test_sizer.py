@@ -1,0 +1,117 @@
+"""Shapes are computed in a thread of their own, and a computation that takes too long is no fault of the spec's."""
+
+import asyncio
+import threading
+
+import pytest
+
+from rayloom_operator import controller, old_specs, sizer
+from rayloom_operator.errors import DoesNotFit, OperatorError, SpecError
+from rayloom_operator.objects.old_spec import old_spec
+from rayloom_operator.old_specs import OldSpecs
+from rayloom_operator.permissions import Permissions
+from rayloom_operator.resolved import Hub
+from rayloom_operator.revision import revision
+from rayloom_operator.sizer import Sizer
+from rt_fake_kube import FakeKube
+from rt_operator import make_resolved
+from rt_world import service, with_world
+
+
+def test_what_takes_too_long_is_tried_again_and_the_thread_is_one(monkeypatch):
+    monkeypatch.setattr(sizer, "_LIMIT_S", 0.05)
+    released = threading.Event()
+
+    async def story():
+        computing = Sizer()
+        with pytest.raises(OperatorError, match=r"not computed within 0\.05 s") as caught:
+            await computing.run(released.wait)
+        assert not isinstance(caught.value, SpecError)
+        # The thread is taken, so another computation does not begin.
+        began = []
+        with pytest.raises(OperatorError):
+            await computing.run(began.append, 1)
+        released.set()
+        monkeypatch.setattr(sizer, "_LIMIT_S", 10)
+        first, second = await computing.run(threading.get_ident), await computing.run(threading.get_ident)
+        assert first == second != threading.get_ident()
+        assert began == []
+        computing.close()
+
+    asyncio.run(story())
+
+
+def test_what_a_computation_raises_is_raised():
+    def fails():
+        raise DoesNotFit(("spec.accelerator: too small",))
+
+    async def story():
+        with pytest.raises(DoesNotFit, match="too small"):
+            await Sizer().run(fails)
+
+    asyncio.run(story())
+
+
+def test_a_slow_sizing_changes_no_status_and_the_service_is_made_once_it_ends(monkeypatch):
+    real, released, asked = controller.resolve, threading.Event(), threading.Event()
+
+    def slow(*arguments):
+        asked.set()
+        assert released.wait(30)
+        return real(*arguments)
+
+    monkeypatch.setattr(controller, "resolve", slow)
+    monkeypatch.setattr(sizer, "_LIMIT_S", 0.05)
+
+    async def story(world):
+        failures = []
+        bring = world.controller._bring
+
+        async def noted(key, document):
+            try:
+                return await bring(key, document)
+            except OperatorError as error:
+                failures.append(error)
+                raise
+
+        world.controller._bring = noted
+        world.ask_for(service())
+        await world.until(lambda: failures)
+        assert asked.is_set()
+        assert world.kube.statuses == []
+        monkeypatch.setattr(sizer, "_LIMIT_S", 30)
+        released.set()
+        await world.until(lambda: world.kube.named("RayCluster"))
+        await world.rest()
+        assert world.reason("Accepted") != "InvalidSpec"
+
+    with_world(story)
+
+
+def test_an_old_spec_is_read_in_the_thread_as_well(monkeypatch):
+    threads, real = [], old_specs.resolved_of
+
+    def noted(*arguments):
+        threads.append(threading.get_ident())
+        return real(*arguments)
+
+    monkeypatch.setattr(old_specs, "resolved_of", noted)
+
+    async def story():
+        kube, resolved = FakeKube(), make_resolved()
+        name = revision(resolved)
+        kube.put(old_spec(resolved, name, None))
+        document = {
+            "metadata": {
+                "name": "chat",
+                "namespace": "team",
+                "uid": "uid-1",
+                "creationTimestamp": "2026-01-01T00:00:00Z",
+            }
+        }
+        specs = OldSpecs(kube, Hub(), Permissions(), Sizer())
+        assert list(await specs.of(("team", "chat"), document, [name])) == [name]
+
+    asyncio.run(story())
+    (thread,) = threads
+    assert thread != threading.get_ident()
