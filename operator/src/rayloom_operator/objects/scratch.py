@@ -45,7 +45,7 @@ def _given_variables(resolved: Resolved, *, has_ranks: bool) -> set[str]:
     head, worker = spec.pod_template.head.spec, spec.pod_template.worker.spec
     container = worker.container(names.WORKER_CONTAINER) if has_ranks else head.container(names.ENGINE_CONTAINER)
     of_template = (container.env if container is not None else None) or ()
-    return {each.name for each in (*spec.engine.env, *of_template)}
+    return {each.name for each in spec.engine.env} | {each.name for each in of_template}
 
 
 def scratch_volume(name: str, mebibytes: int, resources: Manifest) -> Manifest:
