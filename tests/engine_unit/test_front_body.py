@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from rayloom_engine.front.body import (
@@ -11,7 +9,6 @@ from rayloom_engine.front.body import (
     MAX_FIELDS,
     MAX_STRINGS,
     MAX_VALUES,
-    BodyBudget,
     check_shape,
     parse_object,
 )
@@ -53,24 +50,3 @@ def test_fields_are_counted() -> None:
     assert len(parse_object(body(MAX_FIELDS))) == MAX_FIELDS
     with pytest.raises(ApiError, match="the body has 1025 fields; at most 1024 are allowed"):
         parse_object(body(MAX_FIELDS + 1))
-
-
-def test_bodies_share_a_budget_and_give_it_back() -> None:
-    budget = BodyBudget(100)
-    with budget.share(0) as one:
-        one.take(60)
-        with budget.share(0) as other:
-            other.take(40)
-            with pytest.raises(ApiError, match="too many large requests are being read"):
-                other.take(1)
-        assert budget.num_bytes == 60
-    assert budget.num_bytes == 0
-
-
-def test_a_server_of_larger_bodies_has_room_for_four() -> None:
-    budget = BodyBudget(100)
-    shares: list[Any] = [budget.share(4 * 50) for _ in range(5)]
-    for share in shares[:4]:
-        share.take(50)
-    with pytest.raises(ApiError):
-        shares[4].take(50)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import re
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 from starlette.requests import ClientDisconnect, Request
 
-from rayloom_engine.front.errors import ApiError, ClientGone, unavailable
+from rayloom_engine.front.body_budget import BodyBudget
+from rayloom_engine.front.errors import ApiError, ClientGone
+from rayloom_engine.front.turns import Turns
 from rayloom_engine.json_words import shown
 
 MAX_DEPTH = 64  # no field of the API nests deeper than a few levels
@@ -20,19 +22,26 @@ MAX_CONTAINERS = 2**16
 MAX_STRINGS = 2**16  # keys too
 MAX_VALUES = 2**20 + 2**17  # token ids of the longest request to /detokenize, and some more
 THREAD_ABOVE_BYTES = 256 * 1024  # larger bodies are parsed in a thread, so that other streams do not wait
-MAX_BODY_BYTES_AT_ONCE = 128 * 1024 * 1024  # of all requests together
+MAX_BODY_BYTES_AT_ONCE = 128 * 1024 * 1024  # of all requests together, see BodyBudget
 
 _STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
 _NO_BRACKETS = bytes(byte for byte in range(256) if byte not in b"[]{}")
 
 
 async def read_json(request: Request, max_bytes: int) -> dict[str, Any]:
-    """The JSON object in a request's body. Raises ApiError (400, 413, 415, 503) or ClientGone."""
+    """The JSON object in a request's body. Raises ApiError (400, 413, 415, 503) or ClientGone.
+
+    The body's bytes count in the budget until the object is there; a body that waits for the parser counts too.
+    """
     check_content_type(request.headers.get("content-type"))
-    body = await read_body(request, max_bytes)
-    if len(body) > THREAD_ABOVE_BYTES:
-        return await asyncio.get_running_loop().run_in_executor(_PARSER, parse_object, body)
-    return parse_object(body)
+    tenant: str = request.state.tenant
+    with _BUDGET.share(tenant, 4 * max_bytes) as share:
+        body = await read_body(request, max_bytes, share.take)
+        if len(body) <= THREAD_ABOVE_BYTES:
+            return parse_object(body)
+        # One large body at a time: two would only hold up everything longer.
+        async with _PARSER_TURNS.turn(tenant):
+            return await asyncio.to_thread(parse_object, body)
 
 
 def check_content_type(given: str | None) -> None:
@@ -49,57 +58,26 @@ def check_content_type(given: str | None) -> None:
     )
 
 
-async def read_body(request: Request, max_bytes: int) -> bytes:
-    """The whole body. Raises ApiError 413 as soon as it is known to be longer than `max_bytes`."""
+async def read_body(request: Request, max_bytes: int, take: Callable[[int], None]) -> bytes:
+    """The whole body; `take` is called with the size of each part, and may refuse it.
+
+    Raises ApiError 413 as soon as the body is known to be longer than `max_bytes`.
+    """
     declared = request.headers.get("content-length", "")
     if declared.isascii() and declared.isdigit() and (len(declared) > 18 or int(declared) > max_bytes):
         raise _too_large(max_bytes)
     chunks: list[bytes] = []
     size = 0
-    with _BUDGET.share(4 * max_bytes) as share:
-        try:
-            async for chunk in request.stream():
-                size += len(chunk)
-                if size > max_bytes:
-                    raise _too_large(max_bytes)
-                share.take(len(chunk))
-                chunks.append(chunk)
-        except ClientDisconnect as error:
-            raise ClientGone from error
-        return b"".join(chunks)
-
-
-class BodyBudget:
-    """Bytes of all bodies that are being read at the same time. For one event loop."""
-
-    def __init__(self, max_bytes: int) -> None:
-        self._max_bytes = max_bytes
-        self.num_bytes = 0
-
-    def share(self, least_bytes: int) -> _Share:
-        """One body's part, given back at the end of the block. The budget is never smaller than `least_bytes`."""
-        return _Share(self, max(self._max_bytes, least_bytes))
-
-
-class _Share:
-    def __init__(self, budget: BodyBudget, max_bytes: int) -> None:
-        self._budget = budget
-        self._max_bytes = max_bytes
-        self._num_bytes = 0
-
-    def __enter__(self) -> _Share:
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        self._budget.num_bytes -= self._num_bytes
-
-    def take(self, num_bytes: int) -> None:
-        """Raises ApiError 503 when the budget is spent."""
-        if self._budget.num_bytes + num_bytes > self._max_bytes:
-            busy = "too many large requests are being read at the same time; try again soon"
-            raise unavailable(busy, "too_many_bodies", 2)
-        self._budget.num_bytes += num_bytes
-        self._num_bytes += num_bytes
+    try:
+        async for chunk in request.stream():
+            size += len(chunk)
+            if size > max_bytes:
+                raise _too_large(max_bytes)
+            take(len(chunk))
+            chunks.append(chunk)
+    except ClientDisconnect as error:
+        raise ClientGone from error
+    return b"".join(chunks)
 
 
 def parse_object(body: bytes) -> dict[str, Any]:
@@ -158,7 +136,7 @@ def check_shape(body: bytes, max_depth: int = MAX_DEPTH) -> None:
         position = string.end()
 
 
-_PARSER = ThreadPoolExecutor(1, "body")  # one large body at a time: two would only hold up everything longer
+_PARSER_TURNS = Turns()
 _BUDGET = BodyBudget(MAX_BODY_BYTES_AT_ONCE)
 
 

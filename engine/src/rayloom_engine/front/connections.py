@@ -49,7 +49,7 @@ class ConnectionTable:
         self._limit = limit
         self._refuses = refuses
         self._open: set[Connection] = set()
-        self._waiting: dict[Connection, None] = {}  # without a whole request, the longest first
+        self._waiting: dict[Connection, None] = {}  # no whole request is there; the one that waits longest first
         self._warned_at = float("-inf")  # by time.monotonic
 
     def __len__(self) -> int:
@@ -72,13 +72,19 @@ class ConnectionTable:
         return not self._refuses
 
     def has_request(self, connection: Connection) -> None:
-        """The headers of a request are there, so an answer is owed."""
+        """The headers and the body of a request are there, so an answer is owed."""
         self._waiting.pop(connection, None)
 
     def waits(self, connection: Connection) -> None:
-        """All answers are sent."""
+        """All answers are sent: from now on it waits."""
         if connection in self._open:
+            self._waiting.pop(connection, None)
             self._waiting[connection] = None
+
+    def makes_progress(self, connection: Connection) -> None:
+        """A body comes as fast as it must. When no answer is owed, those that wait for longer make room first."""
+        if connection in self._waiting:
+            self.waits(connection)
 
     def closed(self, connection: Connection) -> None:
         """Safe to call again."""

@@ -33,7 +33,8 @@ class HttpLimits:
     head_bytes: int = 64 * 1024  # request line, headers and trailers together
     head_fields: int = 256  # headers and trailers together
     head_s: float = 10.0  # from the connection's start or a request's first byte to the last header
-    body_s: float = 30.0  # between two parts of a body
+    body_s: float = 30.0  # between two parts of a body, and in addition to the time that follows from its size
+    body_bytes_per_s: float = 256 * 1024  # 8 MiB have 62 s
 
 
 class BoundedProtocol(HttpToolsProtocol):
@@ -60,6 +61,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._excess: ApiError | None = None  # what a callback found, to be answered once the parser has returned
         self._refusal: ApiError | None = None  # nothing is parsed any more
         self._dropped_bytes = 0
+        self._body_due = 0.0  # by the loop's clock: when more of the body must be there; each byte moves it on
         self._deadline: float | None = None  # by the loop's clock
         self._timer: asyncio.TimerHandle | None = None
 
@@ -130,14 +132,18 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._num_events += 1
         self._phase = "body"
+        self._body_due = self.loop.time() + self._limits.body_s
         self._expect_by(self._limits.body_s)
-        self._table.has_request(self)
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
         self._num_events += 1
         if not self.cycle.response_complete:  # the rest of a body that was refused has one term in all
-            self._expect_by(self._limits.body_s)
+            now = self.loop.time()
+            self._body_due += len(body) / self._limits.body_bytes_per_s
+            self._expect_by(min(self._limits.body_s, self._body_due - now))
+            if self._body_due >= now + self._limits.body_s:
+                self._table.makes_progress(self)
         super().on_body(body)
 
     def on_message_complete(self) -> None:
@@ -145,14 +151,17 @@ class BoundedProtocol(HttpToolsProtocol):
         self._phase = "idle"
         self._deadline = None
         super().on_message_complete()
+        if not self.cycle.response_complete:  # a refusal need not wait for the body
+            self._table.has_request(self)
 
     def on_response_complete(self) -> None:
         is_last = not self.pipeline
         super().on_response_complete()
-        if is_last:
+        # Of pipelined requests only the newest can have a body that is not complete; nothing is owed for that one.
+        if is_last or (self._phase == "body" and not self.pipeline):
             self._table.waits(self)
-            if self._refusal is not None and not self.transport.is_closing():
-                self._send_refusal(self._refusal)
+        if is_last and self._refusal is not None and not self.transport.is_closing():
+            self._send_refusal(self._refusal)
 
     def _count_head(self, num_bytes: int) -> None:
         """Raises when the head is too large, which ends the parser's call."""
@@ -173,7 +182,7 @@ class BoundedProtocol(HttpToolsProtocol):
     # Time.
     def _expect_by(self, seconds: float) -> None:
         """The phase must have ended, or its next byte must have come, in so many seconds."""
-        self._deadline = self.loop.time() + seconds
+        self._deadline = self.loop.time() + max(0.0, seconds)
         # One timer a connection, set anew only when it is too late: one for every part of a body would cost more.
         if self._timer is not None and self._timer.when() > self._deadline:
             self._timer.cancel()
@@ -191,6 +200,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._deadline = now + seconds
         elif now - self._deadline > LATE_S:
             self._deadline = now + min(LATE_S, seconds)  # what it has sent meanwhile is still to be read
+        self._body_due = max(self._body_due, self._deadline)
         if self._deadline > now:
             self._timer = self.loop.call_later(self._deadline - now, self._check_time)
         else:
@@ -205,8 +215,13 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._phase in ("open", "idle"):
             self.transport.close()  # it has asked nothing
             return
-        part = "headers were not complete" if self._phase == "head" else "body did not go on"
-        self._refuse(ApiError(408, f"the request's {part} within {seconds:g} s; send it again", code="request_timeout"))
+        slow = f"headers were not complete within {seconds:g} s"
+        if self._phase == "body":
+            slow = (
+                f"body was too slow: each part must come within {seconds:g} s, and all of it within {seconds:g} s and "
+                f"1 s for every {self._limits.body_bytes_per_s:g} bytes"
+            )
+        self._refuse(ApiError(408, f"the request's {slow}; send it again", code="request_timeout"))
 
     # Refusals.
     def _refuse(self, refusal: ApiError) -> None:

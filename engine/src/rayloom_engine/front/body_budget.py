@@ -1,0 +1,72 @@
+"""BodyBudget: the memory of all request bodies that are being read or wait for their parser, shared by tenants."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from rayloom_engine.front.errors import unavailable
+
+FREE_BYTES = 64 * 1024  # a body up to here takes nothing: the limit of connections bounds all of these together
+
+
+class BodyBudget:
+    """Bytes of all bodies that exist at the same time. For one event loop."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._tenant_to_bytes: Counter[str] = Counter()
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that all shares hold."""
+        return self._tenant_to_bytes.total()
+
+    def share(self, tenant: str, least_bytes: int) -> _Share:
+        """One body's part, given back at the end of the block. The budget is never smaller than `least_bytes`."""
+        return _Share(self, tenant, max(self._max_bytes, least_bytes))
+
+    def take(self, tenant: str, num_bytes: int, max_bytes: int) -> bool:
+        """Adds bytes to what `tenant` holds; False, and nothing is added, when they are beyond its part.
+
+        A tenant with a name may hold as much as is left beside it, the rule of the queue (`has_room`): one gets half,
+        and when k tenants hold all they can, max_bytes / 2**k are left for the next one.
+        """
+        num_after = self.num_bytes + num_bytes
+        num_beside = self._tenant_to_bytes[tenant] + num_bytes if tenant else 0
+        if num_after + num_beside > max_bytes:
+            return False
+        self._tenant_to_bytes[tenant] += num_bytes
+        return True
+
+    def give_back(self, tenant: str, num_bytes: int) -> None:
+        """A tenant that holds nothing any more is forgotten."""
+        self._tenant_to_bytes[tenant] -= num_bytes
+        if not self._tenant_to_bytes[tenant]:
+            del self._tenant_to_bytes[tenant]
+
+
+class _Share:
+    def __init__(self, budget: BodyBudget, tenant: str, max_bytes: int) -> None:
+        self._budget = budget
+        self._tenant = tenant
+        self._max_bytes = max_bytes
+        self._num_bytes = 0  # of the body so far
+        self._num_held = 0  # of them in the budget
+
+    def __enter__(self) -> _Share:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        if self._num_held:
+            self._budget.give_back(self._tenant, self._num_held)
+
+    def take(self, num_bytes: int) -> None:
+        """Raises ApiError 503 when the tenant's part is spent; never for a body of FREE_BYTES or less."""
+        self._num_bytes += num_bytes
+        if self._num_bytes <= FREE_BYTES:
+            return
+        num_new = self._num_bytes - self._num_held
+        if not self._budget.take(self._tenant, num_new, self._max_bytes):
+            busy = "too many large requests are being read at the same time; try again soon"
+            raise unavailable(busy, "too_many_bodies", 2)
+        self._num_held += num_new

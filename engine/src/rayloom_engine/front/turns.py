@@ -1,0 +1,66 @@
+"""Turns: work that is done one at a time, for one tenant after the other."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import AsyncGenerator
+
+
+class Turns:
+    """A lock whose waiters are served by tenant in turn, and in order of arrival within a tenant. For one event loop.
+
+    However many waiters one tenant has, the first one of another tenant waits for at most one of them beside the
+    holder, and for one of each other tenant.
+    """
+
+    def __init__(self) -> None:
+        self._is_held = False
+        self._last_tenant = ""
+        self._lines: dict[str, deque[asyncio.Future[None]]] = {}  # tenant -> waiters; the next tenant first
+
+    @contextlib.asynccontextmanager
+    async def turn(self, tenant: str) -> AsyncGenerator[None]:
+        """Holds the lock in the block."""
+        await self._wait(tenant)
+        self._last_tenant = tenant
+        try:
+            yield
+        finally:
+            self._pass_on()
+
+    async def _wait(self, tenant: str) -> None:
+        if not self._is_held:
+            self._is_held = True
+            return
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._lines.setdefault(tenant, deque()).append(waiter)
+        try:
+            await waiter
+        except asyncio.CancelledError:
+            if waiter.cancelled():
+                self._leave(tenant, waiter)
+            else:  # the lock was handed over already
+                self._pass_on()
+            raise
+
+    def _leave(self, tenant: str, waiter: asyncio.Future[None]) -> None:
+        line = self._lines.get(tenant, deque())
+        if waiter in line:
+            line.remove(waiter)
+        if not line:
+            self._lines.pop(tenant, None)
+
+    def _pass_on(self) -> None:
+        while self._lines:
+            tenant = next((name for name in self._lines if name != self._last_tenant), self._last_tenant)
+            line = self._lines.pop(tenant)
+            waiter = line.popleft()
+            if line:
+                self._lines[tenant] = line  # behind the others
+            if waiter.done():
+                continue  # it is cancelled, and has not run since
+            waiter.set_result(None)
+            return
+        self._is_held = False
