@@ -146,15 +146,8 @@ class SamplingParams:
         `fresh_seed` (any integer >= 0) counts where the user gave none. Raises ContextTooLong when prompt and output do
         not fit in `max_model_len`, RequestError for ids outside the vocabulary or more than `max_output_tokens`.
         """
-        if prompt_len < 1:
-            raise RequestError("the prompt has no tokens; give at least one", "prompt")
+        wanted = self.check_room(prompt_len, max_model_len)
         room = max_model_len - prompt_len
-        wanted = max(self.max_tokens or 0, self.min_tokens, 1)
-        if wanted > room:
-            raise ContextTooLong(
-                f"the model's context is {max_model_len} tokens, but the prompt has {prompt_len} and {wanted} more "
-                f"were asked for, {prompt_len + wanted} in all; shorten the prompt or lower max_tokens"
-            )
         if max_output_tokens is not None and wanted > max_output_tokens:
             raise RequestError(
                 f"max_tokens {wanted} is more than this server allows; ask for at most {max_output_tokens}",
@@ -188,6 +181,18 @@ class SamplingParams:
             logprobs=self.logprobs,
             prompt_logprobs=self.prompt_logprobs,
         )
+
+    def check_room(self, prompt_len: int, max_model_len: int) -> int:
+        """How many tokens must fit behind a prompt. Raises ContextTooLong when they do not, RequestError for none."""
+        if prompt_len < 1:
+            raise RequestError("the prompt has no tokens; give at least one", "prompt")
+        wanted = max(self.max_tokens or 0, self.min_tokens, 1)
+        if wanted > max_model_len - prompt_len:
+            raise ContextTooLong(
+                f"the model's context is {max_model_len} tokens, but the prompt has {prompt_len} and {wanted} more "
+                f"were asked for, {prompt_len + wanted} in all; shorten the prompt or lower max_tokens"
+            )
+        return wanted
 
     def seed_of(self, index: int, fresh_seed: int) -> int:
         """The seed of choice `index` of a prompt. It is all that differs between the choices' DecodingParams."""

@@ -8,15 +8,17 @@ import time
 from abc import ABC, abstractmethod
 from typing import Any
 
-from msgspec.json import encode
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from rayloom_engine.front import json_pieces
 from rayloom_engine.front.errors import ApiError
 from rayloom_engine.front.fingerprint import fingerprint
 from rayloom_engine.front.generation import ChoiceDelta, ChoiceResult, Generation, watch_client
+from rayloom_engine.front.json_pieces import LazyList
 from rayloom_engine.front.openai_models import GenerationRequest, StreamOptions
+from rayloom_engine.front.request_size import check_num_prompt_logprobs
 from rayloom_engine.front.service import ModelText, Service
 from rayloom_engine.front.stream import EventStream
 from rayloom_engine.front.tenant import Caller, cache_key
@@ -24,6 +26,7 @@ from rayloom_engine.json_words import shown
 from rayloom_engine.sampling_params import SamplingParams
 
 PART_BYTES = 64 * 1024  # of a large answer; each waits until the connection has taken most of those before it
+WHOLE_BYTES = 1024 * 1024  # of an answer whose length is sent before it
 
 
 class Answer(ABC):
@@ -55,8 +58,11 @@ class Answer(ABC):
 
     def full(self, generation: Generation, results: list[ChoiceResult]) -> dict[str, Any]:
         """The document of a request that does not stream."""
-        choices = [self.choice(generation, result) for result in results]
-        return {**self._head(self.full_object), "choices": choices, "usage": generation.usage()}
+        choices = (self.choice(generation, result) for result in results)
+        document = self._head(self.full_object)
+        document["choices"] = LazyList(choices, 1) if len(results) > 1 else list(choices)
+        document["usage"] = generation.usage()
+        return document
 
     def chunk(self, choice: dict[str, Any]) -> dict[str, Any]:
         """A chunk with one choice. With include_usage every chunk has the key, as OpenAI defines."""
@@ -86,27 +92,57 @@ class Answer(ABC):
 class WholeAnswer(Response):
     """The answer that does not stream. It owns the generation and the watcher of its client, and ends both.
 
-    The request stays in flight until the answer is sent, so a drain does not cut it off for a slow client.
+    The request stays in flight until the answer is sent, so a drain does not cut it off for a slow client. A document
+    of more than WHOLE_BYTES is sent in chunks while it is made; a smaller one has a Content-Length.
     """
 
     media_type = "application/json"
 
-    def __init__(self, generation: Generation, body: bytes, watcher: asyncio.Task[None]) -> None:
-        super().__init__(body)
+    def __init__(self, generation: Generation, document: dict[str, Any], watcher: asyncio.Task[None]) -> None:
+        self.status_code = 200
+        self.background = None
+        self.init_headers()
         self._generation = generation
+        self._document = document
         self._watcher = watcher
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-            for start in range(0, len(self.body), PART_BYTES):
-                part = self.body[start : start + PART_BYTES]
-                await send({"type": "http.response.body", "body": part, "more_body": True})
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
-            self._generation.answered()
+            await self._send_document(send)
         finally:
             self._watcher.cancel()
             self._generation.close()
+
+    async def _send_document(self, send: Send) -> None:
+        num_bytes = 0
+        held: list[bytes] = []
+        is_begun = False
+        for part in json_pieces.parts(self._document, PART_BYTES):
+            if self._generation.is_client_gone:
+                return  # nobody reads the rest
+            num_bytes += len(part)
+            held.append(part)
+            if num_bytes > WHOLE_BYTES:
+                if not is_begun:
+                    is_begun = True
+                    await self._begin(send)
+                await _send_parts(send, held)
+                held = []
+            await asyncio.sleep(0)  # other requests go on while the next part is made
+        if not is_begun:
+            self.headers["content-length"] = str(num_bytes)
+            await self._begin(send)
+        await _send_parts(send, held)
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+        self._generation.answered()
+
+    async def _begin(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+
+
+async def _send_parts(send: Send, parts: list[bytes]) -> None:
+    for part in parts:
+        await send({"type": "http.response.body", "body": part, "more_body": True})
 
 
 async def answer(
@@ -120,6 +156,7 @@ async def answer(
 ) -> Response:
     """Generate and answer. Raises what refuses the request before its response has begun."""
     wire.check_priority(service.config.enable_priority)
+    check_num_prompt_logprobs(prompts, params)
     service.lifecycle.check_accepts()  # draining may have begun while the body was read
     tenant: str = request.state.tenant
     generation = await Generation.start(
@@ -137,9 +174,9 @@ async def answer(
     is_handed_over = False
     try:
         if not wire.stream:
-            body = encode(writer.full(generation, await generation.collect()))
+            document = writer.full(generation, await generation.collect())
             is_handed_over = True
-            return WholeAnswer(generation, body, watcher)
+            return WholeAnswer(generation, document, watcher)
         deltas = generation.deltas(service.waits.ping_s, service.waits.accept_s)
         first = await anext(deltas)
         generation.accept()

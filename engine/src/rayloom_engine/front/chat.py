@@ -10,6 +10,7 @@ from starlette.responses import Response
 from rayloom_engine.front.answer import Answer, answer, check_model, request_id_of
 from rayloom_engine.front.body import read_json
 from rayloom_engine.front.generation import ChoiceDelta, ChoiceResult, Generation
+from rayloom_engine.front.json_pieces import lazy_ids
 from rayloom_engine.front.logprobs import LogprobWriter
 from rayloom_engine.front.openai_models import ChatRequest
 from rayloom_engine.front.prompts import chat_prompt
@@ -48,7 +49,7 @@ class ChatAnswer(Answer):
             opening: dict[str, Any] = {"index": delta.index, "delta": {"role": "assistant", "content": ""}}
             chunks.append(self.chunk({**opening, "logprobs": None, "finish_reason": None}))
             if self.returns_ids:
-                chunks[0]["prompt_token_ids"] = list(self.generation.prompts[0])
+                chunks[0]["prompt_token_ids"] = lazy_ids(self.generation.prompts[0])
         self.count(delta)
         text = delta.text
         logprobs = self._logprobs.chat(text.logprobs) if self._wants_logprobs and text.logprobs else None
@@ -71,7 +72,7 @@ class ChatAnswer(Answer):
         document = super().full(generation, results)
         wants_prompt = generation.params.prompt_logprobs is not None
         document["prompt_logprobs"] = self._logprobs.prompt(results[0].prompt_logprobs) if wants_prompt else None
-        document["prompt_token_ids"] = list(generation.prompts[0]) if self.returns_ids else None
+        document["prompt_token_ids"] = lazy_ids(generation.prompts[0]) if self.returns_ids else None
         return document
 
     def choice(self, generation: Generation, result: ChoiceResult) -> dict[str, Any]:
@@ -81,5 +82,5 @@ class ChatAnswer(Answer):
             "logprobs": self._logprobs.chat(result.logprobs) if self._wants_logprobs else None,
             "finish_reason": result.finish_reason,
             "stop_reason": result.stop_reason,
-            "token_ids": result.token_ids if self.returns_ids else None,
+            "token_ids": lazy_ids(result.token_ids) if self.returns_ids else None,
         }

@@ -12,14 +12,18 @@ from starlette.responses import Response
 from rayloom_engine.core.step import TokenLogprobs
 from rayloom_engine.front.answer import Answer, answer, check_model, request_id_of
 from rayloom_engine.front.body import read_json
-from rayloom_engine.front.generation import ChoiceDelta, ChoiceResult, Generation, check_num_choices
+from rayloom_engine.front.generation import ChoiceDelta, ChoiceResult, Generation
+from rayloom_engine.front.json_pieces import lazy_ids
 from rayloom_engine.front.logprobs import LogprobWriter
 from rayloom_engine.front.openai_models import CompletionRequest
 from rayloom_engine.front.prompts import parse_prompts, text_prompt
 from rayloom_engine.front.request_parsing import parse_request
+from rayloom_engine.front.request_size import check_num_choices
 from rayloom_engine.front.service import ModelText, Service
 from rayloom_engine.sampling_params import check_token_ids
 from rayloom_engine.text.tokenizer import Tokenizer
+
+ECHO_IN_THREAD_ABOVE_TOKENS = 1024  # decoding fewer takes less than the hop to a thread and back
 
 
 async def completions(request: Request) -> Response:
@@ -38,12 +42,17 @@ async def completions(request: Request) -> Response:
             ids = await text_prompt(text, prompt, add_special_tokens=add_special_tokens)
         else:
             ids = prompt
+        params.check_room(len(ids), text.model.max_model_len)
         check_token_ids(ids, text.model.vocab_size)
         prompts.append(ids)
         await asyncio.sleep(0)  # a request with a thousand prompts must not hold up the streams
     echoes = []
-    if wire.echo:
-        echoes = [_echo(text.tokenizer, prompt, ids) for prompt, ids in zip(given, prompts, strict=True)]
+    for prompt, ids in zip(given, prompts, strict=True) if wire.echo else ():
+        if len(ids) > ECHO_IN_THREAD_ABOVE_TOKENS:
+            echoes.append(await asyncio.to_thread(_echo, text.tokenizer, prompt, ids))
+        else:
+            echoes.append(_echo(text.tokenizer, prompt, ids))
+            await asyncio.sleep(0)
     writer = CompletionAnswer(service, text, wire, request_id_of(request, wire), echoes)
     return await answer(request, service, text, writer, wire, prompts, params)
 
@@ -84,6 +93,7 @@ class CompletionAnswer(Answer):
         self._wants_logprobs = wire.logprobs is not None
         self._wants_prompt_logprobs = wire.prompt_logprobs is not None
         self._logprobs = LogprobWriter(text.tokenizer, as_ids=bool(wire.return_tokens_as_token_ids))
+        self._streams = bool(wire.stream)
         self._offsets: dict[int, int] = {}  # choice index -> where its next token begins in its text
 
     def chunks(self, delta: ChoiceDelta) -> list[dict[str, Any]]:
@@ -105,7 +115,7 @@ class CompletionAnswer(Answer):
         }
         if self.returns_ids:
             choice["token_ids"] = list(text.token_ids)
-            choice["prompt_token_ids"] = list(self._prompt(delta.index)) if delta.is_first else None
+            choice["prompt_token_ids"] = lazy_ids(self._prompt(delta.index)) if delta.is_first else None
         return [self.chunk(choice)]
 
     def choice(self, generation: Generation, result: ChoiceResult) -> dict[str, Any]:
@@ -122,8 +132,8 @@ class CompletionAnswer(Answer):
             "finish_reason": result.finish_reason,
             "stop_reason": result.stop_reason,
             "prompt_logprobs": self._logprobs.prompt(result.prompt_logprobs) if self._wants_prompt_logprobs else None,
-            "token_ids": result.token_ids if self.returns_ids else None,
-            "prompt_token_ids": list(self._prompt(result.index)) if self.returns_ids else None,
+            "token_ids": lazy_ids(result.token_ids) if self.returns_ids else None,
+            "prompt_token_ids": lazy_ids(self._prompt(result.index)) if self.returns_ids else None,
         }
 
     def _logprobs_of(
@@ -140,8 +150,10 @@ class CompletionAnswer(Answer):
             all_ids = [*self._prompt(index), *all_ids]
             with_prompt = [None, *prompt_entries, *all_entries]
             self._offsets[index] = -self._echo(index).num_hidden_chars
-        document, self._offsets[index] = self._logprobs.completion(all_ids, with_prompt, self._offsets.get(index, 0))
-        return document
+        offset = self._offsets.get(index, 0)
+        if self._streams:
+            self._offsets[index] = offset + self._logprobs.num_chars(all_ids)
+        return self._logprobs.completion(all_ids, with_prompt, offset)
 
     def _prompt(self, index: int) -> tuple[int, ...]:
         return self.generation.prompts[index // self.generation.params.n]

@@ -13,13 +13,13 @@ from typing import Any
 
 import msgspec
 
-from rayloom_engine.config import EngineConfig
 from rayloom_engine.core.step import TokenLogprobs
 from rayloom_engine.core.waiting_queue import has_room
-from rayloom_engine.errors import QueueFull, RequestError
+from rayloom_engine.errors import QueueFull
 from rayloom_engine.front.core_client import ClientSequence
 from rayloom_engine.front.errors import ClientGone
 from rayloom_engine.front.request_mailbox import Mailbox
+from rayloom_engine.front.request_size import check_num_choices
 from rayloom_engine.front.service import ModelText, Service
 from rayloom_engine.front.tenant import Caller
 from rayloom_engine.protocol.messages import Output
@@ -67,7 +67,8 @@ class _Lane:
     sequence: ClientSequence
     decoder: OutputDecoder
     last_output_s: float | None = None
-    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    has_begun: bool = False  # its first output is there
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # of a prompt's first choice, for all of them
 
 
 class Generation:
@@ -89,8 +90,9 @@ class Generation:
         self._service = service
         self._caller = caller
         self._mailbox = Mailbox()
+        self._early: dict[int, list[Output]] = {}  # choice index -> outputs that wait for the prompt's logprobs
         self._is_closed = False
-        self._is_client_gone = False
+        self.is_client_gone = False
         self._is_silent = True  # no token yet
         self._started_s = time.monotonic()
         self.num_cached_tokens = 0
@@ -188,13 +190,13 @@ class Generation:
 
     def client_gone(self) -> None:
         """Free everything at once; the handler hears of it when it looks next."""
-        self._is_client_gone = True
+        self.is_client_gone = True
         self._abort_unfinished()
         self._mailbox.fail(ClientGone())
 
     def answered(self) -> None:
         """All of the answer was sent."""
-        if not self._is_client_gone:
+        if not self.is_client_gone:
             self._service.metrics.finished.add(1)
 
     def failed(self, error: Exception) -> None:
@@ -233,7 +235,12 @@ class Generation:
                     lane=lane,
                     mailbox=self._mailbox,
                     prompt_ids=prompt,
-                    params=msgspec.structs.replace(decoding, seed=self.params.seed_of(choice, fresh_seed)),
+                    params=msgspec.structs.replace(
+                        decoding,
+                        seed=self.params.seed_of(choice, fresh_seed),
+                        # All choices of a prompt have those of its first one.
+                        prompt_logprobs=decoding.prompt_logprobs if leader is None else None,
+                    ),
                     priority=self._caller.priority,
                     arrival=arrival,
                     fork_of=leader,
@@ -289,12 +296,29 @@ class Generation:
             )
 
     def _decode(self, items: list[tuple[int, Output]]) -> list[ChoiceDelta]:
-        """One delta per choice for everything that arrived together."""
-        by_lane: dict[int, list[Output]] = {}
+        """One delta per choice for everything that arrived together, and for what waited for it."""
+        by_lane, self._early = self._early, {}
         for index, output in items:
             by_lane.setdefault(index, []).append(output)
         now_s = time.monotonic()
-        return [self._delta(index, outputs, now_s) for index, outputs in by_lane.items() if index in self._unfinished]
+        deltas = []
+        for index in sorted(by_lane):  # a prompt's first choice before the others
+            if index not in self._unfinished:
+                continue
+            if self._has_prompt_logprobs(index):
+                deltas.append(self._delta(index, by_lane[index], now_s))
+            else:
+                self._early[index] = by_lane[index]
+        return deltas
+
+    def _leader(self, index: int) -> int:
+        """The first choice of the same prompt."""
+        return index - index % self.params.n
+
+    def _has_prompt_logprobs(self, index: int) -> bool:
+        """Whether the prompt's logprobs are there when this choice begins. Its first choice brings them."""
+        leader = self._leader(index)
+        return self.params.prompt_logprobs is None or leader == index or self._lanes[leader].has_begun
 
     def _delta(self, index: int, outputs: list[Output], now_s: float) -> ChoiceDelta:
         lane = self._lanes[index]
@@ -303,9 +327,13 @@ class Generation:
         is_first = lane.decoder.num_tokens == 0
         if is_first:
             # After a resume the core may send these again; the first ones count.
-            prompt_logprobs = next((output.prompt_logprobs for output in outputs if output.prompt_logprobs), ())
-            if index % self.params.n == 0:
+            if index == self._leader(index):
+                lane.prompt_logprobs = next(
+                    (output.prompt_logprobs for output in outputs if output.prompt_logprobs), ()
+                )
                 self.num_cached_tokens += outputs[0].num_cached_tokens
+            prompt_logprobs = self._lanes[self._leader(index)].prompt_logprobs
+        lane.has_begun = True
         num_before = lane.decoder.num_tokens
         delta = lane.decoder.add(
             [token_id for output in outputs for token_id in output.token_ids],
@@ -340,18 +368,6 @@ class Generation:
     def _abort_unfinished(self) -> None:
         for index in self._unfinished:
             self._service.client.abort(self._lanes[index].sequence.sequence_id)
-
-
-def check_num_choices(config: EngineConfig, num_choices: int, tenant: str) -> None:
-    """Raises RequestError when a request's prompts times n are more than could ever be queued."""
-    # A tenant may have half of a queue that it shares, rounded up.
-    most = -(-config.max_queued_requests // 2) if tenant else config.max_queued_requests
-    if num_choices > most:
-        of_one_key = " of one API key" if tenant else ""
-        raise RequestError(
-            f"the request asks for {num_choices} choices in all, this server queues at most {most}{of_one_key}; "
-            "send fewer prompts at a time"
-        )
 
 
 def watch_client(receive: Callable[[], Awaitable[Any]], generation: Generation) -> asyncio.Task[None]:

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any, Protocol
 
-import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from rayloom_engine.front.errors import ApiError, ClientGone, api_error
 from rayloom_engine.front.generation import ChoiceDelta, Generation
+from rayloom_engine.front.json_pieces import pieces
 
 PING = b": ping\n\n"
 DONE = b"data: [DONE]\n\n"
+PART_BYTES = 64 * 1024  # of events that are made and sent without a pause for other streams
 
 
 class ChunkWriter(Protocol):
@@ -68,13 +69,14 @@ class EventStream(Response):
             await send({"type": "http.response.body", "body": data, "more_body": not is_last})
 
         try:
-            data = self._encode(self._first)
-            if data:
-                await send_part(data)
+            for part in self._parts(self._first):
+                await send_part(part)
+                await asyncio.sleep(0)  # other streams go on while the next part is made
             async for deltas in self._deltas:
-                data = self._encode(deltas) if deltas else PING
-                if data:
-                    await send_part(data)
+                for number, part in enumerate(self._parts(deltas) if deltas else (PING,)):
+                    if number:
+                        await asyncio.sleep(0)  # other streams go on while the next part is made
+                    await send_part(part)
         except Exception as error:
             if isinstance(error, ClientGone):
                 raise
@@ -91,9 +93,28 @@ class EventStream(Response):
         await send_part(usage + DONE, is_last=True)
         self._generation.answered()
 
-    def _encode(self, deltas: list[ChoiceDelta]) -> bytes:
-        return b"".join(_event(chunk) for delta in deltas for chunk in self._writer.chunks(delta))
+    def _parts(self, deltas: list[ChoiceDelta]) -> Iterator[bytes]:
+        """The events of `deltas`, in one part where they are small."""
+        held: list[bytes] = []
+        num_bytes = 0
+        for delta in deltas:
+            for chunk in self._writer.chunks(delta):
+                for piece in _event_pieces(chunk):
+                    held.append(piece)
+                    num_bytes += len(piece)
+                    if num_bytes > PART_BYTES:
+                        yield b"".join(held)
+                        held = []
+                        num_bytes = 0
+        if held:
+            yield b"".join(held)
 
 
 def _event(document: dict[str, Any]) -> bytes:
-    return b"data: " + msgspec.json.encode(document) + b"\n\n"
+    return b"".join(_event_pieces(document))
+
+
+def _event_pieces(document: dict[str, Any]) -> Iterator[bytes]:
+    yield b"data: "
+    yield from pieces(document)
+    yield b"\n\n"

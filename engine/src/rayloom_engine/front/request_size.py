@@ -1,0 +1,38 @@
+"""What one request may ask for in all: choices that can be queued, and log-probabilities that can be answered."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rayloom_engine.config import EngineConfig
+from rayloom_engine.errors import RequestError
+from rayloom_engine.sampling_params import SamplingParams
+
+MAX_PROMPT_LOGPROBS = 6_000_000  # in one answer: 20 alternatives for 262,144 tokens, about 400 MB of JSON
+
+
+def check_num_choices(config: EngineConfig, num_choices: int, tenant: str) -> None:
+    """Raises RequestError when a request's prompts times n are more than could ever be queued."""
+    # A tenant may have half of a queue that it shares, rounded up.
+    most = -(-config.max_queued_requests // 2) if tenant else config.max_queued_requests
+    if num_choices > most:
+        of_one_key = " of one API key" if tenant else ""
+        raise RequestError(
+            f"the request asks for {num_choices} choices in all, this server queues at most {most}{of_one_key}; "
+            "send fewer prompts at a time"
+        )
+
+
+def check_num_prompt_logprobs(prompts: Sequence[tuple[int, ...]], params: SamplingParams) -> None:
+    """Raises RequestError when the answer would have more than MAX_PROMPT_LOGPROBS of the prompts' tokens."""
+    if params.prompt_logprobs is None:
+        return
+    num_tokens = sum(map(len, prompts))
+    num_logprobs = params.n * num_tokens * (1 + params.prompt_logprobs)
+    if num_logprobs > MAX_PROMPT_LOGPROBS:
+        raise RequestError(
+            f"n {params.n} x {num_tokens} tokens in all prompts x {1 + params.prompt_logprobs} (prompt_logprobs, or "
+            f"with echo logprobs, and 1) are {num_logprobs} log-probabilities, at most {MAX_PROMPT_LOGPROBS} are "
+            "allowed; lower n or prompt_logprobs, or send fewer or shorter prompts",
+            "prompt_logprobs",
+        )
