@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import pytest
 
+from rayloom_engine.front import completions
+from rayloom_engine.text.tokenizer import Tokenizer
 from rt_fake_core import say
 from rt_front import MODEL, FrontUnderTest, events, running_front
 
@@ -135,3 +139,38 @@ def test_models_are_listed_and_found(front: FrontUnderTest) -> None:
     assert [(card["id"], card["max_model_len"]) for card in listed["data"]] == [("tiny", 512)]
     assert front.http.get("/v1/models/tiny").json() == listed["data"][0]
     assert front.http.get("/v1/models/some/other").status_code == 404
+
+
+def test_a_prompt_beyond_the_context_is_refused_before_it_is_decoded(
+    front: FrontUnderTest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoded: list[int] = []
+    decode = Tokenizer.decode
+
+    def count(self: Tokenizer, ids: Sequence[int], **options: bool) -> str:
+        decoded.append(len(ids))
+        return decode(self, ids, **options)
+
+    monkeypatch.setattr(Tokenizer, "decode", count)
+    refused = front.complete([97] * 500_000, echo=True, max_tokens=1)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (400, "context_length_exceeded")
+    assert "the prompt has 500000" in refused.json()["error"]["message"]
+    assert decoded == []
+
+
+def test_a_long_prompt_of_ids_is_decoded_beside_the_loop(
+    front: FrontUnderTest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(completions, "ECHO_IN_THREAD_ABOVE_TOKENS", 100)
+    threads: list[bool] = []
+    loop_thread = front.do(threading.get_ident)
+    echo = completions._echo
+
+    def note(*given: Any) -> Any:
+        threads.append(threading.get_ident() == loop_thread)
+        return echo(*given)
+
+    monkeypatch.setattr(completions, "_echo", note)
+    choices = front.complete([[97] * 100, [98] * 101], echo=True, max_tokens=1).json()["choices"]
+    assert [choice["text"] for choice in choices] == ["a" * 100 + "H", "b" * 101 + "H"]
+    assert threads == [True, False]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import itertools
 import threading
 import tracemalloc
@@ -99,6 +100,14 @@ def test_completion_logprobs_are_lazy_too(writer: LogprobWriter) -> None:
     assert [len(value) for value in written.values()] == [num] * 4
     assert written["text_offset"][:5] == [0, 0, 0, 1, 2]
     assert (written["token_logprobs"][:2], written["top_logprobs"][0]) == ([None, -1.5], None)
+
+
+def test_the_garbage_collector_skips_what_is_held_for_an_answer() -> None:
+    entry = msgspec.msgpack.decode(msgspec.msgpack.encode(entries(1)[0]), type=TokenLogprobs)
+    assert not gc.is_tracked(entry)
+    gc.collect()
+    gc.collect()  # the first one has untracked the pairs, and so the second one the tuple of them
+    assert not gc.is_tracked(entry.top)
 
 
 class _Generation:

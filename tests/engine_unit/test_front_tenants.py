@@ -8,8 +8,9 @@ from pathlib import Path
 import httpx
 import pytest
 
+from rayloom_engine.front.api_keys import ApiKeys
 from rayloom_engine.front.service import Waits
-from rayloom_engine.front.tenant import cache_key, tenant_of_key
+from rayloom_engine.front.tenant import cache_key, owner_of_key, tenant_of_key
 from rt_front import FrontUnderTest, running_front
 
 WAITS = Waits(ping_s=0.05, accept_s=0.02)
@@ -41,11 +42,40 @@ def test_each_key_is_a_tenant_with_a_cache_of_its_own(front: FrontUnderTest) -> 
     assert len(first.cache_key) == 32
 
 
-def test_one_key_is_no_tenant_and_shares_its_cache_with_nobody_else_anyway(tmp_path: Path) -> None:
+def test_one_key_is_no_tenant_but_has_a_cache_of_its_own(tmp_path: Path) -> None:
     with running_front(tmp_path, api_keys=("key-a", "key-a")) as front:  # the same one in the file and the environment
         assert _as(front, "key-a").status_code == 200
         [submit] = front.do(lambda: list(front.core.submits))
+    assert (submit.tenant, submit.cache_key) == ("", cache_key(owner_of_key(b"key-a", 1), None))
+    assert len(submit.cache_key) == 32
+
+
+def test_without_keys_there_is_no_owner(tmp_path: Path) -> None:
+    with running_front(tmp_path) as front:
+        assert _as(front, "anything").status_code == 200
+        [submit] = front.do(lambda: list(front.core.submits))
     assert (submit.tenant, submit.cache_key) == ("", b"")
+
+
+def test_no_key_finds_another_ones_prefixes_however_the_keys_change(tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    path.write_text("key-a")
+    keys = ApiKeys(path=path)
+    found: dict[str, set[bytes]] = {"key-a": set(), "key-b": set()}
+    tenants = []
+    with running_front(tmp_path, api_keys=keys) as front:
+        # One key becomes two, one of them goes, and then the other takes its place.
+        for accepted in (["key-a"], ["key-a", "key-b"], ["key-b"], ["key-a"]):
+            path.write_text("\n".join(accepted))
+            front.run(keys.refresh())
+            for key in accepted:
+                assert _as(front, key).status_code == 200
+                submit = front.do(lambda: front.core.submits[-1])
+                found[key].add(submit.cache_key)
+                tenants.append(submit.tenant)
+    assert [len(of_key) for of_key in found.values()] == [1, 1], "a key keeps its prefixes"
+    assert not found["key-a"] & found["key-b"]
+    assert [bool(tenant) for tenant in tenants] == [False, True, True, False, False], "shares are for several keys"
 
 
 def test_cache_salts_separate_the_requests_of_one_key(front: FrontUnderTest) -> None:

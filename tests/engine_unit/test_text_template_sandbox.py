@@ -167,3 +167,15 @@ def test_a_slow_template_moves_out_of_the_loop_and_still_works(
     refused = front.chat(chat_template_kwargs={"passes": 200000})
     assert refused.status_code == 400
     assert "the model's chat template refuses these messages: it loops over" in refused.json()["error"]["message"]
+
+
+def test_a_template_is_not_slow_for_ever(front: FrontUnderTest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prompts, "CPU_S_IN_LOOP", 0.0)
+    monkeypatch.setattr(chat_template, "RENDERINGS_AS_SLOW", 2)
+    template = ChatTemplate("{% for a in range(passes) %}{% endfor %}{{ messages[0].content }}", {})
+    front.do(lambda: object.__setattr__(front.service.text, "template", template))
+    slow = []
+    for passes in (8, 6, 6, 6, 8):
+        assert front.chat(chat_template_kwargs={"passes": passes}).status_code == 200
+        slow.append(template.is_slow)
+    assert slow == [True, True, False, False, True]

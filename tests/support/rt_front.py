@@ -80,7 +80,7 @@ def running_front(
     folder: Path,
     *,
     waits: Waits | None = None,
-    api_keys: tuple[str, ...] = (),
+    api_keys: tuple[str, ...] | ApiKeys = (),
     limits: HttpLimits | None = None,
     ready: bool = True,
     start: int = 1,
@@ -96,6 +96,7 @@ def running_front(
     async def main() -> None:
         core = FakeCore(byte_model(folder / "model"))
         core.state = "serving" if ready else "starting"
+        keys = api_keys if isinstance(api_keys, ApiKeys) else ApiKeys(api_keys)
         settings = parse_config({"served_model_name": MODEL, **config})
         sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]
         urls = [f"http://127.0.0.1:{listener.getsockname()[1]}" for listener in sockets]
@@ -111,7 +112,7 @@ def running_front(
             server_started=server_started,
         )
         servers = [
-            api_server(api_app(service, ApiKeys(api_keys)), limits),
+            api_server(api_app(service, keys), limits),
             admin_server(admin_app(service, admin_token)),
         ]
         tasks = [

@@ -29,6 +29,7 @@ from rayloom_engine.protocol.messages import (
     SubmitChoices,
     Welcome,
 )
+from rayloom_engine.rare_lines import OncePerProblem
 
 logger = logging.getLogger(__name__)
 
@@ -122,6 +123,7 @@ class CoreIo:
         self._loop = asyncio.new_event_loop()
         self._fronts: dict[int, _Front] = {}
         self._next_connection = 1
+        self._problems = OncePerProblem()
         self._listening = threading.Event()
         self._stopping = asyncio.Event()
         self._thread = threading.Thread(target=self._run, name="core-io", daemon=True)
@@ -183,9 +185,12 @@ class CoreIo:
         self._next_connection += 1
         try:
             hello = front_decoder.decode(await asyncio.wait_for(read_frame(reader, MAX_HELLO_BYTES), _HELLO_SECONDS))
-            if not self._is_welcome(hello):
+            problem = self._problem(hello)
+            if problem:
+                self._warn_once(problem)
                 writer.close()
                 return
+            self._problems.solved()
             front = _Front(writer, self._stall_seconds)
             now = time.monotonic()
             front.write(frame(Welcome(epoch=self._status().epoch, pid=os.getpid())), now)
@@ -201,20 +206,24 @@ class CoreIo:
         except (asyncio.IncompleteReadError, ConnectionError, TimeoutError):
             pass  # the front is gone; its requests go below
         except (msgspec.DecodeError, ValueError) as error:
-            logger.warning("connection %d sent what is no message: %s", connection, error)
+            self._warn_once(f"a connection sent what is no message: {error}")
         finally:
             if self._fronts.pop(connection, None) is not None:
                 self._inbox.put(connection, Disconnected())
             writer.close()
 
-    def _is_welcome(self, hello: object) -> bool:
+    def _problem(self, hello: object) -> str:
+        """Why a connection is refused; empty when it is not."""
         if not isinstance(hello, Hello) or not hmac.compare_digest(hello.token.encode(), self._token.encode()):
-            logger.warning("refused a connection without the right token")
-            return False
+            return "refused a connection without the right token"
         if hello.version != PROTOCOL_VERSION:
-            logger.warning("refused front %s: protocol %d, ours is %d", hello.front_id, hello.version, PROTOCOL_VERSION)
-            return False
-        return True
+            return f"refused front {hello.front_id}: protocol {hello.version}, ours is {PROTOCOL_VERSION}"
+        return ""
+
+    def _warn_once(self, problem: str) -> None:
+        # A front that is refused tries again four times a second, for ever.
+        if self._problems.is_new(problem):
+            logger.warning("%s; further times are not logged until a front is welcome", problem)
 
     def _write(self, connection: int, data: bytes) -> None:
         front = self._fronts.get(connection)

@@ -56,8 +56,12 @@ class StepPlan(msgspec.Struct, frozen=True, kw_only=True):
         return sum(slot.num_tokens for slot in self.slots)
 
 
-class TokenLogprobs(msgspec.Struct, frozen=True):
-    """Log-probabilities of one position: the actual token, and the most likely ones in descending order."""
+class TokenLogprobs(msgspec.Struct, frozen=True, gc=False):
+    """Log-probabilities of one position: the actual token, and the most likely ones in descending order.
+
+    Hundreds of thousands may be held. They are in no cycle, and each look of the garbage collector at all of them
+    would hold up every stream for 0.2 s.
+    """
 
     token_id: int
     logprob: float

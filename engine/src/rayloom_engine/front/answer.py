@@ -159,6 +159,7 @@ async def answer(
     check_num_prompt_logprobs(prompts, params)
     service.lifecycle.check_accepts()  # draining may have begun while the body was read
     tenant: str = request.state.tenant
+    prefixes = cache_key(request.state.owner, wire.cache_salt)
     generation = await Generation.start(
         service,
         text,
@@ -166,7 +167,9 @@ async def answer(
         request_id=f"{writer.request_id}-{secrets.token_hex(8)}",
         prompts=prompts,
         params=params,
-        caller=Caller(tenant=tenant, priority=wire.priority or 0, cache_key=cache_key(tenant, wire.cache_salt)),
+        caller=Caller(
+            tenant=tenant, priority=wire.priority or 0, cache_key=cache_key(request.state.owner, wire.cache_salt)
+        ),
         fresh_seed=secrets.randbits(63),
     )
     writer.generation = generation

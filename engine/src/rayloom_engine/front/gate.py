@@ -15,7 +15,7 @@ from rayloom_engine.front.api_keys import ApiKeys
 from rayloom_engine.front.errors import ApiError
 from rayloom_engine.front.lifecycle import Lifecycle
 from rayloom_engine.front.openai_models import REQUEST_ID
-from rayloom_engine.front.tenant import tenant_of_key
+from rayloom_engine.front.tenant import owner_of_key, tenant_of_key
 
 REST_OF_BODY_S = 5.0  # how long a refused request may take to send the rest of its body before the connection ends
 _GUARDED = ("/v1/", "/tokenize", "/detokenize")
@@ -59,7 +59,9 @@ class Gate:
             )
             await refusal.response()(scope, body.receive, send_with_id)
             return
-        state["tenant"] = tenant_of_key(api_key(headers), len(set(self._api_keys.accepted)))
+        num_keys = len(set(self._api_keys.accepted))
+        state["tenant"] = tenant_of_key(api_key(headers), num_keys)
+        state["owner"] = owner_of_key(api_key(headers), num_keys)
         await self._app(scope, body.receive, send_with_id)
 
 

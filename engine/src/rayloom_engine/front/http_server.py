@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import resource
 from collections.abc import Generator
 from typing import cast
@@ -13,8 +14,18 @@ from starlette.types import ASGIApp
 
 from rayloom_engine.front.connections import ADMIN_CONNECTIONS, MAX_CONNECTIONS, ConnectionTable, connection_room
 from rayloom_engine.front.http_protocol import BoundedProtocol, HttpLimits
+from rayloom_engine.rare_lines import RareLines
 
 KEEP_ALIVE_S = 75  # longer than clients' and proxies' pools keep a connection, so that they close it, not we
+
+
+# What uvicorn says of requests that are at fault.
+CLIENT_FAULTS = (
+    "Invalid HTTP request received.",
+    "Unsupported upgrade request.",
+    "No supported WebSocket library detected. Please use \"pip install 'uvicorn[standard]'\", "
+    "or install 'websockets' or 'wsproto' manually.",
+)
 
 
 class Server(uvicorn.Server):
@@ -37,6 +48,7 @@ def admin_server(app: ASGIApp) -> Server:
 
 
 def _server(app: ASGIApp, connections: ConnectionTable, backlog: int, limits: HttpLimits) -> Server:
+    _keep_lines_rare()
     protocol = functools.partial(BoundedProtocol, connections=connections, limits=limits)
     return Server(
         uvicorn.Config(
@@ -52,6 +64,13 @@ def _server(app: ASGIApp, connections: ConnectionTable, backlog: int, limits: Ht
             timeout_graceful_shutdown=1,
         )
     )
+
+
+def _keep_lines_rare() -> None:
+    """uvicorn warns of each request of a kind, which any client can send at any rate without a key."""
+    log = logging.getLogger("uvicorn.error")
+    if not any(isinstance(known, RareLines) for known in log.filters):
+        log.addFilter(RareLines(CLIENT_FAULTS))
 
 
 def _raised_file_limit() -> int:

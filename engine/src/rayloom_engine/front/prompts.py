@@ -11,7 +11,7 @@ from rayloom_engine.front.service import ENCODE_IN_THREAD_ABOVE_CHARS, ModelText
 from rayloom_engine.text.chat_template import MAX_CPU_S
 from rayloom_engine.text.template_sandbox import TemplateTooSlow
 
-CPU_S_IN_LOOP = 0.05  # so long may a template hold up the streams, once
+CPU_S_IN_LOOP = 0.05  # so long may a template hold up the streams, once in RENDERINGS_AS_SLOW
 
 
 class TemplateOptions(Protocol):
@@ -42,11 +42,13 @@ async def chat_prompt(text: ModelText, messages: list[Any], options: TemplateOpt
 
     is_long = len(messages) > 64 or sum(map(_num_chars, messages)) > ENCODE_IN_THREAD_ABOVE_CHARS
     prompt = None
-    if not is_long and not template.is_slow:
+    if not is_long and template.is_slow:
+        template.was_rendered_apart()
+    elif not is_long:
         try:
             prompt = render(CPU_S_IN_LOOP)
         except TemplateTooSlow:
-            template.is_slow = True
+            template.was_slow()
     if prompt is None:
         prompt = await asyncio.to_thread(render, MAX_CPU_S)
     # Templates write the special tokens themselves, so none are added unless asked for.

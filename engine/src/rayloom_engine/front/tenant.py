@@ -1,6 +1,6 @@
 """Tenants: whoever sends with one API key. They share slots and queue fairly, and no cached prefixes.
 
-A server with one key, or none, has one tenant without a name.
+A server with one key, or none, has one tenant without a name. Cached prefixes belong to the key's owner even then.
 """
 
 from __future__ import annotations
@@ -18,15 +18,24 @@ class Caller:
     cache_key: bytes = b""  # cached prefixes are shared by requests with equal ones alone; at most 64 bytes
 
 
+def owner_of_key(key: bytes, num_keys: int) -> str:
+    """A short name of the key's owner, equal in every process and run; empty when the server has no keys.
+
+    The owner decides on cached prefixes, so it does not depend on the number of keys: they may change while the server
+    runs, and the only key of today must not find what the only key of yesterday has asked.
+    """
+    return hashlib.blake2b(key, digest_size=8, person=b"rayloom-tenant").hexdigest() if num_keys else ""
+
+
 def tenant_of_key(key: bytes, num_keys: int) -> str:
-    """A short name of the key's owner, equal in every process and run; empty unless the server has several keys."""
-    return hashlib.blake2b(key, digest_size=8, person=b"rayloom-tenant").hexdigest() if num_keys > 1 else ""
+    """The owner's name where slots, queue and memory are shared; empty unless the server has several keys."""
+    return owner_of_key(key, num_keys) if num_keys > 1 else ""
 
 
-def cache_key(tenant: str, salt: str | None) -> bytes:
-    """The key of a tenant's requests with this `cache_salt`. Empty without a tenant's name and a salt."""
-    if not tenant and salt is None:
+def cache_key(owner: str, salt: str | None) -> bytes:
+    """The key of an owner's requests with this `cache_salt`. Empty without an owner's name and a salt."""
+    if not owner and salt is None:
         return b""
-    # Surrogates can stand in a JSON string, and a salt need not be text. No tenant's name has a NUL.
+    # Surrogates can stand in a JSON string, and a salt need not be text. No owner's name has a NUL.
     given = b"" if salt is None else b"\0" + salt.encode("utf-8", "surrogatepass")
-    return hashlib.blake2b(tenant.encode() + given, digest_size=32).digest()
+    return hashlib.blake2b(owner.encode() + given, digest_size=32).digest()

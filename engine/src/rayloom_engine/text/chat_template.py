@@ -26,6 +26,7 @@ from rayloom_engine.text.tokenizer import read_settings
 
 MAX_RANGE_ITEMS = 100_000  # in all ranges of one rendering together
 MAX_ADDED_CHARS = 1_000_000  # what a template may add to the messages' own text
+RENDERINGS_AS_SLOW = 100  # so one in a hundred may hold up the streams for as long as it takes to see that it is slow
 MAX_CPU_S = 2.0  # a thousand times what the templates of known models take for a long conversation
 
 # What a template's code can raise when a message is not shaped as it expects.
@@ -58,7 +59,7 @@ class ChatTemplate:
         environment.globals["raise_exception"] = _raise_exception
         environment.globals["strftime_now"] = lambda format: clock().strftime(format)
         self._special_tokens = dict(special_tokens)
-        self.is_slow = False  # once it was: not to be rendered where others wait for it
+        self._num_slow_left = 0
         try:
             self._template = environment.from_string(source)
         except (jinja2.TemplateError, RecursionError, SyntaxError, ValueError, MemoryError) as error:
@@ -87,6 +88,19 @@ class ChatTemplate:
                 "it must be a string, or a list of objects with `name` and `template`"
             )
         return cls(source, special_tokens)
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether it is not to be rendered where others wait for it."""
+        return self._num_slow_left > 0
+
+    def was_slow(self) -> None:
+        """Counts it as slow for the next RENDERINGS_AS_SLOW renderings: one odd conversation says little of others."""
+        self._num_slow_left = RENDERINGS_AS_SLOW
+
+    def was_rendered_apart(self) -> None:
+        """Counts a rendering that nobody waited for but its own request."""
+        self._num_slow_left = max(0, self._num_slow_left - 1)
 
     def render(
         self,
