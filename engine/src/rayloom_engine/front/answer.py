@@ -167,9 +167,7 @@ async def answer(
         request_id=f"{writer.request_id}-{secrets.token_hex(8)}",
         prompts=prompts,
         params=params,
-        caller=Caller(
-            tenant=tenant, priority=wire.priority or 0, cache_key=cache_key(request.state.owner, wire.cache_salt)
-        ),
+        caller=Caller(tenant=tenant, priority=wire.priority or 0, cache_key=prefixes),
         fresh_seed=secrets.randbits(63),
     )
     writer.generation = generation
