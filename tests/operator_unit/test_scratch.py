@@ -96,7 +96,7 @@ def test_the_volume_of_the_head_holds_what_the_pod_template_allows():
 
     found = of_head(model={"source": "pvc://models/llama.gguf"}, podTemplate=template)
 
-    assert found == (None, "400Gi", "409600Mi")
+    assert found == ("142324Mi", "400Gi", "409600Mi")
 
 
 @pytest.mark.parametrize("source", ["pvc://models/llama.gguf", "file:///models/llama.gguf"])

@@ -39,8 +39,13 @@ def rules(*pairs: tuple[str, str]) -> JsonDict:
 
 def amount(quantity: Quantity) -> int:
     """The whole number that a quantity stands for: bytes, for memory. 80Gi is 85899345920."""
+    return int(number_of(quantity))
+
+
+def number_of(quantity: Quantity) -> float:
+    """The number that a quantity stands for: 500m is 0.5."""
     number, unit = re.fullmatch(r"([0-9.]+)(.*)", quantity).groups()  # type: ignore[union-attr]
-    return int(float(number) * _FACTORS[unit])
+    return float(number) * _FACTORS[unit]
 
 
 def no_nulls(value: Any, path: str = "") -> Any:

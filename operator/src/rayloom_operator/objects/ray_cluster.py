@@ -11,6 +11,7 @@ from collections.abc import Mapping
 
 from rayloom_operator import names
 from rayloom_operator.api import LLMService, Metadata
+from rayloom_operator.api_base import number_of
 from rayloom_operator.names import Manifest
 from rayloom_operator.objects.pod import (
     container_basics,
@@ -256,8 +257,20 @@ def _head_resources(service: LLMService, name: str, requests: dict[str, str]) ->
     if given is None:
         return {"requests": requests}
     limits = given.limits or {}
-    found = {"requests": _without_limits(requests, limits) | (given.requests or {})}
+    found = {"requests": _within_limits(requests, limits) | (given.requests or {})}
     return found | ({"limits": limits} if limits else {})
+
+
+def _within_limits(requests: dict[str, str], limits: Mapping[str, str]) -> dict[str, str]:
+    """`requests` without those above their limit, which Kubernetes refuses; the limit is the request then.
+
+    A limit above it leaves a request as it is: a node need not have free what a container may use at most.
+    """
+    return {
+        name: value
+        for name, value in requests.items()
+        if name not in limits or number_of(value) <= number_of(limits[name])
+    }
 
 
 def _without_limits(requests: dict[str, str], limits: Mapping[str, str]) -> dict[str, str]:
