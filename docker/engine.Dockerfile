@@ -38,15 +38,11 @@ RUN --mount=type=secret,id=pip,target=/etc/pip.conf --mount=type=secret,id=ca,ta
 FROM builder AS model
 # Exactly the modules that convert, so that other changes of the engine leave this layer alone.
 COPY engine/src/rayloom_engine/__init__.py engine/src/rayloom_engine/errors.py /build/rayloom_engine/
-COPY engine/src/rayloom_engine/models/__init__.py engine/src/rayloom_engine/models/source.py \
-     engine/src/rayloom_engine/models/hub.py engine/src/rayloom_engine/models/progress.py \
-     engine/src/rayloom_engine/models/gguf_convert.py engine/src/rayloom_engine/models/gguf_config.py \
-     engine/src/rayloom_engine/models/gguf_file.py engine/src/rayloom_engine/models/gguf_tokenizer.py \
-     engine/src/rayloom_engine/models/config_json.py engine/src/rayloom_engine/models/limits.py \
-     engine/src/rayloom_engine/models/safetensors_writer.py \
-     /build/rayloom_engine/models/
+COPY engine/src/rayloom_engine/models/__init__.py /build/rayloom_engine/models/
+COPY engine/src/rayloom_engine/models/checkpoint /build/rayloom_engine/models/checkpoint
 RUN set -e; cd /build; \
-    RAYLOOM_CACHE=/opt/rayloom/cache python -c 'from rayloom_engine.models.source import resolve; resolve("builtin://smollm2-135m")'; \
+    RAYLOOM_CACHE=/opt/rayloom/cache python -c \
+      'from rayloom_engine.models.checkpoint.source import resolve; resolve("builtin://smollm2-135m")'; \
     find /opt/rayloom/cache -name '*.lock' -delete
 
 FROM builder AS code

@@ -16,7 +16,7 @@ from cluster.kubectl import Kubectl
 
 def model_on_the_nodes() -> Path:
     """Readable for everybody. Skips where the nodes do not see this machine's folders."""
-    from rayloom_engine.models.source import resolve
+    from rayloom_engine.models.checkpoint.source import resolve
 
     converted = resolve("builtin://smollm2-135m").path
     if os.environ.get("E2E_CLUSTER") == "kind" or os.environ.get("E2E_KUBECONFIG"):

@@ -15,7 +15,9 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from rayloom_engine.front.openai_models import (
+from rayloom_engine.common.json_words import shown
+from rayloom_engine.front.openai.fields import NOT_IMPLEMENTED, WITHOUT_EFFECT
+from rayloom_engine.front.openai.wire import (
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
@@ -23,8 +25,6 @@ from rayloom_engine.front.openai_models import (
     StreamOptions,
     TokenizeRequest,
 )
-from rayloom_engine.front.request_fields import NOT_IMPLEMENTED, WITHOUT_EFFECT
-from rayloom_engine.json_words import shown
 from rayloom_engine.sampling_params import RANGES, SamplingParams
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "api.md"

@@ -13,8 +13,8 @@ from typing import Any
 import yaml
 from pydantic import BaseModel
 
-from rayloom_operator.api import KIND, LLMService, Spec
-from rayloom_operator.api_status import Status
+from rayloom_operator.api.spec import KIND, LLMService, Spec
+from rayloom_operator.api.status import Status
 from rayloom_operator.names import API_GROUP as GROUP
 from rayloom_operator.names import API_PLURAL as PLURAL
 from rayloom_operator.names import API_VERSION_NAME as VERSION

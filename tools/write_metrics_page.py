@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rayloom_engine.front.metrics import Metrics as EngineMetrics
-from rayloom_operator.metrics import GAUGES
-from rayloom_operator.metrics import Metrics as OperatorMetrics
+from rayloom_engine.front.operations.metrics import Metrics as EngineMetrics
+from rayloom_operator.telemetry.metrics import GAUGES
+from rayloom_operator.telemetry.metrics import Metrics as OperatorMetrics
 
 ROOT = Path(__file__).resolve().parent.parent
 FILE = ROOT / "docs" / "metrics.md"

@@ -13,7 +13,7 @@ from api.bad_manifests import AT_ADMISSION
 from api.conftest import llm_service
 from cluster.kubectl import Kubectl
 from cluster.shell import ClusterError
-from rayloom_operator.api_status import Reason
+from rayloom_operator.api.status import Reason
 from standins.client import ApiError
 from standins.operators import OperatorProcess, wait_until
 from standins.world import LLM, World

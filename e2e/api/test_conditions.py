@@ -16,7 +16,7 @@ from jsonschema import Draft202012Validator
 
 from api.conftest import llm_service, new_namespace
 from cluster.place import REPOSITORY
-from rayloom_operator.api_status import FAULTS, Reason
+from rayloom_operator.api.status import FAULTS, Reason
 from standins.client import MERGE
 from standins.operators import OperatorProcess, wait_until
 from standins.pod_status import Play

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rayloom_operator.kube import Kube, KubeError, MadeAnew
+from rayloom_operator.kube.client import Kube, KubeError, MadeAnew
 from standins.world import LLM, World
 
 Make = Callable[..., dict[str, Any]]

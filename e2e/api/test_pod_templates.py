@@ -14,8 +14,8 @@ from pydantic import BaseModel
 
 from api.whole_templates import CLUSTER_OBJECTS, TEMPLATES
 from cluster.place import REPOSITORY
-from rayloom_operator.api_pod_template import PodTemplates
-from rayloom_operator.api_status import Reason
+from rayloom_operator.api.pod_template.template import PodTemplates
+from rayloom_operator.api.status import Reason
 from rt_blocks import blocks_of
 from standins.operators import OperatorProcess, wait_until
 from standins.world import World

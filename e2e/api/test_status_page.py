@@ -14,7 +14,7 @@ import pytest
 from api.conftest import llm_service
 from cluster.kubectl import Kubectl
 from cluster.place import REPOSITORY
-from rayloom_operator.api_status import Reason
+from rayloom_operator.api.status import Reason
 from standins.operators import wait_until
 from standins.pod_status import Play
 from standins.world import World

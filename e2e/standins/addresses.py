@@ -33,7 +33,7 @@ def pod_ip_at(address: str) -> str:
 
 def redirect() -> None:
     """From here on this process's operator finds the stand-ins."""
-    status_request = importlib.import_module("rayloom_operator.status_request")
+    status_request = importlib.import_module("rayloom_operator.engines.request")
     ask = status_request.ask
 
     async def ask_here(ip: str, port: int, *more: Any, **options: Any) -> Any:

@@ -19,7 +19,7 @@ from standins import addresses
 
 def _context() -> ForkServerContext:
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["rayloom_operator.__main__", "rayloom_operator.run"])
+    context.set_forkserver_preload(["rayloom_operator.__main__", "rayloom_operator.cli.run"])
     return context
 
 

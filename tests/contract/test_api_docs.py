@@ -7,8 +7,8 @@ from pathlib import Path
 from starlette.routing import Route
 
 from rayloom_engine.config import EngineConfig
-from rayloom_engine.front.api_keys import ApiKeys
 from rayloom_engine.front.app import api_app
+from rayloom_engine.front.http.api_keys import ApiKeys
 from rayloom_engine.front.service import Service
 
 ROOT = Path(__file__).resolve().parents[2]

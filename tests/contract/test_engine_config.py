@@ -1,9 +1,9 @@
 """What the operator emits is what the engine reads, field by field."""
 
 from rayloom_engine.config import EngineConfig, parse_config
-from rayloom_operator.api import EngineArgs, parse
-from rayloom_operator.engine_config import engine_config, pod_engine_config
-from rayloom_operator.resolved import resolve
+from rayloom_operator.api.spec import EngineArgs, parse
+from rayloom_operator.objects.engine_config import engine_config, pod_engine_config
+from rayloom_operator.resolve.resolved import resolve
 
 # No manifest sets these: on one machine the engine chooses its executor and the ranks' port itself, and files with
 # secrets are not where a manifest could name them (API keys come by the environment, the admin port is on loopback).

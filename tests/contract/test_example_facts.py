@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from rayloom_engine.models.checkpoint.source import ResolvedModel
 from rayloom_engine.models.inspection import facts
 from rayloom_engine.models.shape import read_shape
-from rayloom_engine.models.source import ResolvedModel
-from rayloom_operator.model_facts import ModelFacts
+from rayloom_operator.api.model_facts import ModelFacts
 
 FOLDER = Path(__file__).resolve().parents[2] / "examples" / "facts"
 QWEN = {

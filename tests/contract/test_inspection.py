@@ -8,8 +8,8 @@ import pytest
 from rayloom_engine.errors import ModelError, ModelFault
 from rayloom_engine.models.inspection import Inspection, Shape, failure, inspect_model
 from rayloom_engine.models.inspection import facts as engine_facts
-from rayloom_operator.inspection import _REASONS
-from rayloom_operator.model_facts import BUILTIN_FACTS, ModelFacts, ModelShape
+from rayloom_operator.api.model_facts import BUILTIN_FACTS, ModelFacts, ModelShape
+from rayloom_operator.decide.inspection import _REASONS
 from rt_inspection import ended, look
 
 

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from rayloom_engine.front.metrics import Metrics
-from rayloom_engine.front.recoveries import Recovery
-from rayloom_engine.protocol.messages import CoreStatus, PhaseStatus, RankStatus, SchedulerStats
+from rayloom_engine.core.stats import SchedulerStats
+from rayloom_engine.front.operations.metrics import Metrics
+from rayloom_engine.front.operations.recoveries import Recovery
+from rayloom_engine.protocol.messages import CoreStatus, PhaseStatus, RankStatus
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -3,8 +3,8 @@
 import re
 from pathlib import Path
 
-from rayloom_engine.models import limits
-from rayloom_engine.models.gguf_file import _MAX_ELEMENTS, _MAX_HEADER_BYTES
+from rayloom_engine.models.checkpoint import limits
+from rayloom_engine.models.checkpoint.gguf_file import _MAX_ELEMENTS, _MAX_HEADER_BYTES
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs/models.md").read_text()
 MIB = 1 << 20

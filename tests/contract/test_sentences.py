@@ -5,13 +5,13 @@ import pytest
 from huggingface_hub import errors
 
 from rayloom_engine.errors import ModelError
-from rayloom_engine.front.lifecycle import stall_of
-from rayloom_engine.models.hub import _explained
-from rayloom_engine.models.source import resolve
+from rayloom_engine.front.operations.lifecycle import stall_of
+from rayloom_engine.models.checkpoint.hub import _explained
+from rayloom_engine.models.checkpoint.source import resolve
 from rayloom_engine.protocol.messages import RankStatus
-from rayloom_operator.api_status import Reason
-from rayloom_operator.judgement import STALLED
-from rayloom_operator.observed import HUB_SENTENCES, NOT_FOUND
+from rayloom_operator.api.status import Reason
+from rayloom_operator.observe.observed import HUB_SENTENCES, NOT_FOUND
+from rayloom_operator.observe.verdict import STALLED
 
 
 def sentence(source):

@@ -6,14 +6,14 @@ import pytest
 import torch
 
 from rayloom_engine.config import BLOCK_SIZE, EngineConfig
-from rayloom_engine.models import shard as shards
 from rayloom_engine.models.empty import empty_model
 from rayloom_engine.models.shape import ModelShape as EngineShape
 from rayloom_engine.models.shape import RopeParameters, read_shape
-from rayloom_engine.models.stage import make_stages, split_layers
+from rayloom_engine.parallel import shard as shards
+from rayloom_engine.parallel.stage import make_stages, split_layers
 from rayloom_engine.worker import kv_memory, start
-from rayloom_operator import rank_memory, sizing
-from rayloom_operator.model_facts import ModelShape
+from rayloom_operator.api.model_facts import ModelShape
+from rayloom_operator.resolve import rank_memory, sizing
 from rt_shapes import SHAPES
 from rt_tiny import VARIANTS, tiny_variant
 

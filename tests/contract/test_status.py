@@ -1,10 +1,10 @@
 """What the engine's /status says of requests is what the operator compares revisions by."""
 
-from rayloom_engine.front.metrics import Metrics
+from rayloom_engine.front.operations.metrics import Metrics
 from rayloom_engine.status import EngineStatus, KvCache, RecoveryPhase, Requests
-from rayloom_operator.api_rollout import Figures
-from rayloom_operator.engine_status import engine_status
-from rayloom_operator.status_request import MAX_BYTES, MAX_FULL_BYTES
+from rayloom_operator.api.rollout import Figures
+from rayloom_operator.engines.request import MAX_BYTES, MAX_FULL_BYTES
+from rayloom_operator.engines.status import engine_status
 
 
 def engine_document(requests):

@@ -10,14 +10,14 @@ import pytest
 import yaml
 
 from rayloom_engine.config import EngineConfig
-from rayloom_engine.front.metrics import Metrics
-from rayloom_operator.api import API_VERSION, KIND
-from rayloom_operator.manifest import load_service
-from rayloom_operator.model_facts import builtin_facts
+from rayloom_engine.front.operations.metrics import Metrics
+from rayloom_operator.api.manifest import load_service
+from rayloom_operator.api.model_facts import builtin_facts
+from rayloom_operator.api.spec import API_VERSION, KIND
 from rayloom_operator.names import API_PORT, NODE_TYPE_LABEL, SERVICE_LABEL
 from rayloom_operator.objects.companions import client_service
 from rayloom_operator.objects.guards import network_policy
-from rayloom_operator.resolved import resolve
+from rayloom_operator.resolve.resolved import resolve
 from rt_examples import FOLDER, of_others
 from rt_operator import turn
 

@@ -10,8 +10,8 @@ from packaging.requirements import Requirement
 
 from rayloom_engine import __version__ as engine_version
 from rayloom_operator import __version__ as operator_version
-from rayloom_operator.kuberay import _CURE
 from rayloom_operator.objects.ray_cluster import RAY_VERSION
+from rayloom_operator.observe.kuberay import _CURE
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs/versions.md").read_text()

@@ -18,7 +18,7 @@ import psutil
 import pytest
 import yaml
 
-from rayloom_operator.api import parse
+from rayloom_operator.api.spec import parse
 from rt_blocks import Block, blocks_of, install_stand_in_curl, runnable
 
 ROOT = Path(__file__).resolve().parents[2]

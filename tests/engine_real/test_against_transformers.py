@@ -13,7 +13,7 @@ import torch
 
 from rayloom_engine import LLM, SamplingParams
 from rayloom_engine.llm import RequestOutput
-from rayloom_engine.models.source import resolve
+from rayloom_engine.models.checkpoint.source import resolve
 from rayloom_engine.text.chat_template import ChatTemplate
 from rayloom_engine.text.tokenizer import Tokenizer
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from rayloom_engine.models.checkpoint.source import resolve
 from rayloom_engine.models.shape import read_shape
-from rayloom_engine.models.source import resolve
 from rt_tiny import TinySequence, advance, load_tiny, make_cache
 
 

@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from rayloom_engine.launcher.local_ray import use_private_ray
-from rayloom_engine.supervisor import _make_run_dir
+from rayloom_engine.supervisor.supervisor import _make_run_dir
 from rt_server import running_server
 
 ARGUMENTS = ("--executor", "ray", "--device", "cpu", "--num-kv-blocks", "64", "--threads", "1")

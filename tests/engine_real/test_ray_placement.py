@@ -15,7 +15,7 @@ import pytest
 from rayloom_engine.config import EngineConfig, parse_config
 from rayloom_engine.errors import ConfigError, EngineDead, EngineError
 from rayloom_engine.launcher.ray_ranks import RayRanks
-from rayloom_engine.models.progress import no_progress
+from rayloom_engine.models.checkpoint.progress import no_progress
 
 
 @pytest.fixture(scope="module")

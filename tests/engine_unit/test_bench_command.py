@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from rayloom_engine.cli.commands import run
-from rayloom_engine.process import EXIT_CONFIG
+from rayloom_engine.common.process import EXIT_CONFIG
 
 
 def test_bench_without_its_package_says_what_to_install(

@@ -33,7 +33,7 @@ def test_own_engine_is_started_twice_measured_and_gone(tmp_path: Path) -> None:
     assert written["start_up"]["second_s"] > 0
     assert written["memory"]["after"] == "W3"
     roles = sorted(name.split()[0] for name in written["memory"]["pss_bytes"])
-    assert roles == ["rayloom_engine", "rayloom_engine.core_process", "rayloom_engine.front"]
+    assert roles == ["rayloom_engine", "rayloom_engine.core_server.process", "rayloom_engine.front"]
     (engine,) = written["workloads"][0]["engines"]
     assert (engine["engine"], engine["prompt_tokens"], engine["output_tokens"]) == ("rayloom fp32", 128, 128)
     assert "start to first token: " in finished.stdout

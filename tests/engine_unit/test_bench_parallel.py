@@ -9,9 +9,9 @@ import pytest
 
 from rayloom_bench.parallel import LAYOUTS, Rounds, narrow_heads, table
 from rayloom_engine.cli.commands import run
+from rayloom_engine.models.checkpoint.source import resolve
 from rayloom_engine.models.shape import read_shape
-from rayloom_engine.models.shard import shard_counts
-from rayloom_engine.models.source import resolve
+from rayloom_engine.models.shard_counts import shard_counts
 
 
 def test_narrow_heads_keep_every_matrix_and_can_be_shared_by_two(tmp_path: Path) -> None:

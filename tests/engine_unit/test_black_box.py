@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from rayloom_engine.black_box import BlackBox
-from rayloom_engine.process import silence_mark, trial_mark
+from rayloom_engine.common.process import silence_mark, trial_mark
+from rayloom_engine.core_server.black_box import BlackBox
 
 
 def test_the_next_core_books_the_death_of_a_step_once(tmp_path: Path) -> None:

@@ -8,10 +8,10 @@ from collections import deque
 from pathlib import Path
 
 from rayloom_engine.core.decoding import DecodingParams
-from rayloom_engine.core_io import CoreIo, Inbox
-from rayloom_engine.core_state import CoreState
-from rayloom_engine.front.core_client import ClientSequence, CoreClient
-from rayloom_engine.front.request_mailbox import Mailbox
+from rayloom_engine.core_server.sockets import CoreIo, Inbox
+from rayloom_engine.core_server.state import CoreState
+from rayloom_engine.front.core_link.core_client import ClientSequence, CoreClient
+from rayloom_engine.front.core_link.request_mailbox import Mailbox
 from rt_server import wait_until
 
 

@@ -12,10 +12,10 @@ import pytest
 
 from rayloom_engine.core.decoding import DecodingParams
 from rayloom_engine.core.step import TokenLogprobs
-from rayloom_engine.core_io import CoreIo, Disconnected, Inbox, _Front
-from rayloom_engine.core_state import CoreState
-from rayloom_engine.front.core_client import ClientSequence, CoreClient
-from rayloom_engine.front.request_mailbox import Mailbox
+from rayloom_engine.core_server.sockets import CoreIo, Disconnected, Inbox, _Front
+from rayloom_engine.core_server.state import CoreState
+from rayloom_engine.front.core_link.core_client import ClientSequence, CoreClient
+from rayloom_engine.front.core_link.request_mailbox import Mailbox
 from rayloom_engine.protocol.framing import core_decoder, frame, read_frame
 from rayloom_engine.protocol.messages import Abort, CoreStatus, Hello, Output, Outputs, Submit, Welcome
 from rt_server import wait_until
@@ -191,7 +191,7 @@ def test_a_front_that_reads_a_large_answer_steadily_stays() -> None:
 
 
 def test_a_front_with_too_much_unsent_data_is_closed(monkeypatch: pytest.MonkeyPatch, inbox: Inbox) -> None:
-    monkeypatch.setattr("rayloom_engine.core_io._MOST_UNSENT_BYTES", 1000)
+    monkeypatch.setattr("rayloom_engine.core_server.sockets._MOST_UNSENT_BYTES", 1000)
     io = CoreIo("unix:unused", TOKEN, inbox, CoreState(epoch=7, executor="uni").status)
     front, transport = _front()
     io._fronts[1] = front

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
 
-from rayloom_engine.black_box import BlackBox
 from rayloom_engine.core.decoding import DecodingParams
-from rayloom_engine.core_io import Disconnected
-from rayloom_engine.core_loop import Core
-from rayloom_engine.core_state import CoreState
-from rayloom_engine.engine import Engine, LocalExecutor
+from rayloom_engine.core.engine import Engine, LocalExecutor
+from rayloom_engine.core_server.black_box import BlackBox
+from rayloom_engine.core_server.loop import Core
+from rayloom_engine.core_server.sockets import Disconnected
+from rayloom_engine.core_server.state import CoreState
 from rayloom_engine.protocol.messages import Abort, ModelStatus, Submit
 from rt_scheduler import VOCAB, SimulatedRank, make_scheduler
 
@@ -31,7 +32,7 @@ SUBMIT = Submit(sequence_id="s", prompt_ids=tuple(range(20)), params=DecodingPar
 
 class CoreUnderTest:
     def __init__(self, folder: Path) -> None:
-        self.engine = Engine(make_scheduler(), LocalExecutor(SimulatedRank()))
+        self.engine = Engine(make_scheduler(), LocalExecutor(SimulatedRank()), clock=time.monotonic)
         self.box = BlackBox(folder)
         self.state = CoreState(epoch=1, executor="uni", hang_seconds=3.0)
         self.core = Core(self.engine, MODEL, None, self.state, self.box)  # type: ignore[arg-type]

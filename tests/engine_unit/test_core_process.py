@@ -6,11 +6,11 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+from rayloom_engine.common.process import EXIT_GIVEN_UP, read_failure
 from rayloom_engine.config import parse_config
 from rayloom_engine.core.decoding import DecodingParams
 from rayloom_engine.core.step import SampledToken, StepPlan, StepResult
-from rayloom_engine.core_process import CoreProcess
-from rayloom_engine.process import EXIT_GIVEN_UP, read_failure
+from rayloom_engine.core_server.process import CoreProcess
 from rayloom_engine.protocol.channel import ChannelClosed
 from rayloom_engine.protocol.messages import Submit
 from rayloom_engine.protocol.ranks import Computed, Fence, Run

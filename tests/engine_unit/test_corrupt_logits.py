@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from rayloom_engine.core.decoding import DecodingParams
+from rayloom_engine.core.engine import Engine
 from rayloom_engine.core.sequence import CORRUPT, SequenceOutput
 from rayloom_engine.core.step import PromptLogprobs, SampledToken, StepPlan, StepResult, TokenLogprobs
-from rayloom_engine.engine import Engine
 from rayloom_engine.errors import CorruptRank
 from rayloom_engine.kernels.linear import pack_weight
 from rayloom_engine.worker.sampler import Sampler

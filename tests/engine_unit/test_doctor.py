@@ -7,7 +7,7 @@ import socket
 import pytest
 
 from rayloom_engine.cli.commands import run
-from rayloom_engine.process import EXIT_CONFIG
+from rayloom_engine.common.process import EXIT_CONFIG
 
 
 def _doctor(capsys: pytest.CaptureFixture[str], *flags: str) -> tuple[int, str]:

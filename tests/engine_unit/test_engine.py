@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
+
 import msgspec
 import pytest
 
+from rayloom_engine.core.engine import Engine, LocalExecutor
 from rayloom_engine.core.step import StepPlan, StepResult
-from rayloom_engine.engine import Engine, LocalExecutor
 from rt_scheduler import SimulatedRank, expected_ids, ids_of, make_scheduler, make_sequence
 
 
@@ -29,7 +31,7 @@ class FlakyRank(SimulatedRank):
 @pytest.mark.parametrize("depth", [1, 2, 3])
 @pytest.mark.parametrize("fail_at", [1, 2, 3, 5])
 def test_after_an_interrupted_step_sequences_go_on_or_can_be_aborted(fail_at: int, depth: int) -> None:
-    engine = Engine(make_scheduler(depth=depth), LocalExecutor(FlakyRank(fail_at)))
+    engine = Engine(make_scheduler(depth=depth), LocalExecutor(FlakyRank(fail_at)), clock=time.monotonic)
     for request_id, prompt in (("a", range(10)), ("b", (4, 5)), ("gone", (6, 7))):
         engine.add(make_sequence(request_id, prompt, max_tokens=6))
     outputs = []
@@ -66,7 +68,7 @@ def test_a_part_of_a_prompt_is_tokens_that_passed_all_ranks() -> None:
 
 
 def test_a_resume_that_was_complete_is_finished_at_once() -> None:
-    engine = Engine(make_scheduler(), LocalExecutor(SimulatedRank()))
+    engine = Engine(make_scheduler(), LocalExecutor(SimulatedRank()), clock=time.monotonic)
     output = engine.add(make_sequence("a", (1, 2), max_tokens=2, generated_ids=(7, 8)), is_resume=True)
     assert output is not None
     assert (output.finish_reason, output.token_ids) == ("length", ())
@@ -102,7 +104,7 @@ def test_waiting_for_other_stages_is_not_time_of_the_host(depth: int, host_secon
 
 
 def test_the_result_of_an_aborted_sequence_is_still_collected() -> None:
-    engine = Engine(make_scheduler(depth=2), LocalExecutor(SimulatedRank()))
+    engine = Engine(make_scheduler(depth=2), LocalExecutor(SimulatedRank()), clock=time.monotonic)
     engine.add(make_sequence("a", (1, 2)))
     engine.add(make_sequence("b", (3, 4)))
     outputs = [engine.step(), engine.step()]  # both are in flight now, each in a step of its own

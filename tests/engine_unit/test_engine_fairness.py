@@ -7,11 +7,12 @@ is in tests/engine_real/test_tenants.py.
 from __future__ import annotations
 
 import math
+import time
 from collections import deque
 
 import pytest
 
-from rayloom_engine.engine import Engine, LocalExecutor
+from rayloom_engine.core.engine import Engine, LocalExecutor
 from rayloom_engine.errors import QueueFull
 from rt_scheduler import SimulatedRank, make_scheduler, make_sequence
 
@@ -67,7 +68,7 @@ class _Flooder:
 def _first_token_times(num_requests: int, **flood: int) -> list[int]:
     """Costs until the first token of 100 requests of "y", sent one after the other while "x" floods."""
     scheduler = make_scheduler(600, max_num_seqs=64, max_num_batched_tokens=128, max_model_len=1200, max_queued=1024)
-    engine = Engine(scheduler, LocalExecutor(SimulatedRank()))
+    engine = Engine(scheduler, LocalExecutor(SimulatedRank()), clock=time.monotonic)
     flooder = _Flooder(engine, num_requests, **flood)
     spent = 0
     waits: list[int] = []

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from rayloom_engine.errors import ConfigError
-from rayloom_engine.front.api_keys import MAX_FILE_BYTES, ApiKeys
+from rayloom_engine.front.http.api_keys import MAX_FILE_BYTES, ApiKeys
 from rt_front import FrontUnderTest, running_front
 
 

@@ -17,10 +17,10 @@ import msgspec
 import pytest
 
 import rt_openai_schema
-from rayloom_engine.front.api_keys import ApiKeys
 from rayloom_engine.front.app import api_app
-from rayloom_engine.front.openai_models import ENDPOINTS, StreamOptions
-from rayloom_engine.front.request_fields import NOT_IMPLEMENTED, WITHOUT_EFFECT
+from rayloom_engine.front.http.api_keys import ApiKeys
+from rayloom_engine.front.openai.fields import NOT_IMPLEMENTED, WITHOUT_EFFECT
+from rayloom_engine.front.openai.wire import ENDPOINTS, StreamOptions
 from rt_fake_core import say
 from rt_front import MODEL, FrontUnderTest, running_front
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from rayloom_engine.front.body import (
+from rayloom_engine.front.errors import ApiError
+from rayloom_engine.front.http.body import (
     MAX_CONTAINERS,
     MAX_FIELDS,
     MAX_STRINGS,
@@ -12,7 +13,6 @@ from rayloom_engine.front.body import (
     check_shape,
     parse_object,
 )
-from rayloom_engine.front.errors import ApiError
 
 
 def many(part: bytes, num: int) -> bytes:

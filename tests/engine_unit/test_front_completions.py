@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rayloom_engine.front import completions
+from rayloom_engine.front.openai import completions
 from rayloom_engine.text.tokenizer import Tokenizer
 from rt_fake_core import say
 from rt_front import MODEL, FrontUnderTest, events, running_front

@@ -14,9 +14,9 @@ from pydantic import ValidationError
 
 from rayloom_engine.errors import RequestError
 from rayloom_engine.front.generation import Generation
-from rayloom_engine.front.openai_models import ChatRequest, DetokenizeRequest
-from rayloom_engine.front.request_parsing import parse_request
-from rayloom_engine.front.tenant import Caller
+from rayloom_engine.front.http.tenant import Caller
+from rayloom_engine.front.openai.parsing import parse_request
+from rayloom_engine.front.openai.wire import ChatRequest, DetokenizeRequest
 from rayloom_engine.sampling_params import SamplingParams
 from rt_front import MODEL, FrontUnderTest, running_front
 

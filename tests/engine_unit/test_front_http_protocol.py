@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from rayloom_engine.front.connections import ConnectionRoom, ConnectionTable, connection_room
-from rayloom_engine.front.http_protocol import HttpLimits
+from rayloom_engine.front.http.connections import ConnectionRoom, ConnectionTable, connection_room
+from rayloom_engine.front.http.protocol import HttpLimits
 from rt_front import FrontUnderTest, running_front
 from rt_protocol import connection, settle
 

@@ -15,10 +15,10 @@ import pytest
 
 from rayloom_engine.core.step import TokenLogprobs
 from rayloom_engine.errors import RequestError
-from rayloom_engine.front.answer import PART_BYTES, WholeAnswer
-from rayloom_engine.front.json_pieces import ITEMS_AT_ONCE, LazyList, lazy, parts, pieces
-from rayloom_engine.front.logprobs import LogprobWriter
-from rayloom_engine.front.request_size import check_num_prompt_logprobs
+from rayloom_engine.front.http.json_pieces import ITEMS_AT_ONCE, LazyList, lazy, parts, pieces
+from rayloom_engine.front.openai.answer import PART_BYTES, WholeAnswer
+from rayloom_engine.front.openai.logprobs import LogprobWriter
+from rayloom_engine.front.openai.request_size import check_num_prompt_logprobs
 from rayloom_engine.protocol.messages import Output, Outputs
 from rayloom_engine.sampling_params import SamplingParams
 from rayloom_engine.text.tokenizer import Tokenizer

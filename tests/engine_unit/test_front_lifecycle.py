@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from rayloom_engine.front import lifecycle as module
-from rayloom_engine.front.lifecycle import Lifecycle
+from rayloom_engine.front.operations import lifecycle as module
+from rayloom_engine.front.operations.lifecycle import Lifecycle
 
 DRAIN_S = 120.0
 Step = tuple[float, Callable[[Lifecycle], object]]

@@ -5,15 +5,16 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from rayloom_engine.front.admin import is_own_request
-from rayloom_engine.front.body import check_shape
+from rayloom_engine.core.stats import SchedulerStats
 from rayloom_engine.front.errors import ApiError
 from rayloom_engine.front.gate import bearer_token
-from rayloom_engine.front.lifecycle import stall_of
-from rayloom_engine.front.metrics import Metrics
-from rayloom_engine.front.prometheus import Family, Histogram, exposition
-from rayloom_engine.front.recoveries import RecoveryLog
-from rayloom_engine.protocol.messages import CoreStatus, RankStatus, SchedulerStats
+from rayloom_engine.front.http.body import check_shape
+from rayloom_engine.front.operations.admin import is_own_request
+from rayloom_engine.front.operations.lifecycle import stall_of
+from rayloom_engine.front.operations.metrics import Metrics
+from rayloom_engine.front.operations.prometheus import Family, Histogram, exposition
+from rayloom_engine.front.operations.recoveries import RecoveryLog
+from rayloom_engine.protocol.messages import CoreStatus, RankStatus
 
 
 def test_the_text_format() -> None:

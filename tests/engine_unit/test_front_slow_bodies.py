@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from rayloom_engine.front.connections import ConnectionTable
+from rayloom_engine.front.http.connections import ConnectionTable
 from rt_protocol import connection, settle
 
 POST = b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n"

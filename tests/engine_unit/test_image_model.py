@@ -23,7 +23,7 @@ def test_the_copied_modules_convert_a_model(tmp_path):
         target.write_bytes((ROOT / "engine/src" / name).read_bytes())
     write_gguf(tmp_path / "tiny.gguf", tiny_variant(tmp_path / "original", "llama"))
     script = (
-        "import sys; from rayloom_engine.models.source import resolve; print(resolve(sys.argv[1]).path);"
+        "import sys; from rayloom_engine.models.checkpoint.source import resolve; print(resolve(sys.argv[1]).path);"
         "print(*sorted(m.__file__ for n, m in sys.modules.items() if n.startswith('rayloom_engine')), sep='\\n')"
     )
     done = subprocess.run(

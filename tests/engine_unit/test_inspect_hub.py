@@ -138,7 +138,7 @@ def test_a_mirror_is_trusted_by_its_own_certificate(model, tmp_path):
 
 
 def test_two_processes_that_share_a_cache_fetch_each_file_once(model, tmp_path):
-    script = "import sys; from rayloom_engine.models.source import resolve; print(resolve(sys.argv[1]).path)"
+    script = "import sys; from rayloom_engine.models.checkpoint.source import resolve; print(resolve(sys.argv[1]).path)"
     seen = []
     with serve_hub("acme/tiny", model, seen=seen) as url:
         environ = {**os.environ, "HF_ENDPOINT": url, "HF_HUB_CACHE": str(tmp_path), "HF_HUB_OFFLINE": "0"}

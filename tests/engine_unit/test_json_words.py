@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rayloom_engine.json_words import SHOWN_CHARS, shown
+from rayloom_engine.common.json_words import SHOWN_CHARS, shown
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from rayloom_engine.errors import ConfigError, EngineDead
 from rayloom_engine.launcher.__main__ import Launcher
 from rayloom_engine.launcher.process_ranks import ProcessRanks
 from rayloom_engine.launcher.starter import NO_CORE
-from rayloom_engine.models.progress import no_progress
+from rayloom_engine.models.checkpoint.progress import no_progress
 from rayloom_engine.protocol.ranks import Fence
 from rayloom_engine.worker import machine
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rayloom_engine.ranks.memory_kills import MemoryKills
+from rayloom_engine.core_server.ranks.memory_kills import MemoryKills
 
 KILLED = "The kernel has killed processes on a for want of memory ({} so far)"
 

@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load_file
 
 from rayloom_engine.errors import ModelError
-from rayloom_engine.models.gguf_convert import convert_gguf
+from rayloom_engine.models.checkpoint.gguf_convert import convert_gguf
 from rayloom_engine.models.shape import read_shape
 from rt_gguf import write_gguf
 from rt_tiny import VOCAB_SIZE, TinySequence, advance, load_tiny, make_cache, tiny_variant, transformers_logits

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from rayloom_engine.errors import ModelError
-from rayloom_engine.models.hub import _progress_bar
-from rayloom_engine.models.source import ResolvedModel, cache_folder, resolve
+from rayloom_engine.models.checkpoint.hub import _progress_bar
+from rayloom_engine.models.checkpoint.source import ResolvedModel, cache_folder, resolve
 from rt_gguf import write_gguf
 from rt_hub import COMMIT, serve_hub
 from rt_tiny import tiny_variant
@@ -71,7 +71,7 @@ def test_what_a_killed_conversion_left_is_replaced(tmp_path: Path, own_cache: Pa
 def test_two_processes_at_once_get_the_same_folder(tmp_path: Path, own_cache: Path) -> None:
     path = tmp_path / "tiny.gguf"
     write_gguf(path, tiny_variant(tmp_path / "original", "llama"))
-    script = "import sys; from rayloom_engine.models.source import resolve; print(resolve(sys.argv[1]).path)"
+    script = "import sys; from rayloom_engine.models.checkpoint.source import resolve; print(resolve(sys.argv[1]).path)"
     processes = [
         subprocess.Popen([sys.executable, "-c", script, str(path)], stdout=subprocess.PIPE, text=True) for _ in range(2)
     ]
@@ -114,7 +114,7 @@ def test_the_cache_follows_the_environment(tmp_path: Path) -> None:
 
 def test_a_name_is_resolved_without_torch_or_transformers(tmp_path: Path) -> None:
     script = (
-        "import sys; from rayloom_engine.models.source import resolve;"
+        "import sys; from rayloom_engine.models.checkpoint.source import resolve;"
         "from rayloom_engine.models.shape import read_shape;"
         "read_shape(resolve(sys.argv[1]).path); assert not {'torch', 'transformers', 'gguf'} & set(sys.modules)"
     )
@@ -126,7 +126,7 @@ def test_a_name_is_resolved_without_torch_or_transformers(tmp_path: Path) -> Non
 HUB_SCRIPT = """
 import json, sys
 from rayloom_engine.errors import ModelError
-from rayloom_engine.models.source import resolve
+from rayloom_engine.models.checkpoint.source import resolve
 told = []
 answers = []
 for model, revision in json.loads(sys.argv[1]):
@@ -191,7 +191,10 @@ def test_bytes_of_a_download_only_grow_although_the_library_counts_them_twice() 
 
 def test_who_needs_no_weights_fetches_none(tmp_path: Path) -> None:
     original = tiny_variant(tmp_path / "original", "llama")
-    script = "import sys; from rayloom_engine.models.source import resolve; resolve(sys.argv[1], has_weights=False)"
+    script = (
+        "import sys; from rayloom_engine.models.checkpoint.source import resolve; "
+        "resolve(sys.argv[1], has_weights=False)"
+    )
     seen: list[str] = []
     with serve_hub("acme/tiny", original, seen=seen) as url:
         environ = {**os.environ, "HF_ENDPOINT": url, "HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "0"}

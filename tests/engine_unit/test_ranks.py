@@ -11,6 +11,8 @@ import pytest
 
 from rayloom_engine.core.decoding import DecodingParams
 from rayloom_engine.core.step import NewSlot, StepPlan
+from rayloom_engine.core_server.ranks import assembly
+from rayloom_engine.core_server.ranks.remote_executor import RemoteExecutor
 from rayloom_engine.errors import ConfigError, ModelError, RankLost
 from rayloom_engine.protocol.channel import Channel, ChannelClosed, dial
 from rayloom_engine.protocol.ranks import (
@@ -24,8 +26,6 @@ from rayloom_engine.protocol.ranks import (
     Run,
     Welcomed,
 )
-from rayloom_engine.ranks import assembly
-from rayloom_engine.ranks.remote_executor import RemoteExecutor
 from rt_fake_rank import TOKEN, FakeLauncher, FakeRank, Ranks, make_loaded, run_plan
 from rt_readable import is_readable
 from rt_server import wait_until

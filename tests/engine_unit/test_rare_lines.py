@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from rayloom_engine.core_io import CoreIo, Inbox
-from rayloom_engine.core_state import CoreState
+from rayloom_engine.common.rare_lines import MAX_PROBLEMS, OncePerProblem, RareLines
+from rayloom_engine.core_server.sockets import CoreIo, Inbox
+from rayloom_engine.core_server.state import CoreState
 from rayloom_engine.protocol.framing import frame, read_frame
 from rayloom_engine.protocol.messages import Hello
-from rayloom_engine.rare_lines import MAX_PROBLEMS, OncePerProblem, RareLines
 from rt_front import running_front
 
 
@@ -97,7 +97,7 @@ def test_a_front_that_is_refused_again_and_again_is_logged_once(
         CoreState(epoch=7, executor="uni").status,
     )
     io.start()
-    with caplog.at_level(logging.WARNING, logger="rayloom_engine.core_io"):
+    with caplog.at_level(logging.WARNING, logger="rayloom_engine.core_server.sockets"):
         given = (other, other, stranger, other, stranger, welcome, other)
         assert [asyncio.run(greet(hello)) for hello in given] == [False] * 5 + [True, False]
     io.stop()

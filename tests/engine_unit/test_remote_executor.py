@@ -9,6 +9,8 @@ from collections.abc import Iterator
 import pytest
 
 from rayloom_engine.core.step import StepPlan
+from rayloom_engine.core_server.ranks import assembly
+from rayloom_engine.core_server.ranks.remote_executor import RemoteExecutor
 from rayloom_engine.errors import RankLost
 from rayloom_engine.protocol import channel as channel_module
 from rayloom_engine.protocol.ranks import (
@@ -17,8 +19,6 @@ from rayloom_engine.protocol.ranks import (
     Failed,
     Run,
 )
-from rayloom_engine.ranks import assembly
-from rayloom_engine.ranks.remote_executor import RemoteExecutor
 from rt_fake_rank import Ranks, result_of, run_plan
 from rt_server import wait_until
 

@@ -16,10 +16,11 @@ from rayloom_engine.config import parse_config
 from rayloom_engine.errors import ConfigError
 from rayloom_engine.launcher.process_ranks import ProcessRanks
 from rayloom_engine.llm import LLM
+from rayloom_engine.models.checkpoint.progress import no_progress
 from rayloom_engine.models.loader import load_model
-from rayloom_engine.models.progress import no_progress
 from rayloom_engine.models.shape import ModelShape, RopeParameters, read_shape
-from rayloom_engine.models.shard import WHOLE, Shard, shard_counts
+from rayloom_engine.models.shard_counts import shard_counts
+from rayloom_engine.parallel.shard import WHOLE, Shard
 from rayloom_engine.worker.loaded_rank import LoadedRank
 from rayloom_engine.worker.start import find_model, load_rank, shard_of, stage_of
 from rt_stages import load_stages, stage_config

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import torch
 
-from rayloom_engine.worker import shared_sums
-from rayloom_engine.worker.shared_sums import SharedTensorGroup
-from rayloom_engine.worker.stage_link import join_group, leave_group, open_store
+from rayloom_engine.parallel import shared_sums
+from rayloom_engine.parallel.shared_sums import SharedTensorGroup
+from rayloom_engine.parallel.stage_link import join_group, leave_group, open_store
 from rt_readable import is_readable
 from rt_stages import processes_with_torch
 

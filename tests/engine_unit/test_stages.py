@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rayloom_engine.errors import ConfigError, ModelError
+from rayloom_engine.models.checkpoint.progress import no_progress
 from rayloom_engine.models.loader import load_model
-from rayloom_engine.models.progress import no_progress
 from rayloom_engine.models.shape import read_shape
-from rayloom_engine.models.stage import Stage, make_stages, split_layers
+from rayloom_engine.parallel.stage import Stage, make_stages, split_layers
 from rayloom_engine.worker.start import find_model, load_rank, stage_of
 from rt_stages import StagesInARow, answers, ids_by_request, load_stages, make_engine, stage_config
 from rt_tiny import VARIANTS, tiny_checkpoint, tiny_variant

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rayloom_engine.core_server.ranks.standstill import Standstill, who_stands_still
 from rayloom_engine.protocol.ranks import Beat
-from rayloom_engine.ranks.standstill import Standstill, who_stands_still
 from rayloom_engine.worker.activity import Activity, WatchedGroup
 
 

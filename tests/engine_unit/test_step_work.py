@@ -8,8 +8,8 @@ from pathlib import Path
 from rayloom_engine.build import stage_work
 from rayloom_engine.core.step import SlotStep, StepPlan
 from rayloom_engine.core.step_work import StepForecast, StepWork
+from rayloom_engine.core_server.ranks.stillness import patience_s
 from rayloom_engine.models.shape import read_shape
-from rayloom_engine.ranks.stillness import patience_s
 
 WORK = StepWork(flops_per_token=100.0, flops_per_pair=2.0, num_layers=4)
 

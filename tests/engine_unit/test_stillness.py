@@ -6,8 +6,8 @@ import threading
 
 import pytest
 
-from rayloom_engine.process import thread_cpu_clock
-from rayloom_engine.ranks.stillness import Stillness, patience_s
+from rayloom_engine.common.process import thread_cpu_clock
+from rayloom_engine.core_server.ranks.stillness import Stillness, patience_s
 
 PATIENCE = 4.0
 

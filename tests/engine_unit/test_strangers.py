@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import socket
 
+from rayloom_engine.core_server.ranks.strangers import crowded_out
 from rayloom_engine.protocol.channel import Channel
-from rayloom_engine.ranks.strangers import crowded_out
 from rt_fake_rank import Ranks
 
 

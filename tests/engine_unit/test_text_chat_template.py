@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rayloom_engine.errors import ModelError, RequestError
-from rayloom_engine.models.source import resolve
+from rayloom_engine.models.checkpoint.source import resolve
 from rayloom_engine.text.chat_template import ChatTemplate
 from rayloom_engine.text.tokenizer import Tokenizer
 from rt_byte_model import byte_model

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
 from rayloom_engine.errors import ModelError, RequestError
-from rayloom_engine.models.source import resolve
+from rayloom_engine.models.checkpoint.source import resolve
 from rayloom_engine.text.detokenizer import make_detokenizer
 from rayloom_engine.text.tokenizer import DECODED_ALONE, Tokenizer
 from rt_byte_model import END, START, byte_model

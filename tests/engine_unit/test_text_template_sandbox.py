@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rayloom_engine.errors import ModelError, RequestError
-from rayloom_engine.front import prompts
+from rayloom_engine.front.openai import prompts
 from rayloom_engine.text import chat_template
 from rayloom_engine.text.chat_template import ChatTemplate
 from rayloom_engine.text.template_growth import weight

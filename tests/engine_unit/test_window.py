@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rayloom_engine.core.decoding import DecodingParams
+from rayloom_engine.core.engine import Engine, LocalExecutor
 from rayloom_engine.core.window import first_seen_block, longest_hit, most_blocks
-from rayloom_engine.engine import Engine, LocalExecutor
 from rayloom_engine.models.shape import read_shape
 from rt_scheduler import SimulatedRank, expected_ids, ids_of, make_scheduler, make_sequence, run_to_end
 from rt_stages import StagesInARow, load_stages, stage_config

@@ -7,15 +7,15 @@ import asyncio
 
 import pytest
 
-from rayloom_operator import controller
-from rayloom_operator.accelerator_memory import MAX_MIB, AcceleratorNode, node_memory
-from rayloom_operator.api_sizing import Accelerator
-from rayloom_operator.api_status import Model, Sizing
+from rayloom_operator.api.accelerator_memory import MAX_MIB, AcceleratorNode, node_memory
+from rayloom_operator.api.sizing import Accelerator
+from rayloom_operator.api.status import Model, Sizing
 from rayloom_operator.errors import MemoryUnknown, SpecError
-from rayloom_operator.nodes import Nodes
 from rayloom_operator.objects.old_spec import old_spec, resolved_of
-from rayloom_operator.resolved import Hub, resolve
-from rayloom_operator.revision import revision
+from rayloom_operator.observe.nodes import Nodes
+from rayloom_operator.reconcile import controller
+from rayloom_operator.resolve.resolved import Hub, resolve
+from rayloom_operator.resolve.revision import revision
 from rt_operator import make_service
 from rt_shapes import LLAMA31_8B
 from rt_world import service, with_world
@@ -190,7 +190,7 @@ def node_document(name, *, labels=None, allocatable=None):
 
 
 def test_of_a_node_its_labels_are_kept_where_it_has_devices():
-    from rayloom_operator.nodes import _without_all_else, accelerators_of
+    from rayloom_operator.observe.nodes import _without_all_else, accelerators_of
 
     label = {f"{GPU}.memory": "24564", "zone": "a"}
     gpu = node_document("g", labels=label, allocatable={"cpu": "8", GPU: "2", "nvidia.com/mig-1g.5gb": "0"})

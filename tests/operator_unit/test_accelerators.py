@@ -4,11 +4,11 @@ import json
 
 import pytest
 
-from rayloom_operator.api import parse
+from rayloom_operator.api.spec import parse
 from rayloom_operator.errors import SpecError
 from rayloom_operator.objects.companions import config_map
 from rayloom_operator.objects.ray_cluster import ray_cluster
-from rayloom_operator.resolved import resolve
+from rayloom_operator.resolve.resolved import resolve
 from rt_operator import make_resolved, make_service
 from rt_shapes import LLAMA31_8B, LLAMA31_70B
 

@@ -4,7 +4,7 @@ import copy
 
 import pytest
 
-from rayloom_operator.api import parse
+from rayloom_operator.api.spec import parse
 from rayloom_operator.errors import SpecError
 
 

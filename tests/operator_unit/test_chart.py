@@ -10,10 +10,10 @@ import pytest
 import yaml
 
 from rayloom_operator.__main__ import _parser
+from rayloom_operator.api.pod_template.privileges import PRIVILEGES
 from rayloom_operator.names import NODE_TYPE_LABEL
 from rayloom_operator.objects.guards import network_policy
 from rayloom_operator.objects.ray_cluster import ray_cluster
-from rayloom_operator.pod_privileges import PRIVILEGES
 from rt_operator import make_resolved
 
 CHART = Path(__file__).resolve().parents[2] / "charts" / "rayloom-operator"

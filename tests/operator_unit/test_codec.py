@@ -7,8 +7,8 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rayloom_operator import slim
-from rayloom_operator.codec import decoded, encoded
+from rayloom_operator.kube import shapes
+from rayloom_operator.kube.codec import decoded, encoded
 
 # Surrogates alone are no text; YAML has no word for the control characters below a blank but by escapes, which JSON
 # has as well.
@@ -43,9 +43,9 @@ def test_characters_that_yaml_would_refuse_or_lose_arrive(text):
 )
 def test_what_is_no_such_document_is_refused(text):
     with pytest.raises(ValueError):
-        decoded(text, slim.Pod)
+        decoded(text, shapes.Pod)
 
 
 def test_what_is_null_is_left_out_of_what_has_no_place_for_it():
     text = b'{"metadata": {"name": "a", "labels": null, "ownerReferences": [null, {"uid": "u", "kind": null}]}}'
-    assert decoded(text, slim.Pod) == {"metadata": {"name": "a", "ownerReferences": [{"uid": "u"}]}}
+    assert decoded(text, shapes.Pod) == {"metadata": {"name": "a", "ownerReferences": [{"uid": "u"}]}}

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rayloom_operator.concurrency import ConcurrencyLimit
+from rayloom_operator.kube.concurrency import ConcurrencyLimit
 
 
 def calls(limit, number, seconds, kind="PATCH"):

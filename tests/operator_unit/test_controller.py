@@ -5,7 +5,7 @@ Left out: engines, which need an address; the real API server's answers are thos
 
 import pytest
 
-from rayloom_operator.kube import KubeError, KubeUnreachable
+from rayloom_operator.kube.client import KubeError, KubeUnreachable
 from rayloom_operator.names import path_of
 from rt_fake_kube import FakeKube
 from rt_world import CLIENT_SERVICE, SERVICE, generation, head, known, service, with_world
@@ -81,7 +81,7 @@ def test_a_cluster_that_is_deleted_by_hand_comes_back_at_once_under_another_name
 
 
 def test_the_name_of_a_cluster_is_free_again_after_a_minute(monkeypatch):
-    monkeypatch.setattr("rayloom_operator.observer._NAME_REST_S", 0.0)
+    monkeypatch.setattr("rayloom_operator.observe.observer._NAME_REST_S", 0.0)
 
     async def story(world):
         world.ask_for(service())
@@ -174,7 +174,7 @@ def test_a_new_operator_gives_no_name_again_that_it_finds_in_the_status():
 
 @pytest.mark.parametrize("kind", ["ConfigMap", "Secret"])
 def test_what_a_head_cannot_mount_is_made_again(kind, monkeypatch):
-    monkeypatch.setattr("rayloom_operator.controller._LATE_MOUNT_CHECK_S", 0.0)
+    monkeypatch.setattr("rayloom_operator.reconcile.controller._LATE_MOUNT_CHECK_S", 0.0)
 
     async def story(world):
         world.ask_for(service())
@@ -359,7 +359,7 @@ def test_why_a_model_cannot_be_mounted_is_asked_once_a_turn_and_the_newest_event
 
 
 def test_an_event_that_was_not_sent_is_sent_soon(monkeypatch):
-    monkeypatch.setattr("rayloom_operator.controller._SOON_S", 0.1)
+    monkeypatch.setattr("rayloom_operator.reconcile.controller._SOON_S", 0.1)
 
     async def story(world):
         world.kube.refusals = {("create", ""): KubeUnreachable("POST /events: away")}
@@ -380,7 +380,7 @@ def test_an_event_that_was_not_sent_is_sent_soon(monkeypatch):
 
 
 def test_a_deletion_that_nobody_told_is_found(monkeypatch):
-    monkeypatch.setattr("rayloom_operator.controller._RELIST_S", 0.05)
+    monkeypatch.setattr("rayloom_operator.reconcile.controller._RELIST_S", 0.05)
 
     async def story(world):
         world.ask_for(service())

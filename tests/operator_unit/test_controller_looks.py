@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from rayloom_operator.kube import KubeError
+from rayloom_operator.kube.client import KubeError
 from rayloom_operator.names import group_name
 from rt_fake_kube import KUBERAY
 from rt_operator import crashed, make_pod_document, make_reading, make_resolved, make_said, make_serving
@@ -60,7 +60,7 @@ def test_a_silent_engine_is_looked_at_when_it_is_given_up_and_then_as_often_as_m
 
 
 def test_an_engine_of_which_nothing_is_heard_has_its_service_looked_at(monkeypatch):
-    monkeypatch.setattr("rayloom_operator.controller._SILENCE_LOOK_S", 0.001)
+    monkeypatch.setattr("rayloom_operator.reconcile.controller._SILENCE_LOOK_S", 0.001)
 
     async def story(world):
         looked_at = asyncio.Event()

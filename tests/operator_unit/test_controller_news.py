@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from rayloom_operator.kube import KubeError
+from rayloom_operator.kube.client import KubeError
 from rt_world import CLIENT_SERVICE, SERVICE, generation, service, with_world
 
 KEY = ("team", "chat")
@@ -84,7 +84,7 @@ def test_what_was_deleted_while_pages_are_listed_stays_away():
 
 
 def test_what_went_after_its_page_was_read_is_found_when_the_list_begins_again(monkeypatch):
-    monkeypatch.setattr("rayloom_operator.controller._SOON_S", 0.001)
+    monkeypatch.setattr("rayloom_operator.reconcile.controller._SOON_S", 0.001)
 
     async def story(world):
         for name in ("first", "second"):

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from rayloom_operator.kube import KubeError
+from rayloom_operator.kube.client import KubeError
 from rt_operator import crashed, make_pod_document
 from rt_world import SERVICE, service, with_world
 

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from rayloom_operator import status_request
+from rayloom_operator.engines import request as status_request
 from rayloom_operator.errors import EngineUnavailable
 from rt_operator import make_pod_document
 from rt_world import SERVICE, service, with_world

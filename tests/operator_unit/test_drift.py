@@ -6,13 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from rayloom_operator import drift as module
-from rayloom_operator import reflector
-from rayloom_operator.drift import Drift
-from rayloom_operator.kube import KubeError
+from rayloom_operator.kube.client import KubeError, reflector
 from rayloom_operator.objects.companions import client_service, service_account
 from rayloom_operator.objects.guards import disruption_budget, network_policy
-from rayloom_operator.revision import revision, with_kept_image
+from rayloom_operator.observe import drift as module
+from rayloom_operator.observe.drift import Drift
+from rayloom_operator.resolve.revision import revision, with_kept_image
 from rt_fake_kube import FakeKube
 from rt_operator import make_resolved, make_service
 

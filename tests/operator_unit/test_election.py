@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rayloom_operator.election import Election, LeaseLost, Record
-from rayloom_operator.kube import CONFLICT, KubeError
-from rayloom_operator.lease import Lease
+from rayloom_operator.kube.client import CONFLICT, KubeError
+from rayloom_operator.kube.election import Election, LeaseLost, Record
+from rayloom_operator.kube.lease import Lease
 from rt_fake_kube import FakeKube
 
 SECONDS = 6

@@ -6,9 +6,9 @@ import threading
 
 import pytest
 
-from rayloom_operator.api_rollout import Figures
-from rayloom_operator.engine_client import base_url, read_status, stream_chat
+from rayloom_operator.api.rollout import Figures
 from rayloom_operator.errors import EngineUnavailable
+from rayloom_operator.local.client import base_url, read_status, stream_chat
 from rt_poller import GOOD
 
 HOST = "127.0.0.1"

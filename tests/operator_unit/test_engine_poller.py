@@ -6,8 +6,8 @@ import json
 import pytest
 from aiohttp import web
 
-from rayloom_operator import engine_poller
-from rayloom_operator.engine_poller import Target, serving_interval_s
+from rayloom_operator.observe import poller as engine_poller
+from rayloom_operator.observe.poller import Target, serving_interval_s
 from rt_poller import GOOD, KEY, Counted, polled, until
 
 

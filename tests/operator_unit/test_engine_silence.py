@@ -5,8 +5,8 @@ import asyncio
 import pytest
 from aiohttp import web
 
-from rayloom_operator import engine_poller
-from rayloom_operator.engine_poller import EnginePoller, Target
+from rayloom_operator.observe import poller as engine_poller
+from rayloom_operator.observe.poller import EnginePoller, Target
 from rt_operator import make_reading
 from rt_poller import GOOD, KEY, Counted, polled, until
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from rayloom_operator.engine_status import MAX_RANKS, engine_status
+from rayloom_operator.engines.status import MAX_RANKS, engine_status
 from rayloom_operator.errors import EngineUnavailable
 from rt_poller import GOOD
 

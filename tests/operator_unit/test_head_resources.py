@@ -2,8 +2,8 @@
 
 import pytest
 
+from rayloom_operator.api.pod_template.reserved_parts import HEAD_CONTAINERS
 from rayloom_operator.objects.ray_cluster import ray_cluster
-from rayloom_operator.reserved_parts import HEAD_CONTAINERS
 from rt_operator import make_resolved
 
 

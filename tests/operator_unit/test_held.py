@@ -5,13 +5,13 @@ from dataclasses import replace
 import pytest
 
 import rt_world
-from rayloom_operator.held import held_plan
+from rayloom_operator.decide.held import held_plan
+from rayloom_operator.decide.permissions import Permissions
+from rayloom_operator.decide.plan import Plan, Route
 from rayloom_operator.names import path_of
 from rayloom_operator.objects.companions import client_service
 from rayloom_operator.objects.guards import network_policy
-from rayloom_operator.observed import Observed
-from rayloom_operator.permissions import Permissions
-from rayloom_operator.plan import Plan, Route
+from rayloom_operator.observe.observed import Observed
 from rt_fake_kube import FakeKube
 from rt_operator import SETTINGS, make_group, make_pod, make_resolved, make_service, make_serving, waiting
 from rt_world import SERVICE, known, service, with_world

@@ -4,7 +4,7 @@ import pytest
 
 from rayloom_operator.objects.inspect_job import inspect_job
 from rayloom_operator.objects.ray_cluster import ray_cluster
-from rayloom_operator.resolved import Hub, resolve
+from rayloom_operator.resolve.resolved import Hub, resolve
 from rt_operator import make_service
 
 ENDPOINT = "https://huggingface.co"

@@ -4,11 +4,11 @@ from datetime import timedelta
 
 import pytest
 
-from rayloom_operator.api_status import Reason, Status
-from rayloom_operator.inspection import inspect
-from rayloom_operator.model_facts import BUILTIN_FACTS
-from rayloom_operator.resolved import Hub, resolve
-from rayloom_operator.revision import revision
+from rayloom_operator.api.model_facts import BUILTIN_FACTS
+from rayloom_operator.api.status import Reason, Status
+from rayloom_operator.decide.inspection import inspect
+from rayloom_operator.resolve.resolved import Hub, resolve
+from rayloom_operator.resolve.revision import revision
 from rt_inspection import COMMIT, HUB_MODEL, NOON, at, ended, facts, failure, look, make_job, make_job_pod
 from rt_operator import SETTINGS, make_service
 

@@ -4,7 +4,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from rayloom_operator.kube import KubeError
+from rayloom_operator.kube.client import KubeError
 from rt_inspection import COMMIT, HUB_MODEL, ended, facts, failure, make_job_pod
 from rt_world import SERVICE, service, with_world
 
@@ -93,7 +93,7 @@ def test_a_model_that_is_not_there_is_said_and_told_once_and_looked_for_again_af
 
 
 def test_a_hub_that_does_not_answer_is_asked_again_after_a_while(monkeypatch):
-    monkeypatch.setattr("rayloom_operator.inspection._FIRST_RETRY_S", 0.05)
+    monkeypatch.setattr("rayloom_operator.decide.inspection._FIRST_RETRY_S", 0.05)
 
     async def story(world):
         world.ask_for(service(model=HUB_MODEL))

@@ -4,16 +4,16 @@ import asyncio
 
 import pytest
 
-from rayloom_operator.applier import Applier
-from rayloom_operator.drift import Drift
+from rayloom_operator.decide.plan import Plan, _companions
 from rayloom_operator.errors import OperatorError, Refused
-from rayloom_operator.kube import KubeError, KubeUnreachable
+from rayloom_operator.kube.client import KubeError, KubeUnreachable
 from rayloom_operator.names import path_of
 from rayloom_operator.objects.companions import admin_secret, client_service, config_map, service_account
 from rayloom_operator.objects.guards import disruption_budget, network_policy
 from rayloom_operator.objects.old_spec import old_spec
 from rayloom_operator.objects.ray_cluster import ray_cluster
-from rayloom_operator.plan import Plan, _companions
+from rayloom_operator.observe.drift import Drift
+from rayloom_operator.reconcile.applier import Applier
 from rt_fake_kube import FakeKube
 from rt_operator import make_resolved, make_service
 

@@ -7,10 +7,10 @@ import math
 
 import pytest
 
-from rayloom_operator.api_status import Reason
-from rayloom_operator.engine_status import Phase
-from rayloom_operator.judgement import is_well, judge
-from rayloom_operator.observed import pod
+from rayloom_operator.api.status import Reason
+from rayloom_operator.engines.status import Phase
+from rayloom_operator.observe.observed import pod
+from rayloom_operator.observe.verdict import is_well, judge
 from rt_operator import (
     crashed,
     make_group,

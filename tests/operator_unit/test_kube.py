@@ -7,9 +7,9 @@ from contextlib import asynccontextmanager
 import pytest
 from aiohttp import web
 
-from rayloom_operator import kube as module
-from rayloom_operator import slim
-from rayloom_operator.kube import Deposed, Kube, KubeError, KubeUnreachable, MadeAnew
+from rayloom_operator.kube import shapes
+from rayloom_operator.kube.client import Deposed, Kube, KubeError, KubeUnreachable, MadeAnew
+from rayloom_operator.kube.client import client as module
 
 MANIFEST = {"apiVersion": "v1", "kind": "Pod", "metadata": {"namespace": "team", "name": "a", "uid": "uid-1"}}
 
@@ -216,7 +216,7 @@ def test_a_long_list_comes_in_pages(monkeypatch):
     async def run():
         async with serving(monkeypatch) as (server, kube):
             server.num_items = 600
-            pages = [items async for items, _ in kube.pages("/x", {"labelSelector": "a"}, slim.Owned)]
+            pages = [items async for items, _ in kube.pages("/x", {"labelSelector": "a"}, shapes.Owned)]
             assert [len(items) for items in pages] == [250, 250, 100]
             everything, version = await kube.list("/x", {})
             assert [int(each["metadata"]["name"]) for each in everything] == list(range(600))
@@ -247,7 +247,7 @@ def test_a_list_that_cannot_be_read_is_a_failure_of_the_server(monkeypatch, text
     async def run():
         async with serving(monkeypatch, Line(text)) as (_, kube):
             with pytest.raises(KubeUnreachable, match="cannot be read"):
-                await kube.pages("/x", {}, slim.Pod).__anext__()
+                await kube.pages("/x", {}, shapes.Pod).__anext__()
 
     asyncio.run(run())
 
@@ -257,7 +257,7 @@ def test_a_watch_that_cannot_be_read_is_a_failure_of_the_server(monkeypatch, tex
     async def run():
         async with serving(monkeypatch, Line(text)) as (_, kube):
             with pytest.raises(KubeError, match="cannot be read") as refused:
-                await kube.watch("/x", {}, "7", slim.Pod).__anext__()
+                await kube.watch("/x", {}, "7", shapes.Pod).__anext__()
             assert refused.value.code == 502
 
     asyncio.run(run())
@@ -273,7 +273,7 @@ def test_a_watch_tells_what_is_asked_for_and_ends_as_the_server_says(monkeypatch
         async with serving(monkeypatch, Line(text.encode())) as (_, kube):
             told = []
             with pytest.raises(KubeError, match="too old") as refused:
-                async for each in kube.watch("/x", {}, "7", slim.Pod):
+                async for each in kube.watch("/x", {}, "7", shapes.Pod):
                     told.append(each)
             assert refused.value.code == 410
             assert told == [

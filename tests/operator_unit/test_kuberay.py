@@ -4,9 +4,8 @@ import asyncio
 
 import pytest
 
-from rayloom_operator import reflector
-from rayloom_operator.kube import KubeError
-from rayloom_operator.kuberay import problem, slim
+from rayloom_operator.kube.client import KubeError, reflector
+from rayloom_operator.observe.kuberay import problem, slim
 from rt_fake_kube import KUBERAY, make_definition
 from rt_world import CLIENT_SERVICE, service, with_world
 
@@ -61,7 +60,7 @@ def test_a_definition_without_schema_is_too_old():
 def quick(monkeypatch):
     monkeypatch.setattr(reflector, "_UNKNOWN_DELAY_S", 0.01)
     monkeypatch.setattr(reflector, "_FIRST_DELAY_S", 0.01)
-    monkeypatch.setattr("rayloom_operator.controller._SOON_S", 0.01)
+    monkeypatch.setattr("rayloom_operator.reconcile.controller._SOON_S", 0.01)
 
 
 def without_kuberay(kube):
@@ -167,7 +166,7 @@ def test_a_kind_that_is_known_again_is_listed_before_anything_is_done():
 
 
 def test_a_change_of_kuberay_ends_the_delay_after_failures(monkeypatch):
-    monkeypatch.setattr("rayloom_operator.work_queue._FIRST_RETRY_S", 1000.0)
+    monkeypatch.setattr("rayloom_operator.reconcile.work_queue._FIRST_RETRY_S", 1000.0)
 
     async def story(world):
         world.kube.refusals["apply", "chat-rayloom"] = KubeError(500, "later")

@@ -11,7 +11,7 @@ import socket
 import pytest
 
 from rayloom_operator.errors import SpecError
-from rayloom_operator.local import _check
+from rayloom_operator.local.serve import _check
 from rt_local import Local, wait_until_gone, write_manifest
 from rt_operator import make_service
 

@@ -2,8 +2,8 @@ from pathlib import Path
 
 import pytest
 
+from rayloom_operator.api.manifest import load_service
 from rayloom_operator.errors import SpecError
-from rayloom_operator.manifest import load_service
 
 SERVICE = """
 apiVersion: rayloom.dev/v1alpha1

@@ -10,11 +10,11 @@ import time
 
 import pytest
 
-from rayloom_operator.api_status import Reason, stored_model, stored_sizing
+from rayloom_operator.api.model_facts import ModelShape
+from rayloom_operator.api.status import Reason, stored_model, stored_sizing
 from rayloom_operator.errors import SpecError
-from rayloom_operator.model_facts import ModelShape
-from rayloom_operator.rank_memory import split_layers, stages
-from rayloom_operator.sizing import Question, size
+from rayloom_operator.resolve.rank_memory import split_layers, stages
+from rayloom_operator.resolve.sizing import Question, size
 from rt_inspection import COMMIT, HUB_MODEL, SHAPE, ended, facts, look
 from rt_shapes import SMOLLM2
 

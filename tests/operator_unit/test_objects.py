@@ -20,7 +20,7 @@ from rayloom_operator.objects.companions import (
     service_account,
 )
 from rayloom_operator.objects.ray_cluster import RAY_VERSION, ray_cluster
-from rayloom_operator.revision import revision
+from rayloom_operator.resolve.revision import revision
 from rt_operator import make_resolved, make_service
 
 ROOT = Path(__file__).resolve().parents[2]

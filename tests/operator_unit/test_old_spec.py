@@ -4,15 +4,15 @@ import asyncio
 
 import pytest
 
-from rayloom_operator.api_status import Model
-from rayloom_operator.model_facts import BUILTIN_FACTS
+from rayloom_operator.api.model_facts import BUILTIN_FACTS
+from rayloom_operator.api.status import Model
+from rayloom_operator.decide.permissions import Permissions
 from rayloom_operator.names import path_of
 from rayloom_operator.objects.old_spec import old_spec, resolved_of
-from rayloom_operator.old_specs import OldSpecs
-from rayloom_operator.permissions import Permissions
-from rayloom_operator.resolved import Hub, resolve
-from rayloom_operator.revision import revision
-from rayloom_operator.sizer import Sizer
+from rayloom_operator.reconcile.old_specs import OldSpecs
+from rayloom_operator.reconcile.sizer import Sizer
+from rayloom_operator.resolve.resolved import Hub, resolve
+from rayloom_operator.resolve.revision import revision
 from rt_fake_kube import FakeKube
 from rt_operator import make_resolved, make_service
 

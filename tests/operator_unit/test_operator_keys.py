@@ -2,10 +2,10 @@
 
 import pytest
 
+from rayloom_operator.cli.run import _previous_key
+from rayloom_operator.decide.plan import Settings
 from rayloom_operator.errors import OperatorError
 from rayloom_operator.objects.companions import admin_token
-from rayloom_operator.plan import Settings
-from rayloom_operator.run import _previous_key
 
 OLD, NEW = b"0123456789abcdef", b"fedcba9876543210"
 GROUP = ("team", "uid-1", "chat-00000000-0")

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rayloom_operator import packed, slim
-from rayloom_operator.packed import PackedDict, Packer
+from rayloom_operator.kube import packed, shapes
+from rayloom_operator.kube.packed import PackedDict, Packer
 from rt_operator import crashed, make_pod_document
 
 JSON = st.recursive(
@@ -31,7 +31,7 @@ def test_every_document_is_read_as_it_was_whatever_came_before_and_after(documen
 
 
 def kept(document):
-    return slim.pod(msgspec.convert(document, slim.Pod))
+    return shapes.pod(msgspec.convert(document, shapes.Pod))
 
 
 def test_a_document_takes_little_beside_others_of_its_sort():

@@ -6,8 +6,8 @@ import pytest
 
 import rt_world
 from rayloom_operator.__main__ import main
+from rayloom_operator.decide.permissions import Permissions
 from rayloom_operator.errors import NotAllowed
-from rayloom_operator.permissions import Permissions
 from rt_fake_kube import FakeKube
 from rt_operator import SETTINGS, make_service
 from rt_world import SERVICE, known, service, with_world

@@ -4,10 +4,10 @@ from datetime import timedelta
 
 import pytest
 
-from rayloom_operator.api_rollout import RolloutState
-from rayloom_operator.observed import Observed
-from rayloom_operator.plan import plan
-from rayloom_operator.revision import revision
+from rayloom_operator.api.rollout import RolloutState
+from rayloom_operator.decide.plan import plan
+from rayloom_operator.observe.observed import Observed
+from rayloom_operator.resolve.revision import revision
 from rt_operator import (
     CLOCK,
     crashed,

@@ -8,9 +8,9 @@ import pytest
 import yaml
 
 from rayloom_operator.__main__ import main
-from rayloom_operator.api_rollout import Rollout
-from rayloom_operator.revision import revision
-from rayloom_operator.rollout_command import explain_rollout
+from rayloom_operator.api.rollout import Rollout
+from rayloom_operator.cli.rollout import explain_rollout
+from rayloom_operator.resolve.revision import revision
 from rt_operator import make_resolved
 
 ROOT = Path(__file__).parents[2]

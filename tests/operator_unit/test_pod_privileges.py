@@ -3,9 +3,9 @@
 import pytest
 
 from rayloom_operator.__main__ import main
+from rayloom_operator.api.pod_template.privileges import PRIVILEGES, SAFE_SYSCTLS
+from rayloom_operator.decide.permissions import Permissions
 from rayloom_operator.errors import NotAllowed
-from rayloom_operator.permissions import Permissions
-from rayloom_operator.pod_privileges import PRIVILEGES, SAFE_SYSCTLS
 from rt_operator import make_service
 
 EVERYTHING = Permissions(allowed_in_pod_templates=frozenset({*PRIVILEGES, "IPC_LOCK", "NET_ADMIN"}), host_paths=("/",))

@@ -8,22 +8,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rayloom_operator.api import parse
-from rayloom_operator.manifest import load_service
-from rayloom_operator.model_facts import builtin_facts
-from rayloom_operator.objects.inspect_job import inspect_job
-from rayloom_operator.objects.old_spec import old_spec, resolved_of
-from rayloom_operator.objects.ray_cluster import ray_cluster
-from rayloom_operator.reserved_env import RESERVED_NAMES, is_reserved
-from rayloom_operator.reserved_parts import (
+from rayloom_operator.api.manifest import load_service
+from rayloom_operator.api.model_facts import builtin_facts
+from rayloom_operator.api.pod_template.reserved_env import RESERVED_NAMES, is_reserved
+from rayloom_operator.api.pod_template.reserved_parts import (
     HEAD_CONTAINERS,
     OWN_CONTAINERS,
     OWN_FOLDERS,
     OWN_VOLUMES,
     WORKER_CONTAINERS,
 )
-from rayloom_operator.resolved import Hub, resolve
-from rayloom_operator.revision import revision
+from rayloom_operator.api.spec import parse
+from rayloom_operator.objects.inspect_job import inspect_job
+from rayloom_operator.objects.old_spec import old_spec, resolved_of
+from rayloom_operator.objects.ray_cluster import ray_cluster
+from rayloom_operator.resolve.resolved import Hub, resolve
+from rayloom_operator.resolve.revision import revision
 from rt_operator import make_resolved, make_service
 from rt_shapes import LLAMA31_8B
 

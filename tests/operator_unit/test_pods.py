@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from rayloom_operator.engine_config import pod_engine_config
-from rayloom_operator.manifest import load_service
+from rayloom_operator.api.manifest import load_service
+from rayloom_operator.objects.engine_config import pod_engine_config
 from rayloom_operator.objects.inspect_job import inspect_job
 from rayloom_operator.objects.ray_cluster import ray_cluster
-from rayloom_operator.resolved import Hub, resolve
+from rayloom_operator.resolve.resolved import Hub, resolve
 from rt_operator import make_service
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

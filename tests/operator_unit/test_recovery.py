@@ -7,9 +7,9 @@ from datetime import timedelta
 
 import pytest
 
-from rayloom_operator.api import Recovery
-from rayloom_operator.api_status import Reason
-from rayloom_operator.recovery import back_off_seconds, cause_to_replace, remembered
+from rayloom_operator.api.spec import Recovery
+from rayloom_operator.api.status import Reason
+from rayloom_operator.decide.recovery import back_off_seconds, cause_to_replace, remembered
 from rt_operator import (
     CLOCK,
     NOW,

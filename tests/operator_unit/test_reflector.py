@@ -3,9 +3,9 @@
 import asyncio
 import contextlib
 
-from rayloom_operator import reflector, slim
-from rayloom_operator.kube import KubeError
-from rayloom_operator.reflector import Reflector
+from rayloom_operator.kube import shapes
+from rayloom_operator.kube.client import KubeError, reflector
+from rayloom_operator.kube.reflector import Reflector
 from rt_fake_kube import FakeKube
 
 
@@ -315,7 +315,7 @@ def test_by_its_mark_it_is_known_who_has_an_object_somewhere():
         kube = FakeKube()
         for each in (on("n1", "a"), on("n2", "b"), on("n2", "c", "other"), on("", "d", "third")):
             kube.put(each)
-        async with reflecting(kube, shape=slim.Pod, slim=slim.pod, mark=slim.node_of) as found:
+        async with reflecting(kube, shape=shapes.Pod, slim=shapes.pod, mark=shapes.node_of) as found:
             await until(lambda: kube._watches)
             assert found.marked("n1") == {("team", "chat")}
             assert found.marked("n2") == {("team", "chat"), ("team", "other")}

@@ -2,9 +2,15 @@
 
 import pytest
 
-from rayloom_operator.api import parse
+from rayloom_operator.api.pod_template.reserved_env import (
+    FREE_NAMES,
+    RESERVED_IN_WORDS,
+    RESERVED_NAMES,
+    RESERVED_RULE,
+    is_reserved,
+)
+from rayloom_operator.api.spec import parse
 from rayloom_operator.errors import SpecError
-from rayloom_operator.reserved_env import FREE_NAMES, RESERVED_IN_WORDS, RESERVED_NAMES, RESERVED_RULE, is_reserved
 from rt_world import service
 
 TRIED = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_ADDRESS", "KUBERAY_GEN_RAY_START_CMD", "RAYLOOM_TERMINATION_LOG")

@@ -2,11 +2,11 @@
 
 import pytest
 
-from rayloom_operator.api_base import amount
-from rayloom_operator.api_status import Sizing
+from rayloom_operator.api.base import amount
+from rayloom_operator.api.status import Sizing
 from rayloom_operator.errors import DoesNotFit, SpecError
-from rayloom_operator.resolved import resolve
-from rayloom_operator.revision import revision
+from rayloom_operator.resolve.resolved import resolve
+from rayloom_operator.resolve.revision import revision
 from rt_operator import make_resolved, make_service
 from rt_shapes import LLAMA31_8B, LLAMA31_70B
 

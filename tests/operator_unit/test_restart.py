@@ -5,11 +5,11 @@ Not here: how a roll goes, which does not depend on what has changed.
 
 import pytest
 
+from rayloom_operator.api.model_facts import builtin_facts
 from rayloom_operator.errors import SpecError
-from rayloom_operator.model_facts import builtin_facts
 from rayloom_operator.objects.old_spec import old_spec, resolved_of
-from rayloom_operator.resolved import Hub, resolve
-from rayloom_operator.revision import revision
+from rayloom_operator.resolve.resolved import Hub, resolve
+from rayloom_operator.resolve.revision import revision
 from rt_operator import make_resolved, make_service
 from rt_shapes import LLAMA31_8B, LLAMA31_70B
 

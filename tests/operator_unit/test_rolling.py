@@ -2,9 +2,9 @@
 
 import pytest
 
-from rayloom_operator.api_status import Failure, Group, Reason
-from rayloom_operator.observed import Observed
-from rayloom_operator.rolling import look
+from rayloom_operator.api.status import Failure, Group, Reason
+from rayloom_operator.decide.rollout.view import look
+from rayloom_operator.observe.observed import Observed
 from rt_operator import (
     NOW,
     crashed,

@@ -5,9 +5,9 @@ from datetime import timedelta
 import pytest
 from pydantic import ValidationError
 
-from rayloom_operator.api_rollout import Rollout, RolloutState
-from rayloom_operator.rollout import next_step
-from rayloom_operator.rollout_shares import Engine, Seen, shares
+from rayloom_operator.api.rollout import Rollout, RolloutState
+from rayloom_operator.decide.rollout.counts import Engine, Seen, shares
+from rayloom_operator.decide.rollout.planner import next_step
 from rt_rolling import CLOCK, CRASHES, FAILS_REQUESTS, NEVER_STARTS, SLOW, Rolling, make_order
 
 

@@ -4,9 +4,9 @@ from datetime import timedelta
 
 import pytest
 
-from rayloom_operator.api_rollout import Analysis, Figures, Window
-from rayloom_operator.observed import moment
-from rayloom_operator.rollout_analysis import is_over, problem, since, total
+from rayloom_operator.api.rollout import Analysis, Figures, Window
+from rayloom_operator.decide.rollout.analysis import is_over, problem, since, total
+from rayloom_operator.observe.observed import moment
 
 RULE = Analysis.model_validate({"minRequests": 20, "maxErrorPercent": 1, "maxTtftRatio": 2})
 

@@ -2,10 +2,10 @@
 
 import pytest
 
-from rayloom_operator.api_rollout import RolloutState
-from rayloom_operator.observed import moment
-from rayloom_operator.rollout import next_step
-from rayloom_operator.rollout_shares import Engine, Seen
+from rayloom_operator.api.rollout import RolloutState
+from rayloom_operator.decide.rollout.counts import Engine, Seen
+from rayloom_operator.decide.rollout.planner import next_step
+from rayloom_operator.observe.observed import moment
 from rt_rolling import CRASHES, Rolling, Running, make_order
 
 

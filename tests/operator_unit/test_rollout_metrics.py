@@ -3,8 +3,8 @@
 import re
 from datetime import datetime
 
-from rayloom_operator.api_rollout import RolloutState
-from rayloom_operator.metrics import Metrics
+from rayloom_operator.api.rollout import RolloutState
+from rayloom_operator.telemetry.metrics import Metrics
 from rt_rolling import CLOCK, CRASHES, FAILS_REQUESTS, Rolling, make_order
 
 

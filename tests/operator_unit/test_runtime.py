@@ -11,11 +11,11 @@ import aiohttp
 import pytest
 import yaml
 
-from rayloom_operator import logs
 from rayloom_operator.__main__ import _parser, main
 from rayloom_operator.errors import OperatorError, Refused
-from rayloom_operator.health import serving
-from rayloom_operator.metrics import Metrics
+from rayloom_operator.telemetry import logs
+from rayloom_operator.telemetry.health import serving
+from rayloom_operator.telemetry.metrics import Metrics
 from rt_world import service, with_world
 
 KEY = ("team", "chat")

@@ -2,14 +2,14 @@
 
 import pytest
 
-from rayloom_operator.api import Metadata, parse
-from rayloom_operator.api_status import Reason
-from rayloom_operator.judgement import judge
+from rayloom_operator.api.spec import Metadata, parse
+from rayloom_operator.api.status import Reason
+from rayloom_operator.decide.rollout.view import look
 from rayloom_operator.objects.ray_cluster import ray_cluster
-from rayloom_operator.observed import Observed, is_suspended
-from rayloom_operator.resolved import resolve
-from rayloom_operator.revision import revision
-from rayloom_operator.rolling import look
+from rayloom_operator.observe.observed import Observed, is_suspended
+from rayloom_operator.observe.verdict import judge
+from rayloom_operator.resolve.resolved import resolve
+from rayloom_operator.resolve.revision import revision
 from rt_operator import NOW, make_group, make_resolved, make_service, turn
 
 QUEUED = {

@@ -5,12 +5,12 @@
 
 import pytest
 
-from rayloom_operator.api_status import Reason
-from rayloom_operator.model_facts import builtin_facts
+from rayloom_operator.api.model_facts import builtin_facts
+from rayloom_operator.api.status import Reason
 from rayloom_operator.objects.ray_cluster import ray_cluster
 from rayloom_operator.objects.scratch import scratch_volume
-from rayloom_operator.resolved import resolve
-from rayloom_operator.revision import revision
+from rayloom_operator.resolve.resolved import resolve
+from rayloom_operator.resolve.revision import revision
 from rt_operator import make_pod, make_resolved, make_service
 from rt_shapes import LLAMA31_8B, LLAMA31_70B
 

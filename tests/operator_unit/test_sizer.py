@@ -5,14 +5,14 @@ import threading
 
 import pytest
 
-from rayloom_operator import controller, old_specs, sizer
+from rayloom_operator.decide.permissions import Permissions
 from rayloom_operator.errors import DoesNotFit, OperatorError, SpecError
 from rayloom_operator.objects.old_spec import old_spec
-from rayloom_operator.old_specs import OldSpecs
-from rayloom_operator.permissions import Permissions
-from rayloom_operator.resolved import Hub
-from rayloom_operator.revision import revision
-from rayloom_operator.sizer import Sizer
+from rayloom_operator.reconcile import controller, old_specs, sizer
+from rayloom_operator.reconcile.old_specs import OldSpecs
+from rayloom_operator.reconcile.sizer import Sizer
+from rayloom_operator.resolve.resolved import Hub
+from rayloom_operator.resolve.revision import revision
 from rt_fake_kube import FakeKube
 from rt_operator import make_resolved
 from rt_world import service, with_world

@@ -3,8 +3,8 @@
 import pytest
 
 from rayloom_operator.errors import DoesNotFit, SpecError
-from rayloom_operator.rank_memory import ranks, split_layers, step_bytes
-from rayloom_operator.sizing import candidate, candidates, size
+from rayloom_operator.resolve.rank_memory import ranks, split_layers, step_bytes
+from rayloom_operator.resolve.sizing import candidate, candidates, size
 from rt_shapes import GIB, LLAMA3_8B, LLAMA3_70B, LLAMA31_8B, LLAMA31_70B, QWEN3_32B, SHAPES, SMOLLM2, make_question
 
 

@@ -5,9 +5,9 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rayloom_operator.api.model_facts import ModelShape
 from rayloom_operator.errors import DoesNotFit
-from rayloom_operator.model_facts import ModelShape
-from rayloom_operator.sizing import GPU_STEP_TOKENS, candidates, size
+from rayloom_operator.resolve.sizing import GPU_STEP_TOKENS, candidates, size
 from rt_shapes import GIB, make_question
 
 

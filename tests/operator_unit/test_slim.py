@@ -5,8 +5,9 @@ import json
 import msgspec
 import pytest
 
-from rayloom_operator import codec, observed, slim
+from rayloom_operator.kube import codec, shapes
 from rayloom_operator.names import group_name, revision_of
+from rayloom_operator.observe import observed
 from rt_operator import crashed, make_pod_document, restarted, waiting
 
 BIG = {"containers": [{"name": "engine", "env": [{"name": "X", "value": "x" * 10_000}]}]}
@@ -44,7 +45,7 @@ def whole_pod(case):
 
 
 def read(whole):
-    return slim.pod(codec.decoded(json.dumps(whole).encode(), slim.Pod))
+    return shapes.pod(codec.decoded(json.dumps(whole).encode(), shapes.Pod))
 
 
 @pytest.mark.parametrize("case", SEEN)
@@ -84,7 +85,7 @@ def test_a_slice_of_a_service_that_only_has_our_label_sends_nobody():
 def read_slice(endpoints, of):
     labels = {"rayloom.dev/service": "chat", "kubernetes.io/service-name": of}
     whole = {"metadata": {"name": "x", "labels": labels}, "endpoints": endpoints, "ports": [{"port": 8000}]}
-    return slim.endpoint_slice(codec.decoded(json.dumps(whole).encode(), slim.EndpointSlice))
+    return shapes.endpoint_slice(codec.decoded(json.dumps(whole).encode(), shapes.EndpointSlice))
 
 
 @pytest.mark.parametrize("part", ["metadata", "spec", "status"])
@@ -121,8 +122,8 @@ def test_of_a_cluster_its_metadata_and_conditions_are_kept():
         "status": {"conditions": [condition], "head": {}},
     }
     expected = {"metadata": meta | {"ownerReferences": [owner]}, "status": {"conditions": [condition]}}
-    assert msgspec.convert(whole, slim.Owned) == expected
-    assert msgspec.convert({"metadata": {"name": "x"}}, slim.Owned) == {"metadata": {"name": "x"}}
+    assert msgspec.convert(whole, shapes.Owned) == expected
+    assert msgspec.convert({"metadata": {"name": "x"}}, shapes.Owned) == {"metadata": {"name": "x"}}
 
 
 def test_a_revision_is_read_from_the_name_whatever_the_service_is_called():

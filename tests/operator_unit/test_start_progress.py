@@ -7,17 +7,17 @@ import asyncio
 
 import pytest
 
-from rayloom_operator import engine_poller
-from rayloom_operator.api_status import Reason
-from rayloom_operator.engine_status import Phase
-from rayloom_operator.judgement import judge
-from rayloom_operator.start_progress import (
+from rayloom_operator.api.status import Reason
+from rayloom_operator.engines.progress import (
     NO_PROGRESS,
     StartProgress,
     amount_in_words,
     interval_s,
     start_progress,
 )
+from rayloom_operator.engines.status import Phase
+from rayloom_operator.observe import poller as engine_poller
+from rayloom_operator.observe.verdict import judge
 from rt_operator import NOW, make_group, make_pod, make_reading, make_resolved, make_said, make_serving, turn
 from rt_poller import GOOD, KEY, Counted, polled, until
 

@@ -2,8 +2,8 @@ import io
 
 import pytest
 
-from rayloom_operator.engine_status import Phase
-from rayloom_operator.startup_display import StartupDisplay, phase_line
+from rayloom_operator.engines.status import Phase
+from rayloom_operator.local.display import StartupDisplay, phase_line
 
 
 def phase(name="load", done=0, total=0, unit="", finished=False, seconds=1.25):

@@ -4,9 +4,9 @@ from datetime import datetime, timedelta
 
 import pytest
 
-from rayloom_operator.api_status import FAULTS, Condition, Reason
-from rayloom_operator.k8s_events import events
-from rayloom_operator.recovery import remembered
+from rayloom_operator.api.status import FAULTS, Condition, Reason
+from rayloom_operator.decide.events import events
+from rayloom_operator.decide.recovery import remembered
 from rt_operator import (
     CLOCK,
     conditions,

@@ -6,9 +6,9 @@ import time
 import pytest
 import uvloop
 
-from rayloom_operator import status_request
+from rayloom_operator.engines import request as status_request
+from rayloom_operator.engines.request import ask
 from rayloom_operator.errors import EngineUnavailable
-from rayloom_operator.status_request import ask
 
 HOST = "127.0.0.1"
 HEADER = "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"

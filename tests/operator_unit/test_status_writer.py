@@ -2,10 +2,10 @@
 
 import asyncio
 
-from rayloom_operator.known import Known
-from rayloom_operator.metrics import Metrics
-from rayloom_operator.packed import PackedDict
-from rayloom_operator.status_writer import StatusWriter
+from rayloom_operator.kube.packed import PackedDict
+from rayloom_operator.reconcile.known import Known
+from rayloom_operator.reconcile.status_writer import StatusWriter
+from rayloom_operator.telemetry.metrics import Metrics
 from rt_fake_kube import FakeKube
 from rt_operator import make_reading, make_resolved, make_said, make_serving, turn
 from rt_world import SERVICE, service

@@ -4,9 +4,9 @@ import re
 from pathlib import Path
 from typing import get_args
 
-from rayloom_operator.api_rollout import RolloutFailure
-from rayloom_operator.api_status import FAULTS, ConditionType, Reason
-from rayloom_operator.rollout_words import RolloutStep
+from rayloom_operator.api.rollout import RolloutFailure
+from rayloom_operator.api.status import FAULTS, ConditionType, Reason
+from rayloom_operator.decide.rollout.phases import RolloutStep
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
 

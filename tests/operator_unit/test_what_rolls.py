@@ -12,11 +12,11 @@ from typing import Any, Literal, get_args, get_origin
 import pytest
 from pydantic import BaseModel
 
-from rayloom_operator.api import Spec
-from rayloom_operator.api_pod_template import PodTemplates
-from rayloom_operator.model_facts import builtin_facts
-from rayloom_operator.resolved import resolve
-from rayloom_operator.revision import revision
+from rayloom_operator.api.model_facts import builtin_facts
+from rayloom_operator.api.pod_template.template import PodTemplates
+from rayloom_operator.api.spec import Spec
+from rayloom_operator.resolve.resolved import resolve
+from rayloom_operator.resolve.revision import revision
 from rt_operator import make_service
 from rt_shapes import LLAMA31_8B
 

@@ -3,7 +3,7 @@
 import asyncio
 
 from queue_steps import stop, until
-from rayloom_operator.work_queue import WorkQueue
+from rayloom_operator.reconcile.work_queue import WorkQueue
 
 
 def order(prepare, num_turns, limit=1):
@@ -63,7 +63,7 @@ def test_a_service_that_waits_goes_with_the_most_urgent_that_was_heard_of_it_and
 
 
 def test_a_regular_look_lets_news_pass_and_one_that_is_due_soon_does_not(monkeypatch):
-    monkeypatch.setattr("rayloom_operator.work_queue.REGULAR_S", 0.02)
+    monkeypatch.setattr("rayloom_operator.reconcile.work_queue.REGULAR_S", 0.02)
 
     async def run():
         queue, turns = WorkQueue(), []

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from queue_steps import is_at_rest, stop, until
-from rayloom_operator.work_queue import WorkQueue
+from rayloom_operator.reconcile.work_queue import WorkQueue
 
 
 @settings(deadline=None, max_examples=50)
@@ -248,8 +248,8 @@ def test_as_many_have_their_turn_at_once_as_the_limit_says_at_that_time():
 
 
 def test_news_of_a_key_that_fails_is_looked_at_soon_and_not_at_once(monkeypatch):
-    monkeypatch.setattr("rayloom_operator.work_queue._FIRST_RETRY_S", 1000.0)
-    monkeypatch.setattr("rayloom_operator.work_queue._MAX_RETRY_S", 1000.0)
+    monkeypatch.setattr("rayloom_operator.reconcile.work_queue._FIRST_RETRY_S", 1000.0)
+    monkeypatch.setattr("rayloom_operator.reconcile.work_queue._MAX_RETRY_S", 1000.0)
 
     async def run():
         queue, turns = WorkQueue(), []

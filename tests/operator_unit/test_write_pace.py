@@ -1,6 +1,6 @@
 """How often a status is written, by a clock that the tests hold."""
 
-from rayloom_operator.write_pace import WritePace, without_words
+from rayloom_operator.reconcile.write_pace import WritePace, without_words
 
 KEY = ("team", "chat")
 

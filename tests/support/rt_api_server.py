@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import yaml
 from aiohttp import web
 
-from rayloom_operator.kube import KubeError
+from rayloom_operator.kube.client import KubeError
 from rt_fake_kube import FakeKube
 
 _KINDS = {

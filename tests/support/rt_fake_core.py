@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from rayloom_engine.core.stats import SchedulerStats
 from rayloom_engine.core.step import TokenLogprobs
 from rayloom_engine.protocol.framing import frame, front_decoder, read_frame
 from rayloom_engine.protocol.messages import (
@@ -23,7 +24,6 @@ from rayloom_engine.protocol.messages import (
     PhaseStatus,
     RankStatus,
     Refused,
-    SchedulerStats,
     Submit,
     SubmitChoices,
     Welcome,

@@ -9,8 +9,8 @@ import copy
 
 import msgspec
 
-from rayloom_operator.concurrency import ConcurrencyLimit
-from rayloom_operator.kube import CONFLICT, NOT_FOUND, KubeError, MadeAnew
+from rayloom_operator.kube.client import CONFLICT, NOT_FOUND, KubeError, MadeAnew
+from rayloom_operator.kube.concurrency import ConcurrencyLimit
 from rayloom_operator.names import ROUTE_LABEL, SERVICE_LABEL, path_of
 
 KUBERAY = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/rayclusters.ray.io"

@@ -9,8 +9,12 @@ import threading
 import time
 from collections.abc import Callable
 
+from rayloom_engine.common.restarts import RestartBudget
 from rayloom_engine.core.step import StepPlan, StepResult
-from rayloom_engine.models.progress import Progress, no_progress
+from rayloom_engine.core_server.ranks.assembly import assemble
+from rayloom_engine.core_server.ranks.pool import RankPool
+from rayloom_engine.core_server.ranks.remote_executor import RemoteExecutor
+from rayloom_engine.models.checkpoint.progress import Progress, no_progress
 from rayloom_engine.protocol.channel import Channel, ChannelClosed, dial
 from rayloom_engine.protocol.ranks import (
     Allocate,
@@ -26,10 +30,6 @@ from rayloom_engine.protocol.ranks import (
     Run,
     StoreOpen,
 )
-from rayloom_engine.ranks.assembly import assemble
-from rayloom_engine.ranks.pool import RankPool
-from rayloom_engine.ranks.remote_executor import RemoteExecutor
-from rayloom_engine.restarts import RestartBudget
 
 TOKEN = "secret"
 

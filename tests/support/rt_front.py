@@ -15,11 +15,11 @@ from typing import Any, TypeVar
 import httpx
 
 from rayloom_engine.config import parse_config
-from rayloom_engine.front.admin import admin_app
-from rayloom_engine.front.api_keys import ApiKeys
 from rayloom_engine.front.app import api_app
-from rayloom_engine.front.http_protocol import HttpLimits
-from rayloom_engine.front.http_server import admin_server, api_server
+from rayloom_engine.front.http.api_keys import ApiKeys
+from rayloom_engine.front.http.protocol import HttpLimits
+from rayloom_engine.front.http.server import admin_server, api_server
+from rayloom_engine.front.operations.admin import admin_app
 from rayloom_engine.front.service import Service, Waits
 from rt_byte_model import byte_model
 from rt_fake_core import TOKEN, FakeCore

@@ -19,8 +19,8 @@ from pathlib import Path
 
 import uvloop
 
-from rayloom_operator import engine_poller
-from rayloom_operator.controller import Controller
+from rayloom_operator.observe import poller as engine_poller
+from rayloom_operator.reconcile.controller import Controller
 from rt_fake_kube import FakeKube
 from rt_hostile_engine import KINDS, NUM_WELL
 from rt_inspection import SHAPE, ended, make_job_pod

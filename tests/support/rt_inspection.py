@@ -3,9 +3,9 @@
 import json
 from datetime import UTC, datetime, timedelta
 
-from rayloom_operator.inspection import inspect
+from rayloom_operator.decide.inspection import inspect
 from rayloom_operator.objects.inspect_job import inspect_job
-from rayloom_operator.resolved import Hub
+from rayloom_operator.resolve.resolved import Hub
 from rt_operator import SETTINGS, make_service
 
 HUB_MODEL = {"source": "hf://acme/tiny"}

@@ -4,23 +4,23 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from types import SimpleNamespace
 
-from rayloom_operator.api import parse
-from rayloom_operator.api_rollout import RolloutState
-from rayloom_operator.api_status import Reason, stored_rollout
-from rayloom_operator.engine_status import EngineStatus, Rank, Requests
-from rayloom_operator.lineage import lineages
-from rayloom_operator.model_facts import builtin_facts
+from rayloom_operator.api.model_facts import builtin_facts
+from rayloom_operator.api.rollout import RolloutState
+from rayloom_operator.api.spec import parse
+from rayloom_operator.api.status import Reason, stored_rollout
+from rayloom_operator.decide.permissions import Permissions
+from rayloom_operator.decide.plan import Settings, plan
+from rayloom_operator.decide.recovery import remembered
+from rayloom_operator.decide.rollout.planner import next_step
+from rayloom_operator.decide.rollout.revisions import lineages
+from rayloom_operator.decide.rollout.view import look, order_of
+from rayloom_operator.decide.status import VALID, status
+from rayloom_operator.engines.progress import NO_PROGRESS
+from rayloom_operator.engines.status import EngineStatus, Rank, Requests
 from rayloom_operator.names import group_name
-from rayloom_operator.observed import Group, Observed, Reading, Verdict, pod
-from rayloom_operator.permissions import Permissions
-from rayloom_operator.plan import Settings, plan
-from rayloom_operator.recovery import remembered
-from rayloom_operator.resolved import resolve
-from rayloom_operator.revision import revision
-from rayloom_operator.rolling import look, order_of
-from rayloom_operator.rollout import next_step
-from rayloom_operator.start_progress import NO_PROGRESS
-from rayloom_operator.status import VALID, status
+from rayloom_operator.observe.observed import Group, Observed, Reading, Verdict, pod
+from rayloom_operator.resolve.resolved import resolve
+from rayloom_operator.resolve.revision import revision
 
 NOW = 110.0  # as readings count
 CLOCK = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)

@@ -5,8 +5,8 @@ import contextlib
 
 from aiohttp import web
 
-from rayloom_operator import engine_poller
-from rayloom_operator.engine_poller import EnginePoller, Target
+from rayloom_operator.observe import poller as engine_poller
+from rayloom_operator.observe.poller import EnginePoller, Target
 
 KEY = ("team", "chat")
 GOOD = {

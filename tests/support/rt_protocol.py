@@ -9,8 +9,8 @@ from typing import Any
 import uvicorn
 from uvicorn.server import ServerState
 
-from rayloom_engine.front.connections import ConnectionTable
-from rayloom_engine.front.http_protocol import BoundedProtocol, HttpLimits
+from rayloom_engine.front.http.connections import ConnectionTable
+from rayloom_engine.front.http.protocol import BoundedProtocol, HttpLimits
 
 
 class Clock:

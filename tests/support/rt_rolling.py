@@ -6,9 +6,9 @@
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 
-from rayloom_operator.api_rollout import Figures, Rollout, RolloutState
-from rayloom_operator.rollout import next_step
-from rayloom_operator.rollout_shares import Engine, Order, Seen
+from rayloom_operator.api.rollout import Figures, Rollout, RolloutState
+from rayloom_operator.decide.rollout.counts import Engine, Order, Seen
+from rayloom_operator.decide.rollout.planner import next_step
 
 CLOCK = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 START_S = 15

@@ -1,7 +1,7 @@
 """Shapes of well-known models, as their config.json files give them, and questions about them."""
 
-from rayloom_operator.model_facts import BUILTIN_FACTS, ModelFacts, ModelShape
-from rayloom_operator.sizing import Question
+from rayloom_operator.api.model_facts import BUILTIN_FACTS, ModelFacts, ModelShape
+from rayloom_operator.resolve.sizing import Question
 
 GIB = 1 << 30
 SMOLLM2 = BUILTIN_FACTS["smollm2-135m"].shape

@@ -5,10 +5,10 @@ The operator's pure parts act on it turn by turn; nothing of it runs. `run_turn`
 
 from datetime import timedelta
 
-from rayloom_operator.judgement import is_well
 from rayloom_operator.names import revision_of
-from rayloom_operator.observed import Observed
-from rayloom_operator.revision import revision
+from rayloom_operator.observe.observed import Observed
+from rayloom_operator.observe.verdict import is_well
+from rayloom_operator.resolve.revision import revision
 from rt_operator import CLOCK, make_resolved, turn
 from rt_simulated_engine import START_S, Cluster, Place
 

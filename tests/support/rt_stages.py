@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
+import time
 from collections import deque
 from collections.abc import Callable
 from multiprocessing.connection import Connection
@@ -16,16 +17,16 @@ import torch
 
 from rayloom_engine.config import EngineConfig, parse_config
 from rayloom_engine.core.decoding import DecodingParams
+from rayloom_engine.core.engine import Engine, Executor, LocalExecutor
 from rayloom_engine.core.scheduler import Scheduler
 from rayloom_engine.core.scheduler_config import SchedulerConfig
 from rayloom_engine.core.sequence import Sequence, SequenceOutput
 from rayloom_engine.core.step import StepPlan, StepResult
-from rayloom_engine.engine import Engine, Executor, LocalExecutor
-from rayloom_engine.models.progress import no_progress
-from rayloom_engine.models.stage import make_stages
+from rayloom_engine.models.checkpoint.progress import no_progress
+from rayloom_engine.parallel.stage import make_stages
+from rayloom_engine.parallel.stage_link import join_group, leave_group, open_store
 from rayloom_engine.worker.loaded_rank import LoadedRank
 from rayloom_engine.worker.runner import Runner
-from rayloom_engine.worker.stage_link import join_group, leave_group, open_store
 from rayloom_engine.worker.start import find_model, load_rank, shard_of, stage_of, warm_up
 
 EPOCH = 1
@@ -99,7 +100,7 @@ def make_engine(executor: Executor | StagesInARow, epoch: int = EPOCH, depth: in
         max_queued=100,
         depth=depth,
     )
-    return Engine(Scheduler(config, epoch), executor)
+    return Engine(Scheduler(config, epoch), executor, clock=time.monotonic)
 
 
 def answers(engine: Engine, vocab_size: int = 256, max_tokens: int = 20) -> dict[str, list[SequenceOutput]]:

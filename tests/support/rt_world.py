@@ -4,8 +4,8 @@ import asyncio
 import contextlib
 
 from queue_steps import is_at_rest
-from rayloom_operator.controller import Controller
-from rayloom_operator.model_facts import BUILTIN_FACTS
+from rayloom_operator.api.model_facts import BUILTIN_FACTS
+from rayloom_operator.reconcile.controller import Controller
 from rt_fake_kube import FakeKube
 from rt_operator import SETTINGS, make_pod_document
 

@@ -20,8 +20,8 @@ from rayloom_bench.machine import busy_percent, processor_name
 from rayloom_bench.server import Server, ServerFailed, running_server
 from rayloom_bench.workload import Workload, parse_workloads, token_prompts
 from rayloom_engine.errors import ConfigError
+from rayloom_engine.models.checkpoint.source import resolve
 from rayloom_engine.models.shape import read_shape
-from rayloom_engine.models.source import resolve
 
 MODEL = "builtin://smollm2-135m"
 NARROW_HEADS = {"num_attention_heads": 18, "num_key_value_heads": 6, "head_dim": 32}

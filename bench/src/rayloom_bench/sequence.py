@@ -25,8 +25,8 @@ from rayloom_bench.server import Server, ServerFailed, running_server
 from rayloom_bench.settings import BenchSettings
 from rayloom_bench.text_prompts import text_prompts, token_counter
 from rayloom_bench.workload import Purpose, Workload, token_prompts
+from rayloom_engine.models.checkpoint.source import resolve
 from rayloom_engine.models.shape import ModelShape, read_shape
-from rayloom_engine.models.source import resolve
 
 FIRST_START_S = 1800  # may fetch and convert the model
 SECOND_START_S = 300

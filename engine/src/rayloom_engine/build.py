@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rayloom_engine.config import BLOCK_SIZE, EngineConfig
+from rayloom_engine.core.engine import Engine, Executor, LocalExecutor
 from rayloom_engine.core.scheduler import Scheduler
 from rayloom_engine.core.scheduler_config import SchedulerConfig
 from rayloom_engine.core.step_work import StepWork
-from rayloom_engine.engine import Engine, Executor, LocalExecutor
-from rayloom_engine.models.progress import Progress
+from rayloom_engine.models.checkpoint.progress import Progress
+from rayloom_engine.models.checkpoint.source import ResolvedModel
 from rayloom_engine.models.shape import ModelShape
-from rayloom_engine.models.source import ResolvedModel
 from rayloom_engine.protocol.messages import ModelStatus
 from rayloom_engine.worker.start import find_model, start_rank
 
@@ -93,7 +94,7 @@ def engine_on(config: EngineConfig, executor: Executor, shape: ModelShape, sizes
         ),
         epoch,
     )
-    return Engine(scheduler, executor, work=stage_work(shape, config.pipeline_parallel_size))
+    return Engine(scheduler, executor, clock=time.monotonic, work=stage_work(shape, config.pipeline_parallel_size))
 
 
 def stage_work(shape: ModelShape, num_stages: int) -> StepWork:

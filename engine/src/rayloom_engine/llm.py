@@ -24,7 +24,7 @@ from rayloom_engine.core.sequence import Sequence as CoreSequence
 from rayloom_engine.core.step import TokenLogprobs
 from rayloom_engine.errors import CORRUPT_LOGITS, ConfigError, CorruptLogits, EngineDead, RequestError
 from rayloom_engine.executor_choice import choose_executor
-from rayloom_engine.models.progress import no_progress
+from rayloom_engine.models.checkpoint.progress import no_progress
 from rayloom_engine.sampling_params import SamplingParams, check_token_ids
 from rayloom_engine.text.chat_template import ChatTemplate
 from rayloom_engine.text.output_decoder import OutputDecoder

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from itertools import islice
 from types import MappingProxyType
 
+from rayloom_engine.common.json_words import shown
 from rayloom_engine.core.decoding import DecodingParams
 from rayloom_engine.errors import RequestError
-from rayloom_engine.json_words import shown
 
 MAX_CHOICES = 128  # OpenAI's limit of n
 MAX_LOGPROBS = 20  # OpenAI's limit of top_logprobs

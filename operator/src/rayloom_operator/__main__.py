@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rayloom_operator import __version__
+from rayloom_operator.api.pod_template.privileges import PRIVILEGES
+from rayloom_operator.cli.plan import print_plan
 from rayloom_operator.errors import OperatorError, SpecError
-from rayloom_operator.local import serve_local
-from rayloom_operator.plan_command import print_plan
-from rayloom_operator.pod_privileges import PRIVILEGES
+from rayloom_operator.local.serve import serve_local
 
 # argparse's own code for a command line that cannot be used; a manifest that cannot be used is the same to a caller.
 _EXIT_USAGE = 2
@@ -32,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if command == "plan":
             return print_plan(**flags)
         # Imported here: `local` is to start fast, and has no use for what speaks to clusters.
-        from rayloom_operator.run import run_operator
+        from rayloom_operator.cli.run import run_operator
 
         run_operator(**flags)
         return 0

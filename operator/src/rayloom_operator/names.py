@@ -5,14 +5,15 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from rayloom_operator.api import API_VERSION, KIND, LLMService
-from rayloom_operator.reserved_parts import OWN_VOLUMES
+from rayloom_operator.api.pod_template.reserved_parts import OWN_VOLUMES
+from rayloom_operator.api.spec import API_VERSION, KIND, LLMService
 
 Manifest = dict[str, Any]
 ServiceKey = tuple[str, str]  # (namespace, name) of an LLMService
 
 API_GROUP, API_VERSION_NAME = API_VERSION.split("/")
 API_PLURAL = "llmservices"
+FIELD_MANAGER = "rayloom-operator"  # of every write to the API server
 
 SERVICE_LABEL = "rayloom.dev/service"
 GROUP_LABEL = "rayloom.dev/group"

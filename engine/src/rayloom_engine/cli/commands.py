@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from rayloom_engine import __version__
 from rayloom_engine.cli import bench, doctor, generate, inspect_model, serve
 from rayloom_engine.cli.unknown_flags import complaints
+from rayloom_engine.common.process import EXIT_CONFIG
 from rayloom_engine.errors import EngineError
-from rayloom_engine.process import EXIT_CONFIG
 
 _EXIT_USAGE = 2  # argparse's own
 

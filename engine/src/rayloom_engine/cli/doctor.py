@@ -10,10 +10,10 @@ import socket
 from importlib.metadata import PackageNotFoundError, version
 
 from rayloom_engine.cli.arguments import add_config_arguments, config_from
+from rayloom_engine.common.process import EXIT_CONFIG
 from rayloom_engine.config import EngineConfig
 from rayloom_engine.errors import ConfigError, ModelError
 from rayloom_engine.executor_choice import choose_executor, job_place
-from rayloom_engine.process import EXIT_CONFIG
 
 _GIB = 1 << 30
 _PACKAGES = ("torch", "ray", "triton")
@@ -98,7 +98,7 @@ def _answers(address: str) -> bool:
 
 
 def _model(config: EngineConfig, problems: list[str]) -> list[tuple[str, str]]:
-    from rayloom_engine.models.progress import no_progress
+    from rayloom_engine.models.checkpoint.progress import no_progress
     from rayloom_engine.worker.machine import free_memory_bytes
     from rayloom_engine.worker.start import find_model
 
@@ -121,7 +121,7 @@ def _model(config: EngineConfig, problems: list[str]) -> list[tuple[str, str]]:
 
 
 def _ports(config: EngineConfig, problems: list[str]) -> list[tuple[str, str]]:
-    from rayloom_engine.supervisor import bind_sockets
+    from rayloom_engine.supervisor.supervisor import bind_sockets
 
     try:
         for listener in bind_sockets(config):

@@ -14,8 +14,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from rayloom_engine.cli.arguments import add_config_arguments, config_from
+from rayloom_engine.common.process import set_up_logging
 from rayloom_engine.errors import RequestError
-from rayloom_engine.process import set_up_logging
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

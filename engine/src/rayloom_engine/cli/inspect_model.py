@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rayloom_engine.cli.arguments import add_model_argument, model_of
+from rayloom_engine.common.process import EXIT_CONFIG
 from rayloom_engine.config import EngineConfig
 from rayloom_engine.errors import ModelError
-from rayloom_engine.process import EXIT_CONFIG
 
 if TYPE_CHECKING:
+    from rayloom_engine.models.checkpoint.source import ResolvedModel
     from rayloom_engine.models.inspection import Inspection
     from rayloom_engine.models.shape import ModelShape
-    from rayloom_engine.models.source import ResolvedModel
 
 ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 

@@ -7,8 +7,8 @@ import logging
 import os
 
 from rayloom_engine.cli.arguments import add_config_arguments, config_from
+from rayloom_engine.common.process import set_up_logging
 from rayloom_engine.executor_choice import choose_executor, job_place
-from rayloom_engine.process import set_up_logging
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -26,11 +26,11 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 def run(args: argparse.Namespace) -> int:
     config = config_from(args)
     if choose_executor(config, os.environ).name == "external" and (rank := job_place(config, os.environ).rank) > 0:
-        from rayloom_engine.rank_process import serve_in_job
+        from rayloom_engine.worker.process import serve_in_job
 
         set_up_logging(f"rank{rank}", config.log_level)
         return serve_in_job(config)
-    from rayloom_engine.supervisor import Supervisor
+    from rayloom_engine.supervisor.supervisor import Supervisor
 
     set_up_logging("supervisor", config.log_level)
     supervisor = Supervisor(config)

@@ -21,15 +21,15 @@ from pathlib import Path
 import uvloop
 from starlette.types import ASGIApp
 
+from rayloom_engine.common.process import EXIT_CONFIG, PULSE_SECONDS, end_with_parent, give_sign, set_up_logging
 from rayloom_engine.config import EngineConfig, load_config
 from rayloom_engine.errors import ConfigError, EngineDead
-from rayloom_engine.front.admin import admin_app, age_of_drain, load_admin_token
-from rayloom_engine.front.api_keys import ApiKeys
 from rayloom_engine.front.app import api_app
-from rayloom_engine.front.http_server import admin_server, api_server
-from rayloom_engine.front.lifecycle import Lifecycle
+from rayloom_engine.front.http.api_keys import ApiKeys
+from rayloom_engine.front.http.server import admin_server, api_server
+from rayloom_engine.front.operations.admin import admin_app, age_of_drain, load_admin_token
+from rayloom_engine.front.operations.lifecycle import Lifecycle
 from rayloom_engine.front.service import Service
-from rayloom_engine.process import EXIT_CONFIG, PULSE_SECONDS, end_with_parent, give_sign, set_up_logging
 
 LAST_EVENTS_S = 0.3  # for handlers to write their last event when the process must end
 FORCED_EXIT_S = 0.8  # after a stop signal the process is gone by then, whatever still runs in a thread

@@ -12,15 +12,15 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from rayloom_engine.front.answer import check_model
-from rayloom_engine.front.api_keys import ApiKeys
-from rayloom_engine.front.chat import chat_completions
-from rayloom_engine.front.completions import completions
 from rayloom_engine.front.errors import ERROR_HANDLERS
 from rayloom_engine.front.gate import AwaitReady, Gate
-from rayloom_engine.front.prometheus import CONTENT_TYPE
+from rayloom_engine.front.http.api_keys import ApiKeys
+from rayloom_engine.front.openai.answer import check_model
+from rayloom_engine.front.openai.chat import chat_completions
+from rayloom_engine.front.openai.completions import completions
+from rayloom_engine.front.openai.tokens import detokenize, tokenize
+from rayloom_engine.front.operations.prometheus import CONTENT_TYPE
 from rayloom_engine.front.service import ENGINE_VERSION, Service
-from rayloom_engine.front.tokens import detokenize, tokenize
 
 Handler = Callable[[Request], Awaitable[Response]]
 

@@ -11,11 +11,11 @@ import secrets
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from rayloom_engine.front.api_keys import ApiKeys
 from rayloom_engine.front.errors import ApiError
-from rayloom_engine.front.lifecycle import Lifecycle
-from rayloom_engine.front.openai_models import REQUEST_ID
-from rayloom_engine.front.tenant import owner_of_key, tenant_of_key
+from rayloom_engine.front.http.api_keys import ApiKeys
+from rayloom_engine.front.http.tenant import owner_of_key, tenant_of_key
+from rayloom_engine.front.openai.wire import REQUEST_ID
+from rayloom_engine.front.operations.lifecycle import Lifecycle
 
 REST_OF_BODY_S = 5.0  # how long a refused request may take to send the rest of its body before the connection ends
 _GUARDED = ("/v1/", "/tokenize", "/detokenize")

@@ -16,12 +16,12 @@ import msgspec
 from rayloom_engine.core.step import TokenLogprobs
 from rayloom_engine.core.waiting_queue import has_room
 from rayloom_engine.errors import QueueFull
-from rayloom_engine.front.core_client import ClientSequence
+from rayloom_engine.front.core_link.core_client import ClientSequence
+from rayloom_engine.front.core_link.request_mailbox import Mailbox
 from rayloom_engine.front.errors import ClientGone
-from rayloom_engine.front.request_mailbox import Mailbox
-from rayloom_engine.front.request_size import check_num_choices
+from rayloom_engine.front.http.tenant import Caller
+from rayloom_engine.front.openai.request_size import check_num_choices
 from rayloom_engine.front.service import ModelText, Service
-from rayloom_engine.front.tenant import Caller
 from rayloom_engine.protocol.messages import Output
 from rayloom_engine.sampling_params import SamplingParams
 from rayloom_engine.text.output_decoder import OutputDecoder, TextDelta

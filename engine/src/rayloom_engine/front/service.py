@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
+from rayloom_engine.common.process import node_name
 from rayloom_engine.config import BLOCK_SIZE, EngineConfig
 from rayloom_engine.errors import ModelError
-from rayloom_engine.front.core_client import CoreClient
-from rayloom_engine.front.lifecycle import Lifecycle, stall_of
-from rayloom_engine.front.metrics import Metrics
-from rayloom_engine.process import node_name
+from rayloom_engine.front.core_link.core_client import CoreClient
+from rayloom_engine.front.operations.lifecycle import Lifecycle, stall_of
+from rayloom_engine.front.operations.metrics import Metrics
 from rayloom_engine.protocol.messages import CoreStatus, ModelStatus
 from rayloom_engine.sampling_params import ContextTooLong
 from rayloom_engine.status import (

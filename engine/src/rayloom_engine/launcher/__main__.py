@@ -13,11 +13,7 @@ from collections import deque
 from pathlib import Path
 from typing import NoReturn
 
-from rayloom_engine.config import EngineConfig, load_config
-from rayloom_engine.errors import ConfigError, EngineDead
-from rayloom_engine.launcher.process_ranks import ProcessRanks
-from rayloom_engine.launcher.starter import NO_CORE, RankStarter
-from rayloom_engine.process import (
+from rayloom_engine.common.process import (
     EXIT_CONFIG,
     EXIT_GIVEN_UP,
     end_with_parent,
@@ -25,9 +21,13 @@ from rayloom_engine.process import (
     start_pulse,
     write_failure,
 )
+from rayloom_engine.common.restarts import RestartBudget
+from rayloom_engine.config import EngineConfig, load_config
+from rayloom_engine.errors import ConfigError, EngineDead
+from rayloom_engine.launcher.process_ranks import ProcessRanks
+from rayloom_engine.launcher.starter import NO_CORE, RankStarter
 from rayloom_engine.protocol.channel import Channel, dial
 from rayloom_engine.protocol.ranks import Fence, Greeting, LaunchPhase
-from rayloom_engine.restarts import RestartBudget
 
 logger = logging.getLogger(__name__)
 

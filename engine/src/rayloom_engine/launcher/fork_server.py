@@ -20,9 +20,9 @@ from pathlib import Path
 
 import msgspec
 
-from rayloom_engine import rank_process
+from rayloom_engine.common.process import die_with_parent, name_process, without_garbage_collection
 from rayloom_engine.config import load_config
-from rayloom_engine.process import die_with_parent, name_process, without_garbage_collection
+from rayloom_engine.worker import process as rank_process
 from rayloom_engine.worker.start import set_threads
 
 MAX_MESSAGE_BYTES = 4096
@@ -31,7 +31,7 @@ _PRELOAD = (
     "torch",
     "rayloom_engine.models.loader",
     "rayloom_engine.worker.loaded_rank",
-    "rayloom_engine.worker.stage_link",
+    "rayloom_engine.parallel.stage_link",
 )
 
 

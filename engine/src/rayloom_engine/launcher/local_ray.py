@@ -18,8 +18,8 @@ from typing import NoReturn
 
 import psutil
 
+from rayloom_engine.common.process import end_with_parent, set_up_logging
 from rayloom_engine.config import load_config
-from rayloom_engine.process import end_with_parent, set_up_logging
 from rayloom_engine.worker.machine import usable_cores
 
 logger = logging.getLogger(__name__)

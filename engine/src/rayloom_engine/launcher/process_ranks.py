@@ -18,7 +18,7 @@ from rayloom_engine.config import EngineConfig
 from rayloom_engine.errors import ConfigError
 from rayloom_engine.launcher.fork_server import MAX_MESSAGE_BYTES, Killed, KillRank, RankEnd, Ready, StartRank
 from rayloom_engine.launcher.starter import NO_CORE
-from rayloom_engine.models.progress import Progress
+from rayloom_engine.models.checkpoint.progress import Progress
 from rayloom_engine.worker.machine import visible_devices
 
 _KILL_SECONDS = 5.0  # a fork server that has not obeyed by then is stopped, and ended itself

@@ -20,8 +20,8 @@ from rayloom_engine.errors import ConfigError, EngineDead
 from rayloom_engine.launcher.local_ray import address_file, use_private_ray, wait_while_ray_runs
 from rayloom_engine.launcher.placement import Node, rank_resources, shortage, stage_resources
 from rayloom_engine.launcher.starter import NO_CORE
-from rayloom_engine.models.progress import Progress
-from rayloom_engine.rank_process import RankPlace, RankServer
+from rayloom_engine.models.checkpoint.progress import Progress
+from rayloom_engine.worker.process import RankPlace, RankServer
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ class RankActor:
         """`config` is the EngineConfig document as JSON."""
         import ray
 
-        from rayloom_engine.process import set_up_logging
+        from rayloom_engine.common.process import set_up_logging
 
         parsed = EngineConfig.model_validate_json(config)
         set_up_logging(f"rank{place.rank}", parsed.log_level)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from rayloom_engine.models.progress import Progress
+from rayloom_engine.models.checkpoint.progress import Progress
 
 NO_CORE = "it found no core"  # cause of the end of a rank that ended by itself
 

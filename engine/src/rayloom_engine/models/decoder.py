@@ -20,11 +20,11 @@ from rayloom_engine.kernels.rms_norm import rms_norm
 from rayloom_engine.layers.attention import Attention
 from rayloom_engine.layers.linear import Linear
 from rayloom_engine.layers.mlp import GatedMlp
-from rayloom_engine.layers.tensor_group import OneRank, TensorGroup
 from rayloom_engine.models.rope import RotaryAngles
 from rayloom_engine.models.shape import ModelShape
-from rayloom_engine.models.shard import Shard
-from rayloom_engine.models.stage import Stage
+from rayloom_engine.parallel.shard import Shard
+from rayloom_engine.parallel.stage import Stage
+from rayloom_engine.parallel.tensor_group import OneRank, TensorGroup
 
 _ONE_RANK = OneRank()
 

@@ -16,8 +16,8 @@ from rayloom_engine.layers.linear import Linear
 from rayloom_engine.layers.mlp import GatedMlp
 from rayloom_engine.models.decoder import CausalLM, DecoderLayer
 from rayloom_engine.models.shape import ModelShape
-from rayloom_engine.models.shard import Shard
-from rayloom_engine.models.stage import Stage
+from rayloom_engine.parallel.shard import Shard
+from rayloom_engine.parallel.stage import Stage
 
 _EMBEDDING = "model.embed_tokens.weight"
 

@@ -14,8 +14,8 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from rayloom_engine.errors import ModelError, ModelFault
-from rayloom_engine.models.config_json import refuses_broken
-from rayloom_engine.models.limits import (
+from rayloom_engine.models.checkpoint.config_json import refuses_broken
+from rayloom_engine.models.checkpoint.limits import (
     MAX_HEADS,
     MAX_LAYERS,
     MAX_PARAMETERS,
@@ -23,8 +23,8 @@ from rayloom_engine.models.limits import (
     MAX_SIZE,
     MAX_VOCAB,
 )
+from rayloom_engine.models.checkpoint.source import ResolvedModel, resolve_config
 from rayloom_engine.models.shape import ModelShape, read_shape
-from rayloom_engine.models.source import ResolvedModel, resolve_config
 
 _MAX_TEXT = 700  # characters
 _MAX_BYTES = 4095

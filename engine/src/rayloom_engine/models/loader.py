@@ -14,13 +14,13 @@ from safetensors import SafetensorError, safe_open
 
 from rayloom_engine.errors import ModelError, shown, word
 from rayloom_engine.kernels.linear import choose_linear_method
-from rayloom_engine.models.config_json import is_plain_file_name, read_json, refuses_broken
+from rayloom_engine.models.checkpoint.config_json import is_plain_file_name, read_json, refuses_broken
+from rayloom_engine.models.checkpoint.progress import Progress, no_progress
 from rayloom_engine.models.decoder import CausalLM
 from rayloom_engine.models.empty import Destination, empty_model
-from rayloom_engine.models.progress import Progress, no_progress
 from rayloom_engine.models.shape import ModelShape
-from rayloom_engine.models.shard import WHOLE, Shard
-from rayloom_engine.models.stage import Stage, whole_model
+from rayloom_engine.parallel.shard import WHOLE, Shard
+from rayloom_engine.parallel.stage import Stage, whole_model
 
 _FILE_DTYPES = ("BF16", "F16", "F32")
 _INDEX = "model.safetensors.index.json"

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Literal
 
 from rayloom_engine.errors import ModelError, shown, word
-from rayloom_engine.models.config_json import ConfigJson, read_json, refuses_broken
-from rayloom_engine.models.limits import (
+from rayloom_engine.models.checkpoint.config_json import ConfigJson, read_json, refuses_broken
+from rayloom_engine.models.checkpoint.limits import (
     MAX_EOS_IDS,
     MAX_HEADS,
     MAX_LAYERS,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rayloom_engine.common.json_words import shown
 from rayloom_engine.errors import RequestError
-from rayloom_engine.json_words import shown
 
 MAX_ROLE_CHARS = 64
 # Roles whose content may be null: OpenAI's messages of these kinds can be without words.

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
-    from rayloom_engine.layers.tensor_group import TensorGroup
-    from rayloom_engine.worker.stage_link import StageLink
+    from rayloom_engine.parallel.stage_link import StageLink
+    from rayloom_engine.parallel.tensor_group import TensorGroup
 
 
 class Activity:

@@ -10,17 +10,17 @@ import torch.distributed as dist
 from rayloom_engine.config import BLOCK_SIZE
 from rayloom_engine.errors import ConfigError
 from rayloom_engine.kernels.kv_cache import KvCache
-from rayloom_engine.layers.tensor_group import OneRank, TensorGroup
 from rayloom_engine.models.decoder import CausalLM
-from rayloom_engine.models.shard import Shard
-from rayloom_engine.models.stage import Stage
+from rayloom_engine.parallel.process_group import ProcessTensorGroup
+from rayloom_engine.parallel.shard import Shard
+from rayloom_engine.parallel.shared_sums import SharedTensorGroup
+from rayloom_engine.parallel.stage import Stage
+from rayloom_engine.parallel.stage_link import ProcessGroupLink, StageLink
+from rayloom_engine.parallel.tensor_group import OneRank, TensorGroup
 from rayloom_engine.worker.activity import Activity, WatchedGroup, WatchedLink
 from rayloom_engine.worker.device import DeviceChoice
 from rayloom_engine.worker.kv_memory import GIB, KvPlan
 from rayloom_engine.worker.runner import Runner
-from rayloom_engine.worker.shared_sums import SharedTensorGroup
-from rayloom_engine.worker.stage_link import ProcessGroupLink, StageLink
-from rayloom_engine.worker.tensor_group import ProcessTensorGroup
 
 logger = logging.getLogger(__name__)
 

@@ -11,12 +11,12 @@ from rayloom_engine.core.probe import is_probe
 from rayloom_engine.core.step import PromptLogprobs, SampledToken, StepPlan, StepResult, TokenLogprobs
 from rayloom_engine.errors import CorruptRank
 from rayloom_engine.kernels.kv_cache import KvCache
-from rayloom_engine.layers.tensor_group import OneRank, TensorGroup
 from rayloom_engine.models.decoder import CausalLM
+from rayloom_engine.parallel.stage_link import StageLink
+from rayloom_engine.parallel.tensor_group import OneRank, TensorGroup
 from rayloom_engine.worker.batch import InputBatch, build_batch
 from rayloom_engine.worker.sampler import Sampler, are_finite, token_logprobs
 from rayloom_engine.worker.slots import Slot, SlotTable
-from rayloom_engine.worker.stage_link import StageLink
 
 # Rows of logits held at once for prompt logprobs; 64 rows of a 128k vocabulary in float32 are 32 MiB.
 _LOGPROB_ROWS = 64

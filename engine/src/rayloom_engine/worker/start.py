@@ -6,16 +6,17 @@ import logging
 import os
 from typing import TYPE_CHECKING
 
+from rayloom_engine.common.process import without_garbage_collection
 from rayloom_engine.config import BLOCK_SIZE, EngineConfig
 from rayloom_engine.core.decoding import DecodingParams
 from rayloom_engine.core.step import NewSlot, SlotStep, StepPlan
 from rayloom_engine.errors import ConfigError
-from rayloom_engine.models.progress import Progress
+from rayloom_engine.models.checkpoint.progress import Progress
+from rayloom_engine.models.checkpoint.source import ResolvedModel, resolve
 from rayloom_engine.models.shape import ModelShape, read_shape
-from rayloom_engine.models.shard import WHOLE, Shard, check_shards
-from rayloom_engine.models.source import ResolvedModel, resolve
-from rayloom_engine.models.stage import Stage, make_stages, split_layers, whole_model
-from rayloom_engine.process import without_garbage_collection
+from rayloom_engine.models.shard_counts import check_shards
+from rayloom_engine.parallel.shard import WHOLE, Shard
+from rayloom_engine.parallel.stage import Stage, make_stages, split_layers, whole_model
 from rayloom_engine.worker.kv_memory import SequenceBlocks, plan_kv_memory, step_bytes
 from rayloom_engine.worker.machine import free_memory_bytes, usable_cores
 

@@ -12,10 +12,10 @@ import hmac
 import json
 
 from rayloom_operator import names
-from rayloom_operator.api import LLMService
-from rayloom_operator.engine_config import pod_engine_config
+from rayloom_operator.api.spec import LLMService
 from rayloom_operator.names import Manifest, group_name, metadata
-from rayloom_operator.resolved import Resolved
+from rayloom_operator.objects.engine_config import pod_engine_config
+from rayloom_operator.resolve.resolved import Resolved
 
 
 def service_account(service: LLMService) -> Manifest:

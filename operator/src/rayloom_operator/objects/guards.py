@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rayloom_operator import names
-from rayloom_operator.api import LLMService
+from rayloom_operator.api.spec import LLMService
 from rayloom_operator.names import Manifest, metadata
 
 # The label that the operator's own pods have from its chart.

@@ -11,9 +11,9 @@ import hashlib
 import json
 
 from rayloom_operator import names
-from rayloom_operator.api import LLMService
-from rayloom_operator.engine_config import engine_model
+from rayloom_operator.api.spec import LLMService
 from rayloom_operator.names import Manifest
+from rayloom_operator.objects.engine_config import engine_model
 from rayloom_operator.objects.pod import (
     container_basics,
     environment,
@@ -23,7 +23,7 @@ from rayloom_operator.objects.pod import (
     pod_basics,
 )
 from rayloom_operator.objects.pod_template import with_inspection_template
-from rayloom_operator.resolved import Hub
+from rayloom_operator.resolve.resolved import Hub
 
 # A node may have to fetch the engine's image first; the engine itself gives the hub a minute.
 _DEADLINE_SECONDS = 1800

@@ -9,12 +9,12 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from rayloom_operator.api import API_VERSION, KIND, parse
-from rayloom_operator.api_status import Model, stored_model
+from rayloom_operator.api.model_facts import ModelFacts, builtin_facts
+from rayloom_operator.api.spec import API_VERSION, KIND, parse
+from rayloom_operator.api.status import Model, stored_model
 from rayloom_operator.errors import SpecError
-from rayloom_operator.model_facts import ModelFacts, builtin_facts
 from rayloom_operator.names import Manifest, metadata, object_path
-from rayloom_operator.resolved import Hub, Resolved, resolve
+from rayloom_operator.resolve.resolved import Hub, Resolved, resolve
 
 API_OF_OLD_SPECS = "apps/v1"
 KIND_OF_OLD_SPECS = "ControllerRevision"

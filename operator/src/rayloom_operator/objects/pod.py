@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from rayloom_operator import names
-from rayloom_operator.api import LLMService
+from rayloom_operator.api.spec import LLMService
 from rayloom_operator.names import Manifest
-from rayloom_operator.resolved import Hub
+from rayloom_operator.resolve.resolved import Hub
 
 # The user of the engine's image. Both containers of the head pod need the same one: Ray's sockets belong to it.
 _USER = 1000

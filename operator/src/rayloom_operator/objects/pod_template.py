@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from rayloom_operator import names
-from rayloom_operator.api import LLMService
-from rayloom_operator.api_pod_template import HeadTemplate, WorkerTemplate
+from rayloom_operator.api.pod_template.reserved_env import RESERVED_NAMES
+from rayloom_operator.api.pod_template.reserved_parts import OWN_CONTAINERS
+from rayloom_operator.api.pod_template.template import HeadTemplate, WorkerTemplate
+from rayloom_operator.api.spec import LLMService
 from rayloom_operator.names import Manifest
 from rayloom_operator.objects.pod_merge import merged
-from rayloom_operator.reserved_env import RESERVED_NAMES
-from rayloom_operator.reserved_parts import OWN_CONTAINERS
-from rayloom_operator.resolved import Hub
+from rayloom_operator.resolve.resolved import Hub
 
 # A hub's token goes nowhere else, whatever a ConfigMap says.
 _HUB = "https://huggingface.co"

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from rayloom_operator import names
-from rayloom_operator.api import LLMService, Metadata
-from rayloom_operator.api_base import number_of
+from rayloom_operator.api.base import number_of
+from rayloom_operator.api.spec import LLMService, Metadata
 from rayloom_operator.names import Manifest
 from rayloom_operator.objects.pod import (
     container_basics,
@@ -24,8 +24,8 @@ from rayloom_operator.objects.pod import (
 from rayloom_operator.objects.pod_template import with_template
 from rayloom_operator.objects.scheduler_labels import scheduler_annotations, scheduler_labels
 from rayloom_operator.objects.scratch import RESOURCE, scratch_mebibytes, scratch_volume
-from rayloom_operator.resolved import Resolved
-from rayloom_operator.sizing import CPU_RANK_BYTES, RAY_POD_BYTES
+from rayloom_operator.resolve.resolved import Resolved
+from rayloom_operator.resolve.sizing import CPU_RANK_BYTES, RAY_POD_BYTES
 
 RAY_VERSION = "2.60.0"  # of the engine's image; KubeRay decides by it what it may use
 _GCS_PORT = 6379

@@ -7,7 +7,7 @@ is replaced for it.
 
 from __future__ import annotations
 
-from rayloom_operator.api import Metadata
+from rayloom_operator.api.spec import Metadata
 from rayloom_operator.names import CLUSTER_LABEL, NODE_TYPE_LABEL
 
 _QUEUES = ("kueue.x-k8s.io/", "volcano.sh/", "yunikorn.apache.org/", "kai.scheduler/")

@@ -8,9 +8,9 @@ asks for it gets a node with room for it, and a node without room is not driven 
 from __future__ import annotations
 
 from rayloom_operator import names
-from rayloom_operator.api_base import amount
+from rayloom_operator.api.base import amount
 from rayloom_operator.names import Manifest
-from rayloom_operator.resolved import Resolved
+from rayloom_operator.resolve.resolved import Resolved
 
 RESOURCE = "ephemeral-storage"
 _MIB = 1 << 20

@@ -1,0 +1,170 @@
+"""The engine: a scheduler and an executor, step by step. No sockets, no threads: the shells have those."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from rayloom_engine.core.decoding import DecodingParams
+from rayloom_engine.core.probe import PROBE_PREFIX, is_probe
+from rayloom_engine.core.scheduler import Scheduler
+from rayloom_engine.core.sequence import Sequence, SequenceOutput
+from rayloom_engine.core.stats import SchedulerStats
+from rayloom_engine.core.step import StepPlan, StepResult
+from rayloom_engine.core.step_work import StepForecast, StepWork
+
+
+class Executor(Protocol):
+    """Runs plans on all ranks, in order. Every method but the last raises when a rank is lost."""
+
+    def submit(self, plan: StepPlan) -> None: ...
+
+    def collect(self) -> StepResult:
+        """The last stage's result of the oldest plan that was submitted and not collected; waits for it."""
+
+    def forget_all(self) -> None:
+        """Drops what was submitted and empties every slot of every rank."""
+
+
+class Rank(Protocol):
+    """One rank of this process, as `worker.runner.Runner`."""
+
+    def run(self, plan: StepPlan) -> StepResult: ...
+
+    def forget_all(self) -> None: ...
+
+
+class LocalExecutor:
+    """Implements Executor with the only rank. It computes a plan when its result is asked for."""
+
+    def __init__(self, rank: Rank) -> None:
+        self._rank = rank
+        self._plans: deque[StepPlan] = deque()
+
+    def submit(self, plan: StepPlan) -> None:
+        self._plans.append(plan)
+
+    def collect(self) -> StepResult:
+        return self._rank.run(self._plans.popleft())
+
+    def forget_all(self) -> None:
+        self._plans.clear()
+        self._rank.forget_all()
+
+
+@dataclass(slots=True)
+class StepTimes:
+    """Totals since start, in seconds."""
+
+    num_steps: int = 0
+    num_tokens: int = 0
+    forward: float = 0.0
+    sample: float = 0.0
+    host: float = 0.0  # everything else in a step: scheduling, preparing, booking; never the wait for another step
+
+
+class Engine:
+    """Accepts sequences and advances all of them, step by step."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        executor: Executor,
+        clock: Callable[[], float],
+        work: StepWork | None = None,
+    ) -> None:
+        """`work`: of the model, for a forecast of steps; without it steps are forecast to take no time."""
+        self.scheduler = scheduler
+        self.forecast = StepForecast(work or StepWork())
+        self.times = StepTimes()
+        self.before_run: Callable[[], None] = lambda: None  # called when the scheduler has a plan more in flight
+        self.last_token_at: float | None = None  # by `clock`; when a token last passed through all ranks
+        self._executor = executor
+        self._clock = clock
+        self._num_probes = 0
+
+    @property
+    def has_unfinished(self) -> bool:
+        return self.scheduler.has_unfinished
+
+    def add(self, sequence: Sequence, is_resume: bool = False) -> SequenceOutput | None:
+        """Queues a sequence. An output at once means that it was complete when it came (a resume of the last token).
+
+        Raises RequestError or QueueFull.
+        """
+        reason = sequence.finish_reason(self.scheduler.config.max_model_len) if sequence.num_generated else None
+        if reason is not None:
+            return SequenceOutput(request_id=sequence.request_id, finish_reason=reason)
+        self.scheduler.add(sequence, is_resume)
+        return None
+
+    def abort(self, request_id: str) -> bool:
+        return self.scheduler.abort(request_id)
+
+    def add_probe(self) -> None:
+        """Queues one token of our own, to prove that every rank still computes."""
+        self._num_probes += 1
+        self.scheduler.add(
+            Sequence(
+                request_id=f"{PROBE_PREFIX}{self._num_probes}",
+                prompt_ids=(0,),
+                params=DecodingParams(max_tokens=1, temperature=0.0),
+            ),
+            is_resume=True,
+        )
+
+    def step(self) -> list[SequenceOutput]:
+        """Submits the steps that may be in flight and returns what the oldest brought; empty without any."""
+        times = self.times
+        started = self._clock()
+        try:
+            while (plan := self.scheduler.schedule()) is not None:
+                self.forecast.submitted(plan)
+                self.before_run()
+                self._executor.submit(plan)
+                times.num_tokens += plan.num_tokens
+            if self.scheduler.num_in_flight == 0:
+                return []
+            asked = self._clock()
+            result = self._executor.collect()
+            waited = self._clock() - asked
+        except BaseException:
+            # Also an interrupt: slots and blocks may be in any state, so they start afresh. The sequences are kept.
+            self._executor.forget_all()
+            self.scheduler.forget_ranks()
+            self.forecast.forget()
+            raise
+        self.forecast.ended(result.forward_s)
+        outputs = self.scheduler.update(result)
+        now = self._clock()
+        # Also for a part of a prompt, from which nothing is sampled: its tokens have passed all ranks.
+        self.last_token_at = now
+        times.num_steps += 1
+        times.forward += result.forward_s
+        times.sample += result.sample_s
+        # With several steps in flight the wait is for other stages and steps too, and ranks compute while nobody waits.
+        is_alone = self.scheduler.config.depth == 1
+        times.host += now - started - (result.forward_s + result.sample_s if is_alone else waited)
+        return [output for output in outputs if not is_probe(output.request_id)]
+
+    def stats(self) -> SchedulerStats:
+        scheduler, counters, times = self.scheduler, self.scheduler.counters, self.times
+        return SchedulerStats(
+            num_running=scheduler.num_running,
+            num_waiting=scheduler.num_waiting,
+            num_blocks=scheduler.pool.num_blocks,
+            num_free_blocks=scheduler.pool.num_free,
+            num_preemptions=counters.num_preemptions,
+            prefix_queries=counters.prefix_queries,
+            prefix_hits=counters.prefix_hits,
+            prompt_tokens=counters.prompt_tokens,
+            generation_tokens=counters.generation_tokens,
+            num_corrupt=counters.num_corrupt,
+            num_steps=times.num_steps,
+            step_tokens=times.num_tokens,
+            forward_seconds=times.forward,
+            sample_seconds=times.sample,
+            host_seconds=times.host,
+        )

@@ -1,0 +1,97 @@
+"""BlackBox: what the core was computing, in files that outlive it, and who is suspected of its deaths.
+
+Written without fsync: it must survive a process, not a machine. A record that a kill cut in two counts as none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from rayloom_engine.common.process import silence_mark, trial_mark
+from rayloom_engine.core.spans import Span
+from rayloom_engine.core.suspicion import Suspicion
+
+logger = logging.getLogger(__name__)
+
+_encoder = msgspec.msgpack.Encoder()
+
+T = TypeVar("T")
+
+
+class BlackBox:
+    """Of one core with its ranks. Sequences are named by what the front calls them, which no restart changes."""
+
+    def __init__(self, folder: Path) -> None:
+        """Takes over what the core before this one left, and books its death if it died in a step."""
+        path = folder / "in_flight"
+        self._suspicion_path = folder / "suspicion"
+        self.suspicion = _read(self._suspicion_path, Suspicion) or Suspicion()
+        self._in_flight = _read(path, dict[str, Span]) or {}
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        self.is_trial = False  # suspects are being computed at the positions that they are suspected of
+        self._trial_mark = trial_mark(folder)
+        self._trial_mark.unlink(missing_ok=True)
+        was_silent = silence_mark(folder).exists()
+        self.died(was_silent=was_silent)
+        silence_mark(folder).unlink(missing_ok=True)
+
+    def note(self, in_flight: dict[str, Span]) -> None:
+        """These positions of sequences (by id) are in flight from here on; none when it is empty."""
+        self._in_flight = in_flight
+        is_trial = bool(self.suspicion.suspects and self.suspicion.tried(in_flight))
+        with contextlib.suppress(OSError):  # a full disk is no reason to stop computing
+            os.pwrite(self._file, _framed(in_flight), 0)
+            if is_trial and not self.is_trial:
+                self._trial_mark.touch()
+            elif self.is_trial and not is_trial:
+                self._trial_mark.unlink(missing_ok=True)
+        self.is_trial = is_trial
+
+    def died(self, *, was_silent: bool = False) -> bool:
+        """Books a death, of this core's ranks or of the core before it. True when it left fewer suspects.
+
+        `was_silent`: the process had shown no sign of life. It may have been stopped from outside, so its death is
+        held against nobody.
+        """
+        in_flight, suspicion = self._in_flight, self.suspicion
+        if not in_flight:
+            return False
+        self.note({})  # first of all, so that one death is never booked twice
+        if was_silent:
+            return False
+        condemned_before = set(suspicion.condemned)
+        is_narrower = suspicion.died(in_flight)
+        self.save()
+        for name in set(suspicion.condemned) - condemned_before:
+            logger.warning("%s is ended: steps that contain it die, also when it is alone", name)
+        if suspicion.suspects:
+            logger.warning("%d sequences are suspect: steps that contain them died", len(suspicion.suspects))
+        return is_narrower
+
+    def save(self) -> None:
+        """Keeps the suspicion for the next core."""
+        draft = self._suspicion_path.with_suffix(".new")
+        with contextlib.suppress(OSError):
+            draft.write_bytes(_framed(self.suspicion))
+            draft.replace(self._suspicion_path)
+
+
+def _framed(content: Suspicion | dict[str, Span]) -> bytes:
+    data = _encoder.encode(content)
+    return len(data).to_bytes(4, "big") + data
+
+
+def _read(path: Path, kind: type[T]) -> T | None:
+    """None when there is no record, or not a whole one."""
+    try:
+        data = path.read_bytes()
+        # What lies behind the record is left of a longer one.
+        return msgspec.msgpack.decode(data[4 : 4 + int.from_bytes(data[:4], "big")], type=kind)
+    except (FileNotFoundError, msgspec.MsgspecError):
+        return None

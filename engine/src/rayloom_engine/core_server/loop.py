@@ -1,0 +1,211 @@
+"""The core's loop: front messages in, steps, outputs out."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from rayloom_engine.core.engine import Engine
+from rayloom_engine.core.probe import is_probe
+from rayloom_engine.core.sequence import CORRUPT, Sequence, SequenceOutput
+from rayloom_engine.core_server.black_box import BlackBox
+from rayloom_engine.core_server.ranks.stillness import patience_s
+from rayloom_engine.core_server.sockets import CoreIo, Disconnected, Inbox
+from rayloom_engine.core_server.state import CoreState
+from rayloom_engine.errors import CORRUPT_LOGITS, QueueFull, RequestError
+from rayloom_engine.protocol.messages import Abort, ModelStatus, Output, Outputs, Refused, Submit
+from rayloom_engine.sampling_params import check_token_ids
+
+_PROBE_SECONDS = 10.0  # an idle engine proves itself this often
+_LOOK_SECONDS = 0.25  # an idle engine looks for lost ranks this often
+_POISON = (
+    "the engine died every time that it computed this request, at last with no other request in the step; "
+    "the request is ended so that others go on"
+)
+
+
+class Core:
+    """Turns front messages into sequences and step outputs into front messages."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        model: ModelStatus,
+        io: CoreIo,
+        state: CoreState,
+        box: BlackBox,
+        check_ranks: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`check_ranks` is called while there is nothing to do; it raises RankLost."""
+        self._engine = engine
+        self._box = box
+        engine.before_run = self._note
+        self._check_ranks = check_ranks
+        self._model = model
+        self._io = io
+        self._state = state
+
+    def run(self, inbox: Inbox, began: Callable[[], None]) -> None:
+        """Serves for ever. Raises RankLost; called again, it goes on where it was. `began` is called after one step."""
+        has_begun = False
+        self._end_condemned()
+        self._engine.add_probe()  # proves that a token passes through every rank before anybody asks for one
+        idle_since = time.monotonic()
+        while True:
+            for connection, message in inbox.take():
+                self._handle(connection, message)
+            self._state.heartbeat = time.monotonic()
+            if self._engine.has_unfinished:
+                self._state.rank_phase = "step"
+                self._hold_trial()
+                outputs = self._engine.step()
+                self._note()
+                if not has_begun:
+                    has_begun = True
+                    self._publish()  # who hears that it serves is to see the token that proves it
+                    began()
+                self._send(outputs)
+                self._publish()
+                idle_since = time.monotonic()
+                continue
+            self._state.rank_phase = "idle"
+            self._publish()
+            self._check_ranks()
+            has_mail = inbox.wait(max(0.0, idle_since + _PROBE_SECONDS - time.monotonic()), at_most=_LOOK_SECONDS)
+            if not has_mail and time.monotonic() - idle_since >= _PROBE_SECONDS:
+                self._engine.add_probe()
+
+    def _handle(self, connection: int, message: Submit | Abort | Disconnected) -> None:
+        if isinstance(message, Submit):
+            self._submit(connection, message)
+        elif isinstance(message, Abort):
+            self._engine.abort(_request_id(connection, message.sequence_id))
+            self._clear(message.sequence_id)
+        else:
+            # Suspicion stays: the front submits its sequences again, and may have died of one of them itself.
+            prefix = _request_id(connection, "")
+            for sequence in list(self._engine.scheduler.unfinished()):
+                if sequence.request_id.startswith(prefix):
+                    self._engine.abort(sequence.request_id)
+
+    def _clear(self, sequence_id: str) -> None:
+        """It has ended, so it is no suspect. That it is absent does not say so: it may still be submitted again."""
+        if self._box.suspicion.suspects.pop(sequence_id, None) is not None:
+            self._box.save()
+
+    def _hold_trial(self) -> None:
+        """While sequences are suspected of deaths, has only some of them computed, and before these a probe.
+
+        The probe is there so that ranks which die of anything are not held against whom they compute.
+        """
+        suspicion, scheduler = self._box.suspicion, self._engine.scheduler
+        if not suspicion.suspects:
+            scheduler.restrict(None)
+            return
+        num_suspects = len(suspicion.suspects)
+        unfinished = sorted(scheduler.unfinished(), key=lambda sequence: -sequence.num_generated)
+        in_flight = scheduler.in_flight()
+        computed = {
+            _sequence_id(s): in_flight[s][0] if s in in_flight else s.num_computed
+            for s in unfinished
+            if not is_probe(s.request_id)
+        }
+        trial = suspicion.trial(computed)
+        if len(suspicion.suspects) != num_suspects:
+            self._box.save()
+        probes = {s.request_id for s in unfinished if is_probe(s.request_id)}
+        only = probes or {s.request_id for s in unfinished if _sequence_id(s) in trial}
+        scheduler.restrict(frozenset(only) if trial else None)
+
+    def _note(self) -> None:
+        """Writes down what is in flight, and sets the patience with it."""
+        in_flight = self._engine.scheduler.in_flight()
+        self._box.note({_sequence_id(s): span for s, span in in_flight.items() if not is_probe(s.request_id)})
+        state, forecast_s = self._state, self._engine.forecast.layer_s
+        state.be_patient(patience_s(state.hang_seconds, forecast_s, is_trial=self._box.is_trial))
+
+    def _end_condemned(self) -> None:
+        for sequence in list(self._engine.scheduler.unfinished()):
+            if _sequence_id(sequence) in self._box.suspicion.condemned:
+                self._engine.abort(sequence.request_id)
+                self._refuse_poison(int(sequence.request_id.partition("/")[0]), _sequence_id(sequence))
+
+    def _refuse_poison(self, connection: int, sequence_id: str) -> None:
+        self._io.send(connection, Refused(sequence_id=sequence_id, reason="poison", message=_POISON))
+
+    def _submit(self, connection: int, submit: Submit) -> None:
+        if submit.sequence_id in self._box.suspicion.condemned:
+            self._refuse_poison(connection, submit.sequence_id)
+            return
+        sequence = Sequence(
+            request_id=_request_id(connection, submit.sequence_id),
+            prompt_ids=submit.prompt_ids,
+            generated_ids=submit.generated_ids,
+            params=submit.params,
+            eos_token_ids=self._model.eos_token_ids,
+            priority=submit.priority,
+            arrival=submit.arrival,
+            fork_of=None if submit.fork_of is None else _request_id(connection, submit.fork_of),
+            tenant=submit.tenant,
+            cache_key=submit.cache_key,
+        )
+        try:
+            check_token_ids(sequence.token_ids, self._model.vocab_size)
+            output = self._engine.add(sequence, submit.is_resume)
+        except QueueFull as error:
+            refused = Refused(
+                sequence_id=submit.sequence_id,
+                reason="queue_full",
+                message=str(error),
+                retry_after_s=error.retry_after_s,
+            )
+            self._io.send(connection, refused)
+        except RequestError as error:
+            is_too_long = sequence.num_tokens >= self._engine.scheduler.config.max_model_len
+            reason = "too_long" if is_too_long else "invalid"
+            self._io.send(connection, Refused(sequence_id=submit.sequence_id, reason=reason, message=str(error)))
+        else:
+            if output is not None:
+                self._send([output])
+
+    def _send(self, outputs: list[SequenceOutput]) -> None:
+        by_connection: dict[int, list[Output]] = {}
+        if any(output.finish_reason == CORRUPT for output in outputs):
+            self._engine.add_probe()  # a rank that is damaged for every request ends by it
+        for output in outputs:
+            connection, _, sequence_id = output.request_id.partition("/")
+            if output.finish_reason is not None:
+                self._clear(sequence_id)
+            if output.finish_reason == CORRUPT:
+                self._io.send(
+                    int(connection), Refused(sequence_id=sequence_id, reason="corrupt", message=CORRUPT_LOGITS)
+                )
+                continue
+            by_connection.setdefault(int(connection), []).append(
+                Output(
+                    sequence_id=sequence_id,
+                    token_ids=output.token_ids,
+                    logprobs=output.logprobs,
+                    prompt_logprobs=output.prompt_logprobs,
+                    finish_reason=output.finish_reason,
+                    stop_token_id=output.stop_token_id,
+                    num_cached_tokens=output.num_cached_tokens,
+                )
+            )
+        for number, items in by_connection.items():
+            self._io.send(number, Outputs(tuple(items)))
+
+    def _publish(self) -> None:
+        self._state.stats = self._engine.stats()
+        self._state.last_token_at = self._engine.last_token_at
+        self._state.heartbeat = time.monotonic()
+
+
+def _request_id(connection: int, sequence_id: str) -> str:
+    """Ids are unique per front, and two connections may be from two fronts."""
+    return f"{connection}/{sequence_id}"
+
+
+def _sequence_id(sequence: Sequence) -> str:
+    """What the front calls it, which is random and so no other sequence's name, also after a restart of the core."""
+    return sequence.request_id.partition("/")[2]

@@ -1,0 +1,331 @@
+"""Who dials the rank port: one thread accepts, one thread per control connection reads beats; the core's main thread
+takes the rest. A rank is attached when both of its connections are there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import select
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from rayloom_engine.core_server.ranks.memory_kills import MemoryKills
+from rayloom_engine.core_server.ranks.standstill import Standstill
+from rayloom_engine.core_server.ranks.strangers import Strangers
+from rayloom_engine.errors import RankLost
+from rayloom_engine.protocol.channel import Channel, ChannelClosed, encode, welcome
+from rayloom_engine.protocol.messages import RankStatus
+from rayloom_engine.protocol.ranks import (
+    Allocate,
+    Beat,
+    Computed,
+    Done,
+    Failed,
+    Fence,
+    Greeting,
+    Join,
+    LaunchPhase,
+    Loaded,
+    OpenStore,
+    Run,
+    StoreOpen,
+    Welcomed,
+)
+
+logger = logging.getLogger(__name__)
+
+Order = OpenStore | Join | Allocate | Run
+Reply = Loaded | StoreOpen | Done | Computed | Failed
+_REPLIES = (Loaded, StoreOpen, Done, Computed, Failed)
+NO_BEAT = Beat(phase="start", step=0, memory_bytes=0)
+_LOADING_SECONDS = 60.0  # a rank that loads is given so long: an import may keep its other threads from running
+
+
+@dataclass(slots=True, eq=False)
+class _Control:
+    channel: Channel
+    beat: Beat = NO_BEAT
+    beat_at: float = field(default_factory=time.monotonic)
+    is_closed: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class AttachedRank:
+    """One start of a rank, connected. `loaded` is None until its weights are in place."""
+
+    greeting: Greeting
+    steps: Channel
+    control: _Control
+    loaded: Loaded | None = None
+
+    @property
+    def rank(self) -> int:
+        return self.greeting.rank
+
+    def close(self) -> None:
+        self.steps.close()
+        self.control.channel.close()
+
+    def status(self, now: float) -> RankStatus:
+        beat = self.control.beat
+        return RankStatus(
+            rank=self.rank,
+            node=self.greeting.node,
+            host=self.greeting.host,
+            pid=self.greeting.pid,
+            phase=beat.phase,
+            heartbeat_age_s=now - self.control.beat_at,
+            step=beat.step,
+            memory_bytes=beat.memory_bytes,
+            advance=beat.advance,
+            communication_s=beat.communication_s,
+            weight_bytes_read=self.loaded.bytes_read if self.loaded else 0,
+        )
+
+
+class RankPool:
+    """The ranks of one core. Methods are for the main thread, unless they say otherwise."""
+
+    def __init__(self, listener: socket.socket, token: str, world_size: int, hang_seconds: float) -> None:
+        self.world_size = world_size
+        self.attached: dict[int, AttachedRank] = {}
+        self.launch_phase: LaunchPhase | None = None  # what the launcher last said; any thread may read it
+        self.sizes = Welcomed()  # what ranks are told when they come
+        self.suspects: set[int] = set()  # ranks that failed alone since a step last went well
+        self.memory_kills = MemoryKills()  # only its successor can tell that a rank was killed so
+        self._listener = listener
+        self._token = token
+        self._hang_seconds = hang_seconds
+        self._lock = threading.Lock()
+        self._controls: dict[tuple[int, int], _Control] = {}  # (rank, incarnation) -> newest control connection
+        self._arrived: deque[AttachedRank] = deque()
+        self._unread: deque[tuple[AttachedRank, Reply]] = deque()  # received, not yet given out by `poll`
+        self._last_ticket = 0
+        self._launcher: Channel | None = None
+        self._fences: dict[int, Fence] = {}  # rank -> its last fence, until a newer start of it is there
+        self.looked_at = time.monotonic()  # when the signs of life were last looked at; any thread may read it
+        self.patience_s = hang_seconds  # without progress of ranks that show signs of life, in the present step
+        self._standstill = Standstill()
+        self._strangers = Strangers()
+        self._wake_read, self._wake_write = socket.socketpair()
+        self._wake_read.setblocking(False)
+        threading.Thread(target=self._accept, name="rank-accept", daemon=True).start()
+
+    def statuses(self) -> tuple[RankStatus, ...]:
+        """For any thread."""
+        now = time.monotonic()
+        return tuple(rank.status(now) for _, rank in sorted(self.attached.copy().items()))
+
+    def quiet_s(self) -> float | None:
+        """Seconds since a rank that computes last showed work; None while no rank computes. For any thread."""
+        quiet_s = self._standstill.quiet_s
+        return None if quiet_s is None else quiet_s + time.monotonic() - self.looked_at
+
+    def beats(self) -> list[Beat]:
+        """The newest sign of life of every attached rank; for any thread."""
+        return [rank.control.beat for rank in self.attached.copy().values()]
+
+    def ticket(self) -> int:
+        """A number that no order had before."""
+        self._last_ticket += 1
+        return self._last_ticket
+
+    def order(self, order: Order, ranks: Iterable[AttachedRank] | None = None) -> None:
+        """Sends an order to these ranks, or to all. Raises RankLost when one is gone or takes nothing.
+
+        The others have it all the same: a rank without the plan that its peers compute would keep them waiting.
+        """
+        data, loss = encode(order), None
+        for rank in list(self.attached.values()) if ranks is None else ranks:
+            try:
+                rank.steps.send_encoded(data)
+            except ChannelClosed as error:
+                loss = loss or RankLost(rank.rank, f"its connection ended ({error})")
+        if loss is not None:
+            raise loss
+
+    def take_arrivals(self) -> list[int]:
+        """Attaches the ranks that have dialled since the last call. A second start of a rank replaces the first."""
+        ranks = []
+        while self._arrived:
+            new = self._arrived.popleft()
+            old, fence = self.attached.get(new.rank), self._fences.get(new.rank)
+            least = max(old.greeting.incarnation if old else 0, (fence.incarnation or 0) + 1 if fence else 0)
+            if new.greeting.incarnation < least:
+                new.close()  # a start that was given up
+                continue
+            if old is not None:
+                old.close()
+            self._fences.pop(new.rank, None)
+            said, transport = new.greeting, new.steps.transport
+            self.memory_kills.note(said.host, said.num_oom_kills, time.monotonic())
+            logger.info("rank %d attached from %s (pid %d) over %s", new.rank, said.node, said.pid, transport)
+            self.attached = {**self.attached, new.rank: new}
+            ranks.append(new.rank)
+        return ranks
+
+    def drop(self, rank: int) -> None:
+        """Lets go of a lost rank and has the launcher make sure that it is dead and start it again."""
+        lost = self.attached.get(rank)
+        if lost is None:
+            return
+        self.attached = {number: kept for number, kept in self.attached.items() if number != rank}
+        lost.close()
+        self.fence(rank, lost.greeting.incarnation)
+
+    def drop_ended(self) -> list[int]:
+        """`drop` for every rank whose connection has ended; which these are."""
+        ended = [number for number, rank in self.attached.items() if rank.control.is_closed or rank.steps.has_ended]
+        for number in ended:
+            self.drop(number)
+        return ended
+
+    def fence(self, rank: int, incarnation: int | None) -> None:
+        """Has the launcher end a start of the rank (None: whichever runs) and start it again."""
+        fence = Fence(rank, incarnation)
+        if incarnation is not None:
+            self._fences[rank] = fence
+        if self._launcher is not None:
+            with contextlib.suppress(ChannelClosed):  # told again when a launcher dials
+                self._launcher.send(fence)
+
+    def poll(self, timeout_s: float, is_due: bool = False) -> list[tuple[int, Reply]]:
+        """What attached ranks said, as soon as one said something or one arrived; empty after the time.
+
+        Raises RankLost for a rank whose connection ended, or that has shown no sign of life for hang_seconds; and,
+        while the answer to a plan `is_due`, for the one that stands still when none has advanced for `patience_s`.
+        """
+        poller = select.poll()
+        by_fd = {fd: number for number, rank in self.attached.items() for fd in rank.steps.filenos()}
+        for fd in (*by_fd, self._wake_read.fileno()):
+            poller.register(fd, select.POLLIN)
+        ready = [fd for fd, _ in poller.poll(0 if self._unread else 1000 * timeout_s)]
+        if self._wake_read.fileno() in ready:
+            self._drain_wake()
+        for number in dict.fromkeys(by_fd[fd] for fd in ready if fd in by_fd):  # a rank may be named twice
+            rank = self.attached[number]
+            try:
+                message = rank.steps.receive(self._hang_seconds)
+            except (ChannelClosed, TimeoutError) as error:
+                raise RankLost(number, f"its connection ended ({error})") from error
+            if not isinstance(message, _REPLIES):
+                raise RankLost(number, f"it sent a {type(message).__name__}")
+            self._unread.append((rank, message))
+        self._check_alive(is_due)
+        replies = [(rank.rank, reply) for rank, reply in self._unread if self.attached.get(rank.rank) is rank]
+        self._unread.clear()
+        return replies
+
+    def _check_alive(self, is_due: bool) -> None:
+        now = time.monotonic()
+        # A core that was itself stopped for a while has heard nobody, and that is no rank's fault.
+        was_away, self.looked_at = now - self.looked_at > self._hang_seconds / 2, now
+        for number, rank in self.attached.items():
+            if rank.control.is_closed:
+                raise RankLost(number, "its control connection ended")
+            patience = self._hang_seconds if rank.loaded else max(self._hang_seconds, _LOADING_SECONDS)
+            if now - rank.control.beat_at > patience and not was_away:
+                raise RankLost(number, f"no sign of life for {now - rank.control.beat_at:.0f} s", is_silent=True)
+        if was_away or not is_due:
+            self._standstill.reset()
+            return
+        beats = {number: rank.control.beat for number, rank in self.attached.items()}
+        standing = self._standstill.observe(now, beats, self.patience_s)
+        if standing is not None:
+            raise RankLost(standing, f"alive, but it stands still; no rank has advanced for {self.patience_s:g} s")
+
+    # --- threads ---
+
+    def _accept(self) -> None:
+        while True:
+            connection: socket.socket | None = None
+            try:
+                connection, peer = self._listener.accept()
+                self._strangers.admit(connection, peer[0])
+                threading.Thread(target=self._greet, args=(connection, peer), name="rank-control", daemon=True).start()
+            except (OSError, RuntimeError) as error:
+                # Out of descriptors or threads: others may give some back, and without this loop no rank comes back.
+                logger.warning("cannot take a connection at the rank port: %s", error)
+                if connection is not None:
+                    self._strangers.release(connection)
+                    connection.close()
+                time.sleep(0.1)
+
+    def _greet(self, connection: socket.socket, peer: object) -> None:
+        try:
+            channel, greeting = welcome(connection, self._token)
+        except OSError as error:
+            logger.warning("refused a connection from %s at the rank port: %s", peer, error)
+            connection.close()
+            return
+        finally:
+            self._strangers.release(connection)
+        try:
+            if greeting.role == "launch":
+                channel.send(Welcomed())
+                self._launcher = channel
+                for fence in list(self._fences.values()):
+                    channel.send(fence)
+                self._read_launcher(channel)
+            elif not 0 <= greeting.rank < self.world_size:
+                logger.warning("refused rank %d: there are %d", greeting.rank, self.world_size)
+                channel.close()
+            elif greeting.role == "control":
+                control = _Control(channel)
+                with self._lock:
+                    self._controls[greeting.rank, greeting.incarnation] = control
+                channel.send(Welcomed())
+                self._read_beats(control, greeting)
+            else:
+                self._attach(channel, greeting)
+        except OSError:
+            channel.close()  # gone; whoever waits for it sees that
+
+    def _attach(self, channel: Channel, greeting: Greeting) -> None:
+        with self._lock:
+            control = self._controls.pop((greeting.rank, greeting.incarnation), None)
+        if control is None:
+            raise ChannelClosed("a rank opens its control connection first")
+        channel.offer_memory()
+        channel.send(self.sizes)
+        channel.limit_sends(self._hang_seconds)
+        self._arrived.append(AttachedRank(greeting, channel, control))
+        self._wake()
+
+    def _read_beats(self, control: _Control, greeting: Greeting) -> None:
+        try:
+            while True:
+                beat = control.channel.expect(Beat)
+                control.beat, control.beat_at = beat, time.monotonic()
+        except ChannelClosed:
+            control.is_closed = True
+            with self._lock:
+                key = greeting.rank, greeting.incarnation
+                if self._controls.get(key) is control:
+                    del self._controls[key]  # it never got as far as its other connection
+                    control.channel.close()
+            self._wake()
+
+    def _read_launcher(self, channel: Channel) -> None:
+        try:
+            while True:
+                self.launch_phase = channel.expect(LaunchPhase)
+                self._wake()
+        finally:
+            self.launch_phase = None
+
+    def _wake(self) -> None:
+        with contextlib.suppress(BlockingIOError):  # full of wake-ups already
+            self._wake_write.send(b"x")
+
+    def _drain_wake(self) -> None:
+        try:
+            while self._wake_read.recv(4096):
+                pass
+        except BlockingIOError:
+            return

@@ -1,0 +1,56 @@
+"""RemoteExecutor: runs plans on attached ranks. The plan goes to every rank, one of the last stage answers."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from rayloom_engine.core.step import StepPlan, StepResult
+from rayloom_engine.core_server.ranks.pool import RankPool
+from rayloom_engine.errors import RankLost
+from rayloom_engine.protocol.ranks import Computed, Failed, Run
+
+_POLL_SECONDS = 0.25  # between looks at the signs of life
+
+
+class RemoteExecutor:
+    """Implements `engine.Executor`. Every method raises RankLost; after that the ranks must be assembled anew."""
+
+    def __init__(self, pool: RankPool) -> None:
+        self._pool = pool
+        self._tickets: deque[int] = deque()  # of plans without a result, oldest first
+        self._results: deque[StepResult] = deque()  # in the same order: one rank answers, and it runs plans in order
+
+    def submit(self, plan: StepPlan) -> None:
+        ticket = self._pool.ticket()
+        self._tickets.append(ticket)
+        self._pool.order(Run(ticket, plan))
+
+    def collect(self) -> StepResult:
+        while not self._results:
+            for number, reply in self._pool.poll(_POLL_SECONDS, is_due=True):
+                if reply.ticket not in self._tickets:
+                    continue  # to an order of before a loss
+                if isinstance(reply, Failed):
+                    raise RankLost(number, reply.message, is_alive=True)
+                if isinstance(reply, Computed):
+                    self._pool.suspects.clear()
+                    self._tickets.remove(reply.ticket)
+                    self._results.append(reply.result)
+            self._check_all_there()
+        return self._results.popleft()
+
+    def forget_all(self) -> None:
+        """Answers that still come are dropped. Assembling the ranks empties their slots."""
+        self._tickets.clear()
+        self._results.clear()
+
+    def check(self) -> None:
+        """Raises RankLost for a rank that was lost while nothing was to be done."""
+        self._pool.poll(0.0)
+        self._check_all_there()
+
+    def _check_all_there(self) -> None:
+        """A rank that dials again has lost what it held."""
+        arrived = self._pool.take_arrivals()
+        if arrived:
+            raise RankLost(arrived[0], "it was started again, or lost its connection for a moment", is_alive=True)

@@ -1,0 +1,48 @@
+"""Standstill: ranks that show signs of life and do not get on, and which of them the others wait for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from rayloom_engine.core_server.ranks.stillness import Stillness
+from rayloom_engine.protocol.ranks import Beat
+
+
+def who_stands_still(beats: Mapping[int, Beat]) -> int:
+    """The rank to blame when none advances: one that computes, else one that never began, else the one furthest behind.
+
+    Ranks that wait for a peer come last: what they wait for is what stands still.
+    """
+    return min(beats, key=lambda rank: (beats[rank].waits, beats[rank].phase != "step", beats[rank].advance, rank))
+
+
+class Standstill:
+    """Watches the beats of all ranks while an answer is due."""
+
+    def __init__(self) -> None:
+        self._ranks: dict[int, Stillness] = {}
+        self.quiet_s: float | None = None  # since a computing rank last showed work; None while nothing is due
+
+    def reset(self) -> None:
+        """Nothing is due."""
+        self._ranks = {}
+        self.quiet_s = None
+
+    def observe(self, now: float, beats: Mapping[int, Beat], patience_s: float) -> int | None:
+        """The rank that stands still, once no rank has advanced for longer than `patience_s`.
+
+        A rank that computes and burns CPU is slow, and the ranks that wait for it are not to blame either; one that
+        computes beside it without burning any is.
+        """
+        mark = {rank: (beat.phase, beat.advance) for rank, beat in beats.items()}
+        for rank, beat in beats.items():
+            self._ranks.setdefault(rank, Stillness()).observe(now, mark, beat.cpu_s)
+        at_work = [rank for rank, beat in beats.items() if beat.phase == "step" and not beat.waits]
+        self.quiet_s = min((self._ranks[rank].quiet_s for rank in at_work), default=None)
+        if not any(self._ranks[rank].still_s > patience_s for rank in beats):
+            return None
+        computing = {rank: beat for rank, beat in beats.items() if beat.phase == "step" and not beat.waits}
+        hung = {rank: beat for rank, beat in computing.items() if self._ranks[rank].is_hung(patience_s)}
+        if len(hung) < len(computing):
+            return who_stands_still(hung) if hung else None
+        return who_stands_still(beats)

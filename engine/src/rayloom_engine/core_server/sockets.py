@@ -1,0 +1,255 @@
+"""The core's sockets, in a thread with an event loop of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import logging
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from rayloom_engine.common.rare_lines import OncePerProblem
+from rayloom_engine.protocol.framing import MAX_HELLO_BYTES, frame, front_decoder, read_frame
+from rayloom_engine.protocol.logprob_parts import split_outputs
+from rayloom_engine.protocol.messages import (
+    PROTOCOL_VERSION,
+    Abort,
+    CoreMessage,
+    CoreStatus,
+    Hello,
+    Outputs,
+    Submit,
+    SubmitChoices,
+    Welcome,
+)
+
+logger = logging.getLogger(__name__)
+
+_HELLO_SECONDS = 5.0
+_START_STATUS_SECONDS = 0.1  # while starting, so that progress bars move
+_STATUS_SECONDS = 1.0
+_STALL_SECONDS = 30.0  # a front that has not taken a message after so long is as good as dead, however small it is,
+_LEAST_RATE = 2**20  # plus the time that it takes at so many bytes a second, with all that waited before it
+_MOST_UNSENT_BYTES = 2**30  # more than waits for any front that reads; the core's memory is for its ranks
+
+
+class Disconnected:
+    """Inbox entry: the connection is gone, and with it every request of that front."""
+
+
+@dataclass(frozen=True, slots=True)
+class Inbox:
+    """Front messages in order of arrival, from the I/O thread to the main thread."""
+
+    items: deque[tuple[int, Submit | Abort | Disconnected]]
+    event: threading.Event
+
+    def put(self, connection: int, message: Submit | Abort | Disconnected) -> None:
+        self.items.append((connection, message))
+        self.event.set()
+
+    def take(self) -> list[tuple[int, Submit | Abort | Disconnected]]:
+        """Everything that has arrived."""
+        self.event.clear()
+        taken = []
+        while self.items:
+            taken.append(self.items.popleft())
+        return taken
+
+    def wait(self, seconds: float, at_most: float) -> bool:
+        """True as soon as something is there, False after the shorter of both times."""
+        return self.event.wait(min(seconds, at_most))
+
+
+class _Front:
+    """A connected front, and by when its connection must have taken which of its messages."""
+
+    def __init__(self, writer: asyncio.StreamWriter, stall_seconds: float) -> None:
+        self.writer = writer
+        self._stall_seconds = stall_seconds
+        self._num_written = 0
+        self._due: deque[tuple[int, float]] = deque()  # (bytes written with a message, due time) of unsent messages
+
+    @property
+    def num_unsent(self) -> int:
+        """Bytes that the connection has not taken."""
+        return self.writer.transport.get_write_buffer_size()
+
+    def write(self, data: bytes, now: float) -> None:
+        """Sends a message. A message that must wait is due after the stall time and a second for every `_LEAST_RATE`.
+
+        Bytes that wait before it count, so a large answer has the time that a slow but steady reader needs.
+        """
+        self.writer.write(data)
+        self._num_written += len(data)
+        if self.num_unsent:
+            self._due.append((self._num_written, now + self._stall_seconds + self.num_unsent / _LEAST_RATE))
+
+    def has_stalled(self, now: float) -> bool:
+        """Whether a message is overdue. A byte now and then is no excuse: the oldest unsent one is judged."""
+        num_taken = self._num_written - self.num_unsent
+        while self._due and self._due[0][0] <= num_taken:
+            self._due.popleft()
+        return bool(self._due) and now > self._due[0][1]
+
+
+class CoreIo:
+    """Listens for fronts, feeds the inbox, sends what the main thread gives it, and a status every second."""
+
+    def __init__(
+        self,
+        address: str,
+        token: str,
+        inbox: Inbox,
+        status: Callable[[], CoreStatus],
+        stall_seconds: float = _STALL_SECONDS,
+    ) -> None:
+        """A front that has not taken a message `stall_seconds` after it was written, or a large one later, is
+        disconnected.
+        """
+        self._address = address
+        self._token = token
+        self._inbox = inbox
+        self._status = status
+        self._stall_seconds = stall_seconds
+        self._loop = asyncio.new_event_loop()
+        self._fronts: dict[int, _Front] = {}
+        self._next_connection = 1
+        self._problems = OncePerProblem()
+        self._listening = threading.Event()
+        self._stopping = asyncio.Event()
+        self._thread = threading.Thread(target=self._run, name="core-io", daemon=True)
+
+    def start(self) -> None:
+        """Returns once the core listens. Raises OSError's child through the thread's log when it cannot."""
+        self._thread.start()
+        self._listening.wait()
+
+    def send(self, connection: int, message: CoreMessage) -> None:
+        """Sends soon; silently nothing when the front is gone, because then nobody waits for it."""
+        for part in split_outputs(message) if isinstance(message, Outputs) else [message]:
+            self._loop.call_soon_threadsafe(self._write, connection, frame(part))
+
+    def stop(self) -> None:
+        """Closes every socket and returns when the thread has ended."""
+        self._loop.call_soon_threadsafe(self._stopping.set)
+        self._thread.join()
+
+    def flush_status(self) -> None:
+        """Sends a status now and returns when the sockets have taken it, or after 2 s."""
+        with contextlib.suppress(TimeoutError):
+            asyncio.run_coroutine_threadsafe(self._flush_status(), self._loop).result(timeout=2.0)
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        try:
+            self._loop.run_until_complete(self._serve())
+        except BaseException:
+            # Without sockets the core is of no use; the supervisor starts another one.
+            logger.exception("the core cannot listen at %s", self._address)
+            os._exit(1)
+
+    async def _serve(self) -> None:
+        kind, _, where = self._address.partition(":")
+        if kind == "unix":
+            Path(where).unlink(missing_ok=True)
+            server = await asyncio.start_unix_server(self._accept, path=where)
+            Path(where).chmod(0o600)
+        else:
+            host, _, port = where.rpartition(":")
+            server = await asyncio.start_server(self._accept, host=host, port=int(port))
+        self._listening.set()
+        while not self._stopping.is_set():
+            status = self._status()
+            self._broadcast(status)
+            self._drop_stalled()
+            pause = _START_STATUS_SECONDS if status.state == "starting" else _STATUS_SECONDS
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stopping.wait(), pause)
+        server.close()
+        for front in self._fronts.values():
+            front.writer.transport.abort()
+        # One more turn, so that the readers see the end.
+        await asyncio.sleep(0)
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connection = self._next_connection
+        self._next_connection += 1
+        try:
+            hello = front_decoder.decode(await asyncio.wait_for(read_frame(reader, MAX_HELLO_BYTES), _HELLO_SECONDS))
+            problem = self._problem(hello)
+            if problem:
+                self._warn_once(problem)
+                writer.close()
+                return
+            self._problems.solved()
+            front = _Front(writer, self._stall_seconds)
+            now = time.monotonic()
+            front.write(frame(Welcome(epoch=self._status().epoch, pid=os.getpid())), now)
+            front.write(frame(self._status()), now)
+            self._fronts[connection] = front
+            while True:
+                message = front_decoder.decode(await read_frame(reader))
+                if isinstance(message, SubmitChoices):
+                    for submit in message.with_prompt():
+                        self._inbox.put(connection, submit)
+                elif not isinstance(message, Hello):
+                    self._inbox.put(connection, message)
+        except (asyncio.IncompleteReadError, ConnectionError, TimeoutError):
+            pass  # the front is gone; its requests go below
+        except (msgspec.DecodeError, ValueError) as error:
+            self._warn_once(f"a connection sent what is no message: {error}")
+        finally:
+            if self._fronts.pop(connection, None) is not None:
+                self._inbox.put(connection, Disconnected())
+            writer.close()
+
+    def _problem(self, hello: object) -> str:
+        """Why a connection is refused; empty when it is not."""
+        if not isinstance(hello, Hello) or not hmac.compare_digest(hello.token.encode(), self._token.encode()):
+            return "refused a connection without the right token"
+        if hello.version != PROTOCOL_VERSION:
+            return f"refused front {hello.front_id}: protocol {hello.version}, ours is {PROTOCOL_VERSION}"
+        return ""
+
+    def _warn_once(self, problem: str) -> None:
+        # A front that is refused tries again four times a second, for ever.
+        if self._problems.is_new(problem):
+            logger.warning("%s; further times are not logged until a front is welcome", problem)
+
+    def _write(self, connection: int, data: bytes) -> None:
+        front = self._fronts.get(connection)
+        if front is None or front.writer.transport.is_closing():
+            return
+        front.write(data, time.monotonic())
+        if front.num_unsent > _MOST_UNSENT_BYTES:
+            logger.warning("connection %d has not taken %d bytes; closed", connection, front.num_unsent)
+            front.writer.transport.abort()
+
+    def _drop_stalled(self) -> None:
+        now = time.monotonic()
+        for connection, front in self._fronts.items():
+            if front.has_stalled(now):
+                logger.warning("connection %d takes its messages too slowly; closed", connection)
+                front.writer.transport.abort()
+
+    def _broadcast(self, status: CoreStatus) -> None:
+        data = frame(status)
+        for connection in list(self._fronts):
+            self._write(connection, data)
+
+    async def _flush_status(self) -> None:
+        self._broadcast(self._status())
+        for front in list(self._fronts.values()):
+            try:
+                await asyncio.wait_for(front.writer.drain(), 1.0)
+            except (ConnectionError, TimeoutError):
+                continue  # gone, or too slow to matter

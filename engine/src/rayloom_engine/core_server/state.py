@@ -1,0 +1,144 @@
+"""CoreState: what the core knows of itself, as the I/O thread tells it to fronts."""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import psutil
+
+from rayloom_engine.common.process import node_name
+from rayloom_engine.core.stats import SchedulerStats
+from rayloom_engine.core_server.ranks.pool import RankPool
+from rayloom_engine.protocol.messages import CoreStatus, ModelStatus, PhaseStatus, RankStatus
+
+if TYPE_CHECKING:
+    from rayloom_engine.worker.loaded_rank import LoadedRank
+
+
+@dataclass(slots=True)
+class CoreState:
+    """What the core knows of itself. Written by the main thread, read by the I/O thread; each field at once."""
+
+    epoch: int
+    executor: str  # "uni" | "mp" | "ray" | "external"
+    hang_seconds: float = 10.0  # of the config
+    state: str = "starting"
+    lost: str = ""  # while recovering: which rank
+    lost_node: str = ""  # and where it was
+    message: str = ""
+    model: ModelStatus | None = None
+    phases: list[PhaseStatus] = field(default_factory=list)
+    phase_started: float = 0.0
+    stats: SchedulerStats = field(default_factory=SchedulerStats)
+    rank_phase: str = "start"
+    heartbeat: float = field(default_factory=time.monotonic)
+    last_token_at: float | None = None
+    pool: RankPool | None = None  # the ranks, where they are processes of their own
+    rank: LoadedRank | None = None  # where this process is the only rank, and has loaded
+    quiet_s: float = 0.0  # where this process computes: since its main thread last showed work
+    patience_s: float = 10.0  # without progress of what is in flight
+
+    def be_patient(self, seconds: float) -> None:
+        """For whoever watches the main thread, and the ranks."""
+        self.patience_s = seconds
+        if self.pool is not None:
+            self.pool.patience_s = seconds
+
+    def mark(self) -> tuple[object, ...]:
+        """Changes as long as the main thread gets on: it looks at its ranks, or computes, layer by layer."""
+        advance = self.rank.activity.advance if self.rank is not None else 0
+        return self.heartbeat, advance, self.pool.looked_at if self.pool is not None else 0.0
+
+    def last_work_age_s(self) -> float | None:
+        """Seconds since whoever computes the present step showed work: a half of a layer, or CPU time.
+
+        None while no step is computed. The core itself finds a hang by the same signs.
+        """
+        if self.pool is not None:
+            return self.pool.quiet_s()
+        return self.quiet_s if self.rank_phase == "step" else None
+
+    def serving(self, message: str) -> None:
+        self.end_phase()
+        self.message, self.lost, self.lost_node = message, "", ""
+        self.rank_phase = "idle"
+        self.state = "serving"
+
+    def recovering(self, rank: int, node: str, cause: str, lost_at: float) -> None:
+        """From here on the phases tell of the rebuild, which ends with `serving`. The first began at `lost_at`."""
+        self.message, self.lost, self.lost_node = cause, f"rank {rank}", node
+        self.phases = []
+        self.begin_phase("suspect", 0, 0, "")
+        self.phase_started = lost_at
+        self.state = "recovering"
+
+    def failed(self, cause: str) -> None:
+        self.end_phase()
+        self.message = cause
+        self.state = "failed"
+
+    def begin_phase(self, phase: str, done: int, total: int, unit: str) -> None:
+        """Progress of a start-up phase; a new name ends the one before."""
+        now = time.monotonic()
+        self.heartbeat = now
+        if not self.phases or self.phases[-1].name != phase:
+            self.end_phase()
+            self.phase_started = now
+            self.phases = [*self.phases, PhaseStatus(name=phase, seconds=0.0, done=done, total=total, unit=unit)]
+        else:
+            current = PhaseStatus(name=phase, seconds=now - self.phase_started, done=done, total=total, unit=unit)
+            self.phases = [*self.phases[:-1], current]
+
+    def end_phase(self) -> None:
+        if self.phases and not self.phases[-1].is_finished:
+            last = self.phases[-1]
+            ended = PhaseStatus(
+                name=last.name,
+                seconds=time.monotonic() - self.phase_started,
+                done=last.total,
+                total=last.total,
+                unit=last.unit,
+                is_finished=True,
+            )
+            self.phases = [*self.phases[:-1], ended]
+
+    def status(self) -> CoreStatus:
+        now = time.monotonic()
+        last = self.last_token_at
+        return CoreStatus(
+            state=self.state,
+            epoch=self.epoch,
+            executor=self.executor,
+            step=self.stats.num_steps,
+            last_token_age_s=None if last is None else now - last,
+            last_work_age_s=self.last_work_age_s(),
+            phases=tuple(self.phases),
+            stats=self.stats,
+            ranks=self._own_rank(now) if self.pool is None else self.pool.statuses(),
+            model=self.model,
+            message=self.message,
+            lost=self.lost,
+            lost_node=self.lost_node,
+            heartbeat_age_s=now - self.heartbeat,
+        )
+
+    def _own_rank(self, now: float) -> tuple[RankStatus, ...]:
+        """The core is its own only rank."""
+        return (
+            RankStatus(
+                rank=0,
+                node=node_name(),
+                host=platform.node(),
+                pid=os.getpid(),
+                phase=self.rank_phase,
+                heartbeat_age_s=now - self.heartbeat,
+                step=self.stats.num_steps,
+                memory_bytes=psutil.Process().memory_info().rss,
+                advance=self.rank.activity.advance if self.rank is not None else 0,
+                weight_bytes_read=self.rank.num_bytes_read if self.rank is not None else 0,
+            ),
+        )

@@ -1,0 +1,333 @@
+"""CoreClient: the front's connection to the core, and the memory that makes a lost core harmless.
+
+It keeps every unfinished sequence (prompt ids, ids received, parameters). When the connection ends it connects again,
+for ever, and submits them all as resumed ones. Sampling is a pure function of (logits, seed, position), so they go on
+with the same tokens in float32; a replay sums in another order, so that logits agree up to rounding.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+
+from rayloom_engine.common.process import node_name
+from rayloom_engine.core.decoding import DecodingParams
+from rayloom_engine.errors import CorruptLogits, EngineDead, PoisonousRequest, QueueFull, RequestError
+from rayloom_engine.front.core_link.request_mailbox import Mailbox
+from rayloom_engine.front.operations.recoveries import Recovery, RecoveryLog
+from rayloom_engine.protocol.framing import core_decoder, frame, read_frame
+from rayloom_engine.protocol.logprob_parts import LogprobParts
+from rayloom_engine.protocol.messages import (
+    Abort,
+    CoreStatus,
+    Hello,
+    Outputs,
+    PhaseStatus,
+    Refused,
+    Submit,
+    SubmitChoices,
+    Welcome,
+)
+from rayloom_engine.sampling_params import ContextTooLong
+
+BACKOFF_MIN_S = 0.02
+BACKOFF_MAX_S = 0.25  # a core is back within seconds; waiting longer would only add to the pause that clients see
+
+# What msgspec raises for a value that does not fit the format, such as an integer of more than 64 bits.
+_ENCODING_ERRORS = (OverflowError, TypeError, ValueError, msgspec.MsgspecError)
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, kw_only=True)
+class ClientSequence:
+    """One unfinished sequence, as far as its client has been told."""
+
+    sequence_id: str
+    request_id: str
+    lane: int  # which of the request's sequences this is
+    mailbox: Mailbox
+    prompt_ids: tuple[int, ...]
+    params: DecodingParams
+    priority: int
+    arrival: float  # Unix time of acceptance
+    fork_of: str | None = None
+    tenant: str = ""  # whose share of slots and queue it takes
+    cache_key: bytes = b""  # of the requests that may find its prefix in the cache
+    is_accepted: bool = False  # promised to its client: a full queue can refuse it no more
+    generated_ids: list[int] = field(default_factory=list)
+    logprob_parts: LogprobParts = field(default_factory=LogprobParts)
+
+
+class ProtocolError(Exception):
+    """The peer is not a core that this front can talk to."""
+
+
+class CoreClient:
+    """For one event loop. The callbacks are called after the client's own state was set."""
+
+    def __init__(
+        self,
+        address: str,
+        token: str,
+        front_id: str,
+        *,
+        on_status: Callable[[CoreStatus], None],
+        on_change: Callable[[], None],
+        on_recovery: Callable[[Recovery], None],
+    ) -> None:
+        """`address` is unix:PATH or tcp:HOST:PORT. `on_change` is called when the connection came or went."""
+        self._address = address
+        self._hello = Hello(token=token, front_id=front_id)
+        self._on_status = on_status
+        self._on_change = on_change
+        self._on_recovery = on_recovery
+        self._writer: asyncio.StreamWriter | None = None
+        self._sequences: dict[str, ClientSequence] = {}  # sequence id -> unfinished sequence, in order of arrival
+        self._was_serving = False
+        self.status: CoreStatus | None = None  # the last one of any connection
+        self._status_at_s = 0.0
+        self.is_connected = False
+        self.is_core_serving = False  # the connected core said so
+        self.recoveries = RecoveryLog()
+
+    @property
+    def status_age_s(self) -> float:
+        """Seconds since `status` came. Ages in it are that much older by now: a core that hangs sends none."""
+        return time.monotonic() - self._status_at_s
+
+    def unfinished(self) -> Iterable[ClientSequence]:
+        """Sequences that still run, in order of arrival."""
+        return self._sequences.values()
+
+    def num_silent(self, tenant: str | None = None) -> int:
+        """Sequences that wait for their first output, of one tenant or of all."""
+        return sum(
+            not sequence.generated_ids and tenant in (None, sequence.tenant) for sequence in self._sequences.values()
+        )
+
+    async def run(self) -> None:
+        """Connect, serve the connection, and begin again when it ends. Returns only when cancelled."""
+        backoff_s = BACKOFF_MIN_S
+        last_problem = ""
+        while True:
+            try:
+                await self._converse()
+            except (OSError, EOFError, ValueError, msgspec.MsgspecError, ProtocolError) as error:
+                problem = f"{type(error).__name__}: {error}"
+                had_connection = self.is_connected
+                self._disconnected(problem)
+                if had_connection:
+                    backoff_s, last_problem = BACKOFF_MIN_S, ""
+                elif problem != last_problem:
+                    # One line per kind of problem, not one per attempt.
+                    logger.info("waiting for the core at %s: %s", self._address, problem)
+                    last_problem = problem
+            await asyncio.sleep(backoff_s)
+            backoff_s = min(backoff_s * 2, BACKOFF_MAX_S)
+
+    def submit(self, sequences: Sequence[ClientSequence]) -> None:
+        """Hand sequences to the core, now or as soon as there is one. Their mailboxes get what becomes of them.
+
+        Raises RequestError, and keeps none, when one cannot be put into a message.
+        """
+        for sequence in sequences:
+            # While no core serves there is nobody else to refuse, so what the front lets in stays in.
+            sequence.is_accepted = not self.is_core_serving
+        data = b"".join(_encoded(choices) for choices in _by_prompt(sequences))
+        for sequence in sequences:
+            self._sequences[sequence.sequence_id] = sequence
+        if self.is_connected:
+            self._send(data)
+
+    def abort(self, sequence_id: str) -> None:
+        """Forget a sequence and let the core free it. Nothing happens when it is finished or unknown."""
+        if self._sequences.pop(sequence_id, None) is not None and self.is_connected:
+            self._send(frame(Abort(sequence_id)))
+
+    def fail_all(self, error: Exception) -> None:
+        """End every unfinished sequence with `error`."""
+        sequences, self._sequences = list(self._sequences.values()), {}
+        for sequence in sequences:
+            sequence.mailbox.fail(error)
+            if self.is_connected:
+                self._send(frame(Abort(sequence.sequence_id)))
+
+    async def _converse(self) -> None:
+        reader, writer = await self._open()
+        try:
+            writer.write(frame(self._hello))
+            welcome = core_decoder.decode(await read_frame(reader))
+            if not isinstance(welcome, Welcome):
+                raise ProtocolError(f"expected Welcome, got {type(welcome).__name__}")
+            self._writer = writer
+            self._connected(welcome)
+            while True:
+                self._receive(core_decoder.decode(await read_frame(reader)))
+        finally:
+            self._writer = None
+            writer.transport.abort()
+
+    async def _open(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        kind, _, place = self._address.partition(":")
+        if kind == "unix":
+            return await asyncio.open_unix_connection(place)
+        host, _, port = place.rpartition(":")
+        return await asyncio.open_connection(host, int(port))
+
+    def _connected(self, welcome: Welcome) -> None:
+        # The list is made before the callback runs: a sequence that the callback submits reaches the core once.
+        before = list(self._sequences.values())
+        self.is_connected = True
+        self._on_change()
+        logger.info("connected to the core, pid %d, epoch %d", welcome.pid, welcome.epoch)
+        unfinished = [sequence for sequence in before if sequence.sequence_id in self._sequences]
+        if unfinished:
+            self._submit_again(unfinished)
+            num_requests = len({sequence.request_id for sequence in unfinished})
+            self.recoveries.replayed(num_requests)
+            logger.info("submitted %d unfinished sequences again", len(unfinished))
+
+    def _submit_again(self, sequences: Sequence[ClientSequence]) -> None:
+        """Submit as accepted ones, which the core does not refuse for a full queue."""
+        for choices in _by_prompt(sequences):
+            for sequence in choices:
+                sequence.is_accepted = True
+            try:
+                # A fork's parent may be finished and so unknown to the core.
+                self._send(_encoded(choices, known=self._sequences))
+            except RequestError as error:
+                for sequence in choices:
+                    logger.error("sequence %s is lost: %s", sequence.sequence_id, error)
+                    del self._sequences[sequence.sequence_id]
+                    sequence.mailbox.fail(error)
+
+    def _disconnected(self, problem: str) -> None:
+        if not self.is_connected:
+            return
+        self.is_connected = self.is_core_serving = False
+        logger.warning("lost the core (%s); %d sequences wait for it", problem, len(self._sequences))
+        if self._was_serving:
+            self.recoveries.begin("core_lost", "core", node_name(), at=time.time(), now_s=time.monotonic())
+        self._on_change()
+
+    def _receive(self, message: object) -> None:
+        match message:
+            case Outputs():
+                self._receive_outputs(message)
+            case CoreStatus():
+                self.status = message
+                self._status_at_s = time.monotonic()
+                self.is_core_serving = message.state == "serving"
+                if message.state == "recovering" and self.recoveries.open is None:
+                    # The core is there and keeps its sequences; a rank is not.
+                    lost = (message.message, message.lost, message.lost_node)
+                    self.recoveries.begin(*lost, at=time.time(), now_s=time.monotonic())
+                    self.recoveries.replayed(len({sequence.request_id for sequence in self._sequences.values()}))
+                if self.is_core_serving:
+                    self._was_serving = True
+                    self._end_recovery(message.phases)
+                self._on_status(message)
+                if message.state == "failed":
+                    self.fail_all(EngineDead(f"the engine failed: {message.message}"))
+            case Refused():
+                self._receive_refusal(message)
+            case _:
+                raise ProtocolError(f"unexpected {type(message).__name__}")
+
+    def _receive_outputs(self, message: Outputs) -> None:
+        for output in message.outputs:
+            sequence = self._sequences.get(output.sequence_id)
+            if sequence is None:
+                continue  # aborted while this was on its way
+            whole = sequence.logprob_parts.take(output)
+            if whole is None:
+                continue  # the client gets the parts with its first token
+            sequence.generated_ids.extend(whole.token_ids)
+            if whole.finish_reason is not None:
+                del self._sequences[whole.sequence_id]
+            sequence.mailbox.put(sequence.lane, whole)
+
+    def _receive_refusal(self, message: Refused) -> None:
+        sequence = self._sequences.get(message.sequence_id)
+        if sequence is None:
+            return  # aborted while this was on its way
+        if message.reason == "queue_full" and sequence.is_accepted:
+            self._submit_again([sequence])  # it was submitted before its client was told
+            return
+        del self._sequences[message.sequence_id]
+        sequence.mailbox.fail(_refusal(message))
+
+    def _end_recovery(self, phases: tuple[PhaseStatus, ...]) -> None:
+        recovery = self.recoveries.end(time.monotonic(), phases)
+        if recovery is None:
+            return
+        logger.info(
+            "%s of node %s is back after %.2f s (%s; %s); %d requests go on",
+            recovery.process,
+            recovery.node,
+            recovery.seconds,
+            recovery.cause,
+            ", ".join(f"{phase.name} {phase.seconds:.2f} s" for phase in recovery.phases),
+            recovery.replayed_requests,
+        )
+        self._on_recovery(recovery)
+
+    def _send(self, data: bytes) -> None:
+        assert self._writer is not None
+        # No drain: what is sent is bounded by the accepted requests, and a dead peer ends the read loop.
+        self._writer.write(data)
+
+
+def _by_prompt(sequences: Iterable[ClientSequence]) -> list[list[ClientSequence]]:
+    """Neighbours with the same prompt together: the choices of a request."""
+    groups: list[list[ClientSequence]] = []
+    for sequence in sequences:
+        if groups and groups[-1][0].prompt_ids is sequence.prompt_ids:
+            groups[-1].append(sequence)
+        else:
+            groups.append([sequence])
+    return groups
+
+
+def _encoded(choices: list[ClientSequence], known: Collection[str] | None = None) -> bytes:
+    """The message with the Submits of `choices`, which have one prompt. Raises RequestError.
+
+    A parent that `known` (None = all) does not have is left out.
+    """
+    submits = [
+        Submit(
+            sequence_id=sequence.sequence_id,
+            prompt_ids=sequence.prompt_ids if len(choices) == 1 else (),
+            params=sequence.params,
+            generated_ids=tuple(sequence.generated_ids),
+            priority=sequence.priority,
+            arrival=sequence.arrival,
+            fork_of=sequence.fork_of if known is None or sequence.fork_of in known else None,
+            is_resume=sequence.is_accepted,
+            tenant=sequence.tenant,
+            cache_key=sequence.cache_key,
+        )
+        for sequence in choices
+    ]
+    try:
+        return frame(submits[0] if len(submits) == 1 else SubmitChoices(choices[0].prompt_ids, tuple(submits)))
+    except _ENCODING_ERRORS as error:
+        raise RequestError(f"the request cannot be handed to the engine: {error}") from error
+
+
+def _refusal(refused: Refused) -> Exception:
+    if refused.reason == "queue_full":
+        return QueueFull(refused.message, refused.retry_after_s)
+    if refused.reason == "poison":
+        return PoisonousRequest(refused.message)
+    if refused.reason == "corrupt":
+        return CorruptLogits(refused.message)
+    if refused.reason == "too_long":
+        return ContextTooLong(refused.message)
+    return RequestError(refused.message)

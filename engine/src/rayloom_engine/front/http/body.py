@@ -1,0 +1,147 @@
+"""Request bodies: read with a size limit, checked for type, UTF-8, shape and JSON, with a sentence for each fault."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+from starlette.requests import ClientDisconnect, Request
+
+from rayloom_engine.common.json_words import shown
+from rayloom_engine.front.errors import ApiError, ClientGone
+from rayloom_engine.front.http.body_budget import BodyBudget
+from rayloom_engine.front.http.turns import Turns
+
+MAX_DEPTH = 64  # no field of the API nests deeper than a few levels
+# What a body may consist of. Together they take 50 ms to make; 8 MiB of brackets would take a second.
+MAX_FIELDS = 1024
+MAX_CONTAINERS = 2**16
+MAX_STRINGS = 2**16  # keys too
+MAX_VALUES = 2**20 + 2**17  # token ids of the longest request to /detokenize, and some more
+THREAD_ABOVE_BYTES = 256 * 1024  # larger bodies are parsed in a thread, so that other streams do not wait
+MAX_BODY_BYTES_AT_ONCE = 128 * 1024 * 1024  # of all requests together, see BodyBudget
+
+_STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
+_NO_BRACKETS = bytes(byte for byte in range(256) if byte not in b"[]{}")
+
+
+async def read_json(request: Request, max_bytes: int) -> dict[str, Any]:
+    """The JSON object in a request's body. Raises ApiError (400, 413, 415, 503) or ClientGone.
+
+    The body's bytes count in the budget until the object is there; a body that waits for the parser counts too.
+    """
+    check_content_type(request.headers.get("content-type"))
+    tenant: str = request.state.tenant
+    with _BUDGET.share(tenant, 4 * max_bytes) as share:
+        body = await read_body(request, max_bytes, share.take)
+        if len(body) <= THREAD_ABOVE_BYTES:
+            return parse_object(body)
+        # One large body at a time: two would only hold up everything longer.
+        async with _PARSER_TURNS.turn(tenant):
+            return await asyncio.to_thread(parse_object, body)
+
+
+def check_content_type(given: str | None) -> None:
+    """Raises ApiError 415 for anything but JSON: browsers let any page send other types to any server, unasked."""
+    kind = (given or "").partition(";")[0].strip().lower()
+    if kind == "application/json" or (kind.count("/") == 1 and kind.endswith("+json")):
+        return
+    raise ApiError(
+        415,
+        f"the Content-Type is {shown(given) if given else 'missing'}; this path takes JSON, so send the header "
+        "`Content-Type: application/json` "
+        "(curl: add -H 'Content-Type: application/json')",
+        code="unsupported_media_type",
+    )
+
+
+async def read_body(request: Request, max_bytes: int, take: Callable[[int], None]) -> bytes:
+    """The whole body; `take` is called with the size of each part, and may refuse it.
+
+    Raises ApiError 413 as soon as the body is known to be longer than `max_bytes`.
+    """
+    declared = request.headers.get("content-length", "")
+    if declared.isascii() and declared.isdigit() and (len(declared) > 18 or int(declared) > max_bytes):
+        raise _too_large(max_bytes)
+    chunks: list[bytes] = []
+    size = 0
+    try:
+        async for chunk in request.stream():
+            size += len(chunk)
+            if size > max_bytes:
+                raise _too_large(max_bytes)
+            take(len(chunk))
+            chunks.append(chunk)
+    except ClientDisconnect as error:
+        raise ClientGone from error
+    return b"".join(chunks)
+
+
+def parse_object(body: bytes) -> dict[str, Any]:
+    """The JSON object in `body`. Raises ApiError 400 with what is wrong and where."""
+    if not body.strip():
+        raise ApiError(400, "the body is empty; send a JSON object")
+    try:
+        text = body.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ApiError(400, f"the body is not UTF-8: bad byte at offset {error.start}") from error
+    check_shape(body)
+    try:
+        document = msgspec.json.decode(text)
+    except UnicodeDecodeError as error:  # an escape for half of a surrogate pair
+        raise ApiError(400, "the body has an escape that is not a character") from error
+    except msgspec.MsgspecError as error:
+        raise ApiError(400, f"the body is not JSON: {error}") from error
+    if not isinstance(document, dict):
+        raise ApiError(400, f"the body must be a JSON object, it is {_KINDS.get(type(document), 'something else')}")
+    if len(document) > MAX_FIELDS:
+        raise ApiError(400, f"the body has {len(document)} fields; at most {MAX_FIELDS} are allowed")
+    return document
+
+
+def check_shape(body: bytes, max_depth: int = MAX_DEPTH) -> None:
+    """Raises ApiError 400 for JSON that nests too deeply or has too many parts, before any of them is made.
+
+    Making them keeps the interpreter's lock, and with it every stream, until the last one is there. This function goes
+    from string to string and lets other threads run in between.
+    """
+    is_flat = body.count(b"[") + body.count(b"{") <= max_depth  # brackets in strings count here
+    if is_flat and body.count(b",") <= MAX_VALUES and body.count(b'"') <= MAX_STRINGS:
+        return
+    containers = strings = values = depth = position = 0
+    while position < len(body):
+        quote = body.find(b'"', position)
+        end = len(body) if quote < 0 else quote
+        between = body[position:end]
+        values += between.count(b",")
+        containers += between.count(b"[") + between.count(b"{")
+        if containers > MAX_CONTAINERS or strings > MAX_STRINGS or values > MAX_VALUES:
+            raise ApiError(
+                400,
+                f"the body has too many parts; at most {MAX_CONTAINERS} objects and lists, {MAX_STRINGS} strings and "
+                f"{MAX_VALUES} values are allowed",
+            )
+        for byte in between.translate(None, _NO_BRACKETS):
+            depth += 1 if byte in b"[{" else -1
+            if depth > max_depth:
+                raise ApiError(400, f"the body is nested too deeply; at most {max_depth} levels are allowed")
+        if quote < 0:
+            return
+        strings += 1
+        string = _STRING.match(body, quote)
+        assert string is not None  # a quote begins one, even where it has no end
+        position = string.end()
+
+
+_PARSER_TURNS = Turns()
+_BUDGET = BodyBudget(MAX_BODY_BYTES_AT_ONCE)
+
+
+def _too_large(max_bytes: int) -> ApiError:
+    return ApiError(413, f"the body is larger than {max_bytes} bytes, the most this server takes; send less")
+
+
+_KINDS: dict[type, str] = {list: "a list", str: "a string", int: "a number", float: "a number", bool: "a boolean"}

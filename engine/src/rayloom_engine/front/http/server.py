@@ -1,0 +1,89 @@
+"""The HTTP servers of the front: uvicorn with the protocol, the connection table and the times of this project."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import resource
+from collections.abc import Generator
+from typing import cast
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from rayloom_engine.common.rare_lines import RareLines
+from rayloom_engine.front.http.connections import ADMIN_CONNECTIONS, MAX_CONNECTIONS, ConnectionTable, connection_room
+from rayloom_engine.front.http.protocol import BoundedProtocol, HttpLimits
+
+KEEP_ALIVE_S = 75  # longer than clients' and proxies' pools keep a connection, so that they close it, not we
+
+
+# What uvicorn says of requests that are at fault.
+CLIENT_FAULTS = (
+    "Invalid HTTP request received.",
+    "Unsupported upgrade request.",
+    "No supported WebSocket library detected. Please use \"pip install 'uvicorn[standard]'\", "
+    "or install 'websockets' or 'wsproto' manually.",
+)
+
+
+class Server(uvicorn.Server):
+    """uvicorn without its own signal handling: two servers share this process, and draining is ours."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        yield
+
+
+def api_server(app: ASGIApp, limits: HttpLimits | None = None) -> Server:
+    """The API port's server; call its serve(sockets=[...]). It takes as many connections as the process may open."""
+    room = connection_room(_raised_file_limit())
+    return _server(app, ConnectionTable(room.limit), room.backlog, limits or HttpLimits())
+
+
+def admin_server(app: ASGIApp) -> Server:
+    """The admin port's server. It refuses no connection: files for it are set aside."""
+    return _server(app, ConnectionTable(ADMIN_CONNECTIONS, refuses=False), ADMIN_CONNECTIONS, HttpLimits())
+
+
+def _server(app: ASGIApp, connections: ConnectionTable, backlog: int, limits: HttpLimits) -> Server:
+    _keep_lines_rare()
+    protocol = functools.partial(BoundedProtocol, connections=connections, limits=limits)
+    return Server(
+        uvicorn.Config(
+            app,
+            http=cast("type[BoundedProtocol]", protocol),
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            backlog=backlog,
+            timeout_keep_alive=KEEP_ALIVE_S,
+            timeout_graceful_shutdown=1,
+        )
+    )
+
+
+def _keep_lines_rare() -> None:
+    """uvicorn warns of each request of a kind, which any client can send at any rate without a key."""
+    log = logging.getLogger("uvicorn.error")
+    if not any(isinstance(known, RareLines) for known in log.filters):
+        log.addFilter(RareLines(CLIENT_FAULTS))
+
+
+def _raised_file_limit() -> int:
+    """How many files this process may open, once that was raised as far as needed and allowed.
+
+    Shells often give 1,024, of a hard limit that is far higher.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return 2 * MAX_CONNECTIONS
+    wanted = 2 * MAX_CONNECTIONS if hard == resource.RLIM_INFINITY else min(hard, 2 * MAX_CONNECTIONS)
+    if wanted > soft:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+            return wanted
+    return soft

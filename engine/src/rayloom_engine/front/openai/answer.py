@@ -1,0 +1,221 @@
+"""Answer: from a checked request to its response, the same way for chat and completions, streaming or not."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from abc import ABC, abstractmethod
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from rayloom_engine.common.json_words import shown
+from rayloom_engine.front.errors import ApiError
+from rayloom_engine.front.generation import ChoiceDelta, ChoiceResult, Generation, watch_client
+from rayloom_engine.front.http import json_pieces
+from rayloom_engine.front.http.json_pieces import LazyList
+from rayloom_engine.front.http.tenant import Caller, cache_key
+from rayloom_engine.front.openai.fingerprint import fingerprint
+from rayloom_engine.front.openai.request_size import check_num_prompt_logprobs
+from rayloom_engine.front.openai.stream import EventStream
+from rayloom_engine.front.openai.wire import GenerationRequest, StreamOptions
+from rayloom_engine.front.service import ModelText, Service
+from rayloom_engine.sampling_params import SamplingParams
+
+PART_BYTES = 64 * 1024  # of a large answer; each waits until the connection has taken most of those before it
+WHOLE_BYTES = 1024 * 1024  # of an answer whose length is sent before it
+
+
+class Answer(ABC):
+    """Writes the documents of one request. `generation` is set before the first of them."""
+
+    id_prefix: str
+    full_object: str
+    chunk_object: str
+    generation: Generation
+
+    def __init__(self, service: Service, text: ModelText, wire: GenerationRequest, request_id: str) -> None:
+        options = wire.stream_options or StreamOptions()
+        self.include_usage = bool(options.include_usage)
+        self.continuous_usage = self.include_usage and bool(options.continuous_usage_stats)
+        self.returns_ids = bool(wire.return_token_ids)
+        self.request_id = f"{self.id_prefix}-{request_id}"
+        self._created = int(time.time())
+        self._model = service.config.api_model_name
+        self._fingerprint = fingerprint(service.config, text.model)
+        self._num_written = 0  # tokens in the chunks so far
+
+    @abstractmethod
+    def chunks(self, delta: ChoiceDelta) -> list[dict[str, Any]]:
+        """The stream's chunks for one delta."""
+
+    @abstractmethod
+    def choice(self, generation: Generation, result: ChoiceResult) -> dict[str, Any]:
+        """One choice of the full document."""
+
+    def full(self, generation: Generation, results: list[ChoiceResult]) -> dict[str, Any]:
+        """The document of a request that does not stream."""
+        choices = (self.choice(generation, result) for result in results)
+        document = self._head(self.full_object)
+        document["choices"] = LazyList(choices, 1) if len(results) > 1 else list(choices)
+        document["usage"] = generation.usage()
+        return document
+
+    def chunk(self, choice: dict[str, Any]) -> dict[str, Any]:
+        """A chunk with one choice. With include_usage every chunk has the key, as OpenAI defines."""
+        document = {**self._head(self.chunk_object), "choices": [choice]}
+        if self.include_usage:
+            document["usage"] = self.generation.usage(self._num_written) if self.continuous_usage else None
+        return document
+
+    def count(self, delta: ChoiceDelta) -> None:
+        """From here on the usage in chunks has the tokens of `delta`."""
+        self._num_written += len(delta.text.token_ids)
+
+    def usage_chunk(self, usage: dict[str, Any]) -> dict[str, Any]:
+        """The last chunk of a stream with include_usage."""
+        return {**self._head(self.chunk_object), "choices": [], "usage": usage}
+
+    def _head(self, kind: str) -> dict[str, Any]:
+        return {
+            "id": self.request_id,
+            "object": kind,
+            "created": self._created,
+            "model": self._model,
+            "system_fingerprint": self._fingerprint,
+        }
+
+
+class WholeAnswer(Response):
+    """The answer that does not stream. It owns the generation and the watcher of its client, and ends both.
+
+    The request stays in flight until the answer is sent, so a drain does not cut it off for a slow client. A document
+    of more than WHOLE_BYTES is sent in chunks while it is made; a smaller one has a Content-Length.
+    """
+
+    media_type = "application/json"
+
+    def __init__(self, generation: Generation, document: dict[str, Any], watcher: asyncio.Task[None]) -> None:
+        self.status_code = 200
+        self.background = None
+        self.init_headers()
+        self._generation = generation
+        self._document = document
+        self._watcher = watcher
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await self._send_document(send)
+        finally:
+            self._watcher.cancel()
+            self._generation.close()
+
+    async def _send_document(self, send: Send) -> None:
+        num_bytes = 0
+        held: list[bytes] = []
+        is_begun = False
+        for part in json_pieces.parts(self._document, PART_BYTES):
+            if self._generation.is_client_gone:
+                return  # nobody reads the rest
+            num_bytes += len(part)
+            held.append(part)
+            if num_bytes > WHOLE_BYTES:
+                if not is_begun:
+                    is_begun = True
+                    await self._begin(send)
+                await _send_parts(send, held)
+                held = []
+            await asyncio.sleep(0)  # other requests go on while the next part is made
+        if not is_begun:
+            self.headers["content-length"] = str(num_bytes)
+            await self._begin(send)
+        await _send_parts(send, held)
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+        self._generation.answered()
+
+    async def _begin(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+
+
+async def _send_parts(send: Send, parts: list[bytes]) -> None:
+    for part in parts:
+        await send({"type": "http.response.body", "body": part, "more_body": True})
+
+
+async def answer(
+    request: Request,
+    service: Service,
+    text: ModelText,
+    writer: Answer,
+    wire: GenerationRequest,
+    prompts: list[tuple[int, ...]],
+    params: SamplingParams,
+) -> Response:
+    """Generate and answer. Raises what refuses the request before its response has begun."""
+    wire.check_priority(service.config.enable_priority)
+    check_num_prompt_logprobs(prompts, params)
+    service.lifecycle.check_accepts()  # draining may have begun while the body was read
+    tenant: str = request.state.tenant
+    prefixes = cache_key(request.state.owner, wire.cache_salt)
+    generation = await Generation.start(
+        service,
+        text,
+        # A client may use an id twice; in the engine each request has its own.
+        request_id=f"{writer.request_id}-{secrets.token_hex(8)}",
+        prompts=prompts,
+        params=params,
+        caller=Caller(tenant=tenant, priority=wire.priority or 0, cache_key=prefixes),
+        fresh_seed=secrets.randbits(63),
+    )
+    writer.generation = generation
+    watcher = watch_client(request.receive, generation)
+    is_handed_over = False
+    try:
+        if not wire.stream:
+            document = writer.full(generation, await generation.collect())
+            is_handed_over = True
+            return WholeAnswer(generation, document, watcher)
+        deltas = generation.deltas(service.waits.ping_s, service.waits.accept_s)
+        first = await anext(deltas)
+        generation.accept()
+        is_handed_over = True
+        return EventStream(
+            generation,
+            deltas,
+            first,
+            writer,
+            watcher,
+            include_usage=writer.include_usage,
+        )
+    finally:
+        if not is_handed_over:
+            watcher.cancel()
+            generation.close()
+
+
+def request_id_of(request: Request, wire: GenerationRequest) -> str:
+    """The request's id: its field, else the X-Request-Id header, else the fresh one that the gate chose.
+
+    A response carries it as X-Request-Id, unless the client gave that header and so expects its own.
+    """
+    http_id: str = request.state.request_id
+    if wire.request_id is None:
+        return http_id
+    if request.headers.get("x-request-id") != http_id:
+        request.state.request_id = wire.request_id
+    return wire.request_id
+
+
+def check_model(service: Service, model: str | None) -> None:
+    """Raises ApiError 404 unless `model` is the served one, or is not given."""
+    name = service.config.api_model_name
+    if model is not None and model != name:
+        raise ApiError(
+            404,
+            f"the model {shown(model)} does not exist; this server has {shown(name)}",
+            param="model",
+            code="model_not_found",
+        )

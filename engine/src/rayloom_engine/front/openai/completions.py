@@ -1,0 +1,162 @@
+"""POST /v1/completions: one or several prompts, as text or as token ids."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from rayloom_engine.core.step import TokenLogprobs
+from rayloom_engine.front.generation import ChoiceDelta, ChoiceResult, Generation
+from rayloom_engine.front.http.body import read_json
+from rayloom_engine.front.http.json_pieces import lazy_ids
+from rayloom_engine.front.openai.answer import Answer, answer, check_model, request_id_of
+from rayloom_engine.front.openai.logprobs import LogprobWriter
+from rayloom_engine.front.openai.parsing import parse_request
+from rayloom_engine.front.openai.prompts import parse_prompts, text_prompt
+from rayloom_engine.front.openai.request_size import check_num_choices
+from rayloom_engine.front.openai.wire import CompletionRequest
+from rayloom_engine.front.service import ModelText, Service
+from rayloom_engine.sampling_params import check_token_ids
+from rayloom_engine.text.tokenizer import Tokenizer
+
+ECHO_IN_THREAD_ABOVE_TOKENS = 1024  # decoding fewer takes less than the hop to a thread and back
+
+
+async def completions(request: Request) -> Response:
+    service: Service = request.app.state.service
+    text = service.model_text()
+    wire = parse_request(CompletionRequest, await read_json(request, service.config.max_body_bytes))
+    check_model(service, wire.model)
+    params = wire.sampling()
+    given = parse_prompts(wire.prompt)
+    # Before any of them costs something.
+    check_num_choices(service.config, len(given) * params.n, request.state.tenant)
+    add_special_tokens = wire.add_special_tokens is not False
+    prompts = []
+    for prompt in given:
+        if isinstance(prompt, str):
+            ids = await text_prompt(text, prompt, add_special_tokens=add_special_tokens)
+        else:
+            ids = prompt
+        params.check_room(len(ids), text.model.max_model_len)
+        check_token_ids(ids, text.model.vocab_size)
+        prompts.append(ids)
+        await asyncio.sleep(0)  # a request with a thousand prompts must not hold up the streams
+    echoes = []
+    for prompt, ids in zip(given, prompts, strict=True) if wire.echo else ():
+        if len(ids) > ECHO_IN_THREAD_ABOVE_TOKENS:
+            echoes.append(await asyncio.to_thread(_echo, text.tokenizer, prompt, ids))
+        else:
+            echoes.append(_echo(text.tokenizer, prompt, ids))
+            await asyncio.sleep(0)
+    writer = CompletionAnswer(service, text, wire, request_id_of(request, wire), echoes)
+    return await answer(request, service, text, writer, wire, prompts, params)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Echo:
+    """A prompt as the answer repeats it."""
+
+    text: str
+    num_hidden_chars: int = 0  # of the tokens in front that are not in the text
+
+
+def _echo(tokenizer: Tokenizer, prompt: str | tuple[int, ...], ids: tuple[int, ...]) -> Echo:
+    """A text is repeated as it was given. Ids are written with their special tokens: somebody has put them there."""
+    if not isinstance(prompt, str):
+        return Echo(text=tokenizer.decode(ids, skip_special_tokens=False))
+    num_hidden = 0
+    for token_id in ids:
+        token = tokenizer.token_text(token_id)
+        if not tokenizer.is_special(token_id) or prompt.startswith(token):
+            break
+        num_hidden += len(token)
+    return Echo(text=prompt, num_hidden_chars=num_hidden)
+
+
+class CompletionAnswer(Answer):
+    """Documents of the completions endpoint. `echoes` has one for each prompt, and is empty without echo."""
+
+    id_prefix = "cmpl"
+    full_object = "text_completion"
+    chunk_object = "text_completion"
+
+    def __init__(
+        self, service: Service, text: ModelText, wire: CompletionRequest, request_id: str, echoes: list[Echo]
+    ) -> None:
+        super().__init__(service, text, wire, request_id)
+        self._echoes = echoes
+        self._wants_logprobs = wire.logprobs is not None
+        self._wants_prompt_logprobs = wire.prompt_logprobs is not None
+        self._logprobs = LogprobWriter(text.tokenizer, as_ids=bool(wire.return_tokens_as_token_ids))
+        self._streams = bool(wire.stream)
+        self._offsets: dict[int, int] = {}  # choice index -> where its next token begins in its text
+
+    def chunks(self, delta: ChoiceDelta) -> list[dict[str, Any]]:
+        self.count(delta)
+        text = delta.text
+        is_echoed = delta.is_first and bool(self._echoes)
+        logprobs = None
+        if self._wants_logprobs and (text.logprobs or is_echoed):
+            logprobs = self._logprobs_of(delta.index, text.token_ids, text.logprobs, delta.prompt_logprobs, is_echoed)
+        shown = (self._echo(delta.index).text if is_echoed else "") + text.text
+        if not shown and logprobs is None and text.finish_reason is None and not self.returns_ids:
+            return []
+        choice: dict[str, Any] = {
+            "index": delta.index,
+            "text": shown,
+            "logprobs": logprobs,
+            "finish_reason": text.finish_reason,
+            "stop_reason": text.stop_reason,
+        }
+        if self.returns_ids:
+            choice["token_ids"] = list(text.token_ids)
+            choice["prompt_token_ids"] = lazy_ids(self._prompt(delta.index)) if delta.is_first else None
+        return [self.chunk(choice)]
+
+    def choice(self, generation: Generation, result: ChoiceResult) -> dict[str, Any]:
+        is_echoed = bool(self._echoes)
+        logprobs = None
+        if self._wants_logprobs:
+            logprobs = self._logprobs_of(
+                result.index, result.token_ids, result.logprobs, result.prompt_logprobs, is_echoed
+            )
+        return {
+            "index": result.index,
+            "text": (self._echo(result.index).text if is_echoed else "") + result.text,
+            "logprobs": logprobs,
+            "finish_reason": result.finish_reason,
+            "stop_reason": result.stop_reason,
+            "prompt_logprobs": self._logprobs.prompt(result.prompt_logprobs) if self._wants_prompt_logprobs else None,
+            "token_ids": lazy_ids(result.token_ids) if self.returns_ids else None,
+            "prompt_token_ids": lazy_ids(self._prompt(result.index)) if self.returns_ids else None,
+        }
+
+    def _logprobs_of(
+        self,
+        index: int,
+        token_ids: list[int] | tuple[int, ...],
+        entries: list[TokenLogprobs] | tuple[TokenLogprobs, ...],
+        prompt_entries: tuple[TokenLogprobs, ...],
+        is_echoed: bool,
+    ) -> dict[str, Any]:
+        all_ids, all_entries = list(token_ids), [*entries]
+        with_prompt: list[TokenLogprobs | None] = list(all_entries)
+        if is_echoed:
+            all_ids = [*self._prompt(index), *all_ids]
+            with_prompt = [None, *prompt_entries, *all_entries]
+            self._offsets[index] = -self._echo(index).num_hidden_chars
+        offset = self._offsets.get(index, 0)
+        if self._streams:
+            self._offsets[index] = offset + self._logprobs.num_chars(all_ids)
+        return self._logprobs.completion(all_ids, with_prompt, offset)
+
+    def _prompt(self, index: int) -> tuple[int, ...]:
+        return self.generation.prompts[index // self.generation.params.n]
+
+    def _echo(self, index: int) -> Echo:
+        return self._echoes[index // self.generation.params.n]

@@ -1,0 +1,90 @@
+"""Prompts: messages, texts and ids of a request to token ids that the core can take."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Protocol
+
+from rayloom_engine.errors import RequestError
+from rayloom_engine.front.openai.wire import whole_items
+from rayloom_engine.front.service import ENCODE_IN_THREAD_ABOVE_CHARS, ModelText
+from rayloom_engine.text.chat_template import MAX_CPU_S
+from rayloom_engine.text.template_sandbox import TemplateTooSlow
+
+CPU_S_IN_LOOP = 0.05  # so long may a template hold up the streams, once in RENDERINGS_AS_SLOW
+
+
+class TemplateOptions(Protocol):
+    """The fields of a request that decide how its messages are written."""
+
+    add_special_tokens: bool | None
+    add_generation_prompt: bool | None
+    continue_final_message: bool | None
+
+    def template_names(self) -> dict[str, Any]:
+        """Further names that the template may read."""
+
+
+async def chat_prompt(text: ModelText, messages: list[Any], options: TemplateOptions) -> list[int]:
+    """Token ids of a conversation. Raises RequestError when the model or its template cannot take it."""
+    template = text.template
+    if template is None:
+        raise RequestError("this model has no chat template; use /v1/completions with a prompt", "messages")
+
+    def render(cpu_s: float) -> str:
+        return template.render(
+            messages,
+            add_generation_prompt=options.add_generation_prompt is not False,
+            continue_final_message=bool(options.continue_final_message),
+            extra=options.template_names(),
+            cpu_s=cpu_s,
+        )
+
+    is_long = len(messages) > 64 or sum(map(_num_chars, messages)) > ENCODE_IN_THREAD_ABOVE_CHARS
+    prompt = None
+    if not is_long and template.is_slow:
+        template.was_rendered_apart()
+    elif not is_long:
+        try:
+            prompt = render(CPU_S_IN_LOOP)
+        except TemplateTooSlow:
+            template.was_slow()
+    if prompt is None:
+        prompt = await asyncio.to_thread(render, MAX_CPU_S)
+    # Templates write the special tokens themselves, so none are added unless asked for.
+    return await text.encode(prompt, add_special_tokens=bool(options.add_special_tokens))
+
+
+def parse_prompts(prompt: object) -> list[str | tuple[int, ...]]:
+    """The prompts in a completion's `prompt`; without one there is a single empty text. Raises RequestError."""
+    if prompt is None:
+        return [""]
+    if isinstance(prompt, str):
+        return [prompt]
+    if isinstance(prompt, list) and prompt:
+        if all(isinstance(item, str) for item in prompt):
+            return list(prompt)
+        ids = whole_items(prompt)
+        assert isinstance(ids, list)
+        if all(type(item) is int for item in ids):
+            return [tuple(ids)]
+        lists = [whole_items(item) for item in prompt]
+        if all(isinstance(item, list) and all(type(token_id) is int for token_id in item) for item in lists):
+            return [tuple(item) for item in lists if isinstance(item, list)]
+    raise RequestError(
+        "prompt must be a string, a list of strings, a list of token ids or a list of such lists, and not empty",
+        "prompt",
+    )
+
+
+async def text_prompt(text: ModelText, prompt: str, *, add_special_tokens: bool) -> tuple[int, ...]:
+    """Token ids of a text; an empty one is the beginning of a document, unless nothing may be added."""
+    ids = await text.encode(prompt, add_special_tokens=add_special_tokens)
+    if not ids and not prompt and add_special_tokens:
+        ids = text.tokenizer.document_start()
+    return tuple(ids)
+
+
+def _num_chars(message: object) -> int:
+    content = message.get("content") if isinstance(message, dict) else None
+    return len(content) if isinstance(content, str) else ENCODE_IN_THREAD_ABOVE_CHARS

@@ -1,0 +1,120 @@
+"""Server-sent events: a generation's deltas as they come, comments while nothing comes, errors as a last event."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from typing import Any, Protocol
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from rayloom_engine.front.errors import ApiError, ClientGone, api_error
+from rayloom_engine.front.generation import ChoiceDelta, Generation
+from rayloom_engine.front.http.json_pieces import pieces
+
+PING = b": ping\n\n"
+DONE = b"data: [DONE]\n\n"
+PART_BYTES = 64 * 1024  # of events that are made and sent without a pause for other streams
+
+
+class ChunkWriter(Protocol):
+    """What differs between the endpoints."""
+
+    def chunks(self, delta: ChoiceDelta) -> list[dict[str, Any]]:
+        """The chunks for one delta."""
+
+    def usage_chunk(self, usage: dict[str, Any]) -> dict[str, Any]:
+        """The last chunk, with no choices."""
+
+
+class EventStream(Response):
+    """The streaming answer. It owns the generation and the watcher of its client, and ends both."""
+
+    media_type = "text/event-stream"
+
+    def __init__(
+        self,
+        generation: Generation,
+        deltas: AsyncIterator[list[ChoiceDelta]],
+        first: list[ChoiceDelta],
+        writer: ChunkWriter,
+        watcher: asyncio.Task[None],
+        *,
+        include_usage: bool,
+    ) -> None:
+        """`first` was taken from `deltas` already."""
+        self.status_code = 200
+        self.background = None
+        self.init_headers({"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+        self._generation = generation
+        self._deltas = deltas
+        self._first = first
+        self._writer = writer
+        self._watcher = watcher
+        self._include_usage = include_usage
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+            await self._send_deltas(send)
+        except ClientGone:
+            return
+        finally:
+            self._watcher.cancel()
+            self._generation.close()
+
+    async def _send_deltas(self, send: Send) -> None:
+        async def send_part(data: bytes, *, is_last: bool = False) -> None:
+            await send({"type": "http.response.body", "body": data, "more_body": not is_last})
+
+        try:
+            for part in self._parts(self._first):
+                await send_part(part)
+                await asyncio.sleep(0)  # other streams go on while the next part is made
+            async for deltas in self._deltas:
+                for number, part in enumerate(self._parts(deltas) if deltas else (PING,)):
+                    if number:
+                        await asyncio.sleep(0)  # other streams go on while the next part is made
+                    await send_part(part)
+        except Exception as error:
+            if isinstance(error, ClientGone):
+                raise
+            self._generation.failed(error)
+            known = api_error(error)
+            if known is None:
+                # The client gets an end to its stream, the log gets the trace.
+                crash = ApiError(500, "internal error; the server's log says more", type="server_error")
+                await send_part(_event(crash.body()), is_last=True)
+                raise
+            await send_part(_event(known.body()), is_last=True)
+            return
+        usage = _event(self._writer.usage_chunk(self._generation.usage())) if self._include_usage else b""
+        await send_part(usage + DONE, is_last=True)
+        self._generation.answered()
+
+    def _parts(self, deltas: list[ChoiceDelta]) -> Iterator[bytes]:
+        """The events of `deltas`, in one part where they are small."""
+        held: list[bytes] = []
+        num_bytes = 0
+        for delta in deltas:
+            for chunk in self._writer.chunks(delta):
+                for piece in _event_pieces(chunk):
+                    held.append(piece)
+                    num_bytes += len(piece)
+                    if num_bytes > PART_BYTES:
+                        yield b"".join(held)
+                        held = []
+                        num_bytes = 0
+        if held:
+            yield b"".join(held)
+
+
+def _event(document: dict[str, Any]) -> bytes:
+    return b"".join(_event_pieces(document))
+
+
+def _event_pieces(document: dict[str, Any]) -> Iterator[bytes]:
+    yield b"data: "
+    yield from pieces(document)
+    yield b"\n\n"

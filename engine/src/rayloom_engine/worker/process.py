@@ -1,0 +1,361 @@
+"""A rank's process: dials the core, loads its part of the model, runs plans. It decides nothing and outlives the core.
+
+The main thread computes; a second one sends signs of life. When the core is gone the rank keeps its
+weights and dials again for ORPHAN_SECONDS; then it ends.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import logging
+import os
+import platform
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+import psutil
+
+from rayloom_engine.common.process import (
+    EXIT_CONFIG,
+    EXIT_RANK_LOST,
+    end_with_parent,
+    node_name,
+    set_up_logging,
+    thread_cpu_clock,
+)
+from rayloom_engine.config import EngineConfig, load_config
+from rayloom_engine.errors import ConfigError, CorruptRank, ModelError
+from rayloom_engine.executor_choice import job_place
+from rayloom_engine.protocol.channel import Channel, ChannelClosed, dial
+from rayloom_engine.protocol.ranks import (
+    Allocate,
+    Beat,
+    Computed,
+    Done,
+    Failed,
+    Greeting,
+    Join,
+    Loaded,
+    OpenStore,
+    Run,
+    StoreOpen,
+    Welcomed,
+)
+from rayloom_engine.worker.activity import Activity
+from rayloom_engine.worker.machine import num_oom_kills, visible_devices
+
+if TYPE_CHECKING:
+    from rayloom_engine.parallel.tensor_group import TensorGroup
+    from rayloom_engine.worker.loaded_rank import LoadedRank
+    from rayloom_engine.worker.runner import Runner
+
+logger = logging.getLogger(__name__)
+
+ORPHAN_SECONDS = 30.0
+_DIAL_SECONDS = 0.2
+_OWN_SECONDS = 5.0
+_LAST_SECONDS = 5.0  # the main thread of a job's rank has this long to end once the core is gone
+_GROUP_SECONDS = 10.0  # for the others to come to a rendezvous; all of them are there and have loaded
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankPlace:
+    """Which rank this is, and whom it belongs to."""
+
+    rank: int
+    incarnation: int
+    ranks_on_host: int  # ranks that share this machine's cores and memory
+    address: str  # HOST:PORT of the core
+    token: str = field(repr=False)
+
+
+class RankServer:
+    """One rank, over all its connections to cores."""
+
+    def __init__(self, config: EngineConfig, place: RankPlace, exit_code: Callable[[], int] | None = None) -> None:
+        """`exit_code`: this rank ends with its core, if need be by force, and with this code."""
+        self.is_refused = False  # the last answer said that settings or model cannot be used
+        self._exit_code = exit_code
+        self._config = config
+        self._place = place
+        self._rank: LoadedRank | None = None
+        self._runner: Runner | None = None
+        self._group: TensorGroup | None = None  # of the ranks that share a stage with this one
+        self._store: object = None  # keeps the rendezvous store of rank 0 alive
+        self._failure: Failed | None = None  # of the loading
+        self._beat = Beat(phase="start", step=0, memory_bytes=0)
+        self._num_steps = 0
+        self._last_problem = ""  # of dialling
+        self._had_order = False  # on the present connection
+
+    def run(self) -> None:
+        """Serves one core after the other; returns when it has belonged to none for ORPHAN_SECONDS."""
+        core_seen_at = time.monotonic()  # when this rank last belonged to a core
+        while time.monotonic() - core_seen_at < ORPHAN_SECONDS:
+            dialled_at = time.monotonic()
+            # A core that has a newer start of this rank hangs up at once: then it is not ours.
+            if self.serve_core() and (self._had_order or time.monotonic() - dialled_at > _OWN_SECONDS):
+                core_seen_at = time.monotonic()
+            time.sleep(_DIAL_SECONDS)
+        logger.warning("no core at %s for %.0f s; rank %d ends", self._place.address, ORPHAN_SECONDS, self._place.rank)
+
+    def serve_core(self) -> bool:
+        """Serves the core at the address until it is gone; False when none answers there."""
+        try:
+            (control, _), (steps, welcomed) = self._dial("control"), self._dial("steps")
+        except OSError as error:
+            problem = f"{type(error).__name__}: {error}"
+            if problem != self._last_problem:
+                logger.info("cannot reach the core at %s: %s", self._place.address, problem)
+                self._last_problem = problem
+            return False
+        self._had_order, self._last_problem = False, ""
+        if self._rank is None and welcomed.num_kv_blocks is not None:
+            sizes = {"num_kv_blocks": welcomed.num_kv_blocks, "max_model_len": welcomed.max_model_len}
+            self._config = self._config.model_copy(update=sizes)
+        try:
+            arguments = (control, thread_cpu_clock())
+            threading.Thread(target=self._send_beats, args=arguments, name="beats", daemon=True).start()
+            self._serve(steps)
+        except ChannelClosed as error:
+            logger.info("the core is gone (%s)", error)
+        finally:
+            control.close()
+            steps.close()
+            if self._rank is not None:
+                self._leave()  # frees peers that wait for a part of a step whose order this rank never got
+        return True
+
+    def _dial(self, role: str) -> tuple[Channel, Welcomed]:
+        greeting = Greeting(
+            role="control" if role == "control" else "steps",
+            proof="",
+            rank=self._place.rank,
+            incarnation=self._place.incarnation,
+            pid=os.getpid(),
+            node=node_name(),
+            host=platform.node(),
+            num_oom_kills=num_oom_kills(),
+        )
+        return dial(self._place.address, self._place.token, greeting)
+
+    def _send_beats(self, control: Channel, cpu_clock: Callable[[], float]) -> None:
+        """`cpu_clock`: of the thread that computes."""
+        process = psutil.Process()
+        with contextlib.suppress(ChannelClosed):
+            while True:
+                activity = self._rank.activity if self._rank is not None else Activity()
+                beat = msgspec.structs.replace(
+                    self._beat,
+                    step=self._num_steps,
+                    memory_bytes=process.memory_info().rss,
+                    advance=activity.advance,
+                    waits=activity.waits,
+                    communication_s=activity.communication_s,
+                    cpu_s=cpu_clock(),
+                )
+                control.send(beat)
+                time.sleep(self._config.heartbeat_seconds)
+        if self._exit_code is not None:
+            time.sleep(_LAST_SECONDS)  # the main thread sees it too, unless it waits for a peer that says nothing
+            os._exit(self._exit_code())
+
+    def _progress(self, phase: str, done: int, total: int, unit: str) -> None:
+        self._beat = Beat(phase=phase, step=self._num_steps, memory_bytes=0, done=done, total=total, unit=unit)
+
+    def _serve(self, steps: Channel) -> None:
+        """Loads where that was not done yet, then does what the core orders. Raises ChannelClosed."""
+        loaded = self._load()
+        self.is_refused = isinstance(loaded, Failed)
+        steps.send(loaded)
+        self._progress("idle", 0, 0, "")
+        while True:
+            order = steps.receive()
+            self._had_order = True
+            reply: StoreOpen | Done | Computed | Failed | None
+            try:
+                reply = self._obey(order, steps.local_host)
+            except ConfigError as error:
+                reply = Failed(_ticket(order), "config", str(error))
+            except CorruptRank as error:
+                # Damaged weights or memory last as long as this process; its successor loads them again.
+                logger.error("rank %d: %s; the rank ends", self._place.rank, error)
+                steps.send(Failed(_ticket(order), "rank", str(error)))
+                os._exit(1)
+            except Exception as error:
+                # A peer that died shows here too: the core decides whom to replace, and this process goes on.
+                cause = f"{type(error).__name__}: {error}".splitlines()[0]
+                is_expected = isinstance(error, RuntimeError)  # what torch raises for a group that broke
+                logger.warning("%s failed: %s", type(order).__name__, cause, exc_info=not is_expected)
+                reply = Failed(_ticket(order), "rank", cause)
+            self.is_refused = isinstance(reply, Failed) and reply.kind != "rank"
+            if reply is not None:
+                steps.send(reply)
+            if isinstance(reply, Failed) and self._rank is not None:
+                # Only now, so that the core hears this rank before those that its leaving frees: a peer may wait here
+                # for a part of a sum, while what broke is the connection to another one.
+                self._leave()
+
+    def _load(self) -> Loaded | Failed:
+        if self._rank is None and self._failure is None:
+            from rayloom_engine.worker.start import find_model, load_rank, shard_of, stage_of
+
+            try:
+                resolved, shape = find_model(self._config, self._progress)
+                self._rank = load_rank(
+                    self._config,
+                    resolved,
+                    shape,
+                    self._progress,
+                    stage=stage_of(self._config, shape, self._place.rank),
+                    shard=shard_of(self._config, self._place.rank),
+                    ranks_on_host=self._place.ranks_on_host,
+                )
+            except ModelError as error:
+                self._failure = Failed(0, "model", str(error))
+            except ConfigError as error:
+                self._failure = Failed(0, "config", str(error))
+        if self._rank is None:
+            assert self._failure is not None
+            return self._failure
+        rank = self._rank
+        return Loaded(
+            num_blocks=rank.kv.num_blocks,
+            max_model_len=rank.kv.max_model_len,
+            num_step_tokens=rank.num_step_tokens,
+            dtype=rank.dtype,
+            compute_dtype=rank.compute_dtype,
+            weight_bytes=rank.weight_bytes,
+            bytes_read=rank.num_bytes_read,
+            kv_explanation=rank.kv.explanation,
+        )
+
+    def _leave(self) -> None:
+        """Lets go of the process group, and first of all that uses it; otherwise its connections would stay."""
+        from rayloom_engine.parallel import stage_link
+
+        self._runner = self._group = None
+        stage_link.leave_group()
+
+    def _obey(self, order: object, local_host: str) -> StoreOpen | Done | Computed | None:
+        from rayloom_engine.parallel import stage_link
+        from rayloom_engine.worker.start import warm_up
+
+        assert self._rank is not None, "an order to a rank that could not load"
+        match order:
+            case Run(ticket, plan):
+                if self._runner is None:
+                    return None  # ordered before the core heard that the step before it had failed here
+                self._progress("step", 0, 0, "")
+                result = self._runner.run(plan)
+                self._num_steps += 1
+                self._progress("idle", 0, 0, "")
+                return Computed(ticket, result) if self._runner.answers else None
+            case OpenStore(ticket):
+                self._store, port = stage_link.open_store(local_host)
+                return StoreOpen(ticket, local_host, port)
+            case Join(ticket, host, port):
+                self._leave()
+                stage_group = stage_link.join_group(
+                    host,
+                    port,
+                    self._place.rank,
+                    self._config.world_size,
+                    _GROUP_SECONDS,
+                    ranks_per_stage=self._config.tensor_parallel_size,
+                    device_type=self._rank.device_type,
+                )
+                self._group = self._rank.tensor_group(stage_group)
+                return Done(ticket)
+            case Allocate(ticket, epoch, num_blocks):
+                self._progress("kv_cache", 0, 0, "")
+                self._runner = self._rank.runner(num_blocks, epoch, self._rank.link(), self._group)
+                self._progress("warm_up", 0, 0, "")
+                warm_up(self._runner, epoch)
+                self._progress("idle", 0, 0, "")
+                return Done(ticket)
+            case _:
+                raise ValueError(f"a rank does not understand {type(order).__name__}")
+
+
+def _ticket(order: object) -> int:
+    return int(getattr(order, "ticket", 0))
+
+
+def serve_in_job(config: EngineConfig) -> int:
+    """This process's rank of its job (executor external) until the core is gone. Returns the exit code.
+
+    SIGTERM and SIGINT reach every process of a job; the core then lets requests finish, which takes its ranks. Raises
+    ConfigError.
+    """
+    place = job_place(config, os.environ)
+    devices = [] if config.device == "cpu" else visible_devices()
+    if 0 < len(devices) < place.ranks_on_host:
+        raise ConfigError(
+            f"executor: 'external': {place.ranks_on_host} ranks on this machine need an accelerator each, and it has "
+            f"{len(devices)}; start fewer on it, or set device to cpu"
+        )
+    if devices:
+        os.environ["CUDA_VISIBLE_DEVICES"] = devices[place.local_rank]
+    signals: list[int] = []
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda received, _: signals.append(received))
+    rank_place = RankPlace(
+        rank=place.rank,
+        incarnation=1,
+        ranks_on_host=place.ranks_on_host,
+        address=place.address,
+        token=place.token,
+    )
+    server = RankServer(config, rank_place, lambda: 0 if signals else _job_code(server))
+    deadline = time.monotonic() + config.rebuild_seconds
+    while not signals and not server.serve_core():
+        if time.monotonic() > deadline:
+            logger.error("no core at %s for %.0f s", place.address, config.rebuild_seconds)
+            break
+        time.sleep(_DIAL_SECONDS)
+    if signals:
+        return 0
+    logger.error("rank %d has no core any more%s", place.rank, "" if server.is_refused else "; start the job again")
+    return _job_code(server)
+
+
+def _job_code(server: RankServer) -> int:
+    return EXIT_CONFIG if server.is_refused else EXIT_RANK_LOST
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """`arguments`: in place of the command line's."""
+    parser = argparse.ArgumentParser(prog="python -m rayloom_engine.worker.process", description=__doc__)
+    parser.add_argument("--run-dir", type=Path, required=True, help="folder with config.json and token")
+    parser.add_argument("--core-address", required=True, help="HOST:PORT of the core's rank port")
+    parser.add_argument("--rank", type=int, required=True)
+    parser.add_argument("--incarnation", type=int, required=True)
+    parser.add_argument("--parent", type=int, required=True, help="process id to end with")
+    args = parser.parse_args(arguments)
+    end_with_parent(args.parent)
+    config = load_config(args.run_dir / "config.json")
+    set_up_logging(f"rank{args.rank}", config.log_level)
+    if config.executor == "external":
+        return serve_in_job(config)
+    place = RankPlace(
+        rank=args.rank,
+        incarnation=args.incarnation,
+        ranks_on_host=config.world_size,
+        address=args.core_address,
+        token=(args.run_dir / "token").read_text().strip(),
+    )
+    RankServer(config, place).run()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,44 @@
+"""Reads manifest files: YAML with one or several documents, of which exactly one is the LLMService to serve."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import yaml
+
+from rayloom_operator.api.spec import KIND, LLMService, parse
+from rayloom_operator.errors import SpecError
+
+
+class _Loader(yaml.SafeLoader):
+    """Leaves times and dates text, as kubectl does: JSON, which the API server gets, has neither."""
+
+
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+
+
+def load_service(path: Path) -> LLMService:
+    """The one LLMService in a YAML file; documents of other kinds are an error, so that nothing is left out in silence.
+
+    Raises SpecError when the file cannot be read or used.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+        documents = [each for each in yaml.load_all(text, Loader=_Loader) if each is not None]
+    except OSError as error:
+        raise SpecError((f"cannot read {path}: {error.strerror}",)) from error
+    except UnicodeDecodeError as error:
+        raise SpecError((f"{path} is not UTF-8 text: {error.reason} at byte {error.start}",)) from error
+    except yaml.YAMLError as error:
+        raise SpecError((f"{path} is not YAML: {' '.join(str(error).split())}",)) from error
+    if not documents:
+        raise SpecError((f"{path} is empty; it must hold one {KIND}",))
+    if len(documents) > 1:
+        kinds = ", ".join((isinstance(each, dict) and each.get("kind")) or "no kind" for each in documents)
+        raise SpecError(
+            (f"{path} holds {len(documents)} documents ({kinds}); keep exactly one {KIND} and remove the others",)
+        )
+    return parse(documents[0])

@@ -1,0 +1,274 @@
+"""A container of a pod template, in Kubernetes' words: one of the operator's own, changed in parts, or one more.
+
+Types are checked here, and by the API server at `kubectl apply`. Parts that only Kubernetes knows whole, such as
+probes and `valueFrom`, are free here: KubeRay's definition has all of them, so the API server refuses a RayCluster with
+a misspelt one, and the condition Accepted has its sentence.
+"""
+
+from __future__ import annotations
+
+import json
+import posixpath
+from typing import Any
+
+from pydantic import ConfigDict, Field, field_validator, model_validator
+
+from rayloom_operator.api.base import MAP_BY_NAME, Free, Quantity
+from rayloom_operator.api.base import Part as _Part
+from rayloom_operator.api.base import rules as _rules
+from rayloom_operator.api.pod_template.reserved_env import RESERVED_IN_WORDS, RESERVED_RULE, is_reserved
+from rayloom_operator.api.pod_template.reserved_parts import OWN_CONTAINERS, OWN_FOLDERS, OWN_VOLUMES, SEALED_FOLDERS
+
+CONTAINER_NAME = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
+_OURS = f"self.name in {json.dumps(OWN_CONTAINERS)}"
+_NAMES = ", ".join(OWN_CONTAINERS)
+
+# Fields of the operator's own containers that a template cannot change, and what to do instead.
+_OWNED = (
+    (("image",), "use spec.engine.image"),
+    (("imagePullPolicy",), "use spec.engine.imagePullPolicy"),
+    (("command", "args", "workingDir"), "use spec.engine.args for settings of the engine"),
+    (("ports",), "add a container of your own for another port"),
+    (
+        ("livenessProbe", "readinessProbe", "startupProbe"),
+        "use spec.recovery for how long what hangs is waited for",
+    ),
+    (("lifecycle", "terminationMessagePath", "terminationMessagePolicy"), "use spec.drainSeconds for the end of a pod"),
+    (("restartPolicy",), "use spec.recovery.restartBudget"),
+)
+_WORKER_RESOURCES_IN_WORDS = (
+    "resources.requests and resources.limits of ray-worker are the operator's: use spec.engine.resources and "
+    "spec.accelerator; resources.claims may be given here"
+)
+_OWN_VOLUMES_IN_WORDS = (
+    f"volumeMounts cannot name a volume of the operator's ({', '.join(OWN_VOLUMES)}): add a volume of your own, which "
+    "may name the same claim or Secret"
+)
+_OWN_FOLDERS_IN_WORDS = (
+    f"volumeMounts cannot cover a folder of the operator's ({', '.join(OWN_FOLDERS)}): use another mountPath"
+)
+_ONE_VALUE_IN_WORDS = "give either value or valueFrom"
+
+
+def owned_in_words(field: str, cure: str) -> str:
+    return f"{field} is the operator's own: {cure}"
+
+
+def _of_containers(fields: tuple[str, ...], cure: str) -> str:
+    what = f"{', '.join(fields)} of the containers {_NAMES}"
+    return f"{what} {'are' if len(fields) > 1 else 'is'} the operator's own: {cure}"
+
+
+class TemplateEnvVar(_Part):
+    model_config = ConfigDict(
+        json_schema_extra=_rules(("!(has(self.value) && has(self.valueFrom))", _ONE_VALUE_IN_WORDS))
+    )
+
+    name: str = Field(
+        pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=256, description="Name of an environment variable."
+    )
+    value: str | None = Field(None, description="Its value, a string: put numbers and true/false in quotes.")
+    value_from: Free | None = Field(
+        None, description="Where its value is: secretKeyRef, configMapKeyRef, fieldRef, resourceFieldRef."
+    )
+
+    @model_validator(mode="after")
+    def _has_one_value(self) -> TemplateEnvVar:
+        if self.value is not None and self.value_from is not None:
+            raise ValueError(_ONE_VALUE_IN_WORDS)
+        return self
+
+
+class EnvFrom(_Part):
+    prefix: str | None = Field(None, description="Put before each name.")
+    config_map_ref: Free | None = Field(None, description="A ConfigMap, each of whose keys is a variable.")
+    secret_ref: Free | None = Field(None, description="A Secret, each of whose keys is a variable.")
+
+
+class VolumeMount(_Part):
+    name: str = Field(max_length=63, description="Name of a volume of this template.")
+    mount_path: str = Field(
+        min_length=1, max_length=1024, description="Where it is in the container, and nothing else."
+    )
+    read_only: bool | None = Field(None, description="Whether the container may only read it.")
+    recursive_read_only: str | None = Field(None, description="Disabled, IfPossible or Enabled.")
+    sub_path: str | None = Field(None, description="A path in the volume that is mounted instead of its root.")
+    sub_path_expr: str | None = Field(None, description="The same with $(VARIABLES).")
+    mount_propagation: str | None = Field(None, description="None, HostToContainer or Bidirectional.")
+
+
+class ResourceClaimRef(_Part):
+    name: str = Field(max_length=63, description="Name of an entry of the pod's resourceClaims.")
+    request: str | None = Field(None, description="One request of the claim. Left out: all of them.")
+
+
+class ContainerResources(_Part):
+    requests: dict[str, Quantity] | None = Field(
+        None, description="What a node must have free, by resource name; text such as '500m' or '1Gi'."
+    )
+    limits: dict[str, Quantity] | None = Field(
+        None, description="What may be used at most, by resource name; text such as '4' or '8Gi'."
+    )
+    claims: tuple[ResourceClaimRef, ...] | None = Field(
+        None,
+        strict=False,
+        max_length=16,
+        description="Claims of dynamic resource allocation that the container uses.",
+        json_schema_extra=MAP_BY_NAME,
+    )
+
+
+class Capabilities(_Part):
+    add: tuple[str, ...] | None = Field(
+        None,
+        strict=False,
+        max_length=32,
+        description="Capabilities that the container keeps, such as IPC_LOCK. All others are dropped. Each must be "
+        "allowed by the operator's settings.",
+    )
+
+
+class ContainerSecurity(_Part):
+    run_as_user: int | None = Field(None, ge=0, description="User id. 0 must be allowed by the operator's settings.")
+    run_as_group: int | None = Field(None, ge=0, description="Group id.")
+    run_as_non_root: bool | None = Field(
+        None, description="Whether the kubelet refuses to run it as root. Default: true, as the pod says."
+    )
+    privileged: bool | None = Field(None, description="Must be allowed by the operator's settings.")
+    allow_privilege_escalation: bool | None = Field(
+        None, description="Default: false. true must be allowed by the operator's settings."
+    )
+    read_only_root_filesystem: bool | None = Field(
+        None, description="Whether it may write to volumes only. Default: true for the operator's own containers."
+    )
+    capabilities: Capabilities | None = Field(None, description="What it may do that other users may not.")
+    proc_mount: str | None = Field(None, description="Unmasked must be allowed by the operator's settings.")
+    seccomp_profile: Free | None = Field(None, description="Default: RuntimeDefault, as the pod says.")
+    app_armor_profile: Free | None = Field(None, description="Default: the container runtime's.")
+    se_linux_options: Free | None = Field(None, description="Labels of SELinux.")
+
+
+class Container(_Part):
+    """Of any name. What names mean is checked by the pod that it is in."""
+
+    name: str = Field(
+        pattern=CONTAINER_NAME,
+        max_length=63,
+        description="Name of the container: ray-head and engine in the head pod and ray-worker in worker pods are the "
+        "operator's own; any other is one more container.",
+    )
+    image: str | None = Field(None, min_length=1, description="Image. Of the operator's own: spec.engine.image.")
+    image_pull_policy: str | None = Field(None, description="When a node pulls it: Always, IfNotPresent or Never.")
+    command: tuple[str, ...] | None = Field(None, strict=False, description="Command instead of the image's.")
+    args: tuple[str, ...] | None = Field(None, strict=False, description="Arguments instead of the image's.")
+    working_dir: str | None = Field(None, description="Folder in which it starts.")
+    ports: tuple[Free, ...] | None = Field(None, strict=False, max_length=64, description="Ports that it listens at.")
+    env: tuple[TemplateEnvVar, ...] | None = Field(
+        None,
+        strict=False,
+        max_length=256,
+        description="Environment variables. They win over those of spec.engine.env. Those that the operator sets are "
+        "refused in its own containers.",
+        json_schema_extra=MAP_BY_NAME,
+    )
+    env_from: tuple[EnvFrom, ...] | None = Field(
+        None, strict=False, max_length=32, description="ConfigMaps and Secrets whose keys are variables."
+    )
+    resources: ContainerResources | None = Field(
+        None, description="What it needs of a node. Of ray-worker: spec.engine.resources."
+    )
+    volume_mounts: tuple[VolumeMount, ...] | None = Field(
+        None,
+        strict=False,
+        max_length=64,
+        description="Where it has volumes of this template.",
+        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["mountPath"]},
+    )
+    volume_devices: tuple[Free, ...] | None = Field(
+        None, strict=False, max_length=64, description="Block devices of volumes."
+    )
+    security_context: ContainerSecurity | None = Field(None, description="What it may do on its node.")
+    liveness_probe: Free | None = Field(None, description="When it is restarted.")
+    readiness_probe: Free | None = Field(None, description="When it is ready, and with it its pod.")
+    startup_probe: Free | None = Field(None, description="When it has started.")
+    lifecycle: Free | None = Field(None, description="What runs after its start and before its end.")
+    restart_policy: str | None = Field(None, description="Always, in initContainers: it runs beside the others.")
+    termination_message_path: str | None = Field(None, description="File with its last words.")
+    termination_message_policy: str | None = Field(None, description="File or FallbackToLogsOnError.")
+
+    @field_validator("volume_mounts")
+    @classmethod
+    def _volumes_are_the_templates(cls, mounts: tuple[VolumeMount, ...] | None) -> tuple[VolumeMount, ...] | None:
+        if bad := [mount.name for mount in mounts or () if mount.name in OWN_VOLUMES]:
+            raise ValueError(f"{', '.join(bad)}: {_OWN_VOLUMES_IN_WORDS}")
+        return mounts
+
+    @property
+    def is_own(self) -> bool:
+        """Whether the operator makes this container, and the template changes parts of it."""
+        return self.name in OWN_CONTAINERS
+
+
+def _container_rules() -> dict[str, Any]:
+    owned = (
+        (" && ".join(f"!has(self.{field})" for field in fields), _of_containers(fields, cure))
+        for fields, cure in _OWNED
+    )
+    reserved = RESERVED_RULE.replace("self", "each.name")
+    folders = json.dumps([path for folder in OWN_FOLDERS for path in (folder, f"{folder}/")])
+    pairs = (
+        *((f"!({_OURS}) || ({rule})", words) for rule, words in owned),
+        (f"!({_OURS}) || !has(self.env) || self.env.all(each, {reserved})", RESERVED_IN_WORDS),
+        (
+            f"!({_OURS}) || !has(self.volumeMounts) || self.volumeMounts.all(each, !(each.mountPath in {folders}))",
+            _OWN_FOLDERS_IN_WORDS,
+        ),
+        (
+            f"!has(self.volumeMounts) || self.volumeMounts.all(each, !(each.name in {json.dumps(OWN_VOLUMES)}))",
+            _OWN_VOLUMES_IN_WORDS,
+        ),
+        (
+            "self.name != 'ray-worker' || !has(self.resources) || "
+            "(!has(self.resources.requests) && !has(self.resources.limits))",
+            _WORKER_RESOURCES_IN_WORDS,
+        ),
+        (f"({_OURS}) || has(self.image)", "a container of your own needs an image"),
+    )
+    return dict(_rules(*pairs))
+
+
+class PodContainer(Container):
+    """One of a pod's containers, which run side by side."""
+
+    model_config = ConfigDict(json_schema_extra=_container_rules())
+
+    @model_validator(mode="after")
+    def _keeps_to_its_part(self) -> PodContainer:
+        if problems := _problems(self):
+            raise ValueError("; ".join(problems))
+        return self
+
+
+def _problems(container: PodContainer) -> list[str]:
+    if not container.is_own:
+        return [] if container.image is not None else [f"{container.name}: a container of your own needs an image"]
+    given = {type(container).model_fields[name].alias for name in container.model_fields_set}
+    found = [_of_containers(fields, cure) for fields, cure in _OWNED if given & set(fields)]
+    found += [f"env {each.name}: {RESERVED_IN_WORDS}" for each in container.env or () if is_reserved(each.name)]
+    covered = [each.mount_path for each in container.volume_mounts or () if _covers_own(each.mount_path)]
+    found += [f"{path}: {_OWN_FOLDERS_IN_WORDS}" for path in covered]
+    resources = container.resources
+    if container.name == "ray-worker" and resources is not None and (resources.requests or resources.limits):
+        found.append(_WORKER_RESOURCES_IN_WORDS)
+    return found
+
+
+def covers(path: str, folder: str) -> bool:
+    """Whether a mount at `path` would hide `folder`."""
+    outer, inner = (posixpath.normpath("/" + each.strip("/")) for each in (path, folder))
+    return inner == outer or inner.startswith(outer.rstrip("/") + "/")
+
+
+def _covers_own(path: str) -> bool:
+    """Whether a mount at `path` would hide a folder of the operator's, or lie in one that is sealed."""
+    return any(covers(path, folder) for folder in OWN_FOLDERS) or any(covers(folder, path) for folder in SEALED_FOLDERS)

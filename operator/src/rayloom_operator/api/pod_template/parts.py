@@ -1,0 +1,168 @@
+"""Parts of a pod template that belong to its pod: metadata, volumes, places, security. See `api_pod_template`."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, ConfigDict, Field, model_validator
+
+from rayloom_operator.api.base import Free, no_nulls
+from rayloom_operator.api.base import Part as _Part
+from rayloom_operator.api.base import rules as _rules
+from rayloom_operator.api.pod_template.container import CONTAINER_NAME
+from rayloom_operator.api.pod_template.reserved_parts import OWN_LABELS, OWN_PREFIXES
+
+# https://kubernetes.io/docs/concepts/overview/working-with-objects/labels/#syntax-and-character-set
+_LABEL_VALUE = r"^(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?$"
+_KEY = re.compile(r"([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
+_PREFIXES_IN_WORDS = " and ".join(OWN_PREFIXES)
+_LABELS_IN_WORDS = (
+    f"labels that begin with {_PREFIXES_IN_WORDS}, and {', '.join(OWN_LABELS)}, are the operator's own or KubeRay's: "
+    "use another key"
+)
+_ANNOTATIONS_IN_WORDS = (
+    f"annotations that begin with {_PREFIXES_IN_WORDS} are the operator's own or KubeRay's: use another key"
+)
+
+
+class Volume(_Part):
+    """A volume's name, and one of Kubernetes' kinds of volumes."""
+
+    model_config = ConfigDict(extra="allow", json_schema_extra={"additionalProperties": True})
+
+    name: str = Field(pattern=CONTAINER_NAME, max_length=63, description="Name by which volumeMounts find it.")
+
+    @model_validator(mode="after")
+    def _has_one_kind(self) -> Volume:
+        given = self.kinds
+        if len(given) != 1:
+            what = f"has {' and '.join(given)}" if given else "has no kind"
+            raise ValueError(f"volume {self.name} {what}: give exactly one, such as persistentVolumeClaim or configMap")
+        if not isinstance(given[next(iter(given))], dict):
+            raise ValueError(f"{next(iter(given))} of volume {self.name} must be a map")
+        no_nulls(given)
+        return self
+
+    @property
+    def kinds(self) -> dict[str, Any]:
+        """What it has beside its name."""
+        return self.model_extra or {}
+
+
+class TopologySpread(_Part):
+    max_skew: int = Field(ge=1, description="By how many pods places may differ.")
+    topology_key: str = Field(min_length=1, max_length=317, description="Label of nodes that makes a place.")
+    when_unsatisfiable: Literal["DoNotSchedule", "ScheduleAnyway"] = Field(
+        description="What becomes of a pod that would break it."
+    )
+    label_selector: Free | None = Field(None, description="Which pods are counted. Left out: none.")
+    match_label_keys: tuple[str, ...] | None = Field(
+        None, strict=False, description="Labels whose values must be the pod's own, such as ray.io/cluster."
+    )
+    min_domains: int | None = Field(None, ge=1, description="Least number of places.")
+    node_affinity_policy: str | None = Field(None, description="Honor or Ignore.")
+    node_taints_policy: str | None = Field(None, description="Honor or Ignore.")
+
+
+class NodeAffinity(_Part):
+    required_during_scheduling_ignored_during_execution: Free | None = Field(
+        None, description="Nodes that a pod must have: a map with nodeSelectorTerms."
+    )
+    preferred_during_scheduling_ignored_during_execution: tuple[Free, ...] | None = Field(
+        None, strict=False, max_length=64, description="Nodes that it prefers."
+    )
+
+
+class PodAffinity(_Part):
+    """Also the anti-affinity."""
+
+    required_during_scheduling_ignored_during_execution: tuple[Free, ...] | None = Field(
+        None, strict=False, max_length=64, description="Terms that must hold."
+    )
+    preferred_during_scheduling_ignored_during_execution: tuple[Free, ...] | None = Field(
+        None, strict=False, max_length=64, description="Terms that are preferred, each with a weight."
+    )
+
+
+class Affinity(_Part):
+    node_affinity: NodeAffinity | None = Field(None, description="Which nodes a pod wants, or prefers.")
+    pod_affinity: PodAffinity | None = Field(None, description="Which pods it wants beside it.")
+    pod_anti_affinity: PodAffinity | None = Field(None, description="Which pods it wants elsewhere.")
+
+
+class DnsConfig(_Part):
+    nameservers: tuple[str, ...] | None = Field(None, strict=False, description="Addresses of name servers.")
+    searches: tuple[str, ...] | None = Field(None, strict=False, description="Domains that names are looked up in.")
+    options: tuple[Free, ...] | None = Field(None, strict=False, description="Options of the resolver.")
+
+
+class HostAlias(_Part):
+    ip: str = Field(min_length=1, max_length=64, description="An address.")
+    hostnames: tuple[str, ...] | None = Field(None, strict=False, description="Names for it.")
+
+
+class ResourceClaim(_Part):
+    name: str = Field(pattern=CONTAINER_NAME, max_length=63, description="Name by which containers find it.")
+    resource_claim_name: str | None = Field(None, description="A ResourceClaim that all pods share.")
+    resource_claim_template_name: str | None = Field(
+        None, description="A ResourceClaimTemplate, of which each pod gets a claim."
+    )
+
+
+class PodSecurity(_Part):
+    run_as_user: int | None = Field(None, ge=0, description="Default: 1000. 0 must be allowed by the operator.")
+    run_as_group: int | None = Field(None, ge=0, description="Default: 1000.")
+    run_as_non_root: bool | None = Field(None, description="Default: true. false must be allowed by the operator.")
+    fs_group: int | None = Field(None, ge=0, description="Group of the files in volumes. Default: 1000.")
+    fs_group_change_policy: str | None = Field(None, description="Default: OnRootMismatch.")
+    supplemental_groups: tuple[int, ...] | None = Field(None, strict=False, description="Further groups.")
+    supplemental_groups_policy: str | None = Field(None, description="Merge or Strict.")
+    seccomp_profile: Free | None = Field(None, description="Default: RuntimeDefault.")
+    app_armor_profile: Free | None = Field(None, description="Default: the container runtime's.")
+    se_linux_options: Free | None = Field(None, description="Labels of SELinux.")
+    se_linux_change_policy: str | None = Field(None, description="Recursive or MountOption.")
+    sysctls: tuple[Free, ...] | None = Field(None, strict=False, description="Kernel settings of the pod.")
+
+
+def _labels(given: dict[str, str]) -> dict[str, str]:
+    own = [key for key in given if key.startswith(OWN_PREFIXES) or key in OWN_LABELS]
+    return _checked_keys(given, own, _LABELS_IN_WORDS)
+
+
+def _annotations(given: dict[str, str]) -> dict[str, str]:
+    return _checked_keys(given, [key for key in given if key.startswith(OWN_PREFIXES)], _ANNOTATIONS_IN_WORDS)
+
+
+def _checked_keys(given: dict[str, str], own: list[str], words: str) -> dict[str, str]:
+    if own:
+        raise ValueError(f"{', '.join(own)}: {words}")
+    if bad := [key for key in given if not _KEY.fullmatch(key)]:
+        raise ValueError(
+            f"{bad[0]!r} is no key of a label or annotation: use letters, digits, '-', '_' and '.', with a domain "
+            "and '/' before them or without"
+        )
+    return given
+
+
+_NO_OWN_PREFIX = " && ".join(f"!key.startsWith({json.dumps(prefix)})" for prefix in OWN_PREFIXES)
+
+
+class TemplateMetadata(_Part):
+    labels: Annotated[
+        dict[str, Annotated[str, Field(pattern=_LABEL_VALUE, max_length=63)]], AfterValidator(_labels)
+    ] = Field(
+        default_factory=dict,
+        max_length=64,
+        description="Labels that the pods get beside the operator's.",
+        json_schema_extra=_rules(
+            (f"self.all(key, {_NO_OWN_PREFIX} && !(key in {json.dumps(OWN_LABELS)}))", _LABELS_IN_WORDS)
+        ),
+    )
+    annotations: Annotated[dict[str, str], AfterValidator(_annotations)] = Field(
+        default_factory=dict,
+        max_length=64,
+        description="Annotations that the pods get beside the operator's.",
+        json_schema_extra=_rules((f"self.all(key, {_NO_OWN_PREFIX})", _ANNOTATIONS_IN_WORDS)),
+    )

@@ -1,0 +1,311 @@
+"""`spec.podTemplate`: what head and worker pods have beyond what the operator gives them, in Kubernetes' own words.
+
+Each is a part of a PodTemplateSpec, which is merged over the pod that the operator builds (`objects/pod_merge.py`).
+Fields that are the operator's own are refused by name, here and by the API server.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
+
+from pydantic import ConfigDict, Field, field_validator, model_validator
+
+from rayloom_operator.api.base import MAP_BY_NAME
+from rayloom_operator.api.base import Part as _Part
+from rayloom_operator.api.base import rules as _rules
+from rayloom_operator.api.pod_template.container import Container, PodContainer, covers, owned_in_words
+from rayloom_operator.api.pod_template.parts import (
+    Affinity,
+    DnsConfig,
+    HostAlias,
+    PodSecurity,
+    ResourceClaim,
+    TemplateMetadata,
+    TopologySpread,
+    Volume,
+)
+from rayloom_operator.api.pod_template.reserved_parts import (
+    HEAD_CONTAINERS,
+    OWN_CONTAINERS,
+    OWN_INIT_CONTAINERS,
+    OWN_VOLUMES,
+    WORKER_CONTAINERS,
+)
+from rayloom_operator.api.pods import LocalObject, Toleration
+
+_NAME = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"
+HEAD_ACCELERATORS_IN_WORDS = (
+    "accelerators are for the ranks in worker pods: remove them from podTemplate.head, and use spec.accelerator"
+)
+_VOLUMES_IN_WORDS = f"volumes cannot have a name of the operator's own ({', '.join(OWN_VOLUMES)}): use another name"
+_NO_VOLUME_IN_WORDS = "each volumeMounts[].name must be the name of a volume in the volumes of the same pod template"
+_INIT_IN_WORDS = (
+    f"initContainers cannot have a name of the operator's own ({', '.join((*OWN_CONTAINERS, *OWN_INIT_CONTAINERS))}): "
+    "use another name"
+)
+
+# Fields of a pod that a template cannot have: their type in Kubernetes, and what to do instead.
+_OWNED: dict[str, tuple[str, str]] = {
+    "restartPolicy": ("string", "use spec.recovery for when what is broken is replaced"),
+    "terminationGracePeriodSeconds": ("integer", "use spec.drainSeconds"),
+    "activeDeadlineSeconds": ("integer", "an engine runs until it is replaced; remove it"),
+    "shareProcessNamespace": ("boolean", "Ray finds its processes by it; remove it"),
+    "hostPID": ("boolean", "the containers of a pod share a process namespace of their own; remove it"),
+    "hostname": ("string", "Ray's nodes are found by the names that KubeRay gives them; remove it"),
+    "subdomain": ("string", "Ray's nodes are found by the names that KubeRay gives them; remove it"),
+    "nodeName": ("string", "use nodeSelector or affinity, so that lost nodes can be left"),
+    "serviceAccountName": (
+        "string",
+        "pods use the account NAME-rayloom, which has no rights; give that one annotations or roles",
+    ),
+    "serviceAccount": ("string", "pods use the account NAME-rayloom; give that one annotations or roles"),
+    "automountServiceAccountToken": ("boolean", "use a projected volume with a serviceAccountToken"),
+    "enableServiceLinks": ("boolean", "variables of other Services could be taken for Ray's; remove it"),
+    "priority": ("integer", "use priorityClassName"),
+}
+
+
+def _schema(*own_pairs: tuple[str, str]) -> Any:
+    """Adds to a pod's schema the fields that are refused, so that the API server can say why."""
+
+    def add(schema: dict[str, Any]) -> None:
+        schema["properties"] |= {
+            field: {"type": kind, "description": f"Not here: {owned_in_words(field, cure)}."}
+            for field, (kind, cure) in _OWNED.items()
+        }
+        pairs = (
+            *((f"!has(self.{field})", owned_in_words(field, cure)) for field, (_, cure) in _OWNED.items()),
+            (
+                f"!has(self.volumes) || self.volumes.all(each, !(each.name in {json.dumps(OWN_VOLUMES)}))",
+                _VOLUMES_IN_WORDS,
+            ),
+            (
+                "!has(self.initContainers) || self.initContainers.all(each, has(each.image) && "
+                f"!(each.name in {json.dumps((*OWN_CONTAINERS, *OWN_INIT_CONTAINERS))}))",
+                f"{_INIT_IN_WORDS}; each needs an image",
+            ),
+            *((_mounts_rule(kind), _NO_VOLUME_IN_WORDS) for kind in ("initContainers", "containers")),
+            *own_pairs,
+        )
+        schema |= dict(_rules(*pairs))
+
+    return add
+
+
+def _mounts_rule(kind: str) -> str:
+    """The rule that containers of this kind mount volumes of their template alone."""
+    return (
+        f"!has(self.{kind}) || self.{kind}.all(each, !has(each.volumeMounts) || each.volumeMounts.all(mount, "
+        "has(self.volumes) && self.volumes.exists(volume, volume.name == mount.name)))"
+    )
+
+
+def _only(own: tuple[str, ...], pod: str) -> tuple[str, str]:
+    """The rule that a pod has no other containers of the operator's than `own`."""
+    others = [name for name in OWN_CONTAINERS if name not in own]
+    words = (
+        f"containers of {pod} pods cannot have the name {' or '.join(others)}: the operator's own there "
+        f"{'is' if len(own) == 1 else 'are'} {' and '.join(own)}"
+    )
+    rule = f"!has(self.containers) || self.containers.all(each, !(each.name in {json.dumps(others)}))"
+    return rule, words
+
+
+class PodSpec(_Part):
+    """Of head pods or worker pods; see the subclasses."""
+
+    own_containers: ClassVar[tuple[str, ...]] = OWN_CONTAINERS
+    pod: ClassVar[str] = ""
+
+    runtime_class_name: str | None = Field(
+        None, pattern=_NAME, max_length=253, description="RuntimeClass of the pods, such as nvidia."
+    )
+    node_selector: dict[str, str] | None = Field(
+        None, description="Labels that a node must have, beside those of spec.scheduling."
+    )
+    affinity: Affinity | None = Field(None, description="Which nodes and neighbours the pods want.")
+    tolerations: tuple[Toleration, ...] | None = Field(
+        None, strict=False, max_length=64, description="Taints that the pods tolerate, beside those of spec.scheduling."
+    )
+    topology_spread_constraints: tuple[TopologySpread, ...] | None = Field(
+        None,
+        strict=False,
+        max_length=16,
+        description="How the pods are spread. One with topologyKey and whenUnsatisfiable of the operator's changes it.",
+        json_schema_extra={
+            "x-kubernetes-list-type": "map",
+            "x-kubernetes-list-map-keys": ["topologyKey", "whenUnsatisfiable"],
+        },
+    )
+    priority_class_name: str | None = Field(
+        None, pattern=_NAME, max_length=253, description="PriorityClass. Default: that of spec.scheduling."
+    )
+    preemption_policy: str | None = Field(None, description="PreemptLowerPriority or Never.")
+    scheduler_name: str | None = Field(None, max_length=253, description="Scheduler of the pods.")
+    image_pull_secrets: tuple[LocalObject, ...] | None = Field(
+        None,
+        strict=False,
+        max_length=16,
+        description="Secrets with credentials of registries, beside those of spec.engine.",
+        json_schema_extra=MAP_BY_NAME,
+    )
+    host_network: bool | None = Field(
+        None,
+        description="Whether the pods use their node's network. Must be allowed by the operator's settings; a node "
+        "then runs one such pod.",
+    )
+    host_ipc: bool | None = Field(
+        None,
+        alias="hostIPC",
+        description="Whether they use their node's IPC. Must be allowed by the operator's settings.",
+    )
+    host_users: bool | None = Field(None, description="false: the pods get a user namespace.")
+    dns_policy: Literal["ClusterFirst", "ClusterFirstWithHostNet", "Default", "None"] | None = Field(
+        None, description="Default: ClusterFirst, or ClusterFirstWithHostNet with hostNetwork."
+    )
+    dns_config: DnsConfig | None = Field(None, description="How names are looked up.")
+    host_aliases: tuple[HostAlias, ...] | None = Field(
+        None, strict=False, max_length=64, description="Lines of /etc/hosts."
+    )
+    security_context: PodSecurity | None = Field(None, description="What holds for all containers of a pod.")
+    resource_claims: tuple[ResourceClaim, ...] | None = Field(
+        None,
+        strict=False,
+        max_length=16,
+        description="Claims of dynamic resource allocation.",
+        json_schema_extra=MAP_BY_NAME,
+    )
+    volumes: tuple[Volume, ...] | None = Field(
+        None,
+        strict=False,
+        max_length=64,
+        description="Volumes for the pods' containers. Of kind hostPath: must be allowed by the operator's settings.",
+        json_schema_extra=MAP_BY_NAME,
+    )
+    init_containers: tuple[Container, ...] | None = Field(
+        None,
+        strict=False,
+        max_length=16,
+        description="Containers that run before the others, or beside them with restartPolicy Always.",
+        json_schema_extra=MAP_BY_NAME,
+    )
+    containers: tuple[PodContainer, ...] | None = Field(
+        None,
+        strict=False,
+        max_length=16,
+        description="Changes of the operator's containers, found by their names, and further containers.",
+        json_schema_extra=MAP_BY_NAME,
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _keeps_to_its_part(cls, given: object) -> object:
+        if isinstance(given, Mapping) and (found := [field for field in _OWNED if field in given]):
+            raise ValueError("; ".join(owned_in_words(field, _OWNED[field][1]) for field in found))
+        return given
+
+    @field_validator("volumes")
+    @classmethod
+    def _volumes_are_new(cls, volumes: tuple[Volume, ...] | None) -> tuple[Volume, ...] | None:
+        if bad := [each.name for each in volumes or () if each.name in OWN_VOLUMES]:
+            raise ValueError(f"{', '.join(bad)}: {_VOLUMES_IN_WORDS}")
+        return volumes
+
+    @field_validator("init_containers")
+    @classmethod
+    def _init_containers_are_new(cls, containers: tuple[Container, ...] | None) -> tuple[Container, ...] | None:
+        for each in containers or ():
+            if each.name in (*OWN_CONTAINERS, *OWN_INIT_CONTAINERS):
+                raise ValueError(f"{each.name}: {_INIT_IN_WORDS}")
+            if each.image is None:
+                raise ValueError(f"{each.name}: each needs an image")
+        return containers
+
+    @model_validator(mode="after")
+    def _parts_fit_together(self) -> PodSpec:
+        every = self.every_container
+        for kind, names in (("containers", [each.name for each in every]), ("volumes", self.volume_names)):
+            if twice := sorted({name for name in names if names.count(name) > 1}):
+                raise ValueError(f"{', '.join(twice)} is given more than once in {kind}; keep one of each name")
+        if bad := [each.name for each in every if each.is_own and each.name not in self.own_containers]:
+            raise ValueError(f"{', '.join(bad)}: {_only(self.own_containers, self.pod)[1]}")
+        for container in every:
+            for mount in container.volume_mounts or ():
+                if mount.name not in self.volume_names:
+                    raise ValueError(f"{mount.name} of container {container.name}: {_NO_VOLUME_IN_WORDS}")
+        return self
+
+    @property
+    def volume_names(self) -> list[str]:
+        return [each.name for each in self.volumes or ()]
+
+    def container(self, name: str) -> Container | None:
+        """What the template says of the pod's container `name`; None where it says nothing."""
+        return next((each for each in self.containers or () if each.name == name), None)
+
+    @property
+    def every_container(self) -> tuple[Container, ...]:
+        return (*(self.init_containers or ()), *(self.containers or ()))
+
+
+class HeadPodSpec(PodSpec):
+    model_config = ConfigDict(json_schema_extra=_schema(_only(HEAD_CONTAINERS, "head")))
+
+    own_containers: ClassVar[tuple[str, ...]] = HEAD_CONTAINERS
+    pod: ClassVar[str] = "head"
+
+
+class WorkerPodSpec(PodSpec):
+    model_config = ConfigDict(json_schema_extra=_schema(_only(WORKER_CONTAINERS, "worker")))
+
+    own_containers: ClassVar[tuple[str, ...]] = WORKER_CONTAINERS
+    pod: ClassVar[str] = "worker"
+
+
+class HeadTemplate(_Part):
+    metadata: TemplateMetadata = Field(default_factory=TemplateMetadata, description="Labels and annotations.")
+    spec: HeadPodSpec = Field(default_factory=HeadPodSpec, description="Of the pod with Ray's head and the engine.")
+
+
+class WorkerTemplate(_Part):
+    metadata: TemplateMetadata = Field(default_factory=TemplateMetadata, description="Labels and annotations.")
+    spec: WorkerPodSpec = Field(default_factory=WorkerPodSpec, description="Of the pods with the ranks.")
+
+
+class PodTemplates(_Part):
+    """What pods of the service have beyond what the operator gives them."""
+
+    user: Literal["Operator", "Cluster"] = Field(
+        "Operator",
+        description="Whose numbers the pods' user and group are. Operator: 1000. Cluster: the pods name none, and the "
+        "cluster gives them, as OpenShift does.",
+    )
+    head: HeadTemplate = Field(
+        default_factory=HeadTemplate, description="The head pod: containers ray-head and engine."
+    )
+    worker: WorkerTemplate = Field(default_factory=WorkerTemplate, description="Worker pods: container ray-worker.")
+
+    def problems(self, *, accelerator: str | None, model_path: str | None) -> list[str]:
+        """What does not go together with the rest of the spec: its `accelerator` as a resource, and the path at which
+        containers have the model of a file:// source."""
+        found = []
+        resources = [each.resources for each in self.head.spec.every_container if each.resources is not None]
+        asked = {name for each in resources for name in (*(each.requests or ()), *(each.limits or ()))}
+        if accelerator in asked:
+            found.append(f"{accelerator} of podTemplate.head: {HEAD_ACCELERATORS_IN_WORDS}")
+        for spec in (self.head.spec, self.worker.spec):
+            for container in spec.containers or ():
+                paths = [each.mount_path for each in (container.volume_mounts if container.is_own else None) or ()]
+                found += [
+                    f"{path}: this mountPath of container {container.name} hides the model; use another one"
+                    for path in paths
+                    if model_path is not None and covers(path, model_path)
+                ]
+        return found
+
+
+def has_template(templates: PodTemplates) -> bool:
+    """Whether anything but empty maps is given."""
+    return templates != PodTemplates()

@@ -1,0 +1,103 @@
+"""What a manifest says about its pods and the Secrets that they use, in Kubernetes' own words."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import ConfigDict, Field, model_validator
+
+from rayloom_operator.api.base import Part as _Part
+from rayloom_operator.api.base import rules as _rules
+
+_NAME = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"
+_ONE_CACHE_IN_WORDS = "give either persistentVolumeClaim or hostPath"
+_TOLERATION_IN_WORDS = (
+    "a toleration needs a key, or operator Exists; Exists takes no value; tolerationSeconds needs effect NoExecute"
+)
+
+
+class SecretKey(_Part):
+    name: str = Field(pattern=_NAME, max_length=253, description="Name of a Secret in the service's namespace.")
+    key: str = Field(pattern=r"^[-._a-zA-Z0-9]+$", max_length=253, description="Key in the Secret's data.")
+
+
+class LocalObject(_Part):
+    name: str = Field(pattern=_NAME, max_length=253, description="Name of an object in the service's namespace.")
+
+
+class ModelCache(_Part):
+    model_config = ConfigDict(
+        json_schema_extra=_rules(("has(self.persistentVolumeClaim) != has(self.hostPath)", _ONE_CACHE_IN_WORDS))
+    )
+
+    persistent_volume_claim: str | None = Field(
+        None,
+        pattern=_NAME,
+        max_length=253,
+        description="Name of a claim in the service's namespace that all pods may write to: ReadWriteMany, or "
+        "ReadWriteOnce where one node holds them all.",
+    )
+    host_path: str | None = Field(
+        None,
+        pattern="^/.+$",
+        max_length=1024,
+        description="A folder on each node, which must exist and belong to user 1000. The namespace must allow host "
+        "paths.",
+    )
+
+    @model_validator(mode="after")
+    def _is_one_place(self) -> ModelCache:
+        if (self.persistent_volume_claim is None) == (self.host_path is None):
+            raise ValueError(_ONE_CACHE_IN_WORDS)
+        return self
+
+
+class Auth(_Part):
+    api_key_secret_ref: SecretKey = Field(
+        description="The keys that clients may use, one a line. An engine reads them when it starts."
+    )
+
+
+class Toleration(_Part):
+    model_config = ConfigDict(
+        json_schema_extra=_rules(
+            (
+                "(has(self.key) || (has(self.operator) && self.operator == 'Exists')) && "
+                "(!has(self.operator) || self.operator != 'Exists' || !has(self.value)) && "
+                "(!has(self.tolerationSeconds) || (has(self.effect) && self.effect == 'NoExecute'))",
+                _TOLERATION_IN_WORDS,
+            )
+        )
+    )
+
+    key: str | None = Field(None, min_length=1, description="Key of the taint. Left out, with Exists: every taint.")
+    operator: Literal["Exists", "Equal"] | None = Field(
+        None, description="Exists: whatever the taint's value. Equal, the default: the value must be equal."
+    )
+    value: str | None = Field(None, description="Value of the taint.")
+    effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = Field(
+        None, description="Effect of the taint. Left out: every effect."
+    )
+    toleration_seconds: int | None = Field(
+        None, ge=0, description="Seconds that a NoExecute taint is tolerated. Left out: for ever."
+    )
+
+    @model_validator(mode="after")
+    def _has_a_meaning(self) -> Toleration:
+        is_exists = self.operator == "Exists"
+        has_seconds = self.toleration_seconds is not None
+        if not (self.key or is_exists) or (is_exists and self.value) or (has_seconds and self.effect != "NoExecute"):
+            raise ValueError(_TOLERATION_IN_WORDS)
+        return self
+
+
+class Scheduling(_Part):
+    node_selector: dict[str, str] = Field(
+        default_factory=dict, description="Labels that a node must have to run any pod of the service."
+    )
+    tolerations: tuple[Toleration, ...] = Field(
+        (), strict=False, max_length=64, description="Taints of nodes that the pods tolerate."
+    )
+    priority_class_name: str | None = Field(
+        None, pattern=_NAME, max_length=253, description="PriorityClass of the pods. Default: the cluster's."
+    )

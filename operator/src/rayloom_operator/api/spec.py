@@ -1,0 +1,382 @@
+"""LLMService v1alpha1: what a user asks for. The one source of the schema; a field is here only when it works.
+
+Attributes follow Python's names, documents use camelCase (`served_name` is `servedName`). Quantities carry their unit
+in the name or the description. `parse` is the only way in: it checks everything and names each field at fault. What the
+API server can check itself stands beside the fields as a CEL rule, so `kubectl apply` answers with the same sentence.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from rayloom_operator.api.base import Part as _Part
+from rayloom_operator.api.base import Quantity
+from rayloom_operator.api.base import rules as _rules
+from rayloom_operator.api.pod_template.reserved_env import RESERVED_IN_WORDS, RESERVED_RULE, is_reserved
+from rayloom_operator.api.pod_template.template import HEAD_ACCELERATORS_IN_WORDS, PodTemplates
+from rayloom_operator.api.pods import Auth, LocalObject, ModelCache, Scheduling, SecretKey
+from rayloom_operator.api.problems import explain, source_hint
+from rayloom_operator.api.recovery import Recovery
+from rayloom_operator.api.restart import RestartTime
+from rayloom_operator.api.rollout import Rollout
+from rayloom_operator.api.sizing import Accelerator, Parallelism, Sizing
+from rayloom_operator.errors import SpecError
+
+API_VERSION = "rayloom.dev/v1alpha1"
+KIND = "LLMService"
+BUILTIN_MODELS = ("smollm2-135m",)
+
+# Objects are named `<service>-<revision>-<n>` in at most 53 characters: 40, "-", 8, "-" and 3.
+_MAX_NAME = 40
+
+_SOURCES = (
+    r"hf://[\w.-]+/[\w.-]+",
+    r"pvc://[a-z0-9]([-a-z0-9.]*[a-z0-9])?(/[\w.-]+)*/?",
+    r"file:///.+",
+    "builtin://(" + "|".join(BUILTIN_MODELS) + ")",
+)
+_SOURCES_IN_WORDS = "hf://ORG/NAME, pvc://CLAIM/PATH, file:///PATH, " + ", ".join(
+    f"builtin://{name}" for name in BUILTIN_MODELS
+)
+
+_NAME_PATTERN = "^[a-z]([-a-z0-9]*[a-z0-9])?$"
+_MAX_REPLICAS = 64
+_REPLICAS_IN_WORDS = f"use 0 to {_MAX_REPLICAS} replicas; 0 suspends the service"
+
+
+def _is_a_number_of_replicas(number: int) -> int:
+    if not 0 <= number <= _MAX_REPLICAS:
+        raise ValueError(f"{number} is not possible: {_REPLICAS_IN_WORDS}")
+    return number
+
+
+_HUB_ONLY_IN_WORDS = (
+    "tokenSecretRef and cache have an effect for hf:// sources only: remove them, or use an hf:// source"
+)
+
+
+class Metadata(_Part):
+    name: str = Field(
+        pattern=_NAME_PATTERN,
+        max_length=_MAX_NAME,
+        description="Name of the service: lower-case letters, digits and '-', at most 40 characters.",
+    )
+    namespace: str = Field("default", min_length=1, description="Kubernetes namespace. No effect without a cluster.")
+    uid: str = Field("", description="Given by the API server; empty without a cluster.")
+    generation: int = Field(0, description="Counted by the API server; 0 without a cluster.")
+    labels: dict[str, str] = Field(default_factory=dict, description="Labels. No effect without a cluster.")
+    annotations: dict[str, str] = Field(default_factory=dict, description="Annotations. No effect without a cluster.")
+
+
+class Model(_Part):
+    model_config = ConfigDict(
+        json_schema_extra=_rules(
+            (
+                "!has(self.revision) || self.source.startsWith('hf://')",
+                "revision has an effect for hf:// sources only: remove it, or use an hf:// source",
+            ),
+            (
+                "(!has(self.tokenSecretRef) && !has(self.cache)) || self.source.startsWith('hf://')",
+                _HUB_ONLY_IN_WORDS,
+            ),
+        )
+    )
+
+    source: str = Field(
+        max_length=1024,
+        description=f"Where the model is: {_SOURCES_IN_WORDS}. pvc:// is a folder or .gguf file in a "
+        "PersistentVolumeClaim of the service's namespace; file:// is a path on the cluster's nodes.",
+        json_schema_extra=_rules(
+            (
+                f"self.matches({json.dumps('^(' + '|'.join(_SOURCES) + ')$')})",
+                f"this is not a model source; use one of {_SOURCES_IN_WORDS}",
+            )
+        ),
+    )
+    revision: str | None = Field(
+        None,
+        min_length=1,
+        description="Branch, tag or commit on the hub; only for hf://. A branch stands for the "
+        "commit that it had when it was first looked up for this service. Default: main.",
+    )
+    token_secret_ref: SecretKey | None = Field(
+        None, description="The hub's access token, for private and gated models; only for hf://."
+    )
+    cache: ModelCache | None = Field(
+        None,
+        description="Where pods keep what they fetch from the hub, so that it is fetched once; only for hf://. "
+        "Default: each pod fetches for itself.",
+    )
+    served_name: str | None = Field(
+        None, min_length=1, description="Name that clients put into `model`. Default: metadata.name."
+    )
+    dtype: Literal["auto", "bfloat16", "float16", "float32"] = Field(
+        "auto", description="Type of the weights. auto: the checkpoint's own, where the device can compute in it."
+    )
+    max_model_len: int | None = Field(
+        None,
+        ge=2,
+        description="Longest prompt + output in tokens. Default: what the model's config says, or what fits.",
+    )
+
+    @field_validator("source")
+    @classmethod
+    def _source_is_known(cls, source: str) -> str:
+        if not any(re.fullmatch(pattern, source) for pattern in _SOURCES):
+            hint = source_hint(source, BUILTIN_MODELS)
+            raise ValueError(f"{source!r} is not a model source; use one of {_SOURCES_IN_WORDS}{hint}")
+        return source
+
+    @model_validator(mode="after")
+    def _revision_has_an_effect(self) -> Model:
+        if self.revision is not None and self.source_kind != "hf":
+            raise ValueError(
+                f"revision {self.revision!r} has no effect for {self.source!r}; remove it, or use an hf:// source"
+            )
+        if (self.token_secret_ref or self.cache) and self.source_kind != "hf":
+            raise ValueError(_HUB_ONLY_IN_WORDS)
+        return self
+
+    @property
+    def source_kind(self) -> str:
+        """The part of `source` before `://`: hf, pvc, file or builtin."""
+        return self.source.split("://", 1)[0]
+
+    @property
+    def is_gguf(self) -> bool:
+        """Whether `source` is a file that each pod converts for itself."""
+        return self.source_kind in ("pvc", "file") and self.source.rstrip("/").endswith(".gguf")
+
+
+class EngineArgs(_Part):
+    """Settings of the engine that an LLMService has no field of its own for. Left out: the engine's default."""
+
+    device: Literal["auto", "cpu", "cuda"] | None = Field(
+        None, description="Where to compute. auto, the default: in a cluster cuda with `accelerator` and cpu without."
+    )
+    max_num_seqs: int | None = Field(None, ge=1, le=4096, description="Most sequences in one step.")
+    max_num_batched_tokens: int | None = Field(None, ge=1, description="Token budget of one step.")
+    max_queued_requests: int | None = Field(
+        None, ge=1, description="Sequences that may wait; further requests get 429 with Retry-After."
+    )
+    enable_priority: bool | None = Field(
+        None, description="Obey the field priority of requests: among those of one API key the lower runs first."
+    )
+    kv_cache_memory_bytes: int | None = Field(None, ge=1, description="Bytes for KV blocks.")
+    num_kv_blocks: int | None = Field(None, ge=2, description="Number of KV blocks of 16 tokens.")
+    enable_prefix_caching: bool | None = Field(None, description="Reuse KV blocks of equal prompt prefixes.")
+    threads: int | None = Field(None, ge=1, description="Compute threads.")
+    cors_allowed_origins: tuple[str, ...] | None = Field(
+        None, strict=False, description="Origins that browsers may call from; * for all."
+    )
+    max_body_bytes: int | None = Field(None, ge=1024, description="Largest request body; more gets 413.")
+    max_output_tokens: int | None = Field(None, ge=1, description="Upper bound of a request's max_tokens.")
+    log_level: Literal["debug", "info", "warning", "error"] | None = Field(
+        None, description="Least level that is logged."
+    )
+
+
+class EnvVar(_Part):
+    name: str = Field(
+        pattern=r"^[A-Za-z_][A-Za-z0-9_]*$",
+        max_length=256,
+        description="Name of an environment variable.",
+        json_schema_extra=_rules((RESERVED_RULE, RESERVED_IN_WORDS)),
+    )
+    value: str = Field(description="Its value, a string: put numbers and true/false in quotes.")
+
+    @field_validator("name")
+    @classmethod
+    def _is_free(cls, name: str) -> str:
+        if is_reserved(name):
+            raise ValueError(f"{name}: {RESERVED_IN_WORDS}")
+        return name
+
+
+class Resources(_Part):
+    requests: dict[str, Quantity] = Field(
+        default_factory=dict,
+        description="What a node must have free, by resource name; text such as '500m' or '1Gi'. Left out: cpu 500m, "
+        "memory what the weights and a process need and 1Gi at least, times the ranks of a pod; ephemeral-storage what "
+        "a pod fetches or converts of the model into its own disk, which is nothing with a cache.",
+    )
+    limits: dict[str, Quantity] = Field(
+        default_factory=dict, description="What may be used at most, by resource name; text such as '4' or '8Gi'."
+    )
+
+
+class Engine(_Part):
+    image: str | None = Field(
+        None, min_length=1, description="Image of the engine's pods. Default: the operator's setting engine.image."
+    )
+    image_pull_policy: Literal["Always", "IfNotPresent", "Never"] = Field(
+        "IfNotPresent", description="When a node pulls the image."
+    )
+    image_pull_secrets: tuple[LocalObject, ...] = Field(
+        (),
+        strict=False,
+        max_length=16,
+        description="Secrets with the registry's credentials, in the service's namespace.",
+    )
+    resources: Resources = Field(
+        default_factory=Resources,
+        description="Resources of each worker pod's main container, which runs the ranks of one stage or several. The "
+        "accelerators are added to them.",
+    )
+    args: EngineArgs = Field(default_factory=EngineArgs, description="Settings of the engine.")
+    env: tuple[EnvVar, ...] = Field(
+        (),
+        strict=False,
+        max_length=256,
+        description="Environment variables of the engine's processes, each name once. They are code execution in its "
+        "pods: LD_PRELOAD and PYTHONPATH are not kept from anyone. Those that the operator sets are refused.",
+        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
+    )
+
+    @field_validator("env")
+    @classmethod
+    def _names_differ(cls, env: tuple[EnvVar, ...]) -> tuple[EnvVar, ...]:
+        names = [variable.name for variable in env]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ValueError(f"{', '.join(twice)} is given more than once; keep one value of each name")
+        return env
+
+
+_TENSOR_IN_WORDS = "the ranks of a stage share a node: lower parallelism.tensor, or raise accelerator.perNode"
+_HEAD = "self.podTemplate.head.spec.containers"
+_CPU_IN_WORDS = "engine.args.device cpu has no use for an accelerator: remove one of the two"
+
+
+class Spec(_Part):
+    model_config = ConfigDict(
+        json_schema_extra=_rules(
+            (
+                "!has(self.accelerator) || !has(self.parallelism) || !has(self.parallelism.tensor) || "
+                "self.parallelism.tensor <= self.accelerator.perNode",
+                _TENSOR_IN_WORDS,
+            ),
+            (
+                "!has(self.accelerator) || !has(self.engine) || !has(self.engine.args) || "
+                "!has(self.engine.args.device) || self.engine.args.device != 'cpu'",
+                _CPU_IN_WORDS,
+            ),
+            (
+                "!has(self.accelerator) || !has(self.podTemplate) || !has(self.podTemplate.head) || "
+                f"!has(self.podTemplate.head.spec) || !has({_HEAD}) || {_HEAD}.all(each, !has(each.resources) || "
+                "((!has(each.resources.requests) || !(self.accelerator.resource in each.resources.requests)) && "
+                "(!has(each.resources.limits) || !(self.accelerator.resource in each.resources.limits))))",
+                HEAD_ACCELERATORS_IN_WORDS,
+            ),
+        )
+    )
+
+    model: Model = Field(description="What to serve.")
+    parallelism: Parallelism = Field(
+        default_factory=Parallelism,
+        description="How many ranks share one replica. What is left out is computed: the fewest accelerators that fit.",
+    )
+    sizing: Sizing = Field(default_factory=Sizing, description="What must fit.")
+    accelerator: Accelerator | None = Field(None, description="What each rank computes on. Left out: a CPU.")
+    replicas: Annotated[int, AfterValidator(_is_a_number_of_replicas)] = Field(
+        1,
+        description=f"Engines, each with all ranks of the model; 0 to {_MAX_REPLICAS}. 0 suspends the service: its "
+        "engines finish what they have and go. A change restarts none.",
+        json_schema_extra=_rules((f"self >= 0 && self <= {_MAX_REPLICAS}", _REPLICAS_IN_WORDS)),
+    )
+    drain_seconds: int = Field(
+        30,
+        ge=0,
+        le=86400,
+        description="Seconds that running requests may take to finish when an engine is to go. A change restarts none: "
+        "the operator waits so long at once, where it replaces engines or takes them away; when a pod is evicted or "
+        "deleted, engines that run keep what they were made with.",
+    )
+    restarted_at: RestartTime | None = Field(
+        None,
+        description="A time in RFC 3339, such as 2026-11-24T08:00:00Z. Its change replaces every engine as any change "
+        "of the spec does that rolls, and nothing else: it need not be the time of now.",
+    )
+    rollout: Rollout = Field(default_factory=Rollout, description="How a change replaces the engines that run.")
+    recovery: Recovery = Field(default_factory=Recovery, description="When what is broken is replaced.")
+    engine: Engine = Field(default_factory=Engine, description="The engine's own settings.")
+    auth: Auth | None = Field(None, description="Who may use the API. Default: everybody who reaches it.")
+    scheduling: Scheduling = Field(default_factory=Scheduling, description="Where the pods may run.")
+    pod_template: PodTemplates = Field(
+        default_factory=PodTemplates, description="What the pods have beyond that, in Kubernetes' own words."
+    )
+
+    @model_validator(mode="after")
+    def _pods_can_be_made(self) -> Spec:
+        path = self.model.source.removeprefix("file://") if self.model.source_kind == "file" else None
+        resource = self.accelerator.resource if self.accelerator is not None else None
+        if problems := self.pod_template.problems(accelerator=resource, model_path=path):
+            raise ValueError("; ".join(problems))
+        return self
+
+    @model_validator(mode="after")
+    def _accelerator_is_used(self) -> Spec:
+        if self.accelerator is None:
+            return self
+        if (tensor := self.parallelism.tensor or 1) > self.accelerator.per_node:
+            raise ValueError(f"tensor {tensor} is more than perNode {self.accelerator.per_node}; {_TENSOR_IN_WORDS}")
+        if self.engine.args.device == "cpu":
+            raise ValueError(_CPU_IN_WORDS)
+        return self
+
+
+class LLMService(_Part):
+    """One model, served."""
+
+    model_config = ConfigDict(
+        json_schema_extra=_rules(
+            (
+                f"size(self.metadata.name) <= {_MAX_NAME} && self.metadata.name.matches({json.dumps(_NAME_PATTERN)})",
+                f"metadata.name: use at most {_MAX_NAME} lower-case letters, digits and '-', beginning with a letter",
+            )
+        )
+    )
+
+    api_version: Literal["rayloom.dev/v1alpha1"] = Field(description="Version of this document's schema.")
+    kind: Literal["LLMService"] = Field(description="Kind of this document.")
+    metadata: Metadata = Field(description="Name and labels.")
+    spec: Spec = Field(description="What to serve and how.")
+
+    @property
+    def served_name(self) -> str:
+        """The name that clients put into `model`."""
+        return self.spec.model.served_name or self.metadata.name
+
+
+def parse(document: object) -> LLMService:
+    """The LLMService in a decoded YAML document. `document` is not changed.
+
+    Raises SpecError with one line per field at fault.
+    """
+    try:
+        return LLMService.model_validate(_without_server_fields(document))
+    except ValidationError as error:
+        raise SpecError(explain(error, LLMService)) from error
+
+
+def without_spec(document: dict[str, object]) -> LLMService | None:
+    """A service whose spec cannot be read, with the least of a spec; None where its name cannot be read either."""
+    try:
+        return parse({**document, "spec": {"model": {"source": "builtin://smollm2-135m"}}})
+    except SpecError:
+        return None
+
+
+def _without_server_fields(document: object) -> object:
+    if not isinstance(document, dict):
+        return document
+    kept = {key: value for key, value in document.items() if key != "status"}
+    meta = kept.get("metadata")
+    # What the API server has written, it has checked; it adds fields, and may add more in a later version.
+    if isinstance(meta, dict) and {"uid", "creationTimestamp"} & meta.keys():
+        kept["metadata"] = {key: value for key, value in meta.items() if key in Metadata.model_fields}
+    return kept

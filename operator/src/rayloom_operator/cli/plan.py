@@ -1,0 +1,176 @@
+"""`rayloom-operator plan`: what a cluster would be told to make of a manifest, and why in this shape; or how it would
+get from one manifest to another."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+import yaml
+from pydantic import ValidationError
+
+from rayloom_operator.api.manifest import load_service
+from rayloom_operator.api.model_facts import ELEMENT_BYTES, ModelFacts, builtin_facts
+from rayloom_operator.api.pod_template.privileges import host_paths, privileges
+from rayloom_operator.api.rollout import RolloutState
+from rayloom_operator.api.spec import LLMService, Model
+from rayloom_operator.api.status import Candidate, Figures, Sizing
+from rayloom_operator.cli.rollout import explain_rollout
+from rayloom_operator.decide.plan import Settings, plan
+from rayloom_operator.decide.rollout.planner import next_step
+from rayloom_operator.decide.rollout.revisions import lineages
+from rayloom_operator.decide.rollout.view import look, order_of
+from rayloom_operator.errors import SpecError
+from rayloom_operator.names import Manifest
+from rayloom_operator.observe.observed import Observed
+from rayloom_operator.resolve.rank_memory import in_words
+from rayloom_operator.resolve.resolved import Resolved, question, resolve
+from rayloom_operator.resolve.revision import revision
+from rayloom_operator.resolve.sizing import cost
+
+# No cluster's: what depends on them is not printed.
+_SETTINGS = Settings(engine_image="", operator_key=b"")
+_COLUMNS = ("SHAPE", "RANKS", "NODES", "WEIGHTS/RANK", "KV TOKENS", "LENGTH", "REQUESTS", "")
+
+
+def print_plan(
+    *,
+    manifest: Path | None,
+    rollout: Sequence[Path] | None = None,
+    facts: Path | None,
+    old_facts: Path | None = None,
+    engine_image: str,
+    output: str,
+) -> int:
+    """Prints the ways to cut the model and the objects, or with `output` yaml the objects alone; with two manifests in
+    `rollout`, in place of `manifest`, the steps from one to the other.
+
+    Raises SpecError for a manifest that cannot be served, or facts that are missing or cannot be used.
+    """
+    if rollout is not None:
+        if output != "text":
+            raise SpecError((f"-o {output}: the steps of a roll are printed as text only; leave it out",))
+        old, new = (load_service(path) for path in rollout)
+        print(_steps(old, new, old_facts, facts, engine_image))
+        return 0
+    assert manifest is not None, "it has one or the other"
+    service = load_service(manifest)
+    resolved, known = _resolved(service, facts, engine_image)
+    objects = _objects(resolved, datetime.now(UTC))
+    if output == "yaml":
+        for each in objects:
+            # What is in a Secret follows from the operator's own key.
+            each = {name: value for name, value in each.items() if (each["kind"], name) != ("Secret", "data")}
+            print("---\n" + yaml.safe_dump(each, sort_keys=False), end="")
+        return 0
+    print(explain(resolved, known))
+    if needed := _needed_settings(service):
+        print(f"\nspec.podTemplate needs these values of the operator's chart: {needed}.")
+    print(f"\nObjects in namespace {service.metadata.namespace}:")
+    for each in objects:
+        print(f"  {each['kind']:<14}  {each['metadata']['name']}")
+    return 0
+
+
+def _needed_settings(service: LLMService) -> str:
+    """Values without which an operator does not accept the manifest's pod templates; empty where it always does."""
+    names = sorted({privilege for _, privilege in privileges(service.spec.pod_template)})
+    folders = sorted({path for _, path in host_paths(service.spec.pod_template)})
+    values = [f"podTemplate.allow={{{','.join(names)}}}"] if names else []
+    return ", ".join([*values, f"allowHostPaths={{{','.join(folders)}}}"] if folders else values)
+
+
+def _objects(resolved: Resolved, clock: datetime) -> tuple[Manifest, ...]:
+    """What is made of a new service, once it is written down how many engines it is to have."""
+    nothing, order = Observed(), order_of(resolved, revision(resolved))
+    rollout = RolloutState(
+        current_revision=order.revision, update_revision=order.revision, counts={order.revision: order.replicas}
+    )
+    step = next_step(order, rollout, look(nothing, {}, order.revision, now=0.0), clock)
+    parts = lineages(resolved, {}, nothing, {}, rollout, step, now=0.0, clock=clock)
+    return plan(resolved, nothing, parts, step, {}, rollout, _SETTINGS, now=0.0, clock=clock).wanted
+
+
+def explain(resolved: Resolved, facts: ModelFacts) -> str:
+    """The ways that were considered as a table, the chosen one marked, and why it is that one."""
+    spec, sizing, asked = resolved.service.spec, resolved.sizing, question(resolved.service, facts)
+    assert sizing is not None, "the model is known"
+    size = in_words(facts.num_parameters * ELEMENT_BYTES[asked.dtype])
+    where, why = "CPUs", "one rank, where nothing else is given"
+    if spec.accelerator is not None:
+        where = f"Nodes with {asked.per_node} x {spec.accelerator.resource} of {in_words(asked.memory or 0)}"
+        why = "the fewest accelerators that fit"
+    if given := [name for name, number in spec.parallelism if number is not None]:
+        why = f"{' and '.join(given)} as given"
+    lines = [
+        f"{spec.model.source}: {facts.num_parameters / 1e9:.2f} billion parameters, {size} in {asked.dtype}.",
+        f"{where}; {asked.num_requests} or more requests of {sizing.max_model_len} tokens at once.",
+        "",
+        *_table(sizing),
+        "",
+        f"{sizing.shape}: {why}. Worker pods: {sizing.pods}, ranks in each: {resolved.ranks_per_pod}.",
+    ]
+    return "\n".join([*lines, sizing.advice] if sizing.advice else lines)
+
+
+def _steps(old: LLMService, new: LLMService, old_facts: Path | None, facts: Path | None, engine_image: str) -> str:
+    if old.metadata.name != new.metadata.name:
+        names = f"{old.metadata.name} and {new.metadata.name}"
+        raise SpecError((f"metadata.name: {names} are two services; a roll is a change of one",))
+    after, _ = _resolved(new, facts, engine_image)
+    if old_facts is None and old.spec.model.source == new.spec.model.source:
+        old_facts = facts
+    before, _ = _resolved(old, old_facts, engine_image, "--old-facts")
+    return explain_rollout(before, after, new.spec.rollout)
+
+
+def _resolved(
+    service: LLMService, facts: Path | None, engine_image: str, flag: str = "--facts"
+) -> tuple[Resolved, ModelFacts]:
+    model = service.spec.model
+    known = builtin_facts(model) if facts is None else _read(facts, flag)
+    if known is None:
+        raise SpecError((f"spec.model.source: run {_advice(model)}, and add {flag} facts.json",))
+    return resolve(service, service.spec.engine.image or engine_image, known), known
+
+
+def _advice(model: Model) -> str:
+    source, where = model.source, "where it can be read"
+    if model.source_kind == "pvc":
+        claim, slash, path = source.removeprefix("pvc://").partition("/")
+        source, where = f"FOLDER{slash}{path}", f"where the claim {claim} is mounted at FOLDER"
+    command = ["rayloom-engine", "inspect", "--model", source]
+    command += ["--revision", model.revision] if model.revision is not None else []
+    return f"`{shlex.join(command)} > facts.json` {where}"
+
+
+def _table(sizing: Sizing) -> list[str]:
+    ways = sorted([sizing, *sizing.alternatives], key=cost)
+    rows = [_COLUMNS, *map(_row, ways)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    marks = ["  ", *("->" if way is sizing else "  " for way in ways)]
+    return [
+        "  ".join([mark, *(cell.rjust(width) for cell, width in zip(row, widths[:-1], strict=False)), row[-1]]).rstrip()
+        for mark, row in zip(marks, rows, strict=True)
+    ]
+
+
+def _row(way: Figures) -> tuple[str, ...]:
+    figures = (way.kv_tokens, way.max_model_len, way.concurrent_requests)
+    note = way.why_not if isinstance(way, Candidate) else ""
+    sizes = (way.shape, str(way.num_ranks), str(way.nodes), in_words(way.weights_bytes_per_rank))
+    return (*sizes, *(str(figure or "-") for figure in figures), note)
+
+
+def _read(path: Path, flag: str) -> ModelFacts:
+    try:
+        return ModelFacts.model_validate_json(path.read_bytes())
+    except OSError as error:
+        raise SpecError((f"{flag}: cannot read {path}: {error.strerror}",)) from error
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(map(str, ("", *first["loc"]))).lstrip(".") or "document"
+        problem = f"{flag}: {path} is not what `rayloom-engine inspect` prints: {where}: {first['msg']}"
+        raise SpecError((problem,)) from error

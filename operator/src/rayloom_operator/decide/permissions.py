@@ -1,0 +1,86 @@
+"""What whoever runs the operator allows in LLMServices beyond the restricted default. Pure.
+
+An LLMService is a way to pods for people who may perhaps make none, so it is to give them no more than a pod that a
+namespace with restricted pod security takes. A manifest that needs more is valid elsewhere: hence a condition, and no
+refusal at admission. Engines that run already go on; none is made again while its spec is not allowed.
+"""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from rayloom_operator.api.pod_template.privileges import host_paths, privileges, variables
+from rayloom_operator.api.spec import LLMService
+from rayloom_operator.errors import NotAllowed
+
+_HOST_PATHS = (
+    "use an hf:// or pvc:// source and a persistentVolumeClaim, or let whoever runs the operator set allowHostPaths"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Permissions:
+    """Settings of the operator. By default nothing is allowed that pods of restricted pod security may not do."""
+
+    host_paths: tuple[str, ...] = ()  # folders of nodes that may be mounted, with all below them; "/" for every one
+    hub_endpoints: bool = False  # HF_ENDPOINT of a manifest may be where its token is sent
+    # Of pod_privileges.PRIVILEGES, and capabilities.
+    allowed_in_pod_templates: frozenset[str] = frozenset()
+
+    def check(self, service: LLMService) -> None:
+        """Raises NotAllowed, with each field at fault and what to change."""
+        found = (*self._host_path_problems(service), *self._hub_problems(service), *self._privilege_problems(service))
+        if found:
+            raise NotAllowed(found)
+
+    def _host_path_problems(self, service: LLMService) -> Iterator[str]:
+        model = service.spec.model
+        if model.source_kind == "file":
+            yield from self._path_problem("spec.model.source", model.source.removeprefix("file://"))
+        if model.cache is not None and model.cache.host_path is not None:
+            yield from self._path_problem("spec.model.cache.hostPath", model.cache.host_path)
+        for field, path in host_paths(service.spec.pod_template):
+            yield from self._path_problem(field, path)
+
+    def _path_problem(self, field: str, path: str) -> Iterator[str]:
+        # What a path leaves by ".." the kubelet would refuse as well.
+        if ".." in path.split("/"):
+            yield f"{field}: {path!r} has '..' in it; give the path without it"
+        elif not path.startswith("/"):
+            yield f"{field}: {path!r} is no path on nodes; give one that begins with /"
+        elif not self.host_paths:
+            yield f"{field}: {path!r} is a path on nodes, and this operator allows none: {_HOST_PATHS}"
+        elif not any(_is_below(path, folder) for folder in self.host_paths):
+            allowed = ", ".join(self.host_paths)
+            yield f"{field}: {path!r} is a path on nodes, and this operator allows only {allowed}: {_HOST_PATHS}"
+
+    def _hub_problems(self, service: LLMService) -> Iterator[str]:
+        if self.hub_endpoints or service.spec.model.token_secret_ref is None:
+            return
+        of_engine = (
+            (f"spec.engine.env[{number}]", variable.value)
+            for number, variable in enumerate(service.spec.engine.env)
+            if variable.name == "HF_ENDPOINT"
+        )
+        for field, value in (*of_engine, *variables(service.spec.pod_template, "HF_ENDPOINT")):
+            yield (
+                f"{field}: the token of tokenSecretRef would be sent to HF_ENDPOINT {value!r}: remove one of the two, "
+                "or let whoever runs the operator set hub.endpoint, or hub.allowOwnEndpoints"
+            )
+
+    def _privilege_problems(self, service: LLMService) -> Iterator[str]:
+        allowed = ", ".join(sorted(self.allowed_in_pod_templates)) or "nothing of the kind"
+        for field, privilege in privileges(service.spec.pod_template):
+            if privilege not in self.allowed_in_pod_templates:
+                yield (
+                    f"{field}: this needs {privilege}, and this operator allows {allowed}: remove it, or let whoever "
+                    f"runs the operator add {privilege} to podTemplate.allow"
+                )
+
+
+def _is_below(path: str, folder: str) -> bool:
+    """Whether `path` is `folder` or in it; "/models2" is not in "/models"."""
+    inner, outer = (posixpath.normpath("/" + each.strip("/")) for each in (path, folder))
+    return outer == "/" or inner == outer or inner.startswith(outer + "/")

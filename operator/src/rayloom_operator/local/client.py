@@ -1,0 +1,92 @@
+"""HTTP to an engine: its status, and a streamed chat answer. The standard library only, so that commands start fast."""
+
+from __future__ import annotations
+
+import http.client
+import json
+from collections.abc import Iterator
+
+from rayloom_operator.engines.status import EngineStatus, engine_status, shown
+from rayloom_operator.errors import EngineUnavailable
+
+_STATUS_TIMEOUT_S = 5.0
+# The engine sends a comment every 10 s while a stream waits, so 60 s of silence mean that it is gone.
+_STREAM_TIMEOUT_S = 60.0
+
+
+def connect_host(host: str) -> str:
+    """The address under which this machine reaches a server that listens on `host`."""
+    return {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(host, host)
+
+
+def base_url(host: str, port: int) -> str:
+    """`http://HOST:PORT` as a client on this machine writes it."""
+    reachable = connect_host(host)
+    return f"http://[{reachable}]:{port}" if ":" in reachable else f"http://{reachable}:{port}"
+
+
+def read_status(host: str, port: int) -> EngineStatus | None:
+    """The engine's status from its admin port, or None while nothing answers there.
+
+    Raises EngineUnavailable when something answers that is not an engine of our version.
+    """
+    connection = http.client.HTTPConnection(connect_host(host), port, timeout=_STATUS_TIMEOUT_S)
+    try:
+        connection.request("GET", "/status")
+        response = connection.getresponse()
+        body = response.read()
+    except (OSError, http.client.HTTPException):
+        return None
+    finally:
+        connection.close()
+    return engine_status(response.status, body)
+
+
+def stream_chat(
+    host: str, port: int, *, model: str, prompt: str, max_tokens: int, api_key: str | None
+) -> Iterator[str]:
+    """The answer to one user message at temperature 0, piece by piece as it arrives.
+
+    Raises EngineUnavailable when the request fails, the stream carries an error, or it ends before `[DONE]`.
+    """
+    body = {
+        "model": model,
+        "messages": [{"role": "user", "content": prompt}],
+        "temperature": 0,
+        "max_tokens": max_tokens,
+        "stream": True,
+    }
+    headers = {"Content-Type": "application/json"}
+    if api_key is not None:
+        headers["Authorization"] = f"Bearer {api_key}"
+    connection = http.client.HTTPConnection(connect_host(host), port, timeout=_STREAM_TIMEOUT_S)
+    try:
+        connection.request("POST", "/v1/chat/completions", json.dumps(body), headers)
+        response = connection.getresponse()
+        if response.status != 200:
+            raise EngineUnavailable(f"the engine answered {response.status}: {shown(response.read())}")
+        yield from _pieces(response)
+    except (OSError, http.client.HTTPException) as error:
+        raise EngineUnavailable(f"the stream broke: {type(error).__name__}: {error}") from error
+    finally:
+        connection.close()
+
+
+def _pieces(response: http.client.HTTPResponse) -> Iterator[str]:
+    for line in response:
+        if not line.startswith(b"data:"):
+            continue  # Blank lines end events, and comments only keep the connection open.
+        data = line.removeprefix(b"data:").strip()
+        if data == b"[DONE]":
+            return
+        try:
+            event = json.loads(data)
+            if "error" in event:
+                raise EngineUnavailable(f"the engine sent an error: {event['error']['message']}")
+            for choice in event["choices"]:
+                piece = choice["delta"].get("content")
+                if piece:
+                    yield piece
+        except (ValueError, KeyError, TypeError) as error:
+            raise EngineUnavailable(f"the engine sent an event that is not a chat chunk: {shown(data)}") from error
+    raise EngineUnavailable("the stream ended before [DONE]")

@@ -1,0 +1,93 @@
+"""From an LLMService to the EngineConfig document (version v1) that `rayloom-engine serve --config FILE` reads.
+
+The operator never imports the engine; `schemas/engine-config.v1.json` is the contract, and `tests/contract/` holds both
+to it.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+from rayloom_operator.api.spec import LLMService, Model
+from rayloom_operator.names import (
+    ADMIN_PORT,
+    ADMIN_TOKEN_FILE,
+    API_PORT,
+    CLAIM_FOLDER,
+    KEYS_FILE,
+    KEYS_FOLDER,
+    RANK_PORT,
+)
+from rayloom_operator.resolve.resolved import Resolved
+
+# How long Ray may take to find room for the ranks. Pods may wait for a node or an image for long, and the operator
+# says so; an engine that gave up meanwhile would only hide it.
+_PLACEMENT_SECONDS = 3600
+
+JsonValue: TypeAlias = str | int | bool | list[str]
+
+
+def engine_model(model: Model) -> str:
+    """The model as the engine in a pod is told it. The claim of a pvc:// model is mounted as a folder."""
+    if model.source_kind != "pvc":
+        return model.source
+    _, _, path = model.source.removeprefix("pvc://").partition("/")
+    return f"file://{CLAIM_FOLDER}/{path}".rstrip("/")
+
+
+def pod_engine_config(resolved: Resolved) -> dict[str, JsonValue]:
+    """The EngineConfig v1 document for an engine in a head pod, with its ranks in worker pods."""
+    keys: dict[str, JsonValue] = {"api_key_file": f"{KEYS_FOLDER}/{KEYS_FILE}"}
+    document = _document(resolved, host="0.0.0.0", port=API_PORT, admin_port=ADMIN_PORT) | {
+        **(keys if resolved.service.spec.auth is not None else {}),
+        "model": engine_model(resolved.service.spec.model),
+        "executor": "ray",
+        "admin_host": "0.0.0.0",
+        "admin_token_file": ADMIN_TOKEN_FILE,
+        "rank_port": RANK_PORT,
+        "placement_seconds": _PLACEMENT_SECONDS,
+    }
+    # On Ray `auto` looks at the GPUs that are there when it starts, and a worker's may come later.
+    if document.get("device", "auto") == "auto":
+        document["device"] = "cpu" if resolved.service.spec.accelerator is None else "cuda"
+    if resolved.stages_per_pod > 1:
+        # Stages that follow each other share a pod; there is just room for all of them, so no pod stays empty.
+        document["ray_placement_strategy"] = "PACK"
+    return document
+
+
+def engine_config(service: LLMService, *, host: str, port: int, admin_port: int) -> dict[str, JsonValue]:
+    """The EngineConfig v1 document for one engine of `service`. What the manifest leaves out stays out.
+
+    The admin port is opened on loopback only. Nothing is computed from `accelerator`: the engine looks at this machine.
+    """
+    asked, length = service.spec.parallelism, service.spec.model.max_model_len
+    tensor, pipeline = asked.tensor or 1, asked.pipeline or 1
+    # No image has a part in it.
+    resolved = Resolved(service=service, image="", tensor=tensor, pipeline=pipeline, max_model_len=length)
+    return _document(resolved, host=host, port=port, admin_port=admin_port)
+
+
+def _document(resolved: Resolved, *, host: str, port: int, admin_port: int) -> dict[str, JsonValue]:
+    service = resolved.service
+    model, recovery = service.spec.model, service.spec.recovery
+    document: dict[str, JsonValue | None] = {
+        "version": "v1",
+        "model": model.source,
+        "revision": resolved.commit or model.revision,
+        "served_model_name": service.served_name,
+        "dtype": model.dtype,
+        "max_model_len": resolved.max_model_len,
+        "tensor_parallel_size": resolved.tensor,
+        "pipeline_parallel_size": resolved.pipeline,
+        "drain_seconds": service.spec.drain_seconds,
+        "hang_seconds": recovery.hang_seconds,
+        "rebuild_seconds": recovery.rebuild_seconds,
+        "restart_budget": recovery.restart_budget,
+        "host": host,
+        "port": port,
+        "admin_host": "127.0.0.1",
+        "admin_port": admin_port,
+        **service.spec.engine.args.model_dump(mode="json"),
+    }
+    return {name: value for name, value in document.items() if value is not None}

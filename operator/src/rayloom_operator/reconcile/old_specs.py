@@ -1,0 +1,67 @@
+"""Reads what engines of earlier revisions were made from, as far as a roll needs it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+
+from rayloom_operator.decide.permissions import Permissions
+from rayloom_operator.errors import NotAllowed
+from rayloom_operator.kube.client import NOT_FOUND, Kube, KubeError
+from rayloom_operator.names import Manifest, ServiceKey
+from rayloom_operator.objects.old_spec import old_spec_path, resolved_of
+from rayloom_operator.objects.ownership import is_owned
+from rayloom_operator.reconcile.sizer import Sizer
+from rayloom_operator.resolve.resolved import Hub, Resolved
+
+logger = logging.getLogger(__name__)
+
+
+class OldSpecs:
+    """Lives in one event loop. Holds nothing of services that do not roll."""
+
+    def __init__(self, kube: Kube, hub: Hub, permissions: Permissions, sizer: Sizer) -> None:
+        self._kube = kube
+        self._hub = hub
+        self._permissions = permissions
+        self._sizer = sizer
+        self._known: dict[ServiceKey, dict[str, Resolved]] = {}
+
+    async def of(self, key: ServiceKey, document: Manifest, revisions: Iterable[str]) -> dict[str, Resolved]:
+        """By revision; one that is not there, or cannot be read, is left out. Others of this service are forgotten."""
+        before, found = self._known.pop(key, {}), {}
+        for revision in revisions:
+            resolved = before.get(revision) or await self._read(key, document, revision)
+            if resolved is not None and resolved.service.metadata.uid == document["metadata"]["uid"]:
+                found[revision] = resolved
+        if found:
+            self._known[key] = found
+        return found
+
+    def forget(self, key: ServiceKey) -> None:
+        self._known.pop(key, None)
+
+    async def _read(self, key: ServiceKey, document: Manifest, revision: str) -> Resolved | None:
+        path = old_spec_path(*key, revision)
+        try:
+            found = await self._kube.get(path)
+        except KubeError as error:
+            if error.code != NOT_FOUND:
+                raise
+            logger.warning("%s/%s: %s is gone: no engine of that revision can be made again", *key, path)
+            return None
+        if not is_owned(found["metadata"], document["metadata"]["uid"]):
+            return None
+        # Another version of the operator may have sized it by other inputs, and whoever may write ControllerRevisions
+        # may have changed it: then its shape is computed once more.
+        resolved = await self._sizer.run(resolved_of, found, document, self._hub)
+        if resolved is None:
+            logger.warning("%s/%s: %s cannot be read: no engine of that revision can be made again", *key, path)
+            return None
+        try:
+            # It may be older than the setting, and whoever may write ControllerRevisions may have changed it.
+            self._permissions.check(resolved.service)
+        except NotAllowed as error:
+            logger.warning("%s/%s: no engine of %s can be made again: %s", *key, path, error)
+            return None
+        return resolved

@@ -1,0 +1,185 @@
+"""The operator's metrics, in Prometheus' text format."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter as Count
+from collections.abc import Awaitable, Callable, Iterable
+from datetime import datetime
+
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    ProcessCollector,
+    disable_created_metrics,
+    generate_latest,
+)
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from rayloom_operator.api.rollout import RolloutState
+from rayloom_operator.errors import OperatorError, Refused
+from rayloom_operator.names import ServiceKey
+
+_PREFIX = "rayloom_operator"
+_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.15, 0.25, 0.5, 1, 2.5, 5, 10, 30)
+_WAIT_SECONDS = (*_SECONDS, 60, 300, 900)  # thousands may be ahead
+_ROLL_SECONDS = (15, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 14400, 43200)  # an engine may load for an hour
+
+# What is read when somebody asks: name -> meaning.
+GAUGES = {
+    "leader": "1 in the operator that works, 0 in one that waits.",
+    "queue_depth": "Services that wait for a pass.",
+    "concurrency": "Passes that may run at once now, 2 to 8: few for long says that the API server is crowded, or the "
+    "way there, or the operator itself.",
+    "engines_polled": "Engines that are asked for their status.",
+}
+# The labels of the others, by the name that they are made with.
+LABELS = {
+    "reconcile": ("result",),
+    "queue_seconds": ("priority",),
+    "api_requests": ("verb", "code"),
+    "rollout_steps": ("step",),
+    "rollout_failures": ("reason",),
+    "rollout_seconds": ("end",),
+    "services": ("condition", "status"),
+}
+
+disable_created_metrics()  # type: ignore[no-untyped-call]
+
+
+class Metrics:
+    """What happens is counted as it happens; what is so, is read when somebody asks."""
+
+    def __init__(self) -> None:
+        self._registry = CollectorRegistry()
+        ProcessCollector(registry=self._registry)
+        self._reconcile_seconds = Histogram(
+            f"{_PREFIX}_reconcile_seconds",
+            "Seconds of one pass over a service.",
+            buckets=_SECONDS,
+            registry=self._registry,
+        )
+        self._reconciles = Counter(
+            f"{_PREFIX}_reconcile",
+            "Passes over a service by how they ended: done, refused (somebody has to change something), failed (tried "
+            "again), bug (a mistake in the operator).",
+            LABELS["reconcile"],
+            registry=self._registry,
+        )
+        self._queue_seconds = Histogram(
+            f"{_PREFIX}_queue_seconds",
+            "Seconds a service waited for reconciliation. `news`: an engine or pod changed; `known`: spec change or "
+            "regular check; `new`: first seen.",
+            LABELS["queue_seconds"],
+            buckets=_WAIT_SECONDS,
+            registry=self._registry,
+        )
+        self._requests = Counter(
+            f"{_PREFIX}_api_requests",
+            "Requests to the API server; the code is none where there was no answer.",
+            LABELS["api_requests"],
+            registry=self._registry,
+        )
+        self._rollout_steps = Counter(
+            f"{_PREFIX}_rollout_steps",
+            "Steps of rolls that began: RolledBack counts rolls that were undone, WaitingForCapacity those that found "
+            "no room.",
+            LABELS["rollout_steps"],
+            registry=self._registry,
+        )
+        self._rollout_failures = Counter(
+            f"{_PREFIX}_rollout_failures",
+            "Revisions that failed: AnalysisFailed, CrashLoop or DeadlineExceeded.",
+            LABELS["rollout_failures"],
+            registry=self._registry,
+        )
+        self._rollout_seconds = Histogram(
+            f"{_PREFIX}_rollout_seconds",
+            "Seconds of rolls that ended, pauses included. Complete: since the spec changed; RolledBack: since the "
+            "failure.",
+            LABELS["rollout_seconds"],
+            buckets=_ROLL_SECONDS,
+            registry=self._registry,
+        )
+
+    def text(self) -> bytes:
+        return generate_latest(self._registry)
+
+    def count_request(self, verb: str, code: str) -> None:
+        """Counts a request to the API server; `code` is the HTTP status, or `none` when there was no answer."""
+        self._requests.labels(verb, code).inc()
+
+    def waited(self, priority: str, seconds: float) -> None:
+        """Counts the wait of a service for its pass."""
+        self._queue_seconds.labels(priority).observe(seconds)
+
+    def measured(
+        self, handle: Callable[[ServiceKey], Awaitable[float | None]]
+    ) -> Callable[[ServiceKey], Awaitable[float | None]]:
+        """`handle`, with its time and its end counted."""
+
+        async def measured(key: ServiceKey) -> float | None:
+            began, result = time.monotonic(), "bug"
+            try:
+                delay = await handle(key)
+                result = "done"
+                return delay
+            except Refused:
+                result = "refused"
+                raise
+            except OperatorError:
+                result = "failed"
+                raise
+            finally:
+                self._reconcile_seconds.observe(time.monotonic() - began)
+                self._reconciles.labels(result).inc()
+
+        return measured
+
+    def rolled(self, before: RolloutState, after: RolloutState, clock: datetime) -> None:
+        """Counts what a status that was written says of a roll, and the one before it did not."""
+        if after.step and after.step != before.step:
+            self._rollout_steps.labels(after.step).inc()
+        failure = after.failure
+        if failure is not None and failure != before.failure:
+            self._rollout_failures.labels(failure.reason).inc()
+        if before.roll_time and after.current_revision == after.update_revision == before.update_revision:
+            self._ended("Complete", before.roll_time, clock)
+        if failure is not None and after.step == "RolledBack" != before.step:
+            self._ended("RolledBack", failure.time, clock)
+
+    def _ended(self, end: str, began: str, clock: datetime) -> None:
+        self._rollout_seconds.labels(end).observe((clock - datetime.fromisoformat(began)).total_seconds())
+
+    def gauge(self, name: str, read: Callable[[], float]) -> None:
+        """Shows what `read` gives under one of the names in GAUGES."""
+        Gauge(f"{_PREFIX}_{name}", GAUGES[name], registry=self._registry).set_function(read)
+
+    def described(self) -> tuple[tuple[str, str, tuple[str, ...], str], ...]:
+        """(name, kind, labels, meaning) of every metric of our own, as Prometheus sees it, by name."""
+        found = []
+        for family in self._registry.collect():
+            if family.name.startswith(_PREFIX):
+                name = family.name + ("_total" if family.type == "counter" else "")
+                labels = LABELS.get(family.name.removeprefix(f"{_PREFIX}_"), ())
+                found.append((name, family.type, labels, family.documentation))
+        return tuple(sorted(found))
+
+    def follow(self, conditions: Callable[[], Iterable[tuple[str, str]]], poll_failures: Callable[[], int]) -> None:
+        """Reads these at each look: (type, status) of all conditions of all services, and polls without an answer."""
+
+        class Services(Collector):
+            def collect(self) -> Iterable[Metric]:
+                failures = CounterMetricFamily(f"{_PREFIX}_engine_poll_failures", "Engines that gave no answer.")
+                failures.add_metric([], poll_failures())
+                services = GaugeMetricFamily(
+                    f"{_PREFIX}_services", "Services, by condition and its status.", labels=LABELS["services"]
+                )
+                for labels, number in sorted(Count(conditions()).items()):
+                    services.add_metric(list(labels), number)
+                return [failures, services]
+
+        self._registry.register(Services())
