@@ -33,6 +33,7 @@ from rayloom_operator.reconcile.sizer import Sizer
 from rayloom_operator.reconcile.status_writer import StatusWriter
 from rayloom_operator.reconcile.work_queue import REGULAR_S
 from rayloom_operator.resolve.resolved import Resolved, is_sized, resolve
+from rayloom_operator.times import Now
 
 # Objects without a watch, such as ConfigMaps, are applied again so often, because somebody may have deleted them.
 _REAPPLY_S = 1800.0
@@ -93,7 +94,7 @@ class Reconciler:
         return await self._observer.forget(key, datetime.now(UTC))
 
     async def reconcile(self, key: ServiceKey, document: Manifest) -> float:
-        now, clock = asyncio.get_running_loop().time(), datetime.now(UTC)
+        now = Now(wall=datetime.now(UTC), mono=asyncio.get_running_loop().time())
         previous = document.get("status", {})
         unsupported = self._watches.kuberay_problem
         if not unsupported and not self._watches.clusters.is_synced.is_set():
@@ -107,7 +108,7 @@ class Reconciler:
             service = parse(document)
             patience = timedelta(seconds=service.spec.recovery.node_loss_seconds)
             self._settings.permissions.check(service)
-            inspection = await self._inspect(key, previous, service, clock)
+            inspection = await self._inspect(key, previous, service, now.wall)
             if inspection.facts is not None:
                 image = self._settings.image(service)
                 resolved = await self._resolve(service, image, inspection.facts, previous)
@@ -119,7 +120,7 @@ class Reconciler:
             accepted = Verdict(reason=reason, message="; ".join(error.problems))
         memory, rollout = remembered(previous), stored_rollout(previous)
         made = [name for name, each in memory.items() if each.state != "BackOff"]
-        seen = await self._observer.observe(key, document["metadata"]["uid"], made, patience, clock)
+        seen = await self._observer.observe(key, document["metadata"]["uid"], made, patience, now.wall)
         if any(each.head and each.head.ip and each.reading is None for each in seen.groups):
             # The first answer, or its absence, is a moment away, and it starts the next turn. Without it a restarted
             # operator would call an engine that serves unavailable, and make another.
@@ -129,15 +130,15 @@ class Reconciler:
         step: Step | None = None
         parts: tuple[Lineage, ...] = ()
         if resolved is not None:
-            step, parts = await self._roller.next(key, document, resolved, seen, memory, rollout, now=now, clock=clock)
+            step, parts = await self._roller.next(key, document, resolved, seen, memory, rollout, now=now)
         places = tuple(slot for lineage in parts for slot in lineage.slots)
         wanted = None if unsupported else resolved
         settings, model = self._settings, inspection.model
         named = service or without_spec(document)
-        planned = plan(wanted, seen, parts, step, memory, rollout, settings, named, model, now=now, clock=clock)
+        planned = plan(wanted, seen, parts, step, memory, rollout, settings, named, model, now=now)
         if service is not None and accepted.reason is Reason.NOT_ALLOWED and not unsupported:
-            planned = held_plan(planned, service, seen, settings.namespace, now=now)
-        mounting_s = self._mounting_s(key, seen.groups, inspection, now)
+            planned = held_plan(planned, service, seen, settings.namespace, now=now.mono)
+        mounting_s = self._mounting_s(key, seen.groups, inspection, now.mono)
         refused: Refused | None = None
         try:
             applied = replace(planned, wanted=inspection.wanted + planned.wanted)
@@ -161,10 +162,9 @@ class Reconciler:
             previous=previous,
             memory=memory,
             now=now,
-            clock=clock,
         )
         unwritten_s = await self._statuses.write(key, document, computed)
-        waits = [(each - clock).total_seconds() for each in (*planned.waits, *seen.waits)]
+        waits = [(each - now.wall).total_seconds() for each in (*planned.waits, *seen.waits)]
         if unwritten_s is not None:
             waits.append(unwritten_s)
         if not await self._statuses.tell(key):
@@ -178,7 +178,7 @@ class Reconciler:
             waits.append(inspection.look_again_s)
         if wanted is not None and step is not None and step.look_again_s is not None:
             waits.append(step.look_again_s)
-        look_s = min([self._next_look_s(seen.groups, mounting_s, now), *waits])
+        look_s = min([self._next_look_s(seen.groups, mounting_s, now.mono), *waits])
         if refused is not None:
             # What was refused is tried again ever later; what time alone changes is not to wait for that.
             self._requeue_after(key, max(look_s, _REFUSED_LOOK_S))
