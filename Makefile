@@ -51,10 +51,11 @@ chaos: $(STAMP) ## Break real servers 30 times under load (minutes); CHAOS_ARGS=
 faults: $(STAMP) ## Run the tests of faults that take long to notice or to mend, which `make test` leaves out
 	HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -m slow $(ARGS)
 
-lint: $(STAMP) ## Check style, formatting and import directions
+lint: $(STAMP) ## Check style, formatting and import directions, and print the lines of code of each folder
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports --no-logo
+	@$(BIN)/python tools/print_lines.py
 
 types: $(STAMP) ## Check types, strictly
 	$(BIN)/mypy

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from print_lines import lines_of_code
+
 ROOT = Path(__file__).resolve().parents[1]
 SOURCES = (ROOT / "engine" / "src", ROOT / "operator" / "src", ROOT / "bench" / "src")
 
@@ -131,6 +133,23 @@ def test_no_source_file_is_longer_than_400_lines():
     sizes = {path: len(path.read_text(encoding="utf-8").splitlines()) for path in our_files()}
 
     assert {str(path.relative_to(ROOT)): size for path, size in sizes.items() if size > 400} == {}
+
+
+def test_lines_of_code_are_those_without_blanks_comments_and_docstrings():
+    source = '''"""A module.
+
+Of two paragraphs.
+"""
+
+# A comment.
+def add(a, b):  # one more
+    """Returns the sum."""
+    text = """a string
+    of two lines"""
+    return a + b
+'''
+
+    assert lines_of_code(source) == 4
 
 
 @pytest.mark.parametrize(
