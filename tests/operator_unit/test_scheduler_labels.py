@@ -4,7 +4,7 @@ import pytest
 
 from rayloom_operator.api.spec import Metadata, parse
 from rayloom_operator.api.status import Reason
-from rayloom_operator.decide.rollout.view import look
+from rayloom_operator.decide.rollout.view import view_of
 from rayloom_operator.objects.ray_cluster import ray_cluster
 from rayloom_operator.observe.observed import Observed, is_suspended
 from rayloom_operator.observe.verdict import judge
@@ -99,7 +99,7 @@ def test_what_waits_in_a_queue_is_no_fault_and_waits_for_capacity(is_told_to_go)
     # KubeRay deletes the pods that one has which is suspended later.
     group = make_group(is_suspended=True, is_told_to_go=is_told_to_go)
     verdict = judge(group, NOW)
-    (engine,) = look(Observed(groups=(group,)), {}, "00000000", now=NOW).engines
+    (engine,) = view_of(Observed(groups=(group,)), {}, "00000000", mono=NOW).engines
 
     assert verdict.reason is Reason.PODS_PENDING
     assert verdict.message == (

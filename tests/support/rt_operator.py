@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 from types import SimpleNamespace
 
 from rayloom_operator.api.model_facts import builtin_facts
-from rayloom_operator.api.rollout import RolloutState
+from rayloom_operator.api.rollout.state import RolloutState
 from rayloom_operator.api.spec import parse
 from rayloom_operator.api.status import Reason, stored_rollout
 from rayloom_operator.decide.permissions import Permissions
@@ -13,7 +13,7 @@ from rayloom_operator.decide.plan import Settings, plan
 from rayloom_operator.decide.recovery import remembered
 from rayloom_operator.decide.rollout.planner import next_step
 from rayloom_operator.decide.rollout.revisions import lineages
-from rayloom_operator.decide.rollout.view import look, order_of
+from rayloom_operator.decide.rollout.view import desired_of, view_of
 from rayloom_operator.decide.status import VALID, status
 from rayloom_operator.engines.progress import NO_PROGRESS
 from rayloom_operator.engines.status import EngineStatus, Rank, Requests
@@ -139,7 +139,7 @@ def make_serving(resolved, number=0, **facts):
 
 
 def settled(resolved):
-    """What a status remembers of a service whose spec was taken up and never changed."""
+    """The rollout state of a service whose spec was taken up and never changed."""
     current = revision(resolved)
     counts = {current: resolved.service.spec.replicas} if resolved.service.spec.replicas else {}
     return RolloutState(current_revision=current, update_revision=current, counts=counts)
@@ -158,23 +158,24 @@ def turn(
     clock=CLOCK,
     **facts,
 ):
-    """What one pass over a service decides and says: `slots`, `step`, `plan`, `status`, and `document`, the status as
-    written.
+    """The decisions of one reconcile: `slots`, `step`, `plan`, `status`, and `document`, the status as written.
 
-    `previous` is the document of the turn before; without one the spec was taken up a turn ago. `old` is what engines
-    of earlier revisions are made from, `endpoints` the addresses that clients find; None: those with the route.
+    `previous` is the document of the reconcile before; without one the spec was taken up a reconcile ago. `old` is what
+    engines of earlier revisions are made from, `endpoints` the addresses that clients find; None: those with the route.
     """
     if endpoints is not None:
         groups = [replace(each, is_found=each.head is not None and each.head.ip in endpoints) for each in groups]
     previous, seen = previous or {}, Observed(groups=tuple(groups), **facts)
     memory, rollout, step, parts = remembered(previous), stored_rollout(previous), None, ()
     if resolved:
+        desired = desired_of(resolved, revision(resolved))
+        view = view_of(seen, memory, desired.revision, mono=now)
         if not rollout.update_revision:
-            rollout = settled(resolved)
-        order = order_of(resolved, revision(resolved))
-        step = next_step(order, rollout, look(seen, memory, order.revision, now=now), clock)
+            # As the reconcile before has written it, but that no engine was to be terminated then.
+            rollout = replace(next_step(desired, settled(resolved), view, clock).state, terminating={})
+        step = next_step(desired, rollout, view, clock)
         made_from = {revision(each): each for each in old}
-        parts = lineages(resolved, made_from, seen, memory, rollout, step, now=Now(clock, now))
+        parts = lineages(resolved, made_from, seen, memory, step, now=Now(clock, now))
     places = tuple(slot for lineage in parts for slot in lineage.slots)
     accepted = VALID
     if problems or refusal:

@@ -14,14 +14,14 @@ from pydantic import ValidationError
 from rayloom_operator.api.manifest import load_service
 from rayloom_operator.api.model_facts import ELEMENT_BYTES, ModelFacts, builtin_facts
 from rayloom_operator.api.pod_template.privileges import host_paths, privileges
-from rayloom_operator.api.rollout import RolloutState
+from rayloom_operator.api.rollout.state import RolloutState
 from rayloom_operator.api.spec import LLMService, Model
 from rayloom_operator.api.status import Candidate, Figures, Sizing
 from rayloom_operator.cli.rollout import explain_rollout
 from rayloom_operator.decide.plan import Settings, plan
 from rayloom_operator.decide.rollout.planner import next_step
 from rayloom_operator.decide.rollout.revisions import lineages
-from rayloom_operator.decide.rollout.view import look, order_of
+from rayloom_operator.decide.rollout.view import desired_of, view_of
 from rayloom_operator.errors import SpecError
 from rayloom_operator.names import Manifest
 from rayloom_operator.observe.observed import Observed
@@ -85,13 +85,13 @@ def _needed_settings(service: LLMService) -> str:
 
 def _objects(resolved: Resolved, clock: datetime) -> tuple[Manifest, ...]:
     """What is made of a new service, once it is written down how many engines it is to have."""
-    nothing, order = Observed(), order_of(resolved, revision(resolved))
-    rollout = RolloutState(
-        current_revision=order.revision, update_revision=order.revision, counts={order.revision: order.replicas}
-    )
-    step = next_step(order, rollout, look(nothing, {}, order.revision, now=0.0), clock)
-    parts = lineages(resolved, {}, nothing, {}, rollout, step, now=Now(wall=clock, mono=0.0))
-    return plan(resolved, nothing, parts, step, {}, rollout, _SETTINGS, now=Now(wall=clock, mono=0.0)).wanted
+    nothing, now = Observed(), Now(wall=clock, mono=0.0)
+    desired = desired_of(resolved, revision(resolved))
+    view = view_of(nothing, {}, desired.revision, mono=now.mono)
+    stored = next_step(desired, RolloutState(), view, now.wall).state
+    step = next_step(desired, stored, view, now.wall)
+    parts = lineages(resolved, {}, nothing, {}, step, now=now)
+    return plan(resolved, nothing, parts, step, {}, stored, _SETTINGS, now=now).wanted
 
 
 def explain(resolved: Resolved, facts: ModelFacts) -> str:

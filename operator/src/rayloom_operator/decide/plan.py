@@ -10,7 +10,7 @@ from collections.abc import Iterator, Set
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from rayloom_operator.api.rollout import RolloutState
+from rayloom_operator.api.rollout.state import RolloutState
 from rayloom_operator.api.spec import LLMService
 from rayloom_operator.api.status import Model
 from rayloom_operator.decide.permissions import Permissions
@@ -120,10 +120,12 @@ def plan(
     `memory` and `rollout` are what was written of engines and rolls, `service` is the spec as far as it can be read,
     `model` is what was found of its model. An engine that failed is made anew when its time has come.
     """
-    going = rollout.leaving.keys() | (step.state.leaving.keys() if step is not None else set())
+    going = (rollout if step is None else step.state).terminating.keys()
     wells = {group.name for group in seen.groups if is_well(group, now.mono)}
     slots = tuple(slot for lineage in lineages for slot in lineage.slots)
-    routes = tuple(route for group in seen.groups if (route := _route(group, seen, wells, going, step)))
+    # Which engines terminate has to be written before a route depends on it.
+    is_stored = step is None or step.is_stored
+    routes = tuple(route for group in seen.groups if is_stored and (route := _route(group, seen, wells, going, step)))
     if resolved is None or step is None:
         # Nothing is moved now, so nothing is to be waited for.
         freed = (disruption_budget(service),) if service is not None and seen.groups else ()
@@ -182,7 +184,7 @@ def _num_pods(resolved: Resolved, lineages: tuple[Lineage, ...], seen: Observed,
     """No fewer than the service's engines have after this step, and as many as those that are to serve."""
     num_engines = max(resolved.service.spec.replicas, len(seen.groups) + seen.num_ending + sum(step.make.values()))
     sizes = [1 + each.num_pods for each in (resolved, *(lineage.resolved for lineage in lineages)) if each is not None]
-    return (num_engines - step.num_freed) * max(*sizes, *(len(group.pods) for group in seen.groups), 0)
+    return (num_engines - step.num_evictable) * max(*sizes, *(len(group.pods) for group in seen.groups), 0)
 
 
 def _revisions(state: RolloutState) -> set[str]:

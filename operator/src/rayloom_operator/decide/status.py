@@ -24,7 +24,7 @@ from rayloom_operator.api.status import (
 )
 from rayloom_operator.api.status import Group as GroupStatus
 from rayloom_operator.decide.recovery import Memory, Slot, has_served, verdict_of
-from rayloom_operator.decide.rollout.conditions import progress, rollout_conditions
+from rayloom_operator.decide.rollout.conditions import progress, rollout_conditions, rollout_status
 from rayloom_operator.decide.rollout.planner import Step
 from rayloom_operator.names import NODE_TYPE_LABEL, SERVICE_LABEL, revision_of
 from rayloom_operator.objects.companions import endpoint
@@ -93,7 +93,7 @@ def status(
     times of change and for what a refused spec leaves running, `memory` the groups in it.
     """
     places, rollout = {slot.name for slot in slots}, stored_rollout(previous)
-    leaving = step.state.leaving if step is not None else rollout.leaving
+    leaving = (rollout if step is None else step.state).terminating
     # A refused spec has made nothing, unless it was accepted before.
     is_accepted = accepted.reason is Reason.VALID
     update = step.state.update_revision if step is not None else ""
@@ -176,12 +176,7 @@ def status(
         current_revision=step.state.current_revision if step is not None else previous.get("currentRevision", ""),
         update_revision=update or previous.get("updateRevision", ""),
         progress=progress(step) if step is not None else previous.get("progress", ""),
-        # While nothing can be done, no deadline counts.
-        rollout=step.state
-        if step is not None
-        else rollout.model_copy(update={"progress_time": "", "held_time": ""})
-        if rollout.update_revision
-        else None,
+        rollout=rollout_status(step, rollout),
         image=default_image if is_made and step is not None else previous.get("image", ""),
         groups=tuple(_group_status(row, resolved, memory.get(row.slot.name), now) for row in rows),
     )

@@ -176,8 +176,8 @@ class Reconciler:
             waits.append(_NEXT_TURN_S)
         if inspection.look_again_s is not None:
             waits.append(inspection.look_again_s)
-        if wanted is not None and step is not None and step.look_again_s is not None:
-            waits.append(step.look_again_s)
+        if wanted is not None and step is not None and step.requeue_after_s is not None:
+            waits.append(step.requeue_after_s)
         look_s = min([self._next_look_s(seen.groups, mounting_s, now.mono), *waits])
         if refused is not None:
             # What was refused is tried again ever later; what time alone changes is not to wait for that.

@@ -89,7 +89,7 @@ class StatusWriter:
                 # The event of that edit, which is older than this, will be no news.
                 self._on_edit(key)
         if computed.rollout is not None:
-            self._metrics.rolled(stored_rollout(previous), computed.rollout, datetime.now(UTC))
+            self._metrics.rolled(stored_rollout(previous), computed.rollout.state(), datetime.now(UTC))
         news = {each["metadata"]["name"]: each for each in events(document, computed, datetime.now(UTC))}
         self._untold.setdefault(key, {}).update(news)
         return None

@@ -1,11 +1,10 @@
-"""The engines of each revision that is to have some, or has: how many the roll wants, and what became of each. Pure."""
+"""The places for engines of each revision that has engines or shall have some. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from rayloom_operator.api.rollout import RolloutState
 from rayloom_operator.decide.recovery import Memory, Slot, slots
 from rayloom_operator.decide.rollout.planner import Step
 from rayloom_operator.observe.observed import Observed
@@ -15,16 +14,16 @@ from rayloom_operator.times import Now
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lineage:
-    """The engines of one revision."""
+    """The places for engines of one revision."""
 
     revision: str
-    resolved: Resolved | None  # what they are made from; None where nobody knows any more: then none is made
+    resolved: Resolved | None  # what its engines are made from; None where no ControllerRevision has it: none is made
     slots: tuple[Slot, ...]
-    num_new: int  # so many of the empty places may be filled now
+    num_new: int  # empty places that may be filled now
 
 
 def old_revisions(step: Step) -> list[str]:
-    """Those beside the spec's of which engines may have to be made."""
+    """The revisions other than the spec's of which the step may make engines."""
     state = step.state
     return sorted({*state.counts, state.current_revision} - {state.update_revision, ""})
 
@@ -34,16 +33,17 @@ def lineages(
     old: Mapping[str, Resolved],
     seen: Observed,
     memory: Memory,
-    rollout: RolloutState,
     step: Step,
     *,
     now: Now,
 ) -> tuple[Lineage, ...]:
-    """By revision. `resolved` is the spec's, `old` what engines of other revisions are made from, `rollout` what was
-    written of the roll, and `step` what comes next."""
-    made_from = {**old, step.state.update_revision: resolved}
-    # What only one of the two lets go is neither counted nor made anew.
-    leaving = rollout.leaving.keys() | step.state.leaving.keys()
+    """The places, by revision.
+
+    `resolved` is the spec's, and `old` has what engines of other revisions are made from. Terminating engines have no
+    place: they are neither counted nor recreated.
+    """
+    state = step.state
+    made_from = {**old, state.update_revision: resolved}
     return tuple(
         Lineage(
             revision=each,
@@ -53,12 +53,12 @@ def lineages(
                 each,
                 seen,
                 memory,
-                number=step.state.counts.get(each, 0),
+                number=state.counts.get(each, 0),
                 num_new=step.make.get(each, 0),
-                leaving=leaving,
+                leaving=state.terminating.keys(),
                 now=now,
             ),
             num_new=step.make.get(each, 0),
         )
-        for each in sorted({*step.state.counts, *(group.revision for group in seen.groups)})
+        for each in sorted({*state.counts, *(group.revision for group in seen.groups)})
     )
