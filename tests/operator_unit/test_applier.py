@@ -232,7 +232,7 @@ def test_it_is_told_which_engines_were_told_to_drain_or_may_have_been(monkeypatc
     async def story(kube, drift, _):
         told = []
         applier = Applier(kube, drift, nobody, lambda *each: told.append(each))
-        drains = [Drain(group=f"g{n}", ip=f"10.0.0.{n}", token="t", wanted=n < 4) for n in (1, 2, 3, 4)]
+        drains = [Drain(replica=f"g{n}", ip=f"10.0.0.{n}", token="t", wanted=n < 4) for n in (1, 2, 3, 4)]
         await applier.carry_out(KEY, Plan(drains=tuple(drains)), 300)
         assert sorted(told) == [(KEY, "g1", True), (KEY, "g3", True), (KEY, "g4", False)]
 

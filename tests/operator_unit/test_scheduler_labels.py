@@ -99,7 +99,7 @@ def test_what_waits_in_a_queue_is_no_fault_and_waits_for_capacity(is_told_to_go)
     # KubeRay deletes the pods that one has which is suspended later.
     group = make_group(is_suspended=True, is_told_to_go=is_told_to_go)
     verdict = judge(group, NOW)
-    (engine,) = look(Observed(groups=(group,)), {}, "00000000", now=NOW).engines
+    (engine,) = look(Observed(replicas=(group,)), {}, "00000000", now=NOW).engines
 
     assert verdict.reason is Reason.PODS_PENDING
     assert verdict.message == (

@@ -18,10 +18,13 @@ from rayloom_operator.api.rollout import RolloutState
 from rayloom_operator.api.spec import LLMService, Model
 from rayloom_operator.api.status import Candidate, Figures, Sizing
 from rayloom_operator.cli.rollout import explain_rollout
-from rayloom_operator.decide.plan import Settings, plan
+from rayloom_operator.decide.conditions.accepted import VALID
+from rayloom_operator.decide.plan import plan
 from rayloom_operator.decide.rollout.planner import next_step
 from rayloom_operator.decide.rollout.revisions import lineages
 from rayloom_operator.decide.rollout.view import look, order_of
+from rayloom_operator.decide.settings import Settings
+from rayloom_operator.decide.situation import Situation
 from rayloom_operator.errors import SpecError
 from rayloom_operator.names import Manifest
 from rayloom_operator.observe.observed import Observed
@@ -89,9 +92,22 @@ def _objects(resolved: Resolved, clock: datetime) -> tuple[Manifest, ...]:
     rollout = RolloutState(
         current_revision=order.revision, update_revision=order.revision, counts={order.revision: order.replicas}
     )
-    step = next_step(order, rollout, look(nothing, {}, order.revision, now=0.0), clock)
-    parts = lineages(resolved, {}, nothing, {}, rollout, step, now=Now(wall=clock, mono=0.0))
-    return plan(resolved, nothing, parts, step, {}, rollout, _SETTINGS, now=Now(wall=clock, mono=0.0)).wanted
+    now = Now(wall=clock, mono=0.0)
+    step = next_step(order, rollout, look(nothing, {}, order.revision, now=now.mono), now.wall)
+    situation = Situation(
+        now=now,
+        settings=_SETTINGS,
+        generation=1,
+        previous={},
+        memory={},
+        rollout=rollout,
+        service=resolved.service,
+        accepted=VALID,
+        resolved=resolved,
+        step=step,
+        revisions=lineages(resolved, {}, nothing, {}, rollout, step, now=now),
+    )
+    return plan(situation).wanted
 
 
 def explain(resolved: Resolved, facts: ModelFacts) -> str:

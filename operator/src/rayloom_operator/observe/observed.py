@@ -101,7 +101,7 @@ class Reading:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Group:
+class EngineReplica:
     """One RayCluster and its pods, without those that are being deleted."""
 
     name: str
@@ -140,7 +140,7 @@ class Group:
 class Observed:
     """All that is seen of a service."""
 
-    groups: tuple[Group, ...] = ()
+    replicas: tuple[EngineReplica, ...] = ()
     # Names of RayClusters that are on their way out, or gone since a moment, or of a deleted service of the same name.
     taken: frozenset[str] = frozenset()
     num_ending: int = 0  # RayClusters that are being deleted, and hold their nodes until they are gone

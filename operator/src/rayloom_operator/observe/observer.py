@@ -17,7 +17,7 @@ from rayloom_operator.names import Manifest, ServiceKey, object_path
 from rayloom_operator.objects.ownership import is_owned
 from rayloom_operator.observe.observed import (
     NEW_POD_S,
-    Group,
+    EngineReplica,
     Observed,
     cluster_refusal,
     is_headless,
@@ -97,7 +97,7 @@ class Observer:
                 continue
             # By uid: pods of a RayCluster that had this name before may be left.
             own = [each for each in pods if is_owned(each["metadata"], meta["uid"])]
-            group = Group(
+            group = EngineReplica(
                 name=name,
                 revision=names.revision_of(name),
                 uid=meta["uid"],
@@ -122,7 +122,7 @@ class Observer:
         self._poller.follow(key, targets)
         asked = (replace(group, reading=self._poller.reading(key, group.name)) for group in groups)
         return Observed(
-            groups=tuple(asked),
+            replicas=tuple(asked),
             taken=frozenset(taken),
             num_ending=num_ending,
             leaving=leaving,

@@ -10,7 +10,7 @@ import re
 from rayloom_operator.api.status import Reason
 from rayloom_operator.engines.progress import StartProgress
 from rayloom_operator.engines.status import EngineStatus
-from rayloom_operator.observe.observed import Group, Pod, Reading, Verdict
+from rayloom_operator.observe.observed import EngineReplica, Pod, Reading, Verdict
 
 # An idle engine sends a token through every rank each 10 s.
 TOKEN_AGE_LIMIT_S = 15.0
@@ -27,7 +27,7 @@ STALE_S = 20.0
 STALLED = re.compile(r"has not advanced for|no step has ended for")
 
 
-def judge(group: Group | None, now: float) -> Verdict:
+def judge(group: EngineReplica | None, now: float) -> Verdict:
     """What the group does now, from the surest sign to the weakest: the engine's word, pods, the absence of both."""
     head, reading = (group.head, group.reading) if group is not None else (None, None)
     if group is None or head is None:
@@ -63,7 +63,7 @@ def judge(group: Group | None, now: float) -> Verdict:
     return Verdict(reason=Reason.STARTING, message="The engine starts.")
 
 
-def is_well(group: Group, now: float) -> bool:
+def is_well(group: EngineReplica, now: float) -> bool:
     """Whether tokens pass through every rank and the head pod is ready: what it takes to be routed to."""
     head, reading = group.head, group.reading
     if head is None or reading is None or reading.status is None or not head.is_ready:
@@ -89,7 +89,7 @@ def mute_at(reading: Reading) -> float:
     return min(since + SILENCE_LIMIT_S, max(reading.at + _ANSWER_AGE_LIMIT_S, since + _SECOND_ANSWER_S))
 
 
-def _engine_verdict(group: Group, head: Pod, said: EngineStatus, start: StartProgress) -> Verdict:
+def _engine_verdict(group: EngineReplica, head: Pod, said: EngineStatus, start: StartProgress) -> Verdict:
     age = said.last_token_age_seconds
     is_stopped = age is not None and not said.has_token_within(TOKEN_AGE_LIMIT_S)
 

@@ -11,7 +11,8 @@ import msgspec
 
 from rayloom_operator import names
 from rayloom_operator.api.spec import KIND
-from rayloom_operator.decide.plan import Deletion, Drain, Plan, Route
+from rayloom_operator.decide.plan import Deletion, Drain, Plan
+from rayloom_operator.decide.routes import Route
 from rayloom_operator.engines.request import ask_either
 from rayloom_operator.engines.status import shown
 from rayloom_operator.errors import EngineUnavailable, OperatorError, Refused
@@ -101,16 +102,16 @@ class Applier:
 
     async def _ask(self, key: ServiceKey, drain: Drain) -> None:
         method, words = ("POST", "drain") if drain.wanted else ("DELETE", "take back the drain of")
-        logger.info("%s/%s: %s %s", *key, words, drain.group)
+        logger.info("%s/%s: %s %s", *key, words, drain.replica)
         try:
             tokens = (drain.token, drain.old_token)
             code, body = await ask_either(drain.ip, names.ADMIN_PORT, tokens, method, "/drain")
             if code >= 300:
-                logger.warning("%s/%s: the engine of %s refuses: %s %s", *key, drain.group, code, shown(body))
+                logger.warning("%s/%s: the engine of %s refuses: %s %s", *key, drain.replica, code, shown(body))
                 return
         except EngineUnavailable as error:
-            logger.warning("%s/%s: the engine of %s gave no answer to that: %s", *key, drain.group, error)
-        self._on_drain(key, drain.group, drain.wanted)
+            logger.warning("%s/%s: the engine of %s gave no answer to that: %s", *key, drain.replica, error)
+        self._on_drain(key, drain.replica, drain.wanted)
 
     async def _delete(self, key: ServiceKey, deletion: Deletion) -> None:
         logger.info("%s/%s: delete %s", *key, deletion.path)

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 from rayloom_operator.api.rollout import RolloutState
-from rayloom_operator.decide.plan import Settings
 from rayloom_operator.decide.recovery import Memory
 from rayloom_operator.decide.rollout.planner import Step, next_step
 from rayloom_operator.decide.rollout.revisions import Lineage, lineages, old_revisions
 from rayloom_operator.decide.rollout.view import look, order_of
+from rayloom_operator.decide.settings import Settings
 from rayloom_operator.kube.client import Kube
 from rayloom_operator.names import Manifest, ServiceKey
-from rayloom_operator.observe.observed import Group, Observed
+from rayloom_operator.observe.observed import EngineReplica, Observed
 from rayloom_operator.observe.observer import Observer
 from rayloom_operator.reconcile.old_specs import OldSpecs
 from rayloom_operator.reconcile.sizer import Sizer
@@ -61,13 +61,13 @@ class Roller:
         if step.drain or step.delete:
             # What ends requests is not done by the word of a watch alone, which may be behind or broken.
             found = await self._observer.found(key)
-            groups = (replace(each, is_found=each.is_found or _uid(each) in found) for each in seen.groups)
-            seen = replace(seen, groups=tuple(groups))
+            groups = (replace(each, is_found=each.is_found or _uid(each) in found) for each in seen.replicas)
+            seen = replace(seen, replicas=tuple(groups))
             step = next_step(order, rollout, look(seen, memory, order.revision, now=now.mono), now.wall)
         old = await self._old_specs.of(key, document, old_revisions(step))
         return step, lineages(resolved, old, seen, memory, rollout, step, now=now)
 
 
-def _uid(group: Group) -> str:
+def _uid(group: EngineReplica) -> str:
     """Of its head pod; empty while there is none."""
     return group.head.uid if group.head is not None else ""

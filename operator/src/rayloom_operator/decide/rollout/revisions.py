@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from rayloom_operator.api.rollout import RolloutState
-from rayloom_operator.decide.recovery import Memory, Slot, slots
+from rayloom_operator.decide.recovery import Memory, Need, Place, places
 from rayloom_operator.decide.rollout.planner import Step
 from rayloom_operator.observe.observed import Observed
 from rayloom_operator.resolve.resolved import Resolved
@@ -19,7 +19,7 @@ class Lineage:
 
     revision: str
     resolved: Resolved | None  # what they are made from; None where nobody knows any more: then none is made
-    slots: tuple[Slot, ...]
+    slots: tuple[Place, ...]
     num_new: int  # so many of the empty places may be filled now
 
 
@@ -48,17 +48,19 @@ def lineages(
         Lineage(
             revision=each,
             resolved=made_from.get(each),
-            slots=slots(
+            slots=places(
                 made_from.get(each, resolved),
-                each,
+                Need(
+                    revision=each,
+                    number=step.state.counts.get(each, 0),
+                    num_new=step.make.get(each, 0),
+                    leaving=leaving,
+                ),
                 seen,
                 memory,
-                number=step.state.counts.get(each, 0),
-                num_new=step.make.get(each, 0),
-                leaving=leaving,
-                now=now,
+                now,
             ),
             num_new=step.make.get(each, 0),
         )
-        for each in sorted({*step.state.counts, *(group.revision for group in seen.groups)})
+        for each in sorted({*step.state.counts, *(group.revision for group in seen.replicas)})
     )

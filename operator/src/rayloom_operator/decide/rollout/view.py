@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from rayloom_operator.api.rollout import Figures
 from rayloom_operator.api.status import Reason
-from rayloom_operator.decide.recovery import Memory, has_served
+from rayloom_operator.decide.causes import has_served
+from rayloom_operator.decide.recovery import Memory
 from rayloom_operator.decide.rollout.counts import Engine, EngineState, Order, Seen
-from rayloom_operator.observe.observed import Group, Observed
+from rayloom_operator.observe.observed import EngineReplica, Observed
 from rayloom_operator.observe.verdict import is_well
 from rayloom_operator.resolve.resolved import Resolved
 
@@ -28,7 +29,7 @@ def look(seen: Observed, memory: Memory, revision: str, *, now: float) -> Seen:
         if each.revision == revision and each.failure is not None and each.failure.reason not in _OF_OTHERS
     ]
     return Seen(
-        engines=tuple(_engine(group, memory, now) for group in seen.groups),
+        engines=tuple(_engine(group, memory, now) for group in seen.replicas),
         num_ending=seen.num_ending,
         knows_nodes=seen.knows_nodes,
         num_crashes=sum(each.restarts for each in failed),
@@ -36,7 +37,7 @@ def look(seen: Observed, memory: Memory, revision: str, *, now: float) -> Seen:
     )
 
 
-def _engine(group: Group, memory: Memory, now: float) -> Engine:
+def _engine(group: EngineReplica, memory: Memory, now: float) -> Engine:
     head, said = group.head, group.reading.status if group.reading is not None else None
     return Engine(
         name=group.name,
@@ -51,7 +52,7 @@ def _engine(group: Group, memory: Memory, now: float) -> Engine:
     )
 
 
-def _state(group: Group, memory: Memory, now: float) -> EngineState:
+def _state(group: EngineReplica, memory: Memory, now: float) -> EngineState:
     head, said = group.head, group.reading.status if group.reading is not None else None
     if head is not None and said is not None and said.state == "draining":
         return "draining"
