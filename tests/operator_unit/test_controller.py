@@ -81,7 +81,7 @@ def test_a_cluster_that_is_deleted_by_hand_comes_back_at_once_under_another_name
 
 
 def test_the_name_of_a_cluster_is_free_again_after_a_minute(monkeypatch):
-    monkeypatch.setattr("rayloom_operator.observe.observer._NAME_REST_S", 0.0)
+    monkeypatch.setattr("rayloom_operator.observe.resting_names._REST_S", 0.0)
 
     async def story(world):
         world.ask_for(service())

@@ -21,7 +21,8 @@ from rayloom_operator.decide.status import status
 from rayloom_operator.engines.progress import NO_PROGRESS
 from rayloom_operator.engines.status import EngineStatus, Rank, Requests
 from rayloom_operator.names import group_name
-from rayloom_operator.observe.observed import EngineReplica, Observed, Reading, Verdict, pod
+from rayloom_operator.observe.observed import EngineReplica, Observed, Reading, Verdict
+from rayloom_operator.observe.pods import pod
 from rayloom_operator.resolve.resolved import resolve
 from rayloom_operator.resolve.revision import revision
 from rayloom_operator.times import Now

@@ -79,7 +79,7 @@ def _head_lost(suspect: _Suspect) -> Verdict | None:
     if not replica.is_headless or replica.head is not None:
         return None
     cause = judge(replica, suspect.now.mono)
-    return replace(cause, reason=Reason.HEAD_LOST) if replica.is_told_to_go else cause
+    return replace(cause, reason=Reason.HEAD_LOST) if replica.is_head_evicted else cause
 
 
 def _too_many_pods(suspect: _Suspect) -> Verdict | None:
@@ -103,7 +103,7 @@ def _node_lost(suspect: _Suspect) -> Verdict | None:
 def _exhausted(suspect: _Suspect) -> Verdict | None:
     """The engine gave up, or a container of the head keeps ending."""
     head = suspect.head
-    if head is None or not head.is_spent or head.fault is None:
+    if head is None or not head.is_exhausted or head.fault is None:
         return None
     starved = sorted(pod.name for pod in suspect.replica.pods if pod.was_starved)
     if not starved:

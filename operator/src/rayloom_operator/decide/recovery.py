@@ -197,7 +197,7 @@ def _review(
     cause = cause_to_replace(replica, resolved, observed.lost_nodes, before, now=now)
     if cause is not None:
         # A head pod that was deleted from outside, as by a drain of its node, is no failure of the engine.
-        restarts += not replica.is_told_to_go
+        restarts += not replica.is_head_evicted
         first = failure or Failure(uid="", reason=cause.reason, message=cause.message, time="")
         failure = first.model_copy(update={"uid": replica.uid, "time": stamp(now.wall)})
     return Place(name=name, replica=replica, restarts=restarts, failure=failure)

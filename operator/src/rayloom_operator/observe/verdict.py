@@ -37,7 +37,7 @@ def judge(group: EngineReplica | None, now: float) -> Verdict:
             return _pending(
                 f"RayCluster {group.name} is suspended: it has no pods until its queue, such as Kueue's, admits it."
             )
-        if group is not None and group.is_told_to_go:
+        if group is not None and group.is_head_evicted:
             message = f"The head pod of {group.name} was told to go, and finishes its requests; then it is made anew."
             return Verdict(reason=Reason.DRAINING, message=message)
         if group is not None and group.is_headless:

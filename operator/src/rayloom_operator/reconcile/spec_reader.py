@@ -44,7 +44,7 @@ class SpecReader:
     def __init__(self, settings: Settings, watches: Watches, observer: Observer, roller: Roller, sizer: Sizer) -> None:
         self._settings = settings
         self._watches = watches
-        self._observer = observer
+        self._events = observer.events
         self._roller = roller
         self._sizer = sizer
 
@@ -72,9 +72,9 @@ class SpecReader:
         jobs = [each for each in self._watches.jobs.of_service(key) if "deletionTimestamp" not in each["metadata"]]
         found = inspect(service, image, hub, previous, jobs, pods, {}, now.wall)
         if found.is_podless:
-            failures = await self._observer.job_failures(key)
+            failures = await self._events.job_failures(key)
         elif found.waiting:
-            failures = await self._observer.mount_failures(key, found.waiting)
+            failures = await self._events.mount_failures(key, found.waiting)
         else:
             return found
         return inspect(service, image, hub, previous, jobs, pods, failures, now.wall)
