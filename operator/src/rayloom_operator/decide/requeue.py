@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from rayloom_operator.decide.plan import Plan
 from rayloom_operator.decide.situation import Situation
-from rayloom_operator.observe.verdict import STALE_S, is_well, mute_at
+from rayloom_operator.observe.verdict import STALE_S, is_well, unreachable_at
 
 # A service whose engines all serve. An engine that ceases to serve causes an event.
 REGULAR_S = 300.0
@@ -67,7 +67,7 @@ def _silent_engines(situation: Situation) -> Iterator[float]:
         reading = replica.reading
         if reading is None or reading.failing_since is None:
             continue
-        unreachable_in_s = mute_at(reading) - situation.now.mono
+        unreachable_in_s = unreachable_at(reading) - situation.now.mono
         if unreachable_in_s > 0:
             yield unreachable_in_s
         yield situation.silent_requeue_s
