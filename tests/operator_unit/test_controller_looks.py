@@ -71,7 +71,7 @@ def test_a_silent_engine_is_looked_at_when_it_is_given_up_and_then_as_often_as_m
         observed=Observed(replicas=replicas),
         now=Now(CLOCK, 101.0 + silent_s),
         mounting_s=mounting_s,
-        silent_requeue_s=poller.look_s(),
+        retry_interval_s=poller.retry_interval_s(),
     )
 
     assert requeue_after_s(situation, Plan()) == seconds

@@ -70,7 +70,7 @@ def _silent_engines(situation: Situation) -> Iterator[float]:
         unreachable_in_s = unreachable_at(reading) - situation.now.mono
         if unreachable_in_s > 0:
             yield unreachable_in_s
-        yield situation.silent_requeue_s
+        yield situation.retry_interval_s
 
 
 def _has_new_failure(situation: Situation) -> bool:

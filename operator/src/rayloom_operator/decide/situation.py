@@ -39,7 +39,7 @@ class Situation:
     observed: Observed = field(default_factory=Observed)
     kuberay_problem: str = ""  # why no RayCluster can be created; empty if one can
     mounting_s: float | None = None  # for so many seconds a pod has waited, perhaps for a volume; None if none waits
-    silent_requeue_s: float = 1.0  # the interval of reconciles while an engine of the service does not answer
+    retry_interval_s: float = 1.0  # the interval of reconciles while an engine of the service does not answer
     # The rollout: its next step, and the engine replicas of each revision. Both are empty while `resolved` is None.
     step: Step | None = None
     revisions: tuple[Lineage, ...] = ()

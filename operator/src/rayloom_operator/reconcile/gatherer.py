@@ -91,7 +91,7 @@ class Gatherer:
             observed=observed,
             kuberay_problem=kuberay_problem,
             mounting_s=self._mounting_s(key, observed, request.inspection, now),
-            silent_requeue_s=self._poller.look_s(),
+            retry_interval_s=self._poller.retry_interval_s(),
             step=step,
             revisions=revisions,
         )
