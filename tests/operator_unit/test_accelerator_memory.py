@@ -190,15 +190,15 @@ def node_document(name, *, labels=None, allocatable=None):
 
 
 def test_of_a_node_its_labels_are_kept_where_it_has_devices():
-    from rayloom_operator.observe.nodes import _without_all_else, accelerators_of
+    from rayloom_operator.observe.nodes import _slim, accelerators_of
 
     label = {f"{GPU}.memory": "24564", "zone": "a"}
     gpu = node_document("g", labels=label, allocatable={"cpu": "8", GPU: "2", "nvidia.com/mig-1g.5gb": "0"})
     plain = node_document("c", labels={"zone": "a"}, allocatable={"cpu": "8", "hugepages-2Mi": "0"})
 
-    assert accelerators_of(_without_all_else(gpu)) == AcceleratorNode(name="g", labels=label, resources={GPU})
+    assert accelerators_of(_slim(gpu)) == AcceleratorNode(name="g", labels=label, resources={GPU})
     assert accelerators_of(plain) is None
-    assert _without_all_else(plain)["metadata"] == {"name": "c"}
+    assert _slim(plain)["metadata"] == {"name": "c"}
 
 
 class Listed:

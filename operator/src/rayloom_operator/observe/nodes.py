@@ -37,7 +37,7 @@ def accelerators_of(node: Manifest) -> AcceleratorNode | None:
 
 
 def is_cordoned(node: Manifest) -> bool:
-    """Returns whether the node is being emptied: cordoned, by hand or by `kubectl drain`, or tainted by an autoscaler."""
+    """Returns whether the node is being emptied: cordoned by hand or `kubectl drain`, or tainted by an autoscaler."""
     spec = node.get("spec", {})
     return bool(spec.get("unschedulable")) or any(each["key"] in _EMPTYING_TAINTS for each in spec.get("taints", ()))
 
