@@ -13,7 +13,7 @@ from rayloom_operator.objects.guards import disruption_budget, network_policy
 from rayloom_operator.objects.old_spec import old_spec
 from rayloom_operator.objects.ray_cluster import ray_cluster
 from rayloom_operator.observe.drift import Drift
-from rayloom_operator.reconcile.applier import Applier
+from rayloom_operator.reconcile.apply.applier import Applier
 from rt_fake_kube import FakeKube
 from rt_operator import make_resolved, make_service
 

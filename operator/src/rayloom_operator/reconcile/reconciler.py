@@ -16,7 +16,7 @@ from rayloom_operator.observe.observer import Observer
 from rayloom_operator.observe.poller import EnginePoller
 from rayloom_operator.observe.verdict import STALE_S
 from rayloom_operator.observe.watches import Watches
-from rayloom_operator.reconcile.applier import Applier
+from rayloom_operator.reconcile.apply.applier import Applier
 from rayloom_operator.reconcile.gatherer import Gatherer
 from rayloom_operator.reconcile.status_writer import StatusWriter
 
