@@ -10,7 +10,7 @@ from rayloom_engine.models.checkpoint.hub import _explained
 from rayloom_engine.models.checkpoint.source import resolve
 from rayloom_engine.protocol.messages import RankStatus
 from rayloom_operator.api.status import Reason
-from rayloom_operator.observe.observed import HUB_SENTENCES, NOT_FOUND
+from rayloom_operator.observe.pods import HUB_SENTENCES, MISSING_MODEL
 from rayloom_operator.observe.verdict import STALLED
 
 
@@ -22,13 +22,13 @@ def sentence(source):
 
 @pytest.mark.parametrize("source", ["file:///models/not-there", "file:///models/not-there.gguf", "builtin://other"])
 def test_a_model_that_is_not_there_is_known_as_one(source):
-    assert NOT_FOUND.search(sentence(source))
+    assert MISSING_MODEL.search(sentence(source))
 
 
 def test_a_file_that_is_no_model_is_not_one_that_is_not_there(tmp_path):
     (tmp_path / "model.bin").write_text("")
 
-    assert not NOT_FOUND.search(sentence(f"file://{tmp_path / 'model.bin'}"))
+    assert not MISSING_MODEL.search(sentence(f"file://{tmp_path / 'model.bin'}"))
 
 
 class Refusal(errors.HfHubHTTPError):

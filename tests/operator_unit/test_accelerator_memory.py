@@ -13,7 +13,7 @@ from rayloom_operator.api.status import Model, Sizing
 from rayloom_operator.errors import MemoryUnknown, SpecError
 from rayloom_operator.objects.old_spec import old_spec, resolved_of
 from rayloom_operator.observe.nodes import Nodes
-from rayloom_operator.reconcile import controller
+from rayloom_operator.reconcile import spec_reader
 from rayloom_operator.resolve.resolved import Hub, resolve
 from rayloom_operator.resolve.revision import revision
 from rt_operator import make_service
@@ -190,15 +190,15 @@ def node_document(name, *, labels=None, allocatable=None):
 
 
 def test_of_a_node_its_labels_are_kept_where_it_has_devices():
-    from rayloom_operator.observe.nodes import _without_all_else, accelerators_of
+    from rayloom_operator.observe.nodes import _slim, accelerators_of
 
     label = {f"{GPU}.memory": "24564", "zone": "a"}
     gpu = node_document("g", labels=label, allocatable={"cpu": "8", GPU: "2", "nvidia.com/mig-1g.5gb": "0"})
     plain = node_document("c", labels={"zone": "a"}, allocatable={"cpu": "8", "hugepages-2Mi": "0"})
 
-    assert accelerators_of(_without_all_else(gpu)) == AcceleratorNode(name="g", labels=label, resources={GPU})
+    assert accelerators_of(_slim(gpu)) == AcceleratorNode(name="g", labels=label, resources={GPU})
     assert accelerators_of(plain) is None
-    assert _without_all_else(plain)["metadata"] == {"name": "c"}
+    assert _slim(plain)["metadata"] == {"name": "c"}
 
 
 class Listed:
@@ -245,5 +245,5 @@ def test_a_service_waits_for_the_label_and_goes_on_when_a_node_has_it(monkeypatc
         await world.until(lambda: world.reason("Accepted") == "Valid")
         assert world.kube.statuses[-1]["sizing"]["acceleratorMemory"] == 24_564 * MIB
 
-    monkeypatch.setattr(controller, "_NODES_LOOK_S", 0.01)
+    monkeypatch.setattr(spec_reader, "_NODE_LABELS_S", 0.01)
     with_world(story)

@@ -15,8 +15,8 @@ from rayloom_operator.objects.guards import disruption_budget, network_policy
 from rayloom_operator.objects.old_spec import old_spec
 from rayloom_operator.objects.ray_cluster import ray_cluster
 from rayloom_operator.observe.drift import Drift
-from rayloom_operator.reconcile import applier as module
-from rayloom_operator.reconcile.applier import Applier
+from rayloom_operator.reconcile.apply import objects, writer
+from rayloom_operator.reconcile.apply.applier import Applier
 from rt_fake_kube import FakeKube
 from rt_operator import make_resolved, make_service
 
@@ -116,7 +116,7 @@ def test_after_an_error_everything_is_applied_again():
 @pytest.mark.parametrize(("share", "first_s"), [(0.5, 150), (0.9, 270), (0.0, 10)])
 def test_what_was_applied_is_applied_again_first_at_any_time_and_then_each_interval(monkeypatch, share, first_s):
     async def story(kube, _, applier):
-        monkeypatch.setattr(module.random, "random", lambda: share)
+        monkeypatch.setattr(objects.random, "random", lambda: share)
         loop, planned = asyncio.get_running_loop(), Plan(wanted=(ACCOUNT, SERVICE))
 
         async def is_applied_at(seconds):
@@ -232,7 +232,7 @@ def test_it_is_told_which_engines_were_told_to_drain_or_may_have_been(monkeypatc
     async def story(kube, drift, _):
         told = []
         applier = Applier(kube, drift, nobody, lambda *each: told.append(each))
-        drains = [Drain(group=f"g{n}", ip=f"10.0.0.{n}", token="t", wanted=n < 4) for n in (1, 2, 3, 4)]
+        drains = [Drain(replica=f"g{n}", ip=f"10.0.0.{n}", token="t", wanted=n < 4) for n in (1, 2, 3, 4)]
         await applier.carry_out(KEY, Plan(drains=tuple(drains)), 300)
         assert sorted(told) == [(KEY, "g1", True), (KEY, "g3", True), (KEY, "g4", False)]
 
@@ -311,7 +311,7 @@ def test_a_strangers_secret_is_never_deleted_and_soon_told_of(monkeypatch):
         for _ in range(3):
             with pytest.raises(OperatorError, match="is there already"):
                 await applier.carry_out(KEY, planned, 300)
-        monkeypatch.setattr(module, "_COLLECTION_S", -1.0)
+        monkeypatch.setattr(writer, "_COLLECTION_S", -1.0)
         with pytest.raises(Refused, match=f"the Secret {GROUP}-admin exists and is not ours"):
             await applier.carry_out(KEY, planned, 300)
         assert kube.objects[path_of(SECRET)] == theirs

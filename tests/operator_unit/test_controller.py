@@ -81,7 +81,7 @@ def test_a_cluster_that_is_deleted_by_hand_comes_back_at_once_under_another_name
 
 
 def test_the_name_of_a_cluster_is_free_again_after_a_minute(monkeypatch):
-    monkeypatch.setattr("rayloom_operator.observe.observer._NAME_REST_S", 0.0)
+    monkeypatch.setattr("rayloom_operator.observe.resting_names._REST_S", 0.0)
 
     async def story(world):
         world.ask_for(service())
@@ -174,7 +174,7 @@ def test_a_new_operator_gives_no_name_again_that_it_finds_in_the_status():
 
 @pytest.mark.parametrize("kind", ["ConfigMap", "Secret"])
 def test_what_a_head_cannot_mount_is_made_again(kind, monkeypatch):
-    monkeypatch.setattr("rayloom_operator.reconcile.reconciler._LATE_MOUNT_CHECK_S", 0.0)
+    monkeypatch.setattr("rayloom_operator.decide.requeue._LATE_MOUNT_CHECK_S", 0.0)
 
     async def story(world):
         world.ask_for(service())

@@ -5,10 +5,24 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from rayloom_operator.decide.plan import Plan
+from rayloom_operator.decide.requeue import requeue_after_s
 from rayloom_operator.kube.client import KubeError
 from rayloom_operator.names import group_name
+from rayloom_operator.observe.observed import Observed
+from rayloom_operator.observe.poller import EnginePoller
+from rayloom_operator.times import Now
 from rt_fake_kube import KUBERAY
-from rt_operator import crashed, make_pod_document, make_reading, make_resolved, make_said, make_serving
+from rt_operator import (
+    CLOCK,
+    crashed,
+    make_pod_document,
+    make_reading,
+    make_resolved,
+    make_said,
+    make_serving,
+    make_situation,
+)
 from rt_world import SERVICE, generation, head, service, with_world
 
 KEY = ("team", "chat")
@@ -24,11 +38,10 @@ KEY = ("team", "chat")
     ],
 )
 def test_only_a_service_that_is_well_is_left_alone_for_long(said, now, seconds):
-    async def story(world):
-        groups = [make_serving(make_resolved()), make_serving(make_resolved(), 1, reading=make_reading(said))]
-        assert world.controller._reconciler._next_look_s(groups, None, now) == seconds
+    replicas = (make_serving(make_resolved()), make_serving(make_resolved(), 1, reading=make_reading(said)))
+    situation = make_situation(observed=Observed(replicas=replicas), now=Now(CLOCK, now))
 
-    with_world(story)
+    assert requeue_after_s(situation, Plan()) == seconds
 
 
 @pytest.mark.parametrize(
@@ -50,13 +63,18 @@ def test_only_a_service_that_is_well_is_left_alone_for_long(said, now, seconds):
 def test_a_silent_engine_is_looked_at_when_it_is_given_up_and_then_as_often_as_many_can_be(
     num_failing, silent_s, mounting_s, seconds
 ):
-    async def story(world):
-        reading = make_reading(make_said(), at=100.0, failing_since=101.0)
-        groups = [make_serving(make_resolved()), make_serving(make_resolved(), 1, reading=reading)]
-        world.controller._poller.num_failing = num_failing
-        assert world.controller._reconciler._next_look_s(groups, mounting_s, 101.0 + silent_s) == seconds
+    poller = EnginePoller(lambda _: None)
+    poller.num_failing = num_failing
+    reading = make_reading(make_said(), at=100.0, failing_since=101.0)
+    replicas = (make_serving(make_resolved()), make_serving(make_resolved(), 1, reading=reading))
+    situation = make_situation(
+        observed=Observed(replicas=replicas),
+        now=Now(CLOCK, 101.0 + silent_s),
+        mounting_s=mounting_s,
+        retry_interval_s=poller.retry_interval_s(),
+    )
 
-    with_world(story)
+    assert requeue_after_s(situation, Plan()) == seconds
 
 
 def test_an_engine_of_which_nothing_is_heard_has_its_service_looked_at(monkeypatch):
@@ -172,7 +190,7 @@ def test_what_is_seen_of_a_service_is_of_one_moment():
         seen = await world.controller._reconciler._observer.observe(
             KEY, "uid-1", (), timedelta(seconds=15), datetime.now(UTC)
         )
-        assert (seen.groups, seen.leaving) == ((), ())
+        assert (seen.replicas, seen.leaving) == ((), ())
 
     with_world(story, leads=asyncio.Event())
 

@@ -199,7 +199,7 @@ def test_what_an_engine_said_before_it_was_told_to_drain_counts_no_more(monkeypa
             await is_asked.wait()
             before = poller.reading(KEY, "chat-0")
             assert (before.status.state, before.status.requests.in_flight) == ("serving", 0)
-            poller.told(KEY, "chat-0", True)
+            poller.note_drain(KEY, "chat-0", True)
             told = poller.reading(KEY, "chat-0")
             assert (told.status.state, told.at) == ("draining", before.at)
             assert told.status.requests.in_flight == 1, "nobody knows that it has none"
@@ -225,7 +225,7 @@ def test_an_engine_that_falls_silent_when_it_is_told_to_drain_has_served(monkeyp
             answers.clear()
             await until(lambda: poller.reading(KEY, "chat-0").failing_since)
             since, num_news = poller.reading(KEY, "chat-0").failing_since, len(news)
-            poller.told(KEY, "chat-0", True)
+            poller.note_drain(KEY, "chat-0", True)
             # A state that is not taken back by being told makes no news, or whoever tells each time would be told too.
             assert len(news) - num_news == (state == "serving")
             num_failures = poller.num_failures
@@ -233,7 +233,7 @@ def test_an_engine_that_falls_silent_when_it_is_told_to_drain_has_served(monkeyp
             reading = poller.reading(KEY, "chat-0")
             assert reading.failing_since == since
             assert reading.status.state == ("draining" if state == "serving" else state)
-            poller.told(KEY, "another", True)
+            poller.note_drain(KEY, "another", True)
 
     asyncio.run(run())
 

@@ -58,7 +58,7 @@ def test_silence_is_news_when_it_begins_and_when_it_ends(monkeypatch):
 
 
 def test_a_second_question_is_put_at_once_and_a_third_one_when_there_is_time(monkeypatch):
-    monkeypatch.setattr(engine_poller, "_MAX_LOOKS_PER_S", 0.001)
+    monkeypatch.setattr(engine_poller, "_MAX_RETRIES_PER_S", 0.001)
 
     async def run():
         async def answer(request):
@@ -100,4 +100,4 @@ def test_many_that_are_silent_are_asked_more_slowly_after_their_second_question(
     poller.num_failing = num_failing
     assert poller._interval_s(silent, True) == 1
     assert poller._interval_s(silent, False) == seconds
-    assert poller.look_s() == look_s
+    assert poller.retry_interval_s() == look_s

@@ -7,13 +7,25 @@ import pytest
 import rt_world
 from rayloom_operator.decide.held import held_plan
 from rayloom_operator.decide.permissions import Permissions
-from rayloom_operator.decide.plan import Plan, Route
+from rayloom_operator.decide.plan import Plan
+from rayloom_operator.decide.routes import Route
 from rayloom_operator.names import path_of
 from rayloom_operator.objects.companions import client_service
 from rayloom_operator.objects.guards import network_policy
 from rayloom_operator.observe.observed import Observed
+from rayloom_operator.times import Now
 from rt_fake_kube import FakeKube
-from rt_operator import SETTINGS, make_group, make_pod, make_resolved, make_service, make_serving, waiting
+from rt_operator import (
+    CLOCK,
+    SETTINGS,
+    make_group,
+    make_pod,
+    make_resolved,
+    make_service,
+    make_serving,
+    make_situation,
+    waiting,
+)
 from rt_world import SERVICE, known, service, with_world
 
 NOW = 1000.0
@@ -23,7 +35,8 @@ NOTHING = Plan()
 
 
 def held(groups, replicas, planned=NOTHING):
-    return held_plan(planned, make_service(replicas=replicas), Observed(groups=tuple(groups)), "", now=NOW)
+    situation = make_situation(observed=Observed(replicas=tuple(groups)), now=Now(CLOCK, NOW))
+    return held_plan(planned, make_service(replicas=replicas), situation)
 
 
 def serving(number):

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from rayloom_operator.decide.plan import Plan, _companions
+from rayloom_operator.decide.plan import Plan, _own_objects
 from rayloom_operator.errors import OperatorError, Refused
 from rayloom_operator.kube.client import KubeError, KubeUnreachable
 from rayloom_operator.names import path_of
@@ -13,7 +13,7 @@ from rayloom_operator.objects.guards import disruption_budget, network_policy
 from rayloom_operator.objects.old_spec import old_spec
 from rayloom_operator.objects.ray_cluster import ray_cluster
 from rayloom_operator.observe.drift import Drift
-from rayloom_operator.reconcile.applier import Applier
+from rayloom_operator.reconcile.apply.applier import Applier
 from rt_fake_kube import FakeKube
 from rt_operator import make_resolved, make_service
 
@@ -93,7 +93,7 @@ def test_a_group_that_went_in_part_leaves_no_secret_that_nobody_owns(failed):
         await applier.carry_out(KEY, PLANNED, 300)
         (path,) = [each for each in kube.objects if f"/{failed}/" in each]
         kube.refusals["delete", path] = KubeError(500, "etcd leader changed")
-        for deletion in _companions(GROUP, "team"):
+        for deletion in _own_objects(GROUP, "team"):
             try:
                 await kube.delete(deletion.path)
             except KubeError:

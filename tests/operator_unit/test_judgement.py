@@ -9,7 +9,7 @@ import pytest
 
 from rayloom_operator.api.status import Reason
 from rayloom_operator.engines.status import Phase
-from rayloom_operator.observe.observed import pod
+from rayloom_operator.observe.pods import pod
 from rayloom_operator.observe.verdict import is_well, judge
 from rt_operator import (
     crashed,

@@ -3,7 +3,7 @@
 import pytest
 
 from rayloom_operator.cli.run import _previous_key
-from rayloom_operator.decide.plan import Settings
+from rayloom_operator.decide.settings import Settings
 from rayloom_operator.errors import OperatorError
 from rayloom_operator.objects.companions import admin_token
 

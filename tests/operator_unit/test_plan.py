@@ -21,6 +21,7 @@ from rt_operator import (
     make_said,
     make_service,
     make_serving,
+    make_situation,
     restarted,
     settled,
     turn,
@@ -111,7 +112,7 @@ def test_fewer_replicas_take_the_least_busy_away_and_its_requests_first():
     assert (routes(first), first.document["rollout"]["terminatingEngines"]) == ([], {groups[2].name: ""})
     assert (routes(found), deleted(found)) == ([("head2", False)], [])
     assert still_found.plan.drains == unfound.plan.drains == soon.plan.drains == ()
-    assert [(each.group, each.wanted) for each in then.plan.drains] == [(groups[2].name, True)]
+    assert [(each.replica, each.wanted) for each in then.plan.drains] == [(groups[2].name, True)]
     groups[2] = make_serving(two, 2, pods=groups[2].pods, reading=make_reading(make_said("draining")))
     drained = turn(two, groups, previous=then.document, endpoints=set())
     assert deleted(drained) == [f"{groups[2].name}-admin", groups[2].name, groups[2].name]
@@ -246,8 +247,8 @@ def test_a_held_budget_counts_every_pod_that_there_is():
 
 def test_evictions_are_held_no_longer_while_nothing_can_be_planned():
     service, rollout = make_service(replicas=2), RolloutState(update_revision="a")
-    for seen, budgets in ((Observed(groups=(make_serving(ONE),)), [1]), (Observed(), [])):
-        planned = plan(None, seen, (), None, {}, rollout, b"", service, now=Now(CLOCK, 0.0))
+    for seen, budgets in ((Observed(replicas=(make_serving(ONE),)), [1]), (Observed(), [])):
+        planned = plan(make_situation(observed=seen, rollout=rollout, service=service, now=Now(CLOCK, 0.0)))
         assert [each["spec"]["minAvailable"] for each in planned.wanted] == budgets
 
 

@@ -250,7 +250,7 @@ def test_a_cache_that_lags_does_not_bring_back_an_engine_that_has_a_successor():
 def test_an_engine_whose_head_was_told_to_go_is_made_anew_without_a_mark():
     def told(**facts):
         worker = make_pod("worker", is_head=False)
-        return make_serving(ONE, uid="a", pods=(worker,), reading=None, is_told_to_go=True, **facts)
+        return make_serving(ONE, uid="a", pods=(worker,), reading=None, is_head_evicted=True, **facts)
 
     draining = turn(ONE, [told()])
     gone = turn(ONE, [told(is_headless=True)], previous=draining.document)

@@ -17,7 +17,7 @@ from rayloom_operator.kube.lease import Lease
 from rayloom_operator.names import path_of
 from rayloom_operator.objects.companions import admin_secret, config_map
 from rayloom_operator.observe.drift import Drift
-from rayloom_operator.reconcile.applier import Applier
+from rayloom_operator.reconcile.apply.applier import Applier
 from rt_fake_kube import FakeKube
 from rt_operator import make_resolved, make_service
 from rt_world import head, known, service, with_world

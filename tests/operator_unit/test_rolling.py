@@ -2,7 +2,7 @@
 
 import pytest
 
-from rayloom_operator.api.status import Failure, Group, Reason
+from rayloom_operator.api.status import Failure, GroupStatus, Reason
 from rayloom_operator.decide.rollout.view import view_of
 from rayloom_operator.observe.observed import Observed
 from rt_operator import (
@@ -22,7 +22,7 @@ UNPLACED = [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable
 
 
 def of(*groups, memory=None):
-    return view_of(Observed(groups=groups), memory or {}, "00000000", mono=NOW)
+    return view_of(Observed(replicas=groups), memory or {}, "00000000", mono=NOW)
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_whether_clients_find_an_engine_is_not_told_from_its_label(route, is_fou
 def test_crashes_are_the_update_s_own(reason, revision, num_crashes):
     failure = Failure(uid="u", reason=reason, message="It ended.", time="2026-01-02T03:04:05Z")
     times = {"last_transition_time": "2026-01-02T03:04:05Z", "restarts": 2, "failure": failure}
-    before = Group(name=f"chat-{revision}-0", revision=revision, state="BackOff", reason=reason, **times)
+    before = GroupStatus(name=f"chat-{revision}-0", revision=revision, state="BackOff", reason=reason, **times)
     seen = of(memory={before.name: before})
 
     assert (seen.num_crashes, seen.cause) == (num_crashes, "It ended." if num_crashes else "")

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from rayloom_operator.api.rollout.spec import Rollout
 from rayloom_operator.api.rollout.state import RolloutState
 from rayloom_operator.decide.rollout.counts import revision_counts
-from rayloom_operator.decide.rollout.inputs import EngineReplica, View
+from rayloom_operator.decide.rollout.inputs import ReplicaView, View
 from rayloom_operator.decide.rollout.planner import next_step
 from rt_rolling import BEGIN, CRASHES, FAILS_REQUESTS, NEVER_STARTS, SLOW, Rolling, make_desired
 
@@ -319,7 +319,7 @@ def test_an_engine_that_crashes_once_after_its_analysis_undoes_nothing():
 def well(names):
     """Engines that serve, `a-0` of revision a."""
     return tuple(
-        EngineReplica(name=each, revision=each[0], state="well", is_routed=True, is_listed=True)
+        ReplicaView(name=each, revision=each[0], state="well", is_routed=True, is_listed=True)
         for each in names.split()
     )
 

@@ -3,7 +3,7 @@
 import pytest
 
 from rayloom_operator.api.rollout.state import RolloutState
-from rayloom_operator.decide.rollout.inputs import EngineReplica, View
+from rayloom_operator.decide.rollout.inputs import ReplicaView, View
 from rayloom_operator.decide.rollout.planner import next_step
 from rayloom_operator.times import moment
 from rt_rolling import CRASHES, Rolling, Running, make_desired
@@ -45,7 +45,7 @@ def test_what_serves_is_not_counted_out_by_what_never_did():
 def test_the_drain_time_begins_again_where_an_engine_is_listed_after_its_label_went(is_listed, stamped):
     desired, wall = make_desired("a", replicas=0), moment("2026-01-02T03:04:02Z")
     stored = RolloutState(current_revision="a", update_revision="a", terminating={"c-a-0": "2026-01-02T03:04:00Z"})
-    view = View(engines=(EngineReplica(name="c-a-0", revision="a", state="well", is_listed=is_listed),))
+    view = View(engines=(ReplicaView(name="c-a-0", revision="a", state="well", is_listed=is_listed),))
 
     written = next_step(desired, stored, view, wall)
     acted = next_step(desired, written.state, view, wall)

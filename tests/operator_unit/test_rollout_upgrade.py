@@ -20,7 +20,7 @@ from rayloom_operator.api.rollout.state import (
 )
 from rayloom_operator.api.rollout.stored import RolloutStatus
 from rayloom_operator.api.status import stored_rollout
-from rayloom_operator.decide.rollout.inputs import Desired, EngineReplica, View
+from rayloom_operator.decide.rollout.inputs import Desired, ReplicaView, View
 from rayloom_operator.decide.rollout.phases import RolloutStep
 from rayloom_operator.decide.rollout.planner import next_step
 
@@ -85,7 +85,7 @@ def desired_in(case):
 
 def view_in(case):
     engines = (
-        EngineReplica(**engine | {"counts": RequestCounts(**engine.get("counts", {}))})
+        ReplicaView(**engine | {"counts": RequestCounts(**engine.get("counts", {}))})
         for engine in case["view"]["engines"]
     )
     return View(**case["view"] | {"engines": tuple(engines)})

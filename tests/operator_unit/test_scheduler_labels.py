@@ -6,7 +6,8 @@ from rayloom_operator.api.spec import Metadata, parse
 from rayloom_operator.api.status import Reason
 from rayloom_operator.decide.rollout.view import view_of
 from rayloom_operator.objects.ray_cluster import ray_cluster
-from rayloom_operator.observe.observed import Observed, is_suspended
+from rayloom_operator.observe.observed import Observed
+from rayloom_operator.observe.replicas import is_suspended
 from rayloom_operator.observe.verdict import judge
 from rayloom_operator.resolve.resolved import resolve
 from rayloom_operator.resolve.revision import revision
@@ -94,12 +95,12 @@ def test_a_raycluster_that_its_queue_holds_is_suspended():
     assert not is_suspended({"metadata": {"name": "chat-00000000-0"}})
 
 
-@pytest.mark.parametrize("is_told_to_go", [False, True])
-def test_what_waits_in_a_queue_is_no_fault_and_waits_for_capacity(is_told_to_go):
+@pytest.mark.parametrize("is_head_evicted", [False, True])
+def test_what_waits_in_a_queue_is_no_fault_and_waits_for_capacity(is_head_evicted):
     # KubeRay deletes the pods that one has which is suspended later.
-    group = make_group(is_suspended=True, is_told_to_go=is_told_to_go)
+    group = make_group(is_suspended=True, is_head_evicted=is_head_evicted)
     verdict = judge(group, NOW)
-    (engine,) = view_of(Observed(groups=(group,)), {}, "00000000", mono=NOW).engines
+    (engine,) = view_of(Observed(replicas=(group,)), {}, "00000000", mono=NOW).engines
 
     assert verdict.reason is Reason.PODS_PENDING
     assert verdict.message == (

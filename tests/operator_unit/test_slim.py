@@ -7,7 +7,7 @@ import pytest
 
 from rayloom_operator.kube import codec, shapes
 from rayloom_operator.names import group_name, revision_of
-from rayloom_operator.observe import observed
+from rayloom_operator.observe import pods
 from rt_operator import crashed, make_pod_document, restarted, waiting
 
 BIG = {"containers": [{"name": "engine", "env": [{"name": "X", "value": "x" * 10_000}]}]}
@@ -52,7 +52,7 @@ def read(whole):
 def test_a_pod_reads_the_same_when_it_is_slim(case):
     whole = whole_pod(case)
     kept = read(whole)
-    assert observed.pod(kept) == observed.pod(whole)
+    assert pods.pod(kept) == pods.pod(whole)
     assert kept["spec"]["volumes"] == [{"name": "model"}]
     assert len(json.dumps(kept)) < 2000
 
@@ -98,18 +98,18 @@ def test_a_field_that_is_null_is_one_that_is_not_there(part):
     }[part]
     for field in fields:
         whole[part].pop(field, None)
-        without, whole[part][field] = observed.pod(read(whole)), None
-        assert observed.pod(read(whole)) == without, field
+        without, whole[part][field] = pods.pod(read(whole)), None
+        assert pods.pod(read(whole)) == without, field
 
 
 @pytest.mark.parametrize("tolerations", [[], None, [{"key": "gpu", "operator": "Exists"}]])
 def test_a_pod_that_admits_no_cordoned_node_goes_with_it(tolerations):
-    assert not observed.pod(read(make_pod_document() | {"spec": {"tolerations": tolerations}})).stays_when_cordoned
+    assert not pods.pod(read(make_pod_document() | {"spec": {"tolerations": tolerations}})).stays_when_cordoned
 
 
 @pytest.mark.parametrize("toleration", [{"operator": "Exists"}, {"key": "node.kubernetes.io/unschedulable"}])
 def test_a_pod_that_admits_a_cordoned_node_stays(toleration):
-    assert observed.pod(read(make_pod_document() | {"spec": {"tolerations": [toleration]}})).stays_when_cordoned
+    assert pods.pod(read(make_pod_document() | {"spec": {"tolerations": [toleration]}})).stays_when_cordoned
 
 
 def test_of_a_cluster_its_metadata_and_conditions_are_kept():

@@ -8,17 +8,21 @@ from rayloom_operator.api.model_facts import builtin_facts
 from rayloom_operator.api.rollout.state import RolloutState
 from rayloom_operator.api.spec import parse
 from rayloom_operator.api.status import Reason, stored_rollout
+from rayloom_operator.decide.conditions.accepted import VALID
 from rayloom_operator.decide.permissions import Permissions
-from rayloom_operator.decide.plan import Settings, plan
+from rayloom_operator.decide.plan import plan
 from rayloom_operator.decide.recovery import remembered
 from rayloom_operator.decide.rollout.planner import next_step
-from rayloom_operator.decide.rollout.revisions import lineages
+from rayloom_operator.decide.rollout.revisions import revision_places
 from rayloom_operator.decide.rollout.view import desired_of, view_of
-from rayloom_operator.decide.status import VALID, status
+from rayloom_operator.decide.settings import Settings
+from rayloom_operator.decide.situation import Situation
+from rayloom_operator.decide.status import status
 from rayloom_operator.engines.progress import NO_PROGRESS
 from rayloom_operator.engines.status import EngineStatus, Rank, Requests
 from rayloom_operator.names import group_name
-from rayloom_operator.observe.observed import Group, Observed, Reading, Verdict, pod
+from rayloom_operator.observe.observed import EngineReplica, Observed, Reading, Verdict
+from rayloom_operator.observe.pods import pod
 from rayloom_operator.resolve.resolved import resolve
 from rayloom_operator.resolve.revision import revision
 from rayloom_operator.times import Now
@@ -127,7 +131,7 @@ def make_group(*pods, reading=None, name="chat-00000000-0", uid="uid-cluster", r
     revision = name.split("-")[1]
     is_found = any(each.is_head and each.is_routed for each in pods)
     facts = {"is_headless": False, "num_new_pods": 0, "is_found": is_found, **facts}
-    return Group(name=name, revision=revision, uid=uid, pods=pods, refusal=refusal, reading=reading, **facts)
+    return EngineReplica(name=name, revision=revision, uid=uid, pods=pods, refusal=refusal, reading=reading, **facts)
 
 
 def make_serving(resolved, number=0, **facts):
@@ -145,6 +149,21 @@ def settled(resolved):
     return RolloutState(current_revision=current, update_revision=current, counts=counts)
 
 
+def make_situation(resolved=None, observed=None, **facts):
+    """What a reconcile has gathered of a service; of a settled one where nothing else is said."""
+    defaults = {
+        "now": Now(CLOCK, NOW),
+        "settings": SETTINGS,
+        "generation": 3,
+        "previous": {},
+        "memory": {},
+        "rollout": settled(resolved) if resolved else RolloutState(),
+        "service": resolved.service if resolved else None,
+        "accepted": VALID,
+    }
+    return Situation(**defaults | {"resolved": resolved, "observed": observed or Observed(), **facts})
+
+
 def turn(
     resolved,
     groups=(),
@@ -158,35 +177,42 @@ def turn(
     clock=CLOCK,
     **facts,
 ):
-    """The decisions of one reconcile: `slots`, `step`, `plan`, `status`, and `document`, the status as written.
+    """What one reconcile of a service decides and says: `slots`, `step`, `plan`, `status`, `document`, the status as
+    written, and the `situation` that it was decided in.
 
     `previous` is the document of the reconcile before; without one the spec was taken up a reconcile ago. `old` is what
     engines of earlier revisions are made from, `endpoints` the addresses that clients find; None: those with the route.
     """
     if endpoints is not None:
         groups = [replace(each, is_found=each.head is not None and each.head.ip in endpoints) for each in groups]
-    previous, seen = previous or {}, Observed(groups=tuple(groups), **facts)
+    previous, seen, now = previous or {}, Observed(replicas=tuple(groups), **facts), Now(clock, now)
     memory, rollout, step, parts = remembered(previous), stored_rollout(previous), None, ()
     if resolved:
         desired = desired_of(resolved, revision(resolved))
-        view = view_of(seen, memory, desired.revision, mono=now)
+        view = view_of(seen, memory, desired.revision, mono=now.mono)
         if not rollout.update_revision:
             # As the reconcile before has written it, but that no engine was to be terminated then.
-            rollout = replace(next_step(desired, settled(resolved), view, clock).state, terminating={})
-        step = next_step(desired, rollout, view, clock)
+            rollout = replace(next_step(desired, settled(resolved), view, now.wall).state, terminating={})
+        step = next_step(desired, rollout, view, now.wall)
         made_from = {revision(each): each for each in old}
-        parts = lineages(resolved, made_from, seen, memory, step, now=Now(clock, now))
-    places = tuple(slot for lineage in parts for slot in lineage.slots)
-    accepted = VALID
-    if problems or refusal:
-        reason = Reason.INVALID_SPEC if problems else Reason.APPLY_REFUSED
-        accepted = Verdict(reason=reason, message="; ".join(problems) or refusal)
-    planned = plan(resolved, seen, parts, step, memory, rollout, SETTINGS, now=Now(clock, now))
-    said = status(
-        resolved, accepted, seen, places, step, generation=3, previous=previous, memory=memory, now=Now(clock, now)
+        parts = revision_places(resolved, made_from, seen, memory, step, now=now)
+    accepted = Verdict(reason=Reason.INVALID_SPEC, message="; ".join(problems)) if problems else VALID
+    situation = make_situation(
+        resolved,
+        seen,
+        now=now,
+        previous=previous,
+        memory=memory,
+        rollout=rollout,
+        accepted=accepted,
+        step=step,
+        revisions=parts,
     )
+    said = status(situation, refusal)
     document = said.model_dump(mode="json", by_alias=True, exclude_none=True)
-    return SimpleNamespace(slots=places, step=step, plan=planned, status=said, document=document)
+    return SimpleNamespace(
+        slots=situation.places, step=step, plan=plan(situation), status=said, document=document, situation=situation
+    )
 
 
 def conditions(document):

@@ -3,7 +3,8 @@
 from dataclasses import dataclass, field
 
 from rayloom_operator.names import revision_of
-from rayloom_operator.observe.observed import is_headless, pod
+from rayloom_operator.observe.pods import pod
+from rayloom_operator.observe.replicas import is_headless
 from rt_operator import crashed, make_group, make_pod_document, make_reading, make_said, restarted
 
 START_S = 20.0

@@ -138,7 +138,7 @@ class Simulation:
         taken = {name for name, at in known.items() if at is not None and self.t - at <= 60}
         pods = [each for cluster in self.clusters.values() for each in cluster.seen_pods(self.t, self.lost)]
         return Observed(
-            groups=tuple(cluster.group(self.t, self.lost) for cluster in self.there),
+            replicas=tuple(cluster.group(self.t, self.lost) for cluster in self.there),
             taken=frozenset(taken | {each.name for each in self.clusters.values() if each.is_leaving}),
             num_ending=len(self.clusters) - len(self.there),
             leaving=tuple(each for each in pods if each.grace_s is not None),
@@ -170,12 +170,12 @@ class Simulation:
             "leaving": seen.leaving,
             "lost_nodes": seen.lost_nodes,
         }
-        found = turn(self.resolved, seen.groups, **facts)
+        found = turn(self.resolved, seen.replicas, **facts)
         state = found.step.state
         is_rolling = state.update_revision != state.current_revision
         if is_rolling or self.terminating or state.terminating or found.step.route_off:
             # What clients find is not asked for while nothing depends on it.
-            found = turn(self.resolved, seen.groups, endpoints=self.endpoints, **facts)
+            found = turn(self.resolved, seen.replicas, endpoints=self.endpoints, **facts)
         failed = {slot.name: slot.failure.uid for slot in found.slots if slot.failure is not None}
         condemned = {slot.name for slot in found.slots if slot.is_condemned}
         planned = found.plan
@@ -237,7 +237,7 @@ class Simulation:
             assert self.revision in self.proven, f"{name} goes before one of {self.revision} served"
 
     def _drain(self, drain):
-        cluster = self.clusters[drain.group]
+        cluster = self.clusters[drain.replica]
         assert cluster.head.ip == drain.ip
         is_clear = not cluster.is_routed and not self.is_found(cluster)
         assert not drain.wanted or is_clear, f"{cluster.name} drains while clients find it"
@@ -254,7 +254,7 @@ class Simulation:
             cluster = self.clusters.get(name)
             assert cluster is not None and cluster.uid == deletion.uid
             if name in condemned:
-                group = next(each for each in seen.groups if each.uid == cluster.uid)
+                group = next(each for each in seen.replicas if each.uid == cluster.uid)
                 assert not is_well(group, self.t), f"{name} served"
             else:
                 self._is_drained(cluster)

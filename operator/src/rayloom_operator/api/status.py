@@ -142,7 +142,7 @@ class Failure(_Part):
     time: str = Field(description="When the last one failed.", json_schema_extra={"format": "date-time"})
 
 
-class Group(_Part):
+class GroupStatus(_Part):
     name: str = Field(description="Name of the RayCluster.")
     revision: str = Field(description="Hash of what rolls: spec and resolved inputs.")
     state: StoredState = Field(description="What the engine of this group does.")
@@ -274,7 +274,7 @@ class Status(_Part):
         "",
         description="Image of the update revision where the spec names none: the operator's default of that time.",
     )
-    groups: tuple[Group, ...] = Field(
+    groups: tuple[GroupStatus, ...] = Field(
         (),
         description="The engines, each a RayCluster.",
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},

@@ -18,10 +18,13 @@ from rayloom_operator.api.rollout.state import RolloutState
 from rayloom_operator.api.spec import LLMService, Model
 from rayloom_operator.api.status import Candidate, Figures, Sizing
 from rayloom_operator.cli.rollout import explain_rollout
-from rayloom_operator.decide.plan import Settings, plan
+from rayloom_operator.decide.conditions.accepted import VALID
+from rayloom_operator.decide.plan import plan
 from rayloom_operator.decide.rollout.planner import next_step
-from rayloom_operator.decide.rollout.revisions import lineages
+from rayloom_operator.decide.rollout.revisions import revision_places
 from rayloom_operator.decide.rollout.view import desired_of, view_of
+from rayloom_operator.decide.settings import Settings
+from rayloom_operator.decide.situation import Situation
 from rayloom_operator.errors import SpecError
 from rayloom_operator.names import Manifest
 from rayloom_operator.observe.observed import Observed
@@ -90,8 +93,20 @@ def _objects(resolved: Resolved, clock: datetime) -> tuple[Manifest, ...]:
     view = view_of(nothing, {}, desired.revision, mono=now.mono)
     stored = next_step(desired, RolloutState(), view, now.wall).state
     step = next_step(desired, stored, view, now.wall)
-    parts = lineages(resolved, {}, nothing, {}, step, now=now)
-    return plan(resolved, nothing, parts, step, {}, stored, _SETTINGS, now=now).wanted
+    situation = Situation(
+        now=now,
+        settings=_SETTINGS,
+        generation=1,
+        previous={},
+        memory={},
+        rollout=stored,
+        service=resolved.service,
+        accepted=VALID,
+        resolved=resolved,
+        step=step,
+        revisions=revision_places(resolved, {}, nothing, {}, step, now=now),
+    )
+    return plan(situation).wanted
 
 
 def explain(resolved: Resolved, facts: ModelFacts) -> str:

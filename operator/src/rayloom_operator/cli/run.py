@@ -21,7 +21,7 @@ import kopf
 import uvloop
 
 from rayloom_operator.decide.permissions import Permissions
-from rayloom_operator.decide.plan import Settings
+from rayloom_operator.decide.settings import Settings
 from rayloom_operator.errors import OperatorError
 from rayloom_operator.kube.client import Kube, KubeError, KubeUnreachable, login
 from rayloom_operator.kube.lease import Lease

@@ -12,7 +12,7 @@ from itertools import count
 from typing import Literal, TypeAlias
 
 from rayloom_operator.api.rollout.state import RequestCounts, RolloutState
-from rayloom_operator.decide.rollout.inputs import Desired, EngineReplica, EngineState, View
+from rayloom_operator.decide.rollout.inputs import Desired, EngineState, ReplicaView, View
 from rayloom_operator.decide.rollout.planner import Step, next_step
 
 BEGIN = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
@@ -55,9 +55,9 @@ class SimulatedEngine:
         number = 2 * self.served_s
         return RequestCounts(requests=number, first_token_seconds=dict.fromkeys(("0.25", "1", "2.5"), number))
 
-    def replica(self) -> EngineReplica:
+    def replica(self) -> ReplicaView:
         """The engine as the planner sees it."""
-        return EngineReplica(
+        return ReplicaView(
             name=self.name,
             revision=self.revision,
             state=self.state,

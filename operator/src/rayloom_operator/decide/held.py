@@ -1,7 +1,7 @@
-"""What is still done for a service whose spec the operator's settings do not allow. Pure.
+"""The plan for a service whose spec the operator's settings do not allow. Pure.
 
-No engine is made of such a spec, also none in the place of one that failed. Engines that run stay reachable and
-protected, and the user can still lower `spec.replicas`.
+No engine replica is created from such a spec, also none in place of a failed one. Replicas that exist stay reachable
+and protected, and the user can still lower `spec.replicas`.
 """
 
 from __future__ import annotations
@@ -9,52 +9,53 @@ from __future__ import annotations
 from dataclasses import replace
 
 from rayloom_operator.api.spec import LLMService
-from rayloom_operator.decide.plan import Deletion, Plan, Route, group_deletions
+from rayloom_operator.decide.plan import Deletion, Plan, replica_deletions
+from rayloom_operator.decide.routes import Route
+from rayloom_operator.decide.situation import Situation
 from rayloom_operator.objects.companions import client_service, service_account
 from rayloom_operator.objects.guards import disruption_budget, network_policy
-from rayloom_operator.observe.observed import Group, Observed
+from rayloom_operator.observe.observed import EngineReplica
 from rayloom_operator.observe.verdict import is_well
 
 
-def held_plan(planned: Plan, service: LLMService, seen: Observed, operator_namespace: str, *, now: float) -> Plan:
-    """`planned` for a spec that cannot be used, with what holds for engines that run.
+def held_plan(planned: Plan, service: LLMService, situation: Situation) -> Plan:
+    """Returns `planned`, the plan for a spec that cannot be used, with what replicas that exist need.
 
-    Engines beyond `spec.replicas` leave the Service and are deleted. A head pod that is deleted drains by itself: its
+    Replicas beyond `spec.replicas` leave the Service and are deleted. A head pod that is deleted drains by itself: its
     requests have `spec.drainSeconds` to finish.
     """
-    if not seen.groups:
+    if not situation.observed.replicas:
         return planned
-    going = _surplus(service, seen, now)
-    heads = [group.head for group in going if group.head is not None]
+    surplus = _surplus(service, situation)
+    heads = [replica.head for replica in surplus if replica.head is not None]
     uids = {head.uid for head in heads}
     kept = tuple(each for each in planned.routes if each.pod.uid not in uids)
     off = tuple(Route(pod=head, wanted=False) for head in heads if head.is_routed)
-    namespace = service.metadata.namespace
     deletions: list[Deletion] = []
-    for group in going:
-        deletions += group_deletions(group, namespace)
+    for replica in surplus:
+        deletions += replica_deletions(replica, service.metadata.namespace)
     return replace(
         planned,
         wanted=(
             service_account(service),
             client_service(service),
-            # No engine is made in the place of another, so no eviction has to wait for one.
+            # No replica is created in place of another, so no eviction has to wait for one.
             disruption_budget(service),
-            network_policy(service, operator_namespace),
+            network_policy(service, situation.settings.namespace),
         ),
         routes=(*kept, *off),
         deletions=(*deletions, *planned.deletions),
     )
 
 
-def _surplus(service: LLMService, seen: Observed, now: float) -> list[Group]:
-    """The engines beyond `spec.replicas`: those that serve nobody first, then those with the highest numbers.
+def _surplus(service: LLMService, situation: Situation) -> list[EngineReplica]:
+    """The replicas beyond `spec.replicas`: those that do not serve first, then those with the highest numbers.
 
-    An engine that has left the Service in an earlier pass is chosen again.
+    A replica that has lost its route in an earlier reconcile is chosen again.
     """
 
-    def place(group: Group) -> tuple[bool, bool, int]:
-        is_routed = group.head is not None and group.head.is_routed
-        return not is_well(group, now), not is_routed, int(group.name.rpartition("-")[2])
+    def order(replica: EngineReplica) -> tuple[bool, bool, int]:
+        is_routed = replica.head is not None and replica.head.is_routed
+        return not is_well(replica, situation.now.mono), not is_routed, int(replica.name.rpartition("-")[2])
 
-    return sorted(seen.groups, key=place)[service.spec.replicas :]
+    return sorted(situation.observed.replicas, key=order)[service.spec.replicas :]

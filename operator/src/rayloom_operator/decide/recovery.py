@@ -1,21 +1,20 @@
-"""Which engines a service is to have, and which of them are beyond help and are made anew. Pure.
+"""The places of a service's engine replicas, and the replicas that have failed and are recreated. Pure.
 
-One healer for each fault: the engine replaces its ranks, the kubelet starts containers that end, KubeRay makes worker
-pods. What is left is an engine that none of them brings back; its RayCluster is deleted, and another made in its place,
-each time later than the last. A model, image or place that is not there is no such case: that is asked for again
-by itself, and a new engine would find the same.
+Each fault has one repairer: the engine replaces its ranks, the kubelet restarts containers that end, KubeRay recreates
+worker pods. An engine replica that none of them repairs has failed (`causes`): its RayCluster is deleted and recreated,
+each time after a longer back-off.
 
-All memory is `status.groups`. A failure is written there first and acted on in the next turn, so that an operator that
-ends in between counts it once.
+All memory is `status.groups`. A failure is written to the status first and acted on in the next reconcile, so that an
+operator that ends in between counts the failure once.
 
-A successor has a number of its own. KubeRay remembers by name which pods it waits for, and when a RayCluster comes
-back under its name at once it may wait for the old one's, minutes long. It also need not wait for the old one's end.
+A recreated replica has a new number. KubeRay remembers by name which pods it waits for: a RayCluster of the old name
+may wait minutes for the old one's pods. With another name it also need not wait for the end of the old one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Set
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import chain, count, islice
 from typing import Any
@@ -23,44 +22,54 @@ from typing import Any
 from pydantic import ValidationError
 
 from rayloom_operator.api.recovery import Recovery
-from rayloom_operator.api.status import Failure, Reason
-from rayloom_operator.api.status import Group as GroupStatus
+from rayloom_operator.api.status import Failure, GroupStatus, Reason
+from rayloom_operator.decide.causes import cause_to_replace
 from rayloom_operator.names import group_name
-from rayloom_operator.observe.observed import NEW_POD_S, Group, Observed, Verdict
-from rayloom_operator.observe.verdict import SILENCE_LIMIT_S, is_well, judge, silence
+from rayloom_operator.observe.observed import EngineReplica, Observed, Verdict
+from rayloom_operator.observe.verdict import is_well, judge
 from rayloom_operator.resolve.resolved import Resolved
 from rayloom_operator.times import Now, moment, stamp
 
-# An engine that served for so long begins with a clean record. The engine's own budget counts over the same time.
+# An engine that has served for so long starts with a clean record. The engine's own budget counts over the same time.
 _STABLE_S = 600.0
-# Numbers of engines go up to this, and then begin anew: long after an engine went, its name is another's.
+# Numbers of engine replicas go up to this and then start at 0 again, long after the first name was used.
 _MAX_NUMBER = 99
-# The engine gives up by itself after rebuildSeconds. The operator comes later, lest both act.
-_LATER_S = 30.0
 
-Memory = Mapping[str, GroupStatus]  # by name
+Memory = Mapping[str, GroupStatus]  # name of an engine replica -> the replica in the status
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Slot:
-    """A place for one engine: the group that has it, if any, and what became of those before."""
+class Place:
+    """A place for one engine replica: the replica that has it, if any, and the failures in this place."""
 
-    name: str
-    group: Group | None
+    name: str  # of the replica, or of the one to create
+    replica: EngineReplica | None
     restarts: int = 0
     failure: Failure | None = None
-    is_condemned: bool = False  # its group is to be deleted, and that is written down
+    is_condemned: bool = False  # the replica is to be deleted, and its failure is written in the status
 
     def retry_at(self, recovery: Recovery) -> datetime | None:
-        """When the next group may be made; None when none has failed."""
+        """Returns the time from which a replica may be created; None without a failure."""
         if self.failure is None:
             return None
         return moment(self.failure.time) + timedelta(seconds=back_off_seconds(self.restarts, recovery))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Need:
+    """How many engine replicas of one revision the rollout wants."""
+
+    revision: str
+    number: int  # places; more while more replicas exist
+    num_new: int  # so many of the empty places without a failure may be filled now
+    leaving: Set[str] = frozenset()  # names of replicas that leave, and so have no place
+
+
 def back_off_seconds(restarts: int, recovery: Recovery) -> int:
-    """How long after its last failure an engine is made anew: 0, base, 2 base, 4 base, ... and never above the maximum,
-    which it is at once after `restart_budget` times."""
+    """Returns the seconds between a failure and the next attempt: 0, base, 2 base, 4 base, ... up to the maximum.
+
+    More than `restart_budget` restarts wait for the maximum at once.
+    """
     if restarts > recovery.restart_budget:
         return recovery.backoff_max_seconds
     # 2 ** 17 s are more than a day.
@@ -69,7 +78,7 @@ def back_off_seconds(restarts: int, recovery: Recovery) -> int:
 
 
 def remembered(previous: Mapping[str, Any]) -> Memory:
-    """The groups in a status document. What another version wrote and this one cannot read is as good as not there."""
+    """Returns the engine replicas in a status document, without those that this version cannot read."""
     found = {}
     for each in previous.get("groups", ()):
         try:
@@ -79,178 +88,136 @@ def remembered(previous: Mapping[str, Any]) -> Memory:
     return found
 
 
-def slots(
-    resolved: Resolved,
-    revision: str,
-    seen: Observed,
-    memory: Memory,
-    *,
-    number: int,
-    num_new: int,
-    leaving: Set[str] = frozenset(),
-    now: Now,
-) -> tuple[Slot, ...]:
-    """The places for engines of one revision, by number: those that are there, those that failed and are made anew, and
-    `num_new` at most for new ones; `number` in all, or as many as are there.
+def places(resolved: Resolved, need: Need, observed: Observed, memory: Memory, now: Now) -> tuple[Place, ...]:
+    """Returns the places for engine replicas of one revision, by number.
 
-    One whose engine went gets another name. Engines in `leaving` have no place. `resolved` is the spec's.
+    Replicas that exist come first, then failed ones to recreate, then up to `need.num_new` new ones. `resolved` is what
+    the replicas are made from. A place whose RayCluster is gone gets a new name.
     """
-    service = resolved.service.metadata.name
-    # What failed under one name and is remembered under the next was seen by a cache that lags.
-    ended = {(each.failure.uid, name) for name, each in memory.items() if each.failure is not None and each.failure.uid}
-    mine = {
-        group.name: group
-        for group in seen.groups
-        if group.revision == revision
-        and group.name not in leaving
-        and not any(uid == group.uid and name != group.name for uid, name in ended)
+    names = _Names(service=resolved.service.metadata.name, revision=need.revision)
+    existing = _existing(need, observed, memory)
+    known = existing.keys() | (remembered_names(names.service, need.revision, memory) - need.leaving)
+    kept, num_left = _kept(names, known, existing, memory, need, now)
+    free = names.free(known | observed.taken)
+    found = []
+    for name in kept:
+        if name in observed.taken and name not in existing:
+            # The RayCluster is gone or terminating: the place continues under another name, with its failures.
+            before = memory[name]
+            successor = next(free)
+            found.append(Place(name=successor, replica=None, restarts=before.restarts, failure=before.failure))
+        else:
+            found.append(_review(name, existing.get(name), memory.get(name), resolved, observed, now))
+    for name in islice(free, num_left):
+        found.append(_review(name, None, memory.get(name), resolved, observed, now))
+    return tuple(sorted(found, key=lambda place: names.number(place.name) or 0))
+
+
+def _existing(need: Need, observed: Observed, memory: Memory) -> dict[str, EngineReplica]:
+    """The replicas of the revision that exist and stay, by name."""
+    # A RayCluster whose failure is already recorded under its successor's name is in the cache only because it is late.
+    recorded = {
+        (each.failure.uid, name) for name, each in memory.items() if each.failure is not None and each.failure.uid
     }
-    known = mine.keys() | (remembered_names(service, revision, memory) - leaving)
+    return {
+        replica.name: replica
+        for replica in observed.replicas
+        if replica.revision == need.revision
+        and replica.name not in need.leaving
+        and not any(uid == replica.uid and name != replica.name for uid, name in recorded)
+    }
 
-    def rank(name: str) -> tuple[int, int]:
-        group, place = mine.get(name), _number(service, revision, name) or 0
-        return (2 if group is None else 0 if is_well(group, now.mono) else 1), place
 
-    kept = sorted(known, key=rank)[: max(number, len(mine))]
-    # Of what went without a failure nothing is known that a new one could not do without.
-    empty = [name for name in kept if name not in mine and memory[name].failure is None]
-    for name in empty[max(num_new, 0) :]:
+def _kept(
+    names: _Names, known: Set[str], existing: Mapping[str, EngineReplica], memory: Memory, need: Need, now: Now
+) -> tuple[list[str], int]:
+    """The known names that keep a place, and how many new places there are beside them."""
+
+    def rank(name: str) -> tuple[bool, bool, int]:
+        replica = existing.get(name)
+        is_serving = replica is not None and is_well(replica, now.mono)
+        return replica is None, not is_serving, names.number(name) or 0
+
+    kept = sorted(known, key=rank)[: max(need.number, len(existing))]
+    # A place without a replica and without a failure holds nothing that a new place would lack.
+    empty = [name for name in kept if name not in existing and memory[name].failure is None]
+    for name in empty[max(need.num_new, 0) :]:
         kept.remove(name)
-    missing = min(number - len(kept), num_new - len(empty))
-    used = {place for name in known | seen.taken if (place := _number(service, revision, name)) is not None}
-    numbers = chain(range(max(used, default=-1) + 1, _MAX_NUMBER + 1), count())
-    free = (group_name(service, revision, place) for place in numbers if place not in used)
-    names = {name: next(free) if name in seen.taken and name not in mine else name for name in kept}
-    names |= {name: name for name in islice(free, max(missing, 0))}
-    return tuple(
-        _review(name, mine.get(name), memory.get(before), resolved, seen, now)
-        if name == before
-        else _successor(name, memory[before])
-        for before, name in sorted(names.items(), key=lambda each: _number(service, revision, each[1]) or 0)
-    )
+    num_left = min(need.number - len(kept), need.num_new - len(empty))
+    return kept, max(num_left, 0)
 
 
-def _successor(name: str, before: GroupStatus) -> Slot:
-    return Slot(name=name, group=None, restarts=before.restarts, failure=before.failure)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Names:
+    """The names of the engine replicas of one revision."""
+
+    service: str
+    revision: str
+
+    def number(self, name: str) -> int | None:
+        """The number in a name; None in a name of another revision."""
+        start, _, number = name.rpartition("-")
+        return int(number) if start == f"{self.service}-{self.revision}" and number.isdecimal() else None
+
+    def free(self, taken: Set[str]) -> Iterator[str]:
+        """Names that are not taken: the numbers above those that are used first."""
+        used = {number for name in taken if (number := self.number(name)) is not None}
+        numbers = chain(range(max(used, default=-1) + 1, _MAX_NUMBER + 1), count())
+        return (group_name(self.service, self.revision, number) for number in numbers if number not in used)
 
 
 def remembered_names(service: str, revision: str, memory: Memory) -> frozenset[str]:
-    """Of the remembered groups those of a revision."""
-    return frozenset(name for name in memory if _number(service, revision, name) is not None)
-
-
-def _number(service: str, revision: str, name: str) -> int | None:
-    """The number in the name of a group of this revision; None in any other name."""
-    start, _, number = name.rpartition("-")
-    return int(number) if start == f"{service}-{revision}" and number.isdecimal() else None
+    """Returns the names of the remembered engine replicas of a revision."""
+    names = _Names(service=service, revision=revision)
+    return frozenset(name for name in memory if names.number(name) is not None)
 
 
 def _review(
     name: str,
-    group: Group | None,
+    replica: EngineReplica | None,
     before: GroupStatus | None,
     resolved: Resolved,
-    seen: Observed,
+    observed: Observed,
     now: Now,
-) -> Slot:
+) -> Place:
+    """The place with its failures up to now. `before` is the replica in the status as it was written last."""
     failure, restarts = (before.failure, before.restarts) if before is not None else (None, 0)
-    if group is None:
-        return Slot(name=name, group=None, restarts=restarts, failure=failure)
-    is_counted = failure is not None and failure.uid == group.uid
-    if before is not None and failure is not None and is_well(group, now.mono):
-        serving_for = now.wall - moment(before.last_transition_time)
-        if is_counted:  # It came back before anything was done.
-            restarts, failure = max(restarts - 1, 0), failure.model_copy(update={"uid": ""})
-        elif before.state == "Serving" and serving_for > timedelta(seconds=_STABLE_S):
+    if replica is None:
+        return Place(name=name, replica=None, restarts=restarts, failure=failure)
+    is_recorded = failure is not None and failure.uid == replica.uid
+    if before is not None and failure is not None and is_well(replica, now.mono):
+        if is_recorded:  # The engine serves again before anything was done.
+            restarts = max(restarts - 1, 0)
+            failure = failure.model_copy(update={"uid": ""})
+        elif before.state == "Serving" and _is_older(before.last_transition_time, _STABLE_S, now):
             restarts = 0
-        return Slot(name=name, group=group, restarts=restarts, failure=failure if restarts else None)
-    cause = None if is_counted else cause_to_replace(group, resolved, seen.lost_nodes, before, now=now)
+        return Place(name=name, replica=replica, restarts=restarts, failure=failure if restarts else None)
+    if is_recorded:
+        return Place(name=name, replica=replica, restarts=restarts, failure=failure, is_condemned=True)
+    cause = cause_to_replace(replica, resolved, observed.lost_nodes, before, now=now)
     if cause is not None:
-        # Whoever told the pod to go, such as a drain of its node, had no complaint of the engine.
-        restarts += not group.is_told_to_go
+        # A head pod that was deleted from outside, as by a drain of its node, is no failure of the engine.
+        restarts += not replica.is_head_evicted
         first = failure or Failure(uid="", reason=cause.reason, message=cause.message, time="")
-        failure = first.model_copy(update={"uid": group.uid, "time": stamp(now.wall)})
-    return Slot(name=name, group=group, restarts=restarts, failure=failure, is_condemned=is_counted)
+        failure = first.model_copy(update={"uid": replica.uid, "time": stamp(now.wall)})
+    return Place(name=name, replica=replica, restarts=restarts, failure=failure)
 
 
-def cause_to_replace(
-    group: Group,
-    resolved: Resolved,
-    lost_nodes: frozenset[str],
-    before: GroupStatus | None = None,
-    *,
-    now: Now,
-) -> Verdict | None:
-    """Why the group is beyond help; None while somebody else may bring it back.
-
-    `before` is what is remembered of the group.
-    """
-    head, reading, recovery = group.head, group.reading, resolved.service.spec.recovery
-    if is_well(group, now.mono):
-        return None
-    if group.is_headless and head is None:
-        cause = judge(group, now.mono)
-        return replace(cause, reason=Reason.HEAD_LOST) if group.is_told_to_go else cause
-    if group.num_new_pods > 2 * (1 + resolved.num_pods) + recovery.restart_budget:
-        # KubeRay makes a pod in place of one that failed at once, however often.
-        fault = group.fault
-        words = f"KubeRay made {group.num_new_pods} pods within {NEW_POD_S:.0f} s, for others kept failing. "
-        return Verdict(reason=Reason.CONTAINER_FAILED, message=words + (fault.message if fault else ""))
-    if head is None:
-        return None
-    if head.node in lost_nodes:
-        return Verdict(reason=Reason.NODE_LOST, message=f"Node {head.node} with head pod {head.name} is not ready.")
-    if head.is_spent and head.fault is not None:
-        starved = sorted(pod.name for pod in group.pods if pod.was_starved)
-        words = (
-            f" Memory was too little in {', '.join(starved)}: raise engine.resources.limits.memory." if starved else ""
-        )
-        return replace(head.fault, message=head.fault.message + words)
-    if reading is None or not head.is_running:
-        return None
-    silent_s = silence(reading, now.mono)
-    if silent_s is not None and head.is_engine_ready:
-        # Its kubelet reaches it. What keeps it from us (a firewall, another key) would keep its successor from us.
-        return None
-    # The engine's supervisor replaces what hangs within hangSeconds. The operator comes later, lest both act. While it
-    # starts an engine is never ready, so nobody bears witness, and there is nothing to lose by waiting.
-    patience_s = max(2 * recovery.hang_seconds, SILENCE_LIMIT_S)
-    if silent_s is not None and has_served(group, before) and silent_s >= patience_s:
-        words = f"The engine in pod {head.name} did not answer for {patience_s:g} s, and was not ready."
-        return Verdict(reason=Reason.ENGINE_UNREACHABLE, message=words)
-    running = [pod.running_since for pod in group.pods if pod.running_since is not None]
-    if len(running) < len(group.pods) or (reading.status is not None and reading.status.state == "draining"):
-        return None
-    stuck_s = min(now.mono - reading.advanced_at, (now.wall - max(running)).total_seconds())
-    if stuck_s >= recovery.rebuild_seconds + _LATER_S:
-        words = f"The engine in pod {head.name} neither served nor got on for {recovery.rebuild_seconds} s. "
-        return Verdict(reason=Reason.ENGINE_STUCK, message=words + judge(group, now.mono).message)
-    return None
+def _is_older(time: str, seconds: float, now: Now) -> bool:
+    return now.wall - moment(time) > timedelta(seconds=seconds)
 
 
-def has_served(group: Group, before: GroupStatus | None) -> bool:
-    """Whether the engine was beyond its start since its containers were started: it said so, or, where this operator
-    has not heard it yet, an earlier one wrote so."""
-    head, reading = group.head, group.reading
-    if head is None or head.running_since is None:
-        return False
-    if reading is not None and reading.status is not None:
-        return reading.status.state != "starting"
-    if before is None or before.state not in ("Serving", "Recovering", "Draining"):
-        return False
-    return moment(before.last_transition_time) >= head.running_since
-
-
-def verdict_of(slot: Slot, recovery: Recovery, *, now: Now) -> Verdict:
-    """What the slot's engine does, or why there is none."""
-    if slot.failure is None or (slot.group is not None and slot.failure.uid != slot.group.uid):
-        return judge(slot.group, now.mono)
-    cause = Verdict(reason=slot.failure.reason, message=slot.failure.message)
-    if slot.group is not None:
+def verdict_of(place: Place, recovery: Recovery, now: Now) -> Verdict:
+    """Returns what the engine replica of the place does, or why the place has none."""
+    failure = place.failure
+    if failure is None or (place.replica is not None and failure.uid != place.replica.uid):
+        return judge(place.replica, now.mono)
+    cause = Verdict(reason=failure.reason, message=failure.message)
+    if place.replica is not None:
         return cause
-    retry_at = slot.retry_at(recovery)
+    retry_at = place.retry_at(recovery)
     if retry_at is not None and retry_at > now.wall:
-        times = f"{slot.restarts} times" if slot.restarts > 1 else "once"
-        words = f"The engine failed {times}, and is made anew as {slot.name} at {stamp(retry_at)}. At first: "
+        times = f"{place.restarts} times" if place.restarts > 1 else "once"
+        words = f"The engine failed {times}, and is recreated as {place.name} at {stamp(retry_at)}. First failure: "
         return Verdict(reason=Reason.GROUP_BACK_OFF, message=words + cause.message)
-    return Verdict(reason=Reason.RECOVERING, message=f"The engine is made anew as {slot.name}. {cause.message}")
+    return Verdict(reason=Reason.RECOVERING, message=f"The engine is recreated as {place.name}. {cause.message}")

@@ -1,5 +1,4 @@
-"""Which nodes of the cluster are not ready, and since when; which are being emptied; and what the labels of those with
-accelerators say of them. Nothing else is kept."""
+"""The nodes that are not ready, the nodes that are being emptied, and the labels of nodes with accelerators."""
 
 from __future__ import annotations
 
@@ -13,14 +12,14 @@ from rayloom_operator.kube.reflector import Reflector
 from rayloom_operator.names import Manifest, ServiceKey
 from rayloom_operator.times import moment
 
-# Set before pods are evicted, and not by cordoning. The last is Karpenter's up to 0.37.
+# Autoscalers set these taints before they evict pods, and do not cordon. The last is Karpenter's up to 0.37.
 _EMPTYING_TAINTS = frozenset({"ToBeDeletedByClusterAutoscaler", "karpenter.sh/disrupted", "karpenter.sh/disruption"})
 
 
 def unready_since(node: Manifest) -> datetime | None:
-    """Since when a Node document says that the node is not ready; None while it is, or has never been.
+    """Returns since when the node of a Node document is not ready; None for a ready node, and without the condition.
 
-    Its control plane says so itself when a node has been silent for a while (`--node-monitor-grace-period`).
+    The control plane sets the condition of a node that has not reported for `--node-monitor-grace-period`.
     """
     conditions = node.get("status", {}).get("conditions", ())
     ready = next((each for each in conditions if each["type"] == "Ready"), None)
@@ -30,64 +29,83 @@ def unready_since(node: Manifest) -> datetime | None:
 
 
 def accelerators_of(node: Manifest) -> AcceleratorNode | None:
-    """The node with its labels, where pods can ask it for devices; None for any other."""
+    """Returns the node with its labels if pods can request devices of it; None for any other node."""
     meta, allocatable = node["metadata"], node.get("status", {}).get("allocatable", {})
-    # Devices have the name of their vendor before a slash; cpu, memory and huge pages have none.
+    # Names of devices have their vendor before a slash; cpu, memory and huge pages have none.
     found = frozenset(name for name, number in allocatable.items() if "/" in name and number != "0")
     return AcceleratorNode(name=meta["name"], labels=meta.get("labels", {}), resources=found) if found else None
 
 
 def is_cordoned(node: Manifest) -> bool:
-    """Whether a Node document says that its pods are to go, or will be told to: by hand, by `kubectl drain`, or by a
-    cluster's autoscaler, which taints first."""
+    """Returns whether the node is being emptied: cordoned by hand or `kubectl drain`, or tainted by an autoscaler."""
     spec = node.get("spec", {})
     return bool(spec.get("unschedulable")) or any(each["key"] in _EMPTYING_TAINTS for each in spec.get("taints", ()))
 
 
 class Nodes:
-    """`on_change` gets the name of a node that became ready, or ceased to be; or is to be emptied, or no more. Lives in
-    one event loop, in which `reflector` is to run; where nodes may not be listed, every node counts as ready."""
+    """Lives in one event loop, in which `reflector` has to run.
+
+    `on_change` gets the name of a node whose readiness changed, or whose emptying began or ended. Without the right to
+    list nodes every node counts as ready.
+    """
 
     def __init__(self, kube: Kube, on_change: Callable[[str], None]) -> None:
         self._on_change = on_change
         self._unready: dict[str, datetime] = {}
         self._accelerators: dict[str, AcceleratorNode] = {}
         self.cordoned: set[str] = set()  # names of nodes that are being emptied
-        self.reflector = Reflector(kube, "v1", "Node", self._changed, selector={}, key_of=_key, slim=_without_all_else)
+        self.reflector = Reflector(kube, "v1", "Node", self._changed, selector={}, key_of=_key, slim=_slim)
 
     @property
     def unready(self) -> dict[str, datetime]:
-        """Names of nodes that are not ready -> since when."""
+        """Name of a node that is not ready -> since when."""
         return self._unready
 
     def memory_of(self, accelerator: Accelerator, node_selector: Mapping[str, str]) -> NodeMemory:
-        """What the labels of the nodes say of this accelerator."""
+        """Returns the memory of this accelerator by the labels of the nodes that match `node_selector`."""
         if not self.reflector.is_synced.is_set():
             return UNKNOWN_NODES
         return node_memory(self._accelerators.values(), accelerator, node_selector)
 
     def _changed(self, key: ServiceKey) -> None:
         _, name = key
-        self._accelerators.pop(name, None)
-        for node in self.reflector.of_service(key):
-            if (found := accelerators_of(node)) is not None:
-                self._accelerators[name] = found
-        since = next((unready_since(node) for node in self.reflector.of_service(key)), None)
-        was_ready = self._unready.pop(name, None) is None
-        if since is not None:
-            self._unready[name] = since
-        was_cordoned, is_there = name in self.cordoned, any(map(is_cordoned, self.reflector.of_service(key)))
-        (self.cordoned.add if is_there else self.cordoned.discard)(name)
-        if was_ready != (since is None) or was_cordoned != is_there:
+        node = next(iter(self.reflector.of_service(key)), None)
+        accelerator = accelerators_of(node) if node is not None else None
+        if accelerator is None:
+            self._accelerators.pop(name, None)
+        else:
+            self._accelerators[name] = accelerator
+        since = unready_since(node) if node is not None else None
+        has_turned = self._note_unready(name, since)
+        if self._note_cordoned(name, is_cordoned=node is not None and is_cordoned(node)) or has_turned:
             self._on_change(name)
+
+    def _note_unready(self, name: str, since: datetime | None) -> bool:
+        """Whether the node became ready, or ceased to be."""
+        was_unready = name in self._unready
+        if since is None:
+            self._unready.pop(name, None)
+        else:
+            self._unready[name] = since
+        return was_unready != (since is not None)
+
+    def _note_cordoned(self, name: str, *, is_cordoned: bool) -> bool:
+        """Whether the emptying of the node began or ended."""
+        was_cordoned = name in self.cordoned
+        if is_cordoned:
+            self.cordoned.add(name)
+        else:
+            self.cordoned.discard(name)
+        return was_cordoned != is_cordoned
 
 
 def _key(node: Manifest) -> ServiceKey:
-    """Each node is a key of its own."""
+    """The key of a node in the reflector: nodes belong to no service."""
     return "", node["metadata"]["name"]
 
 
-def _without_all_else(node: Manifest) -> Manifest:
+def _slim(node: Manifest) -> Manifest:
+    """The part of a Node document that is kept: a node's images and addresses are most of it."""
     ready = [each for each in node.get("status", {}).get("conditions", ()) if each["type"] == "Ready"]
     spec = {"unschedulable": True} if is_cordoned(node) else {}
     status: Manifest = {"conditions": ready}

@@ -1,4 +1,4 @@
-"""Asks engines for their /status, each at its own pace, and tells when an answer matters."""
+"""Asks engines for their /status, each at its own interval, and reports answers that may change a service's status."""
 
 from __future__ import annotations
 
@@ -23,171 +23,190 @@ from rayloom_operator.texts import head
 logger = logging.getLogger(__name__)
 
 # A few engines that serve are asked each second, so that a hang is in the status as soon as the engine has found it.
-# Many are asked more slowly, so that the operator keeps up. Any longer, and answers would be stale.
+# Many are asked at longer intervals, so that the operator keeps up; at the longest one, answers are not yet stale.
 _MIN_SERVING_INTERVAL_S = 1.0
 _USUAL_ANSWERS_PER_S = 50
 _SERVING_INTERVAL_S = 5.0
 _MAX_ANSWERS_PER_S = 600
 _MAX_SERVING_INTERVAL_S = 15.0
 _OTHER_INTERVAL_S = 1.0
-# Where thousands are silent at once, neither questions nor looks at their services are to take all the time.
-_MAX_LOOKS_PER_S = 200
-# Of the interval: pods change several times in a moment, and each change asks.
+# With thousands of engines that do not answer, neither requests nor reconciles of their services may take all the time.
+_MAX_RETRIES_PER_S = 200
+# No interval is shorter: pods change several times in a moment, and each change asks.
 _MIN_INTERVAL_S = 0.3
-# Of an engine that says the same in other words: each of its answers would be a pass and a write of the status.
+# Changes of text alone are reported no more often: each report is a reconcile and a write of the status.
 _WORDS_INTERVAL_S = 5.0
 _MAX_ERROR = 600  # characters
 _NEVER = Reading(status=None, at=math.inf, failing_since=None, error="", advanced_at=0.0)
 
 
 class _Essence(NamedTuple):
-    """What decides about the service's status, without what changes from answer to answer."""
+    """The part of an answer that the service's status depends on, without numbers that change in each answer."""
 
     state: object
-    words: object  # that people read: of them alone a change is news now and then
+    words: object  # text for people
 
 
 class Target(NamedTuple):
-    """Where an engine is, and which: addresses are used again."""
+    """The address of an engine, and its identity: another pod may get the address later."""
 
     ip: str
-    token: str
+    token: str  # of its admin port
     pod_uid: str
-    num_starts: int = 0  # of its container: what an ended engine said is no word of the next one
-    max_ranks: int = MAX_RANKS  # that it can have
-    old_token: str = ""  # of one that was made before the operator's key was changed
+    num_starts: int = 0  # of its container: the answers of an engine that has ended do not count for the next one
+    max_ranks: int = MAX_RANKS
+    old_token: str = ""  # the token by the operator's previous key; empty if the key was never changed
 
 
 @dataclass(slots=True, kw_only=True)
-class _Engine:
+class _PolledEngine:
     service: ServiceKey
     target: Target
     reading: Reading = _NEVER
-    told: _Essence | None = None  # of the reading that was news last
-    told_at: float = -math.inf
+    reported: _Essence | None = None  # of the reading that was reported last
+    reported_at: float = -math.inf
     is_nudged: asyncio.Event = field(default_factory=asyncio.Event)
     task: asyncio.Task[None] = field(init=False)
 
 
 class EnginePoller:
-    """Lives in one event loop. `num_expected` says how many engines may come soon.
+    """Lives in one event loop.
 
-    An operator that was restarted finds them one by one, and asks the first no more often than when it has all.
+    `on_report` gets the service of an engine whose answer, or lack of an answer, may change the service's status.
+    `num_expected` returns how many engines may be followed soon: after its start, an operator process finds them one by
+    one, and asks the first ones no more often than when it has found all.
     """
 
-    def __init__(self, on_news: Callable[[ServiceKey], None], num_expected: Callable[[], int] = lambda: 0) -> None:
-        self._on_news = on_news
+    def __init__(self, on_report: Callable[[ServiceKey], None], num_expected: Callable[[], int] = lambda: 0) -> None:
+        self._on_report = on_report
         self._num_expected = num_expected
-        self._engines: dict[ServiceKey, dict[str, _Engine]] = {}  # by group
+        self._engines: dict[ServiceKey, dict[str, _PolledEngine]] = {}  # by name of the engine replica
         self.num_engines = 0
-        self.num_failing = 0  # engines that did not answer last
-        self.num_failures = 0  # answers that failed to come
+        self.num_failing = 0  # engines without an answer to the last request
+        self.num_failures = 0  # requests without an answer, since the start
 
     async def close(self) -> None:
         for service in list(self._engines):
             self.follow(service, {})
 
     def follow(self, service: ServiceKey, targets: dict[str, Target]) -> None:
-        """Asks the engines of `service` from now on, by group; others of it are forgotten."""
+        """Asks the engines of `service` from now on; `targets` are by name of the engine replica. Drops all others."""
         engines = self._engines.pop(service, {})
         self.num_engines += len(targets) - len(engines)
-        for group, engine in list(engines.items()):
-            if targets.get(group) != engine.target:
+        for name, engine in list(engines.items()):
+            if targets.get(name) != engine.target:
                 engine.task.cancel()
                 self.num_failing -= _is_failing(engine.reading)
-                del engines[group]
-        for group, target in targets.items():
-            if group not in engines:
-                engine = engines[group] = _Engine(service=service, target=target)
+                del engines[name]
+        for name, target in targets.items():
+            if name not in engines:
+                engine = engines[name] = _PolledEngine(service=service, target=target)
                 engine.task = asyncio.create_task(self._poll(engine))
         if engines:
             self._engines[service] = engines
 
-    def reading(self, service: ServiceKey, group: str) -> Reading | None:
-        """What the engine said last; None before it was asked."""
-        engine = self._engines.get(service, {}).get(group)
+    def reading(self, service: ServiceKey, replica: str) -> Reading | None:
+        """Returns the last answer of the engine; None before the first answer or failure."""
+        engine = self._engines.get(service, {}).get(replica)
         return None if engine is None or engine.reading is _NEVER else engine.reading
 
     def silent(self, since: float) -> list[ServiceKey]:
-        """The service of each engine whose last answer came before the loop time `since`, and no failure after it."""
+        """Returns the service of each engine whose last answer is older than the loop time `since`, without a failure
+        after it."""
         engines = (each for engines in self._engines.values() for each in engines.values())
         return [each.service for each in engines if each.reading.at < since and not _is_failing(each.reading)]
 
-    def look_s(self) -> float:
-        """After how many seconds to look again at a service with an engine that does not answer."""
-        return max(_OTHER_INTERVAL_S, self.num_failing / _MAX_LOOKS_PER_S)
+    def retry_interval_s(self) -> float:
+        """Returns the seconds between requests to an engine that does not answer, and between reconciles of its
+        service."""
+        return max(_OTHER_INTERVAL_S, self.num_failing / _MAX_RETRIES_PER_S)
 
-    def told(self, service: ServiceKey, group: str, is_to_drain: bool) -> None:
-        """The engine was just told to drain or to go on: what it said before, or is about to say, counts no more."""
-        engine = self._engines.get(service, {}).get(group)
+    def note_drain(self, service: ServiceKey, replica: str, is_to_drain: bool) -> None:
+        """The engine was just asked to drain, or to take requests again: earlier answers do not count any more, nor
+        does an answer that is on its way."""
+        engine = self._engines.get(service, {}).get(replica)
         if engine is None or engine.reading is _NEVER:
             return
-        said = engine.reading.status
-        if is_to_drain and said is not None and said.state == "serving":
-            # Nobody has counted its requests since.
-            requests = said.requests.model_copy(update={"in_flight": max(said.requests.in_flight, 1)})
-            said = said.model_copy(update={"state": "draining", "requests": requests})
-            self._on_news(service)
-        engine.reading = replace(engine.reading, status=said)
-        engine.told = _essence(said)
+        status = engine.reading.status
+        if is_to_drain and status is not None and status.state == "serving":
+            # At least one request: its requests were not counted since.
+            requests = status.requests.model_copy(update={"in_flight": max(status.requests.in_flight, 1)})
+            status = status.model_copy(update={"state": "draining", "requests": requests})
+            self._on_report(service)
+        engine.reading = replace(engine.reading, status=status)
+        engine.reported = _essence(status)
         engine.is_nudged.set()
 
     def nudge(self, service: ServiceKey) -> None:
-        """Asks the engines of `service` now: something about their pods changed."""
+        """Asks the engines of `service` now, because their pods changed."""
         for engine in self._engines.get(service, {}).values():
             engine.is_nudged.set()
 
-    async def _poll(self, engine: _Engine) -> None:
+    async def _poll(self, engine: _PolledEngine) -> None:
+        """Asks one engine until the task is cancelled."""
         loop = asyncio.get_running_loop()
         while True:
             before = engine.reading
             engine.is_nudged.clear()
-            asked_at = loop.time()
-            try:
-                said, at = await self._ask(engine), loop.time()
-                advanced = at if _has_advanced(before.status, said) else before.advanced_at
-                start = start_progress(before.start, said.startup, at, interval_s(self.num_engines))
-                reading = Reading(status=said, at=at, failing_since=None, error="", advanced_at=advanced, start=start)
-            except Exception as error:
-                # Whatever an engine answers, it is asked again.
-                self.num_failures += 1
-                if not isinstance(error, EngineUnavailable):
-                    logger.exception("%s/%s: this is a mistake in the operator; asking again", *engine.service)
-                since = asked_at if before.failing_since is None else before.failing_since
-                advanced = since if before is _NEVER else before.advanced_at
-                words = head(str(error), _MAX_ERROR)
-                reading = replace(before, failing_since=since, error=words, advanced_at=advanced)
+            reading = await self._read(engine, before)
             if engine.reading is not before:
-                continue  # the question was put before the engine was told something
+                continue  # The request was sent before the engine was asked to drain or to take requests again.
             engine.reading = reading
             self.num_failing += _is_failing(reading) - _is_failing(before)
             has_turned = _is_failing(reading) != _is_failing(before)
-            is_further = before.start != reading.start
-            if _note_essence(engine, loop.time()) or has_turned or is_further:
-                self._on_news(engine.service)
+            has_other_start = before.start != reading.start
+            if _note_essence(engine, loop.time()) or has_turned or has_other_start:
+                self._on_report(engine.service)
             await asyncio.sleep(_MIN_INTERVAL_S)
             # No `wait_for`: in Python 3.11 it drops a cancellation that comes with the nudge, as with the end of a pod.
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._interval_s(reading, has_turned) - _MIN_INTERVAL_S):
                     await engine.is_nudged.wait()
 
+    async def _read(self, engine: _PolledEngine, before: Reading) -> Reading:
+        """The reading after one more request. Whatever the engine answers, it is asked again."""
+        loop = asyncio.get_running_loop()
+        asked_at = loop.time()
+        try:
+            status = await self._ask(engine)
+            at = loop.time()
+            return Reading(
+                status=status,
+                at=at,
+                failing_since=None,
+                error="",
+                advanced_at=at if _has_advanced(before.status, status) else before.advanced_at,
+                start=start_progress(before.start, status.startup, at, interval_s(self.num_engines)),
+            )
+        except Exception as error:
+            self.num_failures += 1
+            if not isinstance(error, EngineUnavailable):
+                logger.exception("%s/%s: a bug in the operator; asking the engine again", *engine.service)
+            since = asked_at if before.failing_since is None else before.failing_since
+            return replace(
+                before,
+                failing_since=since,
+                error=head(str(error), _MAX_ERROR),
+                advanced_at=since if before is _NEVER else before.advanced_at,
+            )
+
     def _interval_s(self, reading: Reading, has_turned: bool) -> float:
-        """After an answer or its absence. After the first absence the next question tells a hiccup from more."""
+        """The seconds to the next request. A request follows soon after a first failure, to see whether more fail."""
         if _is_failing(reading):
-            return _OTHER_INTERVAL_S if has_turned else min(self.look_s(), _MAX_SERVING_INTERVAL_S)
+            return _OTHER_INTERVAL_S if has_turned else min(self.retry_interval_s(), _MAX_SERVING_INTERVAL_S)
         is_slow = _is_serving(reading.status)
         return serving_interval_s(self.num_engines + self._num_expected()) if is_slow else _OTHER_INTERVAL_S
 
-    async def _ask(self, engine: _Engine) -> EngineStatus:
+    async def _ask(self, engine: _PolledEngine) -> EngineStatus:
         target = engine.target
         code, body = await ask_either(target.ip, ADMIN_PORT, (target.token, target.old_token))
-        said = engine_status(code, body, target.max_ranks)
-        # How it started is most of what 10,000 engines that serve say, and nobody reads it any more.
-        return said.model_copy(update={"startup": (), "model": None}) if said.state == "serving" else said
+        status = engine_status(code, body, target.max_ranks)
+        # The start-up phases are most of the memory of 10,000 answers, and of no use once an engine serves.
+        return status.model_copy(update={"startup": (), "model": None}) if status.state == "serving" else status
 
 
 def serving_interval_s(num_engines: int) -> float:
-    """How long after an answer an engine that serves is asked again: 1 s, 5 s from 250 engines, 15 s from 9000."""
+    """Returns the seconds between requests to an engine that serves: 1 s, 5 s from 250 engines, 15 s from 9000."""
     usual = min(max(num_engines / _USUAL_ANSWERS_PER_S, _MIN_SERVING_INTERVAL_S), _SERVING_INTERVAL_S)
     return max(usual, min(num_engines / _MAX_ANSWERS_PER_S, _MAX_SERVING_INTERVAL_S))
 
@@ -196,36 +215,47 @@ def _is_failing(reading: Reading) -> bool:
     return reading.failing_since is not None
 
 
-def _is_serving(said: EngineStatus | None) -> bool:
-    return said is not None and said.state == "serving" and said.has_token_within(TOKEN_AGE_LIMIT_S)
+def _is_serving(status: EngineStatus | None) -> bool:
+    return status is not None and status.state == "serving" and status.has_token_within(TOKEN_AGE_LIMIT_S)
 
 
-def _has_advanced(before: EngineStatus | None, said: EngineStatus) -> bool:
-    """Whether the engine serves, or gets on with its start; phases count their own seconds, which are no progress."""
-    done = [each and (each.state, [(p.name, p.done, p.finished) for p in each.startup]) for each in (said, before)]
-    return _is_serving(said) or done[0] != done[1]
+def _has_advanced(before: EngineStatus | None, status: EngineStatus) -> bool:
+    """Whether the engine serves, or its start has made progress. The seconds that phases count are no progress."""
+    return _is_serving(status) or _start_of(status) != _start_of(before)
 
 
-def _note_essence(engine: _Engine, now: float) -> bool:
+def _start_of(status: EngineStatus | None) -> object:
+    if status is None:
+        return None
+    return status.state, [(phase.name, phase.done, phase.finished) for phase in status.startup]
+
+
+def _note_essence(engine: _PolledEngine, now: float) -> bool:
     """Whether the last answer must be reported; marks it as reported."""
-    essence, before = _essence(engine.reading.status), engine.told
+    essence, before = _essence(engine.reading.status), engine.reported
     if essence == before:
         return False
-    is_other_words = before is not None and essence is not None and essence.state == before.state
-    if is_other_words and now - engine.told_at < _WORDS_INTERVAL_S:
+    is_text_alone = before is not None and essence is not None and essence.state == before.state
+    if is_text_alone and now - engine.reported_at < _WORDS_INTERVAL_S:
         return False
-    engine.told, engine.told_at = essence, now
+    engine.reported = essence
+    engine.reported_at = now
     return True
 
 
 def _essence(status: EngineStatus | None) -> _Essence | None:
     if status is None:
         return None
-    phases = tuple((phase.name, phase.finished) for phase in status.startup)
-    tokens = status.last_token_age_seconds is not None, status.has_token_within(TOKEN_AGE_LIMIT_S)
+    state = (
+        status.state,
+        tuple((phase.name, phase.finished) for phase in status.startup),
+        status.last_token_age_seconds is not None,
+        status.has_token_within(TOKEN_AGE_LIMIT_S),
+        # The rollout waits for the end of a drain.
+        status.state == "draining" and status.requests.in_flight == 0,
+        STALLED.search(status.reason) is not None,
+        len(status.ranks),
+    )
     # An engine that stands still says for how many seconds.
     reason = re.sub(r"\d+ s\b", "", status.reason)
-    # Whoever waits for the end of a drain is told of it.
-    is_drained = status.state == "draining" and status.requests.in_flight == 0
-    is_stalled = STALLED.search(status.reason) is not None
-    return _Essence((status.state, phases, tokens, is_drained, is_stalled, len(status.ranks)), (reason, status.nodes))
+    return _Essence(state=state, words=(reason, status.nodes))

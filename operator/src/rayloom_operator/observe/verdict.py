@@ -1,6 +1,7 @@
-"""What one engine does, from what was observed of it. Pure; `now` is the only clock.
+"""What one engine replica does, judged by what was observed of it. Pure.
 
-Messages hold nothing that changes by itself.
+Signs count from the surest to the weakest: the engine's own answer, its pods, the absence of both. Messages hold
+nothing that changes by itself.
 """
 
 from __future__ import annotations
@@ -10,70 +11,58 @@ import re
 from rayloom_operator.api.status import Reason
 from rayloom_operator.engines.progress import StartProgress
 from rayloom_operator.engines.status import EngineStatus
-from rayloom_operator.observe.observed import Group, Pod, Reading, Verdict
+from rayloom_operator.observe.observed import EngineReplica, Pod, Reading, Verdict
 
 # An idle engine sends a token through every rank each 10 s.
 TOKEN_AGE_LIMIT_S = 15.0
-# An engine that answered is believed for so long after the first question that got no answer: time for a second one,
-# a second later, for each fails only after 3 s.
+# The last answer counts for so long after the first request that got none. A request fails after 3 s, and the next one
+# follows a second later, so a second request can fail in this time.
 SILENCE_LIMIT_S = 8.0
-# Yet never for so long after its last answer: 5 s may pass before the next question, and 3 s before that has failed.
+# The last answer counts for no longer than this, whatever the next request does: requests are up to 5 s apart, and one
+# fails after 3 s.
 _ANSWER_AGE_LIMIT_S = 9.0
-# Where thousands are asked, more than 5 s pass. The second question is put within 4 s, and who is well answers it.
+# With thousands of engines, requests are more than 5 s apart. A second request follows the first that failed within
+# 4 s, and an engine that serves answers it.
 _SECOND_ANSWER_S = 4.5
-# Healthy engines are asked each 5 s, or more often. An older answer is no news, whatever became of its successors.
+# Engines that serve are asked each 15 s or more often. An older answer counts for nothing, whatever became of the
+# requests after it.
 STALE_S = 20.0
-# What an engine that recovers says when it has lost no rank, but one stands still.
+# The reason of an engine that recovers without the loss of a rank: a rank stands still.
 STALLED = re.compile(r"has not advanced for|no step has ended for")
 
 
-def judge(group: Group | None, now: float) -> Verdict:
-    """What the group does now, from the surest sign to the weakest: the engine's word, pods, the absence of both."""
-    head, reading = (group.head, group.reading) if group is not None else (None, None)
-    if group is None or head is None:
-        if group is not None and group.fault is not None:
-            return group.fault
-        if group is not None and group.is_suspended and not group.is_headless:
-            return _pending(
-                f"RayCluster {group.name} is suspended: it has no pods until its queue, such as Kueue's, admits it."
-            )
-        if group is not None and group.is_told_to_go:
-            message = f"The head pod of {group.name} was told to go, and finishes its requests; then it is made anew."
-            return Verdict(reason=Reason.DRAINING, message=message)
-        if group is not None and group.is_headless:
-            return Verdict(reason=Reason.HEAD_LOST, message=f"The head pod of {group.name} is gone, and its ranks too.")
-        if group is not None and group.pods:
-            return _pending("The head pod is gone, or about to be.")
-        return _pending("KubeRay makes the pods of the engine. If this stays, see whether KubeRay's operator runs.")
-    is_mute = reading is not None and now >= mute_at(reading)
-    # The failed answer of an engine that has ended is explained by its pod better than by its last word.
-    is_believed = silence(reading, now) is None or not (is_mute or group.fault)
-    if reading is not None and reading.status is not None and is_believed:
-        return _engine_verdict(group, head, reading.status, reading.start)
-    if group.fault is not None:
-        return group.fault
-    has_answered = reading is not None and reading.status is not None and head.is_running
-    if reading is not None and (head.is_engine_ready or has_answered) and is_mute:
+def judge(replica: EngineReplica | None, now: float) -> Verdict:
+    """Returns what the engine replica does. `now` is a time of the event loop's clock."""
+    if replica is None:
+        return _UNMADE
+    head, reading = replica.head, replica.reading
+    if head is None:
+        return _without_head(replica)
+    if reading is not None and reading.status is not None and _counts(replica, reading, now):
+        return _by_answer(replica, head, reading.status, reading.start)
+    if replica.fault is not None:
+        return replica.fault
+    if reading is not None and _is_unreachable(head, reading, now):
         error = reading.error or f"its last answer is older than {STALE_S:.0f} s"
         message = f"The engine in pod {head.name} does not answer on its admin port: {error}"
         return Verdict(reason=Reason.ENGINE_UNREACHABLE, message=message)
-    waiting = [pod.name for pod in group.pods if not pod.is_running]
+    waiting = sorted(pod.name for pod in replica.pods if not pod.is_running)
     if waiting:
-        return _pending(f"Waiting for pods to start: {', '.join(sorted(waiting))}.")
+        return _pending(f"Waiting for pods to start: {', '.join(waiting)}.")
     return Verdict(reason=Reason.STARTING, message="The engine starts.")
 
 
-def is_well(group: Group, now: float) -> bool:
-    """Whether tokens pass through every rank and the head pod is ready: what it takes to be routed to."""
-    head, reading = group.head, group.reading
+def is_well(replica: EngineReplica, now: float) -> bool:
+    """Returns whether tokens pass through every rank and the head pod is ready: then requests may be routed to it."""
+    head, reading = replica.head, replica.reading
     if head is None or reading is None or reading.status is None or not head.is_ready:
         return False
-    said = reading.status
-    return now < mute_at(reading) and said.state == "serving" and said.has_token_within(TOKEN_AGE_LIMIT_S)
+    status = reading.status
+    return now < unreachable_at(reading) and status.state == "serving" and status.has_token_within(TOKEN_AGE_LIMIT_S)
 
 
 def silence(reading: Reading | None, now: float) -> float | None:
-    """For how many seconds the engine has not answered; None while it answers, or was not asked."""
+    """Returns for how many seconds the engine has not answered; None while it answers, or was not asked."""
     if reading is None:
         return None
     if reading.failing_since is not None:
@@ -81,48 +70,99 @@ def silence(reading: Reading | None, now: float) -> float | None:
     return now - reading.at if now - reading.at > STALE_S else None
 
 
-def mute_at(reading: Reading) -> float:
-    """Loop time from which on its last answer is worth nothing, unless another one comes before."""
+def unreachable_at(reading: Reading) -> float:
+    """Returns the time from which the last answer counts for nothing, unless another one comes before."""
     since = reading.failing_since
     if since is None:
         return reading.at + STALE_S
     return min(since + SILENCE_LIMIT_S, max(reading.at + _ANSWER_AGE_LIMIT_S, since + _SECOND_ANSWER_S))
 
 
-def _engine_verdict(group: Group, head: Pod, said: EngineStatus, start: StartProgress) -> Verdict:
-    age = said.last_token_age_seconds
-    is_stopped = age is not None and not said.has_token_within(TOKEN_AGE_LIMIT_S)
+def _counts(replica: EngineReplica, reading: Reading, now: float) -> bool:
+    """Whether the last answer still tells what the engine does.
 
-    def verdict(reason: Reason, message: str) -> Verdict:
-        is_loaded = age is not None and reason is not Reason.RECOVERING
-        return Verdict(reason=reason, message=message, is_loaded=is_loaded)
+    The pod explains the end of an engine better than the engine's last answer, so a fault of a pod outweighs the answer
+    of an engine that does not answer any more.
+    """
+    if silence(reading, now) is None:
+        return True
+    return now < unreachable_at(reading) and replica.fault is None
 
-    if said.state == "failed":
-        return verdict(Reason.ENGINE_FAILED, f"The engine failed: {said.reason}")
-    if said.state == "draining":
-        return verdict(Reason.DRAINING, "The engine finishes its requests and takes no more.")
-    if is_stopped and (said.state == "serving" or STALLED.search(said.reason)):
-        return verdict(
-            Reason.TOKENS_STOPPED,
-            f"No token has passed through every rank for {TOKEN_AGE_LIMIT_S:.0f} s; /status of pod {head.name} says "
-            "which rank stands still.",
-        )
-    if said.state in ("starting", "recovering") and group.workers_fault is not None:
-        # What keeps the ranks' pods from running is what the engine waits for. What ended its own container before
-        # is over: it answers.
-        return group.workers_fault
-    if said.state == "recovering":
-        return verdict(Reason.RECOVERING, f"The engine replaces lost ranks; requests wait. {said.reason}".strip())
-    if said.state == "starting":
-        name = next((phase.name for phase in said.startup if not phase.finished), "")
-        words = ": ".join(each for each in (name.replace("_", " "), start.amount * (start.phase == name)) if each)
-        return verdict(Reason.STARTING, f"The engine starts: {words}." if words else "The engine starts.")
-    if age is None:
-        return verdict(Reason.STARTING, "The engine makes its first token.")
-    if not head.is_ready or not head.is_routed or not group.is_found:
-        return verdict(Reason.STARTING, f"The engine serves; requests reach it once clients find pod {head.name}.")
-    return verdict(Reason.SERVING, "A token passes through every rank, and requests reach the engine.")
+
+def _is_unreachable(head: Pod, reading: Reading, now: float) -> bool:
+    """Whether an engine that should answer has not: its container is ready, or it has answered before."""
+    should_answer = head.is_engine_ready or (reading.status is not None and head.is_running)
+    return should_answer and now >= unreachable_at(reading)
 
 
 def _pending(message: str) -> Verdict:
     return Verdict(reason=Reason.PODS_PENDING, message=message)
+
+
+_UNMADE = _pending("KubeRay makes the pods of the engine. If this stays, see whether KubeRay's operator runs.")
+
+
+def _without_head(replica: EngineReplica) -> Verdict:
+    if replica.fault is not None:
+        return replica.fault
+    if replica.is_suspended and not replica.is_headless:
+        return _pending(
+            f"RayCluster {replica.name} is suspended: it has no pods until its queue, such as Kueue's, admits it."
+        )
+    if replica.is_head_evicted:
+        message = f"The head pod of {replica.name} was deleted or evicted, and finishes its requests; then the engine "
+        return Verdict(reason=Reason.DRAINING, message=message + "is recreated.")
+    if replica.is_headless:
+        return Verdict(reason=Reason.HEAD_LOST, message=f"The head pod of {replica.name} is gone, and its ranks too.")
+    if replica.pods:
+        return _pending("The head pod is gone, or about to be.")
+    return _UNMADE
+
+
+def _by_answer(replica: EngineReplica, head: Pod, status: EngineStatus, start: StartProgress) -> Verdict:
+    """The verdict by the engine's answer; `start` is how far its start was when a message last said so."""
+    if status.state == "failed":
+        return _verdict(Reason.ENGINE_FAILED, f"The engine failed: {status.reason}", status)
+    if status.state == "draining":
+        return _verdict(Reason.DRAINING, "The engine finishes its requests and takes no more.", status)
+    if _has_stopped(status):
+        message = (
+            f"No token has passed through every rank for {TOKEN_AGE_LIMIT_S:.0f} s; /status of pod {head.name} says "
+            "which rank stands still."
+        )
+        return _verdict(Reason.TOKENS_STOPPED, message, status)
+    if status.state in ("starting", "recovering") and replica.workers_fault is not None:
+        # The engine waits for the ranks' pods. An earlier end of the head's own container is over: the engine answers.
+        return replica.workers_fault
+    if status.state == "recovering":
+        message = f"The engine replaces lost ranks; requests wait. {status.reason}".strip()
+        return _verdict(Reason.RECOVERING, message, status)
+    if status.state == "starting":
+        return _verdict(Reason.STARTING, _start_message(status, start), status)
+    if status.last_token_age_seconds is None:
+        return _verdict(Reason.STARTING, "The engine makes its first token.", status)
+    if not head.is_ready or not head.is_routed or not replica.is_found:
+        message = f"The engine serves; requests reach it once clients find pod {head.name}."
+        return _verdict(Reason.STARTING, message, status)
+    return _verdict(Reason.SERVING, "A token passes through every rank, and requests reach the engine.", status)
+
+
+def _verdict(reason: Reason, message: str, status: EngineStatus) -> Verdict:
+    # A token has passed through every rank, so every rank has loaded the model; a lost one has to load it again.
+    is_loaded = status.last_token_age_seconds is not None and reason is not Reason.RECOVERING
+    return Verdict(reason=reason, message=message, is_loaded=is_loaded)
+
+
+def _has_stopped(status: EngineStatus) -> bool:
+    """Whether the engine has made tokens, and makes none although it says that it serves, or because a rank hangs."""
+    if status.last_token_age_seconds is None or status.has_token_within(TOKEN_AGE_LIMIT_S):
+        return False
+    return status.state == "serving" or STALLED.search(status.reason) is not None
+
+
+def _start_message(status: EngineStatus, start: StartProgress) -> str:
+    phase = next((each.name for each in status.startup if not each.finished), "")
+    words = [phase.replace("_", " ")] if phase else []
+    if start.phase == phase and start.amount:
+        words.append(start.amount)
+    return f"The engine starts: {': '.join(words)}." if words else "The engine starts."

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from itertools import chain
 
 from rayloom_operator.api.spec import API_VERSION, KIND
-from rayloom_operator.decide.plan import Settings
+from rayloom_operator.decide.settings import Settings
 from rayloom_operator.errors import OperatorError
 from rayloom_operator.kube.client import Kube
 from rayloom_operator.kube.packed import PackedDict

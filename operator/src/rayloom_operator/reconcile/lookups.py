@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 from rayloom_operator.api.rollout.state import RolloutState
-from rayloom_operator.decide.plan import Settings
 from rayloom_operator.decide.recovery import Memory
 from rayloom_operator.decide.rollout.planner import Step, next_step
-from rayloom_operator.decide.rollout.revisions import Lineage, lineages, old_revisions
+from rayloom_operator.decide.rollout.revisions import RevisionPlaces, old_revisions, revision_places
 from rayloom_operator.decide.rollout.view import desired_of, view_of
+from rayloom_operator.decide.settings import Settings
 from rayloom_operator.kube.client import Kube
 from rayloom_operator.names import Manifest, ServiceKey
-from rayloom_operator.observe.observed import Group, Observed
+from rayloom_operator.observe.observed import EngineReplica, Observed
 from rayloom_operator.observe.observer import Observer
 from rayloom_operator.reconcile.old_specs import OldSpecs
 from rayloom_operator.reconcile.sizer import Sizer
@@ -35,7 +35,7 @@ class Roller:
     async def with_kept_image(
         self, key: ServiceKey, document: Manifest, resolved: Resolved, previous: Manifest
     ) -> Resolved:
-        """`resolved` with the operator's default image of the time when its spec was first applied.
+        """Returns `resolved` with the operator's default image of the time when its spec was first applied.
 
         That is also the image of a spec that goes back to the revision before the rollout. `previous` is the status
         that was written last.
@@ -57,20 +57,20 @@ class Roller:
         rollout: RolloutState,
         *,
         now: Now,
-    ) -> tuple[Step, tuple[Lineage, ...]]:
-        """The next step, and the places for engines of each revision. `rollout` is the state that was stored last."""
+    ) -> tuple[Step, tuple[RevisionPlaces, ...]]:
+        """Returns the next step, and the places of each revision. `rollout` is the state that was stored last."""
         desired = desired_of(resolved, revision(resolved))
         step = next_step(desired, rollout, view_of(seen, memory, desired.revision, mono=now.mono), now.wall)
         if step.drain or step.delete:
             # A drain and a deletion end requests, and a watch may be behind: the EndpointSlices are listed first.
             found = await self._observer.found(key)
-            groups = (replace(each, is_found=each.is_found or _uid(each) in found) for each in seen.groups)
-            seen = replace(seen, groups=tuple(groups))
+            replicas = (replace(each, is_found=each.is_found or _uid(each) in found) for each in seen.replicas)
+            seen = replace(seen, replicas=tuple(replicas))
             step = next_step(desired, rollout, view_of(seen, memory, desired.revision, mono=now.mono), now.wall)
         old = await self._old_specs.of(key, document, old_revisions(step))
-        return step, lineages(resolved, old, seen, memory, step, now=now)
+        return step, revision_places(resolved, old, seen, memory, step, now=now)
 
 
-def _uid(group: Group) -> str:
-    """The uid of the group's head pod; empty while there is none."""
-    return group.head.uid if group.head is not None else ""
+def _uid(replica: EngineReplica) -> str:
+    """Returns the uid of the head pod; empty while there is none."""
+    return replica.head.uid if replica.head is not None else ""

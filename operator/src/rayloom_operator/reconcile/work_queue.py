@@ -11,6 +11,7 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable
 
+from rayloom_operator.decide.requeue import REGULAR_S
 from rayloom_operator.names import ServiceKey
 
 _FIRST_RETRY_S = 0.5
@@ -18,8 +19,6 @@ _MAX_RETRY_S = 10.0
 _MAX_DOUBLINGS = 10
 # News of a key that fails is no reason to hurry, but engines that fail meanwhile are not to wait for long.
 _NEWS_AFTER_FAILURE_S = 2.0
-# Seconds between regular looks. A turn that was asked for so long before can wait for news.
-REGULAR_S = 300.0
 # So that nobody waits for ever: of so many turns one is a known service's, and a new one's. A new one brings about six
 # turns with news, so with a greater share of those news would not end.
 _KNOWN_EACH, _NEW_EACH = 8, 64

@@ -12,7 +12,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 
 from rayloom_operator.api.rollout.state import RolloutState
-from rayloom_operator.decide.rollout.inputs import Desired, EngineReplica, View, room, target_revision
+from rayloom_operator.decide.rollout.inputs import Desired, ReplicaView, View, room, target_revision
 from rayloom_operator.decide.rollout.terminating import is_drained
 from rayloom_operator.times import moment, stamp
 
@@ -61,7 +61,7 @@ def hold_seconds_left(desired: Desired, state: RolloutState, wall: datetime) -> 
             yield (moment(time) + timedelta(seconds=seconds) - wall).total_seconds()
 
 
-def _is_guarded(desired: Desired, state: RolloutState, engine: EngineReplica, wall: datetime) -> bool:
+def _is_guarded(desired: Desired, state: RolloutState, engine: ReplicaView, wall: datetime) -> bool:
     """True for an engine on a cordoned node that serves, or finishes its requests.
 
     With maxSurge 0 no engine could take its place, so none is guarded.

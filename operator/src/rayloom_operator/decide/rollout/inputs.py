@@ -21,8 +21,9 @@ IDLE: tuple[EngineState, ...] = ("pending", "unschedulable", "starting")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EngineReplica:
-    """One RayCluster that is not being deleted. Not to be confused with `observed.Group`, from which it is made."""
+class ReplicaView:
+    """One RayCluster that is not being deleted. Not to be confused with
+    `observed.EngineReplica`, from which it is made."""
 
     name: str
     revision: str
@@ -64,14 +65,14 @@ class Desired:
 class View:
     """What exists of a service."""
 
-    engines: tuple[EngineReplica, ...] = ()
+    engines: tuple[ReplicaView, ...] = ()
     num_ending: int = 0  # RayClusters that are being deleted; they hold their nodes until they are gone
     # How often an engine of the spec's revision failed by itself, not by its node, since it last served well.
     num_crashes: int = 0
     cause: str = ""  # of the first of these failures, as a sentence
     knows_nodes: bool = True  # the operator may read nodes, so it sees which of them are cordoned
 
-    def of(self, revision: str) -> list[EngineReplica]:
+    def of(self, revision: str) -> list[ReplicaView]:
         """The engines of a revision."""
         return [engine for engine in self.engines if engine.revision == revision]
 

@@ -33,7 +33,7 @@ writes it, and is followed by another at once; a reconcile that finds it unchang
 any moment, and its successor does the same. A failed revision stays failed until the spec has another one. The first
 revision, or one of which no engine ever served, needs no rollout: there is nothing to protect.
 
-Data flow: `view_of` makes the `View`; `next_step` decides; `slots_of_revisions` gives each revision its places for
+Data flow: `view_of` makes the `View`; `next_step` decides; `revision_places` gives each revision its places for
 engines; `plan` turns the step into changes, in this order: `undrain`, `route_on`, new engines, `route_off`, `drain`,
 `delete`.
 """
@@ -46,7 +46,7 @@ from datetime import datetime, timedelta
 
 from rayloom_operator.api.rollout.state import RolloutState
 from rayloom_operator.decide.rollout.evictions import evictable, hold_seconds_left, holds_evictions
-from rayloom_operator.decide.rollout.inputs import Desired, EngineReplica, View, is_stopped, room, target_revision
+from rayloom_operator.decide.rollout.inputs import Desired, ReplicaView, View, is_stopped, room, target_revision
 from rayloom_operator.decide.rollout.phases import RolloutStep, step_and_message
 from rayloom_operator.decide.rollout.terminating import UNLISTED_S, is_drained
 from rayloom_operator.decide.rollout.transitions import next_state
@@ -135,7 +135,7 @@ def _with_changes(step: Step, desired: Desired, view: View, wall: datetime) -> S
     )
 
 
-def _may_drain(engine: EngineReplica, state: RolloutState, wall: datetime) -> bool:
+def _may_drain(engine: ReplicaView, state: RolloutState, wall: datetime) -> bool:
     """True once no node sends an unlisted engine new requests, which it would refuse."""
     unlisted_at = state.terminating[engine.name]
     has_requests = engine.state in ("well", "ill")

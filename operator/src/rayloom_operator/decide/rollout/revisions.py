@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from rayloom_operator.decide.recovery import Memory, Slot, slots
+from rayloom_operator.decide.recovery import Memory, Need, Place, places
 from rayloom_operator.decide.rollout.planner import Step
 from rayloom_operator.observe.observed import Observed
 from rayloom_operator.resolve.resolved import Resolved
@@ -13,52 +13,52 @@ from rayloom_operator.times import Now
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lineage:
+class RevisionPlaces:
     """The places for engines of one revision."""
 
     revision: str
     resolved: Resolved | None  # what its engines are made from; None where no ControllerRevision has it: none is made
-    slots: tuple[Slot, ...]
+    places: tuple[Place, ...]
     num_new: int  # empty places that may be filled now
 
 
 def old_revisions(step: Step) -> list[str]:
-    """The revisions other than the spec's of which the step may make engines."""
+    """Returns the revisions other than the spec's of which the step may make engines."""
     state = step.state
     return sorted({*state.counts, state.current_revision} - {state.update_revision, ""})
 
 
-def lineages(
+def revision_places(
     resolved: Resolved,
     old: Mapping[str, Resolved],
-    seen: Observed,
+    observed: Observed,
     memory: Memory,
     step: Step,
     *,
     now: Now,
-) -> tuple[Lineage, ...]:
-    """The places, by revision.
+) -> tuple[RevisionPlaces, ...]:
+    """Returns the places, by revision.
 
     `resolved` is the spec's, and `old` has what engines of other revisions are made from. Terminating engines have no
     place: they are neither counted nor recreated.
     """
     state = step.state
     made_from = {**old, state.update_revision: resolved}
-    return tuple(
-        Lineage(
-            revision=each,
-            resolved=made_from.get(each),
-            slots=slots(
-                made_from.get(each, resolved),
-                each,
-                seen,
-                memory,
-                number=state.counts.get(each, 0),
-                num_new=step.make.get(each, 0),
-                leaving=state.terminating.keys(),
-                now=now,
-            ),
-            num_new=step.make.get(each, 0),
+    found = []
+    for revision in sorted({*state.counts, *(replica.revision for replica in observed.replicas)}):
+        num_new = step.make.get(revision, 0)
+        need = Need(
+            revision=revision,
+            number=state.counts.get(revision, 0),
+            num_new=num_new,
+            leaving=state.terminating.keys(),
         )
-        for each in sorted({*state.counts, *(group.revision for group in seen.groups)})
-    )
+        found.append(
+            RevisionPlaces(
+                revision=revision,
+                resolved=made_from.get(revision),
+                places=places(made_from.get(revision, resolved), need, observed, memory, now),
+                num_new=num_new,
+            )
+        )
+    return tuple(found)

@@ -9,7 +9,7 @@ from collections import Counter
 from datetime import datetime, timedelta
 
 from rayloom_operator.api.rollout.state import RolloutState
-from rayloom_operator.decide.rollout.inputs import IDLE, Desired, EngineReplica, EngineState, View, target_revision
+from rayloom_operator.decide.rollout.inputs import IDLE, Desired, EngineState, ReplicaView, View, target_revision
 from rayloom_operator.times import moment
 
 # kube-proxy on every node learns of a removed endpoint a moment after the API server; new requests may come until then.
@@ -46,7 +46,7 @@ def engines_to_terminate(desired: Desired, state: RolloutState, view: View) -> d
     return found
 
 
-def engines_to_move(desired: Desired, state: RolloutState, view: View) -> list[EngineReplica]:
+def engines_to_move(desired: Desired, state: RolloutState, view: View) -> list[ReplicaView]:
     """Engines on cordoned nodes without which `replicas` engines are available; at most maxSurge of them.
 
     The surge makes room for no more: further engines on cordoned nodes are surplus like any other.
@@ -65,7 +65,7 @@ def needs_surge(desired: Desired, state: RolloutState, view: View) -> bool:
     return _may_move(desired, state) and is_missing
 
 
-def is_drained(engine: EngineReplica, drained_at: str, desired: Desired, wall: datetime) -> bool:
+def is_drained(engine: ReplicaView, drained_at: str, desired: Desired, wall: datetime) -> bool:
     """True once an engine has no requests, or had `drainSeconds` to finish them; `drained_at` as in `terminating`."""
     if engine.state in IDLE:
         return True
@@ -81,7 +81,7 @@ def _may_move(desired: Desired, state: RolloutState) -> bool:
     return desired.rollout.max_surge > 0 and desired.replicas > 0 and not is_rolling
 
 
-def _by_node(desired: Desired, state: RolloutState, view: View) -> tuple[list[EngineReplica], list[EngineReplica]]:
+def _by_node(desired: Desired, state: RolloutState, view: View) -> tuple[list[ReplicaView], list[ReplicaView]]:
     """The target revision's available engines on other nodes, and its engines on cordoned nodes that can serve."""
     engines = view.of(target_revision(desired, state))
     staying = [engine for engine in engines if engine.is_available and not engine.is_cordoned]
@@ -100,13 +100,13 @@ def _taken_back(desired: Desired, state: RolloutState, view: View) -> set[str]:
     return {engine.name for engine in able[:num_missing]}
 
 
-def _revision_order(desired: Desired, state: RolloutState, engine: EngineReplica) -> tuple[bool, bool, str]:
+def _revision_order(desired: Desired, state: RolloutState, engine: ReplicaView) -> tuple[bool, bool, str]:
     """Sorts engines of other revisions before those of the current and of the target revision."""
     is_target = engine.revision == target_revision(desired, state)
     return is_target, engine.revision == state.current_revision, engine.revision
 
 
-def _termination_order(state: RolloutState, engine: EngineReplica) -> tuple[bool, str, bool, int, bool, int, int]:
+def _termination_order(state: RolloutState, engine: ReplicaView) -> tuple[bool, str, bool, int, bool, int, int]:
     """Sorts engines of one revision in the order in which they are terminated.
 
     Terminating ones come first, the one that drains for the longest before all, then those that do not serve, those on

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from rayloom_operator.api.rollout.state import RequestCounts
 from rayloom_operator.api.status import Reason
-from rayloom_operator.decide.recovery import Memory, has_served
-from rayloom_operator.decide.rollout.inputs import Desired, EngineReplica, EngineState, View
-from rayloom_operator.observe.observed import Group, Observed
+from rayloom_operator.decide.causes import has_served
+from rayloom_operator.decide.recovery import Memory
+from rayloom_operator.decide.rollout.inputs import Desired, EngineState, ReplicaView, View
+from rayloom_operator.observe.observed import EngineReplica, Observed
 from rayloom_operator.observe.verdict import is_well
 from rayloom_operator.resolve.resolved import Resolved
 
@@ -20,7 +21,7 @@ def desired_of(resolved: Resolved, revision: str) -> Desired:
     return Desired(revision=revision, replicas=spec.replicas, drain_seconds=spec.drain_seconds, rollout=spec.rollout)
 
 
-def view_of(seen: Observed, memory: Memory, revision: str, *, mono: float) -> View:
+def view_of(observed: Observed, memory: Memory, revision: str, *, mono: float) -> View:
     """The engines of a service. `revision` is the spec's, whose failures are counted from `memory`."""
     failed = [
         each
@@ -28,41 +29,41 @@ def view_of(seen: Observed, memory: Memory, revision: str, *, mono: float) -> Vi
         if each.revision == revision and each.failure is not None and each.failure.reason not in _NOT_BY_REVISION
     ]
     return View(
-        engines=tuple(_engine(group, memory, mono) for group in seen.groups),
-        num_ending=seen.num_ending,
-        knows_nodes=seen.knows_nodes,
+        engines=tuple(_engine(replica, memory, mono) for replica in observed.replicas),
+        num_ending=observed.num_ending,
+        knows_nodes=observed.knows_nodes,
         num_crashes=sum(each.restarts for each in failed),
         cause=next((each.failure.message for each in failed if each.failure is not None), ""),
     )
 
 
-def _engine(group: Group, memory: Memory, mono: float) -> EngineReplica:
-    head = group.head
-    answer = group.reading.status if group.reading is not None else None
-    return EngineReplica(
-        name=group.name,
-        revision=group.revision,
-        state=_state(group, memory, mono),
+def _engine(replica: EngineReplica, memory: Memory, mono: float) -> ReplicaView:
+    head = replica.head
+    answer = replica.reading.status if replica.reading is not None else None
+    return ReplicaView(
+        name=replica.name,
+        revision=replica.revision,
+        state=_state(replica, memory, mono),
         is_routed=head is not None and head.is_routed,
-        is_listed=group.is_found,
-        is_cordoned=group.is_cordoned,
-        is_tolerant=group.is_tolerant,
+        is_listed=replica.is_found,
+        is_cordoned=replica.is_cordoned,
+        is_tolerant=replica.is_tolerant,
         num_in_flight=answer.requests.in_flight if answer is not None else 0,
         counts=answer.request_counts if answer is not None else RequestCounts(),
     )
 
 
-def _state(group: Group, memory: Memory, mono: float) -> EngineState:
-    head = group.head
-    answer = group.reading.status if group.reading is not None else None
+def _state(replica: EngineReplica, memory: Memory, mono: float) -> EngineState:
+    head = replica.head
+    answer = replica.reading.status if replica.reading is not None else None
     if head is not None and answer is not None and answer.state == "draining":
         return "draining"
-    if is_well(group, mono):
+    if is_well(replica, mono):
         return "well"
-    if has_served(group, memory.get(group.name)):
+    if has_served(replica, memory.get(replica.name)):
         return "ill"
-    if group.is_suspended:
+    if replica.is_suspended:
         return "unschedulable"  # A queue holds it back, which is how it waits for nodes.
-    if any(pod.fault is not None and pod.fault.reason is Reason.UNSCHEDULABLE for pod in group.pods):
+    if any(pod.fault is not None and pod.fault.reason is Reason.UNSCHEDULABLE for pod in replica.pods):
         return "unschedulable"
     return "starting" if head is not None and head.is_running else "pending"

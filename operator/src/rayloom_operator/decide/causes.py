@@ -1,0 +1,169 @@
+"""Why an engine replica has failed, so that only a new RayCluster helps. Pure.
+
+A chain of checks, each named after the failure that it finds; the first one that finds its failure names the cause.
+Other parts repair everything else: the engine replaces its ranks, the kubelet restarts containers, KubeRay recreates
+worker pods. A model, image or node that is missing is no failure: the engine asks for it again by itself, and a new
+replica would find the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from rayloom_operator.api.status import GroupStatus, Reason
+from rayloom_operator.observe.observed import NEW_POD_S, EngineReplica, Pod, Reading, Verdict
+from rayloom_operator.observe.verdict import SILENCE_LIMIT_S, is_well, judge, silence
+from rayloom_operator.resolve.resolved import Resolved
+from rayloom_operator.times import Now, moment
+
+# The engine gives up by itself after rebuildSeconds. The operator acts later, so that not both act.
+_LATER_S = 30.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Suspect:
+    """An engine replica that does not serve, and what is known of it."""
+
+    replica: EngineReplica
+    resolved: Resolved
+    lost_nodes: frozenset[str]
+    before: GroupStatus | None  # the replica in the status as it was written last
+    now: Now
+
+    @property
+    def head(self) -> Pod | None:
+        return self.replica.head
+
+
+def cause_to_replace(
+    replica: EngineReplica,
+    resolved: Resolved,
+    lost_nodes: frozenset[str],
+    before: GroupStatus | None = None,
+    *,
+    now: Now,
+) -> Verdict | None:
+    """Returns why the engine replica has failed; None while it serves, or while something else may repair it.
+
+    `before` is the replica in the status as it was written last.
+    """
+    if is_well(replica, now.mono):
+        return None
+    suspect = _Suspect(replica=replica, resolved=resolved, lost_nodes=lost_nodes, before=before, now=now)
+    for check in _CHECKS:
+        cause = check(suspect)
+        if cause is not None:
+            return cause
+    return None
+
+
+def has_served(replica: EngineReplica, before: GroupStatus | None) -> bool:
+    """Whether the engine has finished its start since its containers were started.
+
+    Its last answer says so; or, where this operator process has no answer yet, `before`, the replica in the status.
+    """
+    head, reading = replica.head, replica.reading
+    if head is None or head.running_since is None:
+        return False
+    if reading is not None and reading.status is not None:
+        return reading.status.state != "starting"
+    if before is None or before.state not in ("Serving", "Recovering", "Draining"):
+        return False
+    return moment(before.last_transition_time) >= head.running_since
+
+
+def _head_lost(suspect: _Suspect) -> Verdict | None:
+    """KubeRay does not recreate the head pod."""
+    replica = suspect.replica
+    if not replica.is_headless or replica.head is not None:
+        return None
+    cause = judge(replica, suspect.now.mono)
+    return replace(cause, reason=Reason.HEAD_LOST) if replica.is_head_evicted else cause
+
+
+def _too_many_pods(suspect: _Suspect) -> Verdict | None:
+    """KubeRay replaces a failed pod at once, however often."""
+    replica, recovery = suspect.replica, suspect.resolved.service.spec.recovery
+    if replica.num_new_pods <= 2 * (1 + suspect.resolved.num_pods) + recovery.restart_budget:
+        return None
+    words = f"KubeRay made {replica.num_new_pods} pods within {NEW_POD_S:.0f} s, for others kept failing. "
+    fault = replica.fault
+    return Verdict(reason=Reason.CONTAINER_FAILED, message=words + (fault.message if fault else ""))
+
+
+def _node_lost(suspect: _Suspect) -> Verdict | None:
+    """The head's node is given up; a lost worker's pod is recreated by KubeRay."""
+    head = suspect.head
+    if head is None or head.node not in suspect.lost_nodes:
+        return None
+    return Verdict(reason=Reason.NODE_LOST, message=f"Node {head.node} with head pod {head.name} is not ready.")
+
+
+def _exhausted(suspect: _Suspect) -> Verdict | None:
+    """The engine gave up, or a container of the head keeps ending."""
+    head = suspect.head
+    if head is None or not head.is_exhausted or head.fault is None:
+        return None
+    starved = sorted(pod.name for pod in suspect.replica.pods if pod.was_starved)
+    if not starved:
+        return head.fault
+    words = f" Memory was too little in {', '.join(starved)}: raise engine.resources.limits.memory."
+    return replace(head.fault, message=head.fault.message + words)
+
+
+def _unreachable(suspect: _Suspect) -> Verdict | None:
+    """An engine that has served answers neither the operator nor its kubelet.
+
+    An engine that starts is never ready, so its kubelet proves nothing; waiting for `_stuck` loses nothing then.
+    """
+    head, reading = suspect.head, _reading_to_doubt(suspect)
+    if head is None or reading is None or not has_served(suspect.replica, suspect.before):
+        return None
+    # The engine's supervisor replaces processes that hang within hangSeconds. The operator acts later.
+    patience_s = max(2 * suspect.resolved.service.spec.recovery.hang_seconds, SILENCE_LIMIT_S)
+    silent_s = silence(reading, suspect.now.mono)
+    if silent_s is None or silent_s < patience_s:
+        return None
+    words = f"The engine in pod {head.name} did not answer for {patience_s:g} s, and was not ready."
+    return Verdict(reason=Reason.ENGINE_UNREACHABLE, message=words)
+
+
+def _stuck(suspect: _Suspect) -> Verdict | None:
+    """All pods run, and the engine makes no progress for longer than rebuildSeconds."""
+    replica, head, reading = suspect.replica, suspect.head, _reading_to_doubt(suspect)
+    if head is None or reading is None:
+        return None
+    running_since = [pod.running_since for pod in replica.pods if pod.running_since is not None]
+    is_draining = reading.status is not None and reading.status.state == "draining"
+    if len(running_since) < len(replica.pods) or is_draining:
+        return None
+    now, rebuild_s = suspect.now, suspect.resolved.service.spec.recovery.rebuild_seconds
+    stuck_s = min(now.mono - reading.advanced_at, (now.wall - max(running_since)).total_seconds())
+    if stuck_s < rebuild_s + _LATER_S:
+        return None
+    words = f"The engine in pod {head.name} neither served nor got on for {rebuild_s} s. "
+    return Verdict(reason=Reason.ENGINE_STUCK, message=words + judge(replica, now.mono).message)
+
+
+def _reading_to_doubt(suspect: _Suspect) -> Reading | None:
+    """What the poller knows of an engine whose head runs; None also for an engine that only the operator cannot reach.
+
+    Its kubelet reaches such an engine. The cause (a firewall, another key) would hide a new replica as well.
+    """
+    head, reading = suspect.head, suspect.replica.reading
+    if head is None or not head.is_running or reading is None:
+        return None
+    if head.is_engine_ready and silence(reading, suspect.now.mono) is not None:
+        return None
+    return reading
+
+
+_CHECKS: tuple[Callable[[_Suspect], Verdict | None], ...] = (
+    _head_lost,
+    _too_many_pods,
+    _node_lost,
+    _exhausted,
+    _unreachable,
+    _stuck,
+)

@@ -1,0 +1,75 @@
+"""Available: a token passed through every rank of an engine a moment ago, and requests reach that engine.
+
+Pods that run prove neither.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from rayloom_operator.api.status import FAULTS, Reason
+from rayloom_operator.decide.conditions.evidence import Evidence, Finding, JudgedReplica
+from rayloom_operator.observe.observed import Verdict
+from rayloom_operator.observe.verdict import judge
+
+SUSPENDED = Verdict(
+    reason=Reason.SUSPENDED, message="spec.replicas is 0: there are no engines, and requests find none."
+)
+
+
+def availability(evidence: Evidence) -> Verdict:
+    """Returns the verdict of the first check that applies; other conditions fall back on it."""
+    for check in _CHECKS:
+        verdict = check(evidence)
+        if verdict is not None:
+            return verdict
+    return _best(evidence.alive or evidence.leaving)
+
+
+def available(evidence: Evidence) -> Finding:
+    verdict = availability(evidence)
+    return Finding("Available", verdict.reason is Reason.SERVING, verdict)
+
+
+def is_suspended(evidence: Evidence) -> bool:
+    """Returns whether the service has no engines because `spec.replicas` is 0."""
+    return availability(evidence) is SUSPENDED
+
+
+def _spec_unusable(evidence: Evidence) -> Verdict | None:
+    """Nothing runs by an earlier spec."""
+    if evidence.is_accepted:
+        return None
+    for each in evidence.alive:
+        if each.place.failure is not None or (each.replica is not None and each.replica.pods):
+            return None
+    return evidence.accepted
+
+
+def _model_unknown(evidence: Evidence) -> Verdict | None:
+    """Nothing runs, and the inspection of the model has no result."""
+    if any(each.replica is not None for each in evidence.alive):
+        return None
+    return evidence.situation.inspection.verdict
+
+
+def _suspended(evidence: Evidence) -> Verdict | None:
+    resolved = evidence.situation.resolved
+    if resolved is None or resolved.service.spec.replicas > 0 or evidence.staying or evidence.leaving:
+        return None
+    return SUSPENDED
+
+
+_CHECKS: tuple[Callable[[Evidence], Verdict | None], ...] = (_spec_unusable, _model_unknown, _suspended)
+
+
+def _best(replicas: Sequence[JudgedReplica]) -> Verdict:
+    """The verdict of a replica that serves, else of one that may serve soon, else of the first."""
+    verdicts = [each.verdict for each in replicas] or [judge(None, 0.0)]
+    for verdict in verdicts:
+        if verdict.reason is Reason.SERVING:
+            return verdict
+    for verdict in verdicts:
+        if verdict.reason not in FAULTS:
+            return verdict
+    return verdicts[0]

@@ -1,0 +1,128 @@
+"""The evidence for a service's conditions: its engine replicas, each with a verdict on what it does. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from rayloom_operator.api.status import ConditionType, Reason
+from rayloom_operator.decide.recovery import Place, verdict_of
+from rayloom_operator.decide.rollout.planner import Step
+from rayloom_operator.decide.situation import Situation
+from rayloom_operator.names import revision_of
+from rayloom_operator.observe.observed import EngineReplica, Verdict
+from rayloom_operator.observe.verdict import is_well, judge
+
+
+class Finding(NamedTuple):
+    """One condition without its times."""
+
+    type: ConditionType
+    holds: bool
+    because: Verdict
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JudgedReplica:
+    """An engine replica that exists or is to exist."""
+
+    place: Place
+    verdict: Verdict
+
+    @property
+    def replica(self) -> EngineReplica | None:
+        return self.place.replica
+
+    @property
+    def revision(self) -> str:
+        return revision_of(self.place.name)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """`situation`, and every engine replica in it judged once."""
+
+    situation: Situation
+    accepted: Verdict  # VALID, or why the spec cannot be used or an object of ours is refused
+    step: Step | None  # of the rollout; None while nothing can be planned, and without KubeRay, where no step is taken
+    is_made: bool  # replicas of the spec's revision are created, or were before an object of ours was refused
+    staying: tuple[JudgedReplica, ...]  # that exist or are to exist
+    leaving: tuple[JudgedReplica, ...]  # that exist and have no place any more
+
+    @property
+    def is_accepted(self) -> bool:
+        return self.accepted.reason is Reason.VALID
+
+    @property
+    def alive(self) -> tuple[JudgedReplica, ...]:
+        """The replicas that stay, and those that leave and still serve their last requests."""
+        return (*self.staying, *(each for each in self.leaving if each.verdict.reason is Reason.SERVING))
+
+
+def gather_evidence(situation: Situation, accepted: Verdict) -> Evidence:
+    """Returns the evidence. `accepted` is VALID, or why the spec cannot be used or an object of ours is refused."""
+    step = None if situation.kuberay_problem else situation.step
+    is_made = accepted.reason is Reason.VALID or (step is not None and _is_made(situation, step.state.update_revision))
+    leaving_names = (situation.rollout if step is None else step.state).terminating.keys()
+    staying = tuple(_with_places(situation, is_made=is_made))
+    leaving = tuple(
+        JudgedReplica(
+            place=Place(name=replica.name, replica=replica),
+            verdict=_verdict_without_place(replica, situation, is_leaving=replica.name in leaving_names),
+        )
+        for replica in _without_places(situation)
+    )
+    if situation.resolved is None:
+        # No place is given now, so each replica stays that does not leave by the written rollout state.
+        remaining = (each for each in leaving if each.place.name not in leaving_names)
+        staying = (*remaining, *_failed_before(situation))
+        leaving = tuple(each for each in leaving if each.place.name in leaving_names)
+    return Evidence(
+        situation=situation, accepted=accepted, step=step, is_made=is_made, staying=staying, leaving=leaving
+    )
+
+
+def _is_made(situation: Situation, revision: str) -> bool:
+    """Whether replicas of the revision exist, or were created before."""
+    if not revision:
+        return False
+    is_written = revision == situation.rollout.update_revision
+    return is_written or any(each.revision == revision for each in situation.observed.replicas)
+
+
+def _with_places(situation: Situation, *, is_made: bool) -> Iterator[JudgedReplica]:
+    if situation.resolved is None:
+        return
+    recovery = situation.resolved.service.spec.recovery
+    for place in situation.places:
+        if place.replica is not None or place.failure is not None or is_made:
+            yield JudgedReplica(place=place, verdict=verdict_of(place, recovery, situation.now))
+
+
+def _without_places(situation: Situation) -> Iterator[EngineReplica]:
+    placed = {place.name for place in situation.places}
+    return (each for each in situation.observed.replicas if each.name not in placed)
+
+
+def _verdict_without_place(replica: EngineReplica, situation: Situation, *, is_leaving: bool) -> Verdict:
+    """The verdict on a replica without a place: one that leaves and has lost its route drains."""
+    now = situation.now.mono
+    is_routed = replica.head is not None and replica.head.is_routed
+    if not is_leaving or is_routed or not is_well(replica, now):
+        return judge(replica, now)
+    message = f"{replica.name} leaves: it gets no more requests, and finishes those that it has."
+    return Verdict(reason=Reason.DRAINING, message=message)
+
+
+def _failed_before(situation: Situation) -> Iterator[JudgedReplica]:
+    """Replicas that failed and are deleted, while none can be recreated: the status keeps their failures."""
+    existing = {replica.name for replica in situation.observed.replicas}
+    for name, before in situation.memory.items():
+        if before.failure is None or name in existing:
+            continue
+        words = f"The engine {name} failed, and is recreated once the spec and its model can be used. First failure: "
+        yield JudgedReplica(
+            place=Place(name=name, replica=None, restarts=before.restarts, failure=before.failure),
+            verdict=Verdict(reason=Reason.GROUP_BACK_OFF, message=words + before.failure.message),
+        )

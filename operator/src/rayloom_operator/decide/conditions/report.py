@@ -1,0 +1,51 @@
+"""The conditions of a service in the status's order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Literal
+
+from rayloom_operator.api.status import Condition
+from rayloom_operator.decide.conditions.accepted import accepted
+from rayloom_operator.decide.conditions.available import available
+from rayloom_operator.decide.conditions.degraded import degraded
+from rayloom_operator.decide.conditions.evidence import Evidence, Finding
+from rayloom_operator.decide.conditions.model_ready import model_ready
+from rayloom_operator.decide.conditions.scheduled import scheduled
+from rayloom_operator.decide.rollout.conditions import rollout_conditions
+from rayloom_operator.times import stamp
+
+_CONDITIONS: tuple[Callable[[Evidence], Finding], ...] = (accepted, model_ready, scheduled, available, degraded)
+
+
+def conditions(evidence: Evidence) -> tuple[Condition, ...]:
+    """Returns all conditions: those about engine replicas, then those about the rollout."""
+    return tuple(_condition(finding, evidence) for finding in _findings(evidence))
+
+
+def _findings(evidence: Evidence) -> Iterator[Finding]:
+    for condition in _CONDITIONS:
+        yield condition(evidence)
+    situation = evidence.situation
+    unplanned = situation.inspection.verdict or evidence.accepted
+    for finding in rollout_conditions(evidence.step, situation.previous, unplanned):
+        yield Finding(*finding)
+
+
+def _condition(finding: Finding, evidence: Evidence) -> Condition:
+    """The condition with its times: `lastTransitionTime` is kept from the written status while `status` is the same."""
+    situation = evidence.situation
+    status: Literal["True", "False"] = "True" if finding.holds else "False"
+    written = situation.previous.get("conditions", ())
+    before = next((each for each in written if each["type"] == finding.type), None)
+    time = stamp(situation.now.wall)
+    if before is not None and before["status"] == status:
+        time = before["lastTransitionTime"]
+    return Condition(
+        type=finding.type,
+        status=status,
+        reason=finding.because.reason,
+        message=finding.because.message,
+        observed_generation=situation.generation,
+        last_transition_time=time,
+    )

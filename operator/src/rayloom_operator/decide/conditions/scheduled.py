@@ -1,0 +1,43 @@
+"""Scheduled: every pod has a node."""
+
+from __future__ import annotations
+
+from rayloom_operator.api.status import Reason
+from rayloom_operator.decide.conditions.available import availability
+from rayloom_operator.decide.conditions.evidence import Evidence, Finding, JudgedReplica
+from rayloom_operator.observe.observed import Verdict
+
+_SCHEDULED = Verdict(reason=Reason.SCHEDULED, message="Every pod has a node.")
+
+
+def scheduled(evidence: Evidence) -> Finding:
+    verdict = _verdict(evidence)
+    return Finding("Scheduled", verdict.reason is Reason.SCHEDULED, verdict)
+
+
+def _verdict(evidence: Evidence) -> Verdict:
+    resolved = evidence.situation.resolved
+    num_pods = 1 + resolved.num_pods if resolved is not None and evidence.is_made else 0
+    for each in evidence.staying:
+        verdict = _unscheduled(each, num_pods)
+        if verdict is not None:
+            return verdict
+    return _SCHEDULED if evidence.staying else availability(evidence)
+
+
+def _unscheduled(judged: JudgedReplica, num_pods: int) -> Verdict | None:
+    """What the replica lacks; None if all of its pods have nodes. `num_pods` is 0 while the number is not known."""
+    replica = judged.replica
+    if replica is None:
+        return judged.verdict
+    for pod in replica.pods:
+        if pod.fault is not None and pod.fault.reason is Reason.UNSCHEDULABLE:
+            return pod.fault
+    num_placed = sum(bool(pod.node) for pod in replica.pods)
+    num_wanted = num_pods or len(replica.pods)
+    if num_wanted == 0:
+        return Verdict(reason=Reason.PODS_PENDING, message=f"{replica.name} has no pods.")
+    if num_placed < num_wanted:
+        message = f"{num_placed} of {num_wanted} pods of {replica.name} have a node."
+        return Verdict(reason=Reason.PODS_PENDING, message=message)
+    return None

@@ -1,0 +1,38 @@
+"""The decision of one reconcile: a pure function of the situation.
+
+`decide` comes before anything is changed, `decide.status.status` after it: the status also says what the API server
+has refused.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from rayloom_operator.api.status import Reason
+from rayloom_operator.decide.held import held_plan
+from rayloom_operator.decide.plan import Plan, plan
+from rayloom_operator.decide.requeue import reapply_after_s, requeue_after_s
+from rayloom_operator.decide.situation import Situation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """What to change now, and when to reconcile again."""
+
+    plan: Plan
+    reapply_after_s: float  # objects that were applied are applied again after so many seconds
+    requeue_after_s: float  # the next reconcile, unless an event comes before
+
+
+def decide(situation: Situation) -> Decision:
+    """Returns the decision. Equal situations give equal decisions."""
+    planned = plan(situation)
+    is_forbidden = situation.accepted.reason is Reason.NOT_ALLOWED
+    if is_forbidden and situation.service is not None and not situation.kuberay_problem:
+        planned = held_plan(planned, situation.service, situation)
+    planned = replace(planned, wanted=(*situation.inspection.wanted, *planned.wanted))
+    return Decision(
+        plan=planned,
+        reapply_after_s=reapply_after_s(situation),
+        requeue_after_s=requeue_after_s(situation, planned),
+    )

@@ -1,0 +1,80 @@
+"""When a service is reconciled next, unless an event comes before. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rayloom_operator.decide.plan import Plan
+from rayloom_operator.decide.situation import Situation
+from rayloom_operator.observe.verdict import STALE_S, is_well, unreachable_at
+
+# A service whose engines all serve. An engine that ceases to serve causes an event.
+REGULAR_S = 300.0
+# Objects without a watch, such as ConfigMaps, are applied again so often, because somebody may have deleted them.
+_REAPPLY_S = 1800.0
+# Kubelets report a mount failure only in an Event, so Events are read while a pod waits: often during the first minute,
+# while a report is likely. The ConfigMap or Secret that the head mounts may be gone, so objects are applied as often
+# as Events are read later.
+_MOUNT_CHECK_S = 2.0
+_LATE_MOUNT_CHECK_S = 10.0
+_MOUNT_NEWS_S = 60.0
+# A failure is written to the status first and acted on in the next reconcile.
+_NEXT_RECONCILE_S = 0.2
+
+
+def reapply_after_s(situation: Situation) -> float:
+    """Returns after how many seconds objects that were applied are applied again."""
+    return _REAPPLY_S if situation.mounting_s is None else _LATE_MOUNT_CHECK_S
+
+
+def requeue_after_s(situation: Situation, planned: Plan) -> float:
+    """Returns after how many seconds time alone may change the decision."""
+    return min(_reasons_to_requeue(situation, planned))
+
+
+def _reasons_to_requeue(situation: Situation, planned: Plan) -> Iterator[float]:
+    yield REGULAR_S if _is_well(situation) else STALE_S
+    yield from _mounts(situation)
+    yield from _silent_engines(situation)
+    for time in (*planned.waits, *situation.observed.waits):
+        yield (time - situation.now.wall).total_seconds()
+    if situation.spec_requeue_s is not None:
+        yield situation.spec_requeue_s
+    if situation.inspection.look_again_s is not None:
+        yield situation.inspection.look_again_s
+    # While nothing can be created, no failed replica is deleted and the rollout takes no step.
+    if situation.can_create and _has_new_failure(situation):
+        yield _NEXT_RECONCILE_S
+    if situation.can_create and situation.step is not None and situation.step.requeue_after_s is not None:
+        yield situation.step.requeue_after_s
+
+
+def _is_well(situation: Situation) -> bool:
+    """Whether every engine serves, or none was asked yet. An engine that makes no progress causes no event."""
+    replicas = situation.observed.replicas
+    has_answers = any(each.reading is not None for each in replicas)
+    return not has_answers or all(is_well(each, situation.now.mono) for each in replicas)
+
+
+def _mounts(situation: Situation) -> Iterator[float]:
+    if situation.mounting_s is not None:
+        yield _MOUNT_CHECK_S if situation.mounting_s < _MOUNT_NEWS_S else _LATE_MOUNT_CHECK_S
+
+
+def _silent_engines(situation: Situation) -> Iterator[float]:
+    """An engine that does not answer becomes unreachable by time alone, and is judged again as often as it is asked."""
+    for replica in situation.observed.replicas:
+        reading = replica.reading
+        if reading is None or reading.failing_since is None:
+            continue
+        unreachable_in_s = unreachable_at(reading) - situation.now.mono
+        if unreachable_in_s > 0:
+            yield unreachable_in_s
+        yield situation.retry_interval_s
+
+
+def _has_new_failure(situation: Situation) -> bool:
+    return any(
+        place.replica is not None and place.failure is not None and place.failure.uid == place.replica.uid
+        for place in situation.places
+    )

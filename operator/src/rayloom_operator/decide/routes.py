@@ -1,0 +1,72 @@
+"""Which head pods begin or cease to take requests of the service."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rayloom_operator.decide.situation import Situation
+from rayloom_operator.observe.observed import EngineReplica, Pod
+from rayloom_operator.observe.verdict import is_well
+
+# States in which an engine takes requests; while an engine recovers, requests wait in it.
+_TAKES_REQUESTS = ("serving", "recovering")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Route:
+    """A change of the route label of a head pod."""
+
+    pod: Pod
+    wanted: bool  # True: the pod begins to take requests
+
+
+def route_changes(situation: Situation) -> tuple[Route, ...]:
+    """Returns the changes that route labels need: first on, then off, so that the service always has an engine.
+
+    There are none while the rollout's next state has yet to be written: it says which replicas leave.
+    """
+    found: list[Route] = []
+    if situation.can_create and situation.step is not None and not situation.step.is_stored:
+        return ()
+    has_serving = _has_routed_engine_that_serves(situation)
+    for replica in situation.observed.replicas:
+        head = replica.head
+        if head is None:
+            continue
+        wanted = _is_wanted(replica, head, situation, has_serving=has_serving)
+        if wanted is not None and wanted != head.is_routed:
+            found.append(Route(pod=head, wanted=wanted))
+    return tuple(sorted(found, key=lambda route: not route.wanted))
+
+
+def _is_wanted(replica: EngineReplica, head: Pod, situation: Situation, *, has_serving: bool) -> bool | None:
+    """Whether the head pod is to have the route label; None while the label stays as it is.
+
+    The rollout alone routes replicas that leave. An engine whose container is ready, but that has not answered yet,
+    keeps its label.
+    """
+    step = situation.step
+    if step is not None and replica.name in step.route_off:
+        return False
+    status = replica.reading.status if replica.reading is not None else None
+    if situation.is_leaving(replica.name) or (head.is_engine_ready and status is None):
+        return None
+    if not head.is_engine_ready or status is None or status.state not in _TAKES_REQUESTS:
+        return False
+    if is_well(replica, situation.now.mono):
+        # The first engine of a failed revision gets no route, although it serves.
+        return head.is_routed or step is None or replica.name in step.route_on
+    # An engine that recovers or does not answer keeps its route only while no other takes requests: they wait in it.
+    return not has_serving
+
+
+def _has_routed_engine_that_serves(situation: Situation) -> bool:
+    """Whether an engine that serves, and stays, takes requests now or does so after this step."""
+    step = situation.step
+    for replica in situation.observed.replicas:
+        if situation.is_leaving(replica.name) or not is_well(replica, situation.now.mono):
+            continue
+        is_routed = replica.head is not None and replica.head.is_routed
+        if is_routed or step is None or replica.name in step.route_on:
+            return True
+    return False

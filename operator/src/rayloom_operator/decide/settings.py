@@ -1,0 +1,32 @@
+"""The settings that the operator process was started with, as far as decisions need them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from rayloom_operator.api.spec import LLMService
+from rayloom_operator.decide.permissions import Permissions
+from rayloom_operator.objects.companions import admin_token
+from rayloom_operator.resolve.resolved import Hub
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """One value for the life of the operator process."""
+
+    engine_image: str  # for services whose spec names no image
+    operator_key: bytes  # admin tokens are derived from it
+    previous_key: bytes = b""  # the key before the last change of it; empty if the key was never changed
+    namespace: str = ""  # of the operator's own pods; empty for an operator outside the cluster
+    hub: Hub = field(default_factory=Hub)
+    permissions: Permissions = field(default_factory=Permissions)
+
+    def admin_tokens(self, namespace: str, service_uid: str, replica: str) -> tuple[str, str]:
+        """Returns the tokens of an engine replica's admin port: of the current key, and of the previous key or ""."""
+        token = admin_token(self.operator_key, namespace, service_uid, replica)
+        old = admin_token(self.previous_key, namespace, service_uid, replica) if self.previous_key else ""
+        return token, old
+
+    def image(self, service: LLMService) -> str:
+        """Returns the image of the service's engine pods."""
+        return service.spec.engine.image or self.engine_image

@@ -1,0 +1,60 @@
+"""The input of a decision: everything that one reconcile has gathered about a service."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from rayloom_operator.api.rollout.state import RolloutState
+from rayloom_operator.api.spec import LLMService
+from rayloom_operator.decide.inspection import Inspection
+from rayloom_operator.decide.recovery import Memory, Place
+from rayloom_operator.decide.rollout.planner import Step
+from rayloom_operator.decide.rollout.revisions import RevisionPlaces
+from rayloom_operator.decide.settings import Settings
+from rayloom_operator.observe.observed import Observed, Verdict
+from rayloom_operator.resolve.resolved import Resolved
+from rayloom_operator.times import Now
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Situation:
+    """A value: the same situation gives the same decision. Nothing in it is copied from the caches of the watches."""
+
+    now: Now
+    settings: Settings
+    # The LLMService.
+    generation: int  # its metadata.generation
+    previous: Mapping[str, Any]  # its status as it was written last
+    memory: Memory  # the engine replicas in `previous`
+    rollout: RolloutState  # the rollout in `previous`
+    service: LLMService | None  # with a placeholder for a spec that cannot be read; None if its name cannot be either
+    accepted: Verdict  # VALID, or why the spec cannot be used
+    spec_requeue_s: float | None = None  # after so many seconds `accepted` may be another; None: not by time alone
+    # The model, and what the spec leaves open.
+    inspection: Inspection = field(default_factory=Inspection)
+    resolved: Resolved | None = None  # None while the spec cannot be used or the model is not known
+    # The cluster.
+    observed: Observed = field(default_factory=Observed)
+    kuberay_problem: str = ""  # why no RayCluster can be created; empty if one can
+    mounting_s: float | None = None  # for so many seconds a pod has waited, perhaps for a volume; None if none waits
+    retry_interval_s: float = 1.0  # the interval of reconciles while an engine of the service does not answer
+    # The rollout: its next step, and the engine replicas of each revision. Both are empty while `resolved` is None.
+    step: Step | None = None
+    revisions: tuple[RevisionPlaces, ...] = ()
+
+    @property
+    def places(self) -> tuple[Place, ...]:
+        """The places of all revisions."""
+        return tuple(place for each in self.revisions for place in each.places)
+
+    @property
+    def can_create(self) -> bool:
+        """Whether engine replicas can be created: the spec can be used, the model is known, and there is a KubeRay."""
+        return self.resolved is not None and self.step is not None and not self.kuberay_problem
+
+    def is_leaving(self, replica: str) -> bool:
+        """Whether the rollout terminates the replica of this name; as it is written while no step can be taken."""
+        state = self.step.state if self.step is not None and self.can_create else self.rollout
+        return replica in state.terminating

@@ -1,0 +1,122 @@
+"""Groups the documents of a service into its engine replicas: RayClusters with their pods. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass, field
+
+from rayloom_operator.engines.status import MAX_RANKS
+from rayloom_operator.names import Manifest, revision_of
+from rayloom_operator.objects.ownership import is_owned
+from rayloom_operator.observe.observed import EngineReplica, Pod
+from rayloom_operator.observe.pods import pod
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Documents:
+    """The documents of one service at one moment, as the watches hold them, and what is known of their past."""
+
+    service_uid: str
+    clusters: Sequence[Manifest] = ()  # RayClusters that carry the service's label
+    pods: Sequence[Manifest] = ()  # pods that carry the label
+    slices: Sequence[Manifest] = ()  # EndpointSlices of the service
+    cordoned: Set[str] = frozenset()  # names of nodes that are being emptied
+    mount_failures: Mapping[str, str] = field(default_factory=dict)  # uid of a pod -> the kubelet's message
+    num_new_pods: Mapping[str, int] = field(default_factory=dict)  # uid of a RayCluster -> pods created lately
+    evicted: Set[str] = frozenset()  # uids of RayClusters whose head pods were deleted or evicted from outside
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grouped:
+    replicas: tuple[EngineReplica, ...]
+    terminating: tuple[Pod, ...]  # pods of any RayCluster
+    taken: frozenset[str]  # names of RayClusters that are terminating, or belong to a deleted service of this name
+    num_ending: int  # terminating RayClusters of this service
+
+
+def group(documents: Documents) -> Grouped:
+    """Returns the engine replicas of the service. Their readings are empty: the poller has those."""
+    remaining = [each for each in documents.pods if not _is_terminating(each)]
+    found = {uid for each in documents.slices for uid in each["uids"]}
+    replicas, taken, num_ending = [], set(), 0
+    for cluster in documents.clusters:
+        meta = cluster["metadata"]
+        is_ours = is_owned(meta, documents.service_uid)
+        if is_ours and not _is_terminating(cluster):
+            # By uid: pods may be left of an earlier RayCluster of this name.
+            own = [each for each in remaining if is_owned(each["metadata"], meta["uid"])]
+            replicas.append(_replica(cluster, own, found, documents))
+            continue
+        taken.add(meta["name"])
+        num_ending += is_ours
+    return Grouped(
+        replicas=tuple(replicas),
+        terminating=tuple(pod(each) for each in documents.pods if _is_terminating(each)),
+        taken=frozenset(taken),
+        num_ending=num_ending,
+    )
+
+
+def _is_terminating(document: Manifest) -> bool:
+    return "deletionTimestamp" in document["metadata"]
+
+
+def _replica(cluster: Manifest, own: Sequence[Manifest], found: Set[str], documents: Documents) -> EngineReplica:
+    """One RayCluster with its pod documents. `found` has the uids of the head pods that clients find."""
+    name, uid = cluster["metadata"]["name"], cluster["metadata"]["uid"]
+    pods = tuple(pod(each, documents.mount_failures.get(each["metadata"]["uid"], "")) for each in own)
+    on_cordoned = {each.stays_when_cordoned for each in pods if each.node in documents.cordoned}
+    return EngineReplica(
+        name=name,
+        revision=revision_of(name),
+        uid=uid,
+        pods=pods,
+        refusal=cluster_refusal(cluster),
+        is_headless=is_headless(cluster),
+        num_new_pods=documents.num_new_pods.get(uid, 0),
+        reading=None,
+        num_ranks=cluster["numRanks"] or MAX_RANKS,
+        is_found=any(each.is_head and each.uid in found for each in pods),
+        is_cordoned=False in on_cordoned,
+        is_tolerant=True in on_cordoned,
+        is_suspended=is_suspended(cluster),
+        is_head_evicted=uid in documents.evicted,
+    )
+
+
+def cluster_refusal(cluster: Manifest) -> str:
+    """Returns why KubeRay could not create a pod of a RayCluster, such as a quota; empty if it could."""
+    failing = _condition(cluster, "ReplicaFailure")
+    message = failing.get("message", "") if failing.get("status") == "True" else ""
+    # Compiling a pattern for each name costs time, and mostly there is no message.
+    return without_suffixes(message, cluster["metadata"]["name"]) if message else ""
+
+
+def without_suffixes(message: str, owner: str) -> str:
+    """Returns `message` about pods of `owner` without the random ends of their names.
+
+    Each attempt has a name of its own. With it, every attempt would be another message, and so a write and an Event.
+    """
+    # Kubernetes cuts names of 58 characters and more before it adds the five random ones.
+    return re.sub(rf'"({re.escape(owner[:57])}[^"]*?)-?[a-z0-9]{{5}}"', r'"\1"', message)
+
+
+def is_headless(cluster: Manifest) -> bool:
+    """Returns whether the RayCluster had its head pod and has lost it.
+
+    KubeRay's conditions say so; the watch of pods may be ahead of the watch of RayClusters or behind it.
+    """
+    was_whole = _condition(cluster, "RayClusterProvisioned").get("status") == "True"  # never becomes False again
+    return was_whole and _condition(cluster, "HeadPodReady").get("reason") == "HeadPodNotFound"
+
+
+def is_suspended(cluster: Manifest) -> bool:
+    """Returns whether KubeRay keeps the RayCluster without pods because of its `spec.suspend`, which Kueue sets."""
+    kinds = ("RayClusterSuspending", "RayClusterSuspended")
+    return any(_condition(cluster, kind).get("status") == "True" for kind in kinds)
+
+
+def _condition(document: Manifest, kind: str) -> Manifest:
+    found = document.get("status", {}).get("conditions", ())
+    return next((each for each in found if each["type"] == kind), {})

@@ -1,0 +1,82 @@
+"""Names of RayClusters that were deleted a moment ago: for a while no RayCluster gets such a name again.
+
+KubeRay remembers a RayCluster by name for some time, and would take the new one for the old one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import datetime, timedelta
+
+from rayloom_operator.kube.client import NOT_FOUND, Kube, KubeError
+from rayloom_operator.kube.reflector import Reflector
+from rayloom_operator.names import GROUP_LABEL, ServiceKey, object_path
+from rayloom_operator.objects.ownership import is_owned
+
+_REST_S = 60.0
+
+
+class RestingNames:
+    """Lives in one event loop. `clusters` and `pods` are the watches of RayClusters and of their pods."""
+
+    def __init__(self, kube: Kube, clusters: Reflector, pods: Reflector) -> None:
+        self._kube = kube
+        self._clusters = clusters
+        self._pods = pods
+        # name of a RayCluster -> when its absence was found; None while it exists
+        self._gone_at: dict[ServiceKey, dict[str, datetime | None]] = {}
+
+    def note(self, key: ServiceKey, name: str) -> None:
+        """A RayCluster of this name was created. Its name rests also if it is deleted before the watch has seen it."""
+        self._gone_at.setdefault(key, {}).setdefault(name, None)
+
+    def resting(self, key: ServiceKey) -> set[str]:
+        """Returns the names that rest."""
+        return {name for name, at in self._gone_at.get(key, {}).items() if at is not None}
+
+    async def forget(self, key: ServiceKey, now: datetime) -> float | None:
+        """The service was deleted, and its names rest. Returns after how many seconds to call this again; None once
+        nothing is left."""
+        await self.find_gone(key, "", (), now)
+        if self._gone_at[key]:
+            return _REST_S
+        del self._gone_at[key]
+        return None
+
+    async def find_gone(self, key: ServiceKey, uid: str, remembered: Iterable[str], now: datetime) -> None:
+        """Notes which RayClusters of the service with this uid were deleted since the last call.
+
+        The first call looks for `remembered`, the names in the service's status, and for the RayClusters of pods that
+        outlived them.
+        """
+        known = self._gone_at.setdefault(key, dict.fromkeys(remembered))
+        for pod in self._pods.of_service(key):
+            name = pod["metadata"]["labels"].get(GROUP_LABEL)
+            if name is not None:
+                known.setdefault(name, None)
+        await self._ask(key, uid, known, now)
+        for name, at in list(known.items()):
+            if at is not None and now - at > timedelta(seconds=_REST_S):
+                del known[name]
+        known |= dict.fromkeys(self._names(key))
+
+    async def _ask(self, key: ServiceKey, uid: str, known: dict[str, datetime | None], now: datetime) -> None:
+        """Asks the API server for each RayCluster that the watch does not show, until the watch shows all others."""
+        existing: set[str] = set()
+        while missing := {name for name, at in known.items() if at is None} - self._names(key) - existing:
+            for name in missing:
+                # A RayCluster that lost its label exists all the same, and gets the label back under its name.
+                if await self._exists(key, name, uid):
+                    existing.add(name)
+                else:
+                    known[name] = now
+
+    def _names(self, key: ServiceKey) -> set[str]:
+        return {each["metadata"]["name"] for each in self._clusters.of_service(key)}
+
+    async def _exists(self, key: ServiceKey, name: str, uid: str) -> bool:
+        try:
+            found = await self._kube.get(object_path("ray.io/v1", "RayCluster", key[0], name))
+        except KubeError as error:
+            return error.code != NOT_FOUND
+        return is_owned(found["metadata"], uid) and "deletionTimestamp" not in found["metadata"]

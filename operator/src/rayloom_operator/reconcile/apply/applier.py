@@ -1,0 +1,103 @@
+"""Carries out the plan of a reconcile: routes, objects to apply, drains, deletions."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+
+from rayloom_operator.decide.plan import Deletion, Drain, Plan
+from rayloom_operator.decide.routes import Route
+from rayloom_operator.engines.request import ask_either
+from rayloom_operator.engines.status import shown
+from rayloom_operator.errors import EngineUnavailable, OperatorError, Refused
+from rayloom_operator.kube.client import INVALID, NOT_FOUND, Deposed, Kube, KubeError, KubeUnreachable
+from rayloom_operator.names import ADMIN_PORT, ROUTE_LABEL, ServiceKey, object_path
+from rayloom_operator.observe.drift import Drift
+from rayloom_operator.reconcile.apply.objects import ObjectApplier
+from rayloom_operator.reconcile.apply.refusals import as_refusal
+from rayloom_operator.reconcile.apply.writer import ObjectWriter, OnCluster
+
+logger = logging.getLogger(__name__)
+
+# Gets the service and name of an engine replica whose engine was asked, or may have been, to drain (True) or to take
+# requests again (False).
+OnDrain = Callable[[ServiceKey, str, bool], None]
+
+
+class Applier:
+    """Lives in one event loop. `on_cluster` gets the service and name of a RayCluster that was, or may be, created."""
+
+    def __init__(self, kube: Kube, drift: Drift, on_cluster: OnCluster, on_drain: OnDrain) -> None:
+        self._kube = kube
+        self._objects = ObjectApplier(drift, ObjectWriter(kube, drift, on_cluster))
+        self._on_drain = on_drain
+
+    def forget(self, key: ServiceKey) -> None:
+        """Drops what is kept of a deleted service."""
+        self._objects.forget(key)
+
+    async def carry_out(self, key: ServiceKey, planned: Plan, interval_s: float) -> None:
+        """Carries out the plan. Objects that were applied before are applied again after `interval_s`.
+
+        A refusal of one change stops no other. Raises Refused for a change that the API server will not take before
+        somebody changes something, KubeError for any other failure.
+        """
+        errors: list[OperatorError] = []
+
+        async def attempt(change: Awaitable[None]) -> None:
+            try:
+                await change
+            except (KubeUnreachable, Deposed):
+                raise
+            except OperatorError as error:
+                errors.append(as_refusal(error))
+
+        await self._drain(key, [each for each in planned.drains if not each.wanted])
+        for route in planned.routes:
+            await attempt(self._route(key, route))
+        await attempt(self._objects.apply(key, planned, interval_s))
+        await self._drain(key, [each for each in planned.drains if each.wanted])
+        for deletion in planned.deletions:
+            await attempt(self._delete(key, deletion))
+        # A refusal comes first: somebody has to read it. Other failures are retried.
+        for error in sorted(errors, key=lambda error: not isinstance(error, Refused)):
+            raise error
+
+    async def _drain(self, key: ServiceKey, drains: Sequence[Drain]) -> None:
+        """Asks the engines. An engine that does not take it is asked again in the next reconcile."""
+        if drains and not self._kube.may_write():
+            raise Deposed("drains: no engine was asked, because another operator may lead")
+        await asyncio.gather(*(self._ask(key, each) for each in drains))
+
+    async def _ask(self, key: ServiceKey, drain: Drain) -> None:
+        method, what = ("POST", "drain") if drain.wanted else ("DELETE", "take back the drain of")
+        logger.info("%s/%s: %s %s", *key, what, drain.replica)
+        tokens = (drain.token, drain.old_token)
+        try:
+            code, body = await ask_either(drain.ip, ADMIN_PORT, tokens, method, "/drain")
+        except EngineUnavailable as error:
+            logger.warning("%s/%s: no answer of the engine of %s to /drain: %s", *key, drain.replica, error)
+        else:
+            if code >= 300:
+                logger.warning("%s/%s: the engine of %s refuses: %s %s", *key, drain.replica, code, shown(body))
+                return
+        # Without an answer the engine may drain all the same.
+        self._on_drain(key, drain.replica, drain.wanted)
+
+    async def _route(self, key: ServiceKey, route: Route) -> None:
+        logger.info("%s/%s: route to pod %s: %s", *key, route.pod.name, "on" if route.wanted else "off")
+        # With the uid, because another pod may have the name by now.
+        meta = {"uid": route.pod.uid, "labels": {ROUTE_LABEL: "true" if route.wanted else None}}
+        try:
+            await self._kube.patch(object_path("v1", "Pod", key[0], route.pod.name), {"metadata": meta})
+        except KubeError as error:
+            is_other_pod = error.code == INVALID and "metadata.uid" in str(error)
+            if error.code != NOT_FOUND and not is_other_pod:
+                raise
+
+    async def _delete(self, key: ServiceKey, deletion: Deletion) -> None:
+        logger.info("%s/%s: delete %s", *key, deletion.path)
+        await self._kube.delete(
+            deletion.path, deletion.uid, grace_s=deletion.grace_s, is_foreground=deletion.is_foreground
+        )

@@ -1,0 +1,122 @@
+"""Applies the objects of a plan that are due, in the order in which they need each other."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Awaitable, Iterable, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from rayloom_operator.decide.plan import Plan
+from rayloom_operator.names import GROUP_LABEL, Manifest, ServiceKey
+from rayloom_operator.objects.old_spec import KIND_OF_OLD_SPECS
+from rayloom_operator.observe.drift import Drift, Found
+from rayloom_operator.reconcile.apply.writer import ObjectWriter
+
+logger = logging.getLogger(__name__)
+
+# Objects are applied again no sooner.
+_LEAST_S = 10.0
+# Pods of these need all other objects. The existence of one proves that all others were created.
+_LAST = ("RayCluster", "Job")
+# An engine replica's own objects, in the order of their creation.
+_OF_REPLICAS = ("ConfigMap", "Secret")
+
+
+class _Applied(NamedTuple):
+    """The last plan of a service. Only hashes of its manifests: these would be most of the operator's memory."""
+
+    hashes: frozenset[int] = frozenset()
+    at: float = 0.0  # time at which all objects were applied
+    # All objects are due again after this share of the interval. The first share is random: otherwise services that
+    # were created at the same moment would be applied at the same moment for ever.
+    share: float = 1.0
+
+
+class ObjectApplier:
+    """Lives in one event loop."""
+
+    def __init__(self, drift: Drift, writer: ObjectWriter) -> None:
+        self._drift = drift
+        self._writer = writer
+        self._applied: dict[ServiceKey, _Applied] = {}
+
+    def forget(self, key: ServiceKey) -> None:
+        """Drops what is kept of a deleted service."""
+        self._applied.pop(key, None)
+        self._writer.forget(key)
+        self._drift.forget(key)
+
+    async def apply(self, key: ServiceKey, planned: Plan, interval_s: float) -> None:
+        """Applies objects that were not in the service's last plan.
+
+        Applies all objects once `interval_s` have passed since that was done, after an error, and after a change by
+        somebody else. In a service's first reconcile, objects that exist as planned count as applied.
+        """
+        now = asyncio.get_running_loop().time()
+        listed = self._drift.first_look(key)
+        # Without an entry after an error, everything is due again.
+        before = self._applied.pop(key, _Applied())
+        hashes = {hash(msgspec.json.encode(each)): each for each in planned.wanted}
+        if listed is not None:
+            right = frozenset(
+                number for number, each in hashes.items() if self._is_right(key, each, planned.new, listed)
+            )
+            before = _Applied(hashes=right, at=now, share=random.random())
+        # A RayCluster or a Job is planned only while it does not exist.
+        new = [each for number, each in hashes.items() if number not in before.hashes or each["kind"] in _LAST]
+        if new:
+            names = ", ".join(f"{each['kind']} {each['metadata']['name']}" for each in new)
+            logger.info("%s/%s: apply %s", *key, names)
+        after_s = max(interval_s * before.share, min(interval_s, _LEAST_S))
+        is_all = self._is_drifted(key, planned) or not before.hashes or now - before.at >= after_s
+        await self._write(key, planned.wanted if is_all else new, planned.new)
+        if is_all and listed is None:
+            before = _Applied(at=now)
+        self._applied[key] = before._replace(hashes=frozenset(hashes))
+
+    def _is_drifted(self, key: ServiceKey, planned: Plan) -> bool:
+        # While the spec cannot be used, shared objects are not planned, and the drift is left for later.
+        has_shared = any(each["kind"] == "Service" for each in planned.wanted)
+        return has_shared and self._drift.take(key)
+
+    def _is_right(self, key: ServiceKey, manifest: Manifest, new: frozenset[str], listed: Found) -> bool:
+        if manifest["kind"] == KIND_OF_OLD_SPECS:
+            return manifest["metadata"]["name"] not in new
+        if manifest["kind"] in _OF_REPLICAS:
+            # They were created before their RayCluster.
+            return manifest["metadata"]["labels"].get(GROUP_LABEL) not in new
+        return self._drift.is_right(key, manifest, listed)
+
+    async def _write(self, key: ServiceKey, due: Sequence[Manifest], new: frozenset[str]) -> None:
+        """Writes shared objects, then those of each engine replica, then what starts pods."""
+        shared, of_replicas, last = [], dict[str, list[Manifest]](), []
+        for each in due:
+            if each["kind"] in _LAST:
+                last.append(each)
+            elif each["kind"] in _OF_REPLICAS:
+                of_replicas.setdefault(each["metadata"]["labels"][GROUP_LABEL], []).append(each)
+            else:
+                shared.append(each)
+        await _all(self._writer.write(key, each, is_new=each["metadata"]["name"] in new) for each in shared)
+        # A failure above leaves no ConfigMap behind whose Secret was never requested.
+        await _all(
+            self._writer.write_parts(key, sorted(parts, key=_order_of_parts), is_new=replica in new)
+            for replica, parts in of_replicas.items()
+        )
+        for each in last:
+            await self._writer.write(key, each, is_new=True)
+
+
+def _order_of_parts(manifest: Manifest) -> int:
+    return _OF_REPLICAS.index(manifest["kind"])
+
+
+async def _all(steps: Iterable[Awaitable[None]]) -> None:
+    """Waits for the end of all, and raises the first failure."""
+    for failure in await asyncio.gather(*steps, return_exceptions=True):
+        if failure is not None:
+            raise failure

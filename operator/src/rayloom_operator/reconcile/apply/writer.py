@@ -1,0 +1,159 @@
+"""Writes one object, and never one of somebody else's.
+
+Names of objects follow from the name of the LLMService, so somebody else may have an object of such a name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from rayloom_operator.api.spec import KIND
+from rayloom_operator.errors import OperatorError, Refused
+from rayloom_operator.kube.client import CONFLICT, INVALID, NOT_FOUND, Kube, KubeError, KubeUnreachable
+from rayloom_operator.names import GROUP_LABEL, Manifest, ServiceKey, object_path, path_of
+from rayloom_operator.objects.old_spec import KIND_OF_OLD_SPECS
+from rayloom_operator.objects.ownership import Whose, whose
+from rayloom_operator.observe.drift import Drift
+
+# Kubernetes deletes the objects of a deleted service within so many seconds, mostly at once.
+_COLLECTION_S = 30.0
+# Gets the service and name of a RayCluster that was created, or may have been.
+OnCluster = Callable[[ServiceKey, str], None]
+
+
+class ObjectWriter:
+    """Lives in one event loop."""
+
+    def __init__(self, kube: Kube, drift: Drift, on_cluster: OnCluster) -> None:
+        self._kube = kube
+        self._drift = drift
+        self._on_cluster = on_cluster
+        # Name of a Secret that is somebody else's -> when that was found.
+        self._taken_since: dict[ServiceKey, dict[str, float]] = {}
+
+    def forget(self, key: ServiceKey) -> None:
+        """Drops what is kept of a deleted service."""
+        self._taken_since.pop(key, None)
+
+    async def write(self, key: ServiceKey, manifest: Manifest, *, is_new: bool) -> None:
+        """Creates or applies an object. For a stored spec that `is_new`, an existing one of that name is a leftover.
+
+        Raises Refused where the name is somebody else's, OperatorError or KubeError where a retry may help.
+        """
+        kind = manifest["kind"]
+        if kind == KIND_OF_OLD_SPECS:
+            # The leftover is that of a deleted service of the same name, which Kubernetes deletes sooner or later.
+            await self._create(manifest, is_new=is_new)
+        elif kind == "Job":
+            await self._kube.create(manifest)
+        elif kind == "RayCluster":
+            await self._apply_cluster(key, manifest)
+        else:
+            self._drift.wrote(key, await self._apply(key, manifest))
+
+    async def write_parts(self, key: ServiceKey, parts: Sequence[Manifest], *, is_new: bool) -> None:
+        """Creates an engine replica's ConfigMap, which shows that the replica's Secret is ours as well, and the Secret.
+
+        An existing object of a replica that `is_new` is a leftover.
+        """
+        is_first = False
+        for each in parts:
+            if each["kind"] == "ConfigMap":
+                is_first = await self._create(each, is_new=is_new)
+            else:
+                # A Secret is created, never changed or read: the right to patch one is the right to read every Secret.
+                await self._create_secret(key, each, is_new=is_new, is_first=is_first)
+
+    async def _apply_cluster(self, key: ServiceKey, manifest: Manifest) -> None:
+        try:
+            await self._kube.apply(manifest)
+        except KubeUnreachable:
+            self._on_cluster(key, manifest["metadata"]["name"])
+            raise
+        self._on_cluster(key, manifest["metadata"]["name"])
+
+    async def _create(self, manifest: Manifest, *, is_new: bool) -> bool:
+        """Creates an object that is never changed. Returns whether none existed.
+
+        An existing object of the name of one that `is_new` is deleted first, if it is ours.
+        """
+        if await self._kube.create(manifest):
+            return True
+        if not is_new:
+            return False
+        found = await self._found(path_of(manifest))
+        if found is not None and whose(found, manifest) is Whose.THEIRS:
+            raise _taken(manifest)
+        await self._recreate(manifest, "" if found is None else found["metadata"]["uid"])
+        return False
+
+    async def _create_secret(self, key: ServiceKey, manifest: Manifest, *, is_new: bool, is_first: bool) -> None:
+        """Creates a Secret, which the operator may not read.
+
+        A ConfigMap of the replica that existed before was created by a reconcile that also created the Secret, or was
+        about to. If the ConfigMap `is_first`, an existing Secret is somebody else's. The ConfigMap is deleted again
+        then, because it would show the Secret as ours.
+        """
+        meta = manifest["metadata"]
+        if await self._kube.create(manifest) or not is_new:
+            self._taken_since.get(key, {}).pop(meta["name"], None)
+            return
+        taken = self._taken_since.setdefault(key, {})
+        if not is_first and meta["name"] not in taken:
+            await self._recreate(manifest)
+            return
+        now = asyncio.get_running_loop().time()
+        since = taken.setdefault(meta["name"], now)
+        await self._kube.delete(object_path("v1", "ConfigMap", meta["namespace"], meta["labels"][GROUP_LABEL]))
+        if now - since > _COLLECTION_S:
+            raise _taken(manifest)
+        raise OperatorError(f"the Secret {meta['name']} is there already, perhaps of a {KIND} that was deleted")
+
+    async def _recreate(self, manifest: Manifest, uid: str = "") -> None:
+        await self._kube.delete(path_of(manifest), uid)
+        if not await self._kube.create(manifest):
+            raise OperatorError(f"{path_of(manifest)} was deleted, and somebody else has made one since")
+
+    async def _apply(self, key: ServiceKey, manifest: Manifest) -> Manifest:
+        """Applies an object. Its owner is read first, unless the watch for drift knows which object is ours."""
+        uid = self._drift.uid_of_ours(key, manifest["kind"])
+        if uid is None:
+            return await self._claim(manifest)
+        try:
+            # The API server refuses a uid that is not the object's: the object is gone, or another one has its name.
+            return await self._kube.apply(manifest | {"metadata": manifest["metadata"] | {"uid": uid}})
+        except KubeError as error:
+            is_other_uid = error.code == INVALID and "metadata.uid" in str(error)
+            if error.code not in (CONFLICT, NOT_FOUND) and not is_other_uid:
+                raise
+            return await self._claim(manifest)
+
+    async def _claim(self, manifest: Manifest) -> Manifest:
+        """Applies an object, unless one of its name is somebody else's."""
+        found = await self._found(path_of(manifest))
+        if found is None:
+            # Not by POST: the first apply after that would change who manages the object, and so the object.
+            return await self._kube.apply(manifest, force=False)
+        owner = whose(found, manifest)
+        # Clients know the Service by its name, so a Service that somebody else has created is never taken over.
+        is_taken_over = manifest["kind"] != "Service" and owner is not Whose.THEIRS
+        if owner is Whose.OURS or is_taken_over:
+            return await self._kube.apply(manifest)
+        if owner is Whose.LEFT:
+            what = f"the {manifest['kind']} {manifest['metadata']['name']}"
+            raise OperatorError(f"{what} of a {KIND} that was deleted is still there")
+        raise _taken(manifest)
+
+    async def _found(self, path: str) -> Manifest | None:
+        try:
+            return await self._kube.get(path)
+        except KubeError as error:
+            if error.code != NOT_FOUND:
+                raise
+            return None
+
+
+def _taken(manifest: Manifest) -> Refused:
+    what = f"the {manifest['kind']} {manifest['metadata']['name']}"
+    return Refused(f"{what} exists and is not ours; delete it, or give this {KIND} another name")

@@ -1,0 +1,118 @@
+"""Gathers the situation of a service: the only step of a reconcile that reads the cluster."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+from rayloom_operator.api.spec import without_spec
+from rayloom_operator.api.status import stored_rollout
+from rayloom_operator.decide.inspection import Inspection
+from rayloom_operator.decide.recovery import Memory, remembered
+from rayloom_operator.decide.rollout.planner import Step
+from rayloom_operator.decide.rollout.revisions import RevisionPlaces
+from rayloom_operator.decide.settings import Settings
+from rayloom_operator.decide.situation import Situation
+from rayloom_operator.kube.client import Kube
+from rayloom_operator.names import Manifest, ServiceKey
+from rayloom_operator.observe.observed import Observed
+from rayloom_operator.observe.observer import Observer
+from rayloom_operator.observe.poller import EnginePoller
+from rayloom_operator.observe.watches import Watches
+from rayloom_operator.reconcile.lookups import Roller
+from rayloom_operator.reconcile.sizer import Sizer
+from rayloom_operator.reconcile.spec_reader import Request, SpecReader
+from rayloom_operator.times import Now
+
+# While a spec cannot be read, no node is given up: recovery.nodeLossSeconds is not known.
+_FOREVER = timedelta(days=36_500)
+
+
+class Gatherer:
+    """Lives in one event loop. All that it keeps of a service is since when a pod of it waits for volumes."""
+
+    def __init__(
+        self, kube: Kube, settings: Settings, watches: Watches, poller: EnginePoller, observer: Observer
+    ) -> None:
+        self._settings = settings
+        self._watches = watches
+        self._poller = poller
+        self._observer = observer
+        self._sizer = Sizer()
+        self._roller = Roller(kube, settings, observer, self._sizer)
+        self._specs = SpecReader(settings, watches, observer, self._roller, self._sizer)
+        self._mounting_since: dict[ServiceKey, float] = {}  # seconds of the event loop's clock
+
+    def close(self) -> None:
+        """Starts no more computations of sizes."""
+        self._sizer.close()
+
+    def forget(self, key: ServiceKey) -> None:
+        """Drops what is kept of a deleted service."""
+        self._mounting_since.pop(key, None)
+        self._roller.forget(key)
+
+    async def gather(self, key: ServiceKey, document: Manifest) -> Situation | None:
+        """Returns the situation of the LLMService in `document`.
+
+        Returns None while the first answer of an engine, or its absence, is a moment away: without it, a restarted
+        operator would take an engine that serves for one that does not.
+        """
+        now = Now(wall=datetime.now(UTC), mono=asyncio.get_running_loop().time())
+        previous = document.get("status", {})
+        memory, rollout = remembered(previous), stored_rollout(previous)
+        kuberay_problem = self._watches.kuberay_problem
+        request = await self._specs.read(key, document, now)
+        observed = await self._observe(key, document, request, memory, now)
+        if _awaits_first_answer(observed):
+            return None
+        if kuberay_problem:
+            # No RayCluster can be created, so no place needs another name.
+            observed = replace(observed, taken=frozenset())
+        step: Step | None = None
+        revisions: tuple[RevisionPlaces, ...] = ()
+        if request.resolved is not None:
+            step, revisions = await self._roller.next(
+                key, document, request.resolved, observed, memory, rollout, now=now
+            )
+        return Situation(
+            now=now,
+            settings=self._settings,
+            generation=document["metadata"]["generation"],
+            previous=previous,
+            memory=memory,
+            rollout=rollout,
+            service=request.service or without_spec(document),
+            accepted=request.accepted,
+            spec_requeue_s=request.requeue_after_s,
+            inspection=request.inspection,
+            resolved=request.resolved,
+            observed=observed,
+            kuberay_problem=kuberay_problem,
+            mounting_s=self._mounting_s(key, observed, request.inspection, now),
+            retry_interval_s=self._poller.retry_interval_s(),
+            step=step,
+            revisions=revisions,
+        )
+
+    async def _observe(
+        self, key: ServiceKey, document: Manifest, request: Request, memory: Memory, now: Now
+    ) -> Observed:
+        created = [name for name, each in memory.items() if each.state != "BackOff"]
+        node_loss = _FOREVER
+        if request.service is not None:
+            node_loss = timedelta(seconds=request.service.spec.recovery.node_loss_seconds)
+        return await self._observer.observe(key, document["metadata"]["uid"], created, node_loss, now.wall)
+
+    def _mounting_s(self, key: ServiceKey, observed: Observed, inspection: Inspection, now: Now) -> float | None:
+        """For how many seconds a pod has waited, perhaps for a volume; None if none waits."""
+        is_mounting = any(pod.is_mounting for replica in observed.replicas for pod in replica.pods)
+        if not is_mounting and not inspection.waiting:
+            self._mounting_since.pop(key, None)
+            return None
+        return now.mono - self._mounting_since.setdefault(key, now.mono)
+
+
+def _awaits_first_answer(observed: Observed) -> bool:
+    return any(each.head is not None and each.head.ip and each.reading is None for each in observed.replicas)

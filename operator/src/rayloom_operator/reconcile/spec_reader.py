@@ -1,0 +1,92 @@
+"""Reads what a service asks for: its spec, what is known of its model, and what its engine replicas are made from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from rayloom_operator.api.accelerator_memory import WITHOUT_CLUSTER
+from rayloom_operator.api.model_facts import ModelFacts
+from rayloom_operator.api.spec import LLMService, parse
+from rayloom_operator.api.status import Reason, stored_model
+from rayloom_operator.decide.conditions.accepted import VALID
+from rayloom_operator.decide.inspection import Inspection, inspect
+from rayloom_operator.decide.settings import Settings
+from rayloom_operator.errors import DoesNotFit, MemoryUnknown, NotAllowed, SpecError
+from rayloom_operator.names import Manifest, ServiceKey
+from rayloom_operator.observe.observed import Verdict
+from rayloom_operator.observe.observer import Observer
+from rayloom_operator.observe.watches import Watches
+from rayloom_operator.reconcile.lookups import Roller
+from rayloom_operator.reconcile.sizer import Sizer
+from rayloom_operator.resolve.resolved import Resolved, is_sized, resolve
+from rayloom_operator.times import Now
+
+# Reasons for a spec that is valid in itself and cannot be used here.
+_REASONS = ((DoesNotFit, Reason.DOES_NOT_FIT), (NotAllowed, Reason.NOT_ALLOWED))
+# Nodes get the labels of their accelerators some time after they joined, and a label causes no event of the service.
+_NODE_LABELS_S = 10.0
+
+
+@dataclass(slots=True, kw_only=True)
+class Request:
+    """What a service asks for, as far as it could be read."""
+
+    service: LLMService | None = None  # None while the spec cannot be read
+    accepted: Verdict = VALID  # or why the spec cannot be used
+    inspection: Inspection = field(default_factory=Inspection)
+    resolved: Resolved | None = None  # None while the spec cannot be used or the model is not known
+    requeue_after_s: float | None = None  # after so many seconds the answer may be another one; None: not by time alone
+
+
+class SpecReader:
+    """Lives in one event loop."""
+
+    def __init__(self, settings: Settings, watches: Watches, observer: Observer, roller: Roller, sizer: Sizer) -> None:
+        self._settings = settings
+        self._watches = watches
+        self._events = observer.events
+        self._roller = roller
+        self._sizer = sizer
+
+    async def read(self, key: ServiceKey, document: Manifest, now: Now) -> Request:
+        """Returns what the LLMService in `document` asks for. A fault in its spec is in `accepted`, never raised."""
+        previous = document.get("status", {})
+        request = Request(inspection=Inspection(model=stored_model(previous)))
+        try:
+            request.service = parse(document)
+            self._settings.permissions.check(request.service)
+            request.inspection = await self._inspect(key, previous, request.service, now)
+            facts = request.inspection.facts
+            if facts is not None:
+                resolved = await self._resolve(request.service, facts, previous)
+                request.resolved = await self._roller.with_kept_image(key, document, resolved, previous)
+        except SpecError as error:
+            reason = next((each for kind, each in _REASONS if isinstance(error, kind)), Reason.INVALID_SPEC)
+            request.accepted = Verdict(reason=reason, message="; ".join(error.problems))
+            if isinstance(error, MemoryUnknown):
+                request.requeue_after_s = _NODE_LABELS_S
+        return request
+
+    async def _inspect(self, key: ServiceKey, previous: Manifest, service: LLMService, now: Now) -> Inspection:
+        image, hub, pods = self._settings.image(service), self._settings.hub, self._watches.pods.of_service(key)
+        jobs = [each for each in self._watches.jobs.of_service(key) if "deletionTimestamp" not in each["metadata"]]
+        found = inspect(service, image, hub, previous, jobs, pods, {}, now.wall)
+        if found.is_podless:
+            failures = await self._events.job_failures(key)
+        elif found.waiting:
+            failures = await self._events.mount_failures(key, found.waiting)
+        else:
+            return found
+        return inspect(service, image, hub, previous, jobs, pods, failures, now.wall)
+
+    async def _resolve(self, service: LLMService, facts: ModelFacts, previous: Manifest) -> Resolved:
+        """Runs `resolve`; in a thread where it computes with a model's sizes, which the model's author has chosen."""
+        image, hub = self._settings.image(service), self._settings.hub
+        if is_sized(service, facts, previous):
+            return resolve(service, image, facts, previous, hub)
+        accelerator = service.spec.accelerator
+        memory = WITHOUT_CLUSTER
+        if accelerator is not None and accelerator.memory is None:
+            # Nodes are read here, in the event loop that changes them.
+            memory = self._watches.nodes.memory_of(accelerator, service.spec.scheduling.node_selector)
+        return await self._sizer.run(resolve, service, image, facts, previous, hub, lambda *_: memory)
