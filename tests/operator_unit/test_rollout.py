@@ -319,8 +319,7 @@ def test_an_engine_that_crashes_once_after_its_analysis_undoes_nothing():
 def well(names):
     """Engines that serve, `a-0` of revision a."""
     return tuple(
-        ReplicaView(name=each, revision=each[0], state="well", is_routed=True, is_listed=True)
-        for each in names.split()
+        ReplicaView(name=each, revision=each[0], state="well", is_routed=True, is_listed=True) for each in names.split()
     )
 
 
