@@ -87,7 +87,9 @@ def test_a_killed_core_costs_a_pause(scene: Scene) -> None:
     head = service.pods("head")[0]["metadata"]["name"]
     scene.break_it(
         "the core is killed",
-        lambda: signal_process(service.kubectl, service.namespace, head, "engine", "rayloom_engine[.]core_process"),
+        lambda: signal_process(
+            service.kubectl, service.namespace, head, "engine", "rayloom_engine[.]core_server[.]process"
+        ),
         is_over=scene.is_serving_after(before["epoch"]),
     )
     assert _pids(service.engine_status()) == _pids(before), "the ranks live on"
