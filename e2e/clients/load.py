@@ -18,11 +18,11 @@ LATE_TOKENS = 16
 STRIKE_AT = 16
 _AGENT = Path(__file__).with_name("load_agent.py")
 
-Said = list[list[str]]  # tokens, by the number of the prompt
+Said = list[list[str]]  # index of the prompt -> tokens
 
 
 class Agent:
-    """load_agent.py in the client's pod."""
+    """The program load_agent.py, running in the client's pod."""
 
     def __init__(self, service: Service, **settings: Any) -> None:
         self._service = service
@@ -37,10 +37,10 @@ class Agent:
             "late_tokens": LATE_TOKENS,
             "late_every_s": 1.0,
             "late_for_s": 0.0,
-            "steady": 0,  # so many streams at a time instead, one after the other, until it is told to stop
+            "steady": 0,  # number of streams at a time, repeated until "stop"; 0: new streams at an interval
             "probe_url": "",
             "probe_timeout_s": 120.0,
-            "probe_rest_s": 30.0,  # for probes on their way at the end, once the service is Available
+            "probe_rest_s": 30.0,  # for the last probes, once the service is Available
         }
         self._say(asked | settings)
 
@@ -53,7 +53,7 @@ class Agent:
         self._say({"do": what})
 
     def hear(self) -> dict[str, Any]:
-        """The next thing that it says."""
+        """The next message of the program."""
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         assert line, "the client's pod is gone, or its program failed"
@@ -62,7 +62,7 @@ class Agent:
 
 
 def undisturbed(service: Service, num_tokens: int = NUM_TOKENS) -> Said:
-    """What the streams say when nothing breaks."""
+    """The streams' tokens without a fault."""
     agent = Agent(service, num_tokens=num_tokens)
     try:
         streams = agent.hear()["streams"]
@@ -73,7 +73,7 @@ def undisturbed(service: Service, num_tokens: int = NUM_TOKENS) -> Said:
 
 
 def problem_of(stream: dict[str, Any], expected: Said) -> str:
-    """What a user would complain of, in words; empty when the stream said all that was expected."""
+    """The failure of a stream, in words; empty when it delivered all expected tokens."""
     meant = expected[stream["index"]][: stream["num_tokens"]]
     if not stream["failure"] and stream["tokens"] != meant:
         return f"changed: {stream['tokens']} instead of {meant}"

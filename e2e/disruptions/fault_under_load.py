@@ -1,7 +1,8 @@
-"""Streams in a pod of the cluster while something breaks, and what their clients saw of it.
+"""Breaks something while a client's pod receives streams, and reports what its clients saw.
 
-The rules: retries off; new requests keep arriving; the fault lands when every stream has at least 16 and at most half
-of its tokens; float32; a request has failed on any HTTP error, error event, missing [DONE], changed or missing token.
+The rules: retries are off; new requests keep arriving; the fault happens when every stream has at least 16 and at most
+half of its tokens; weights are float32; a request has failed on any HTTP error, error event, missing [DONE], changed or
+missing token.
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ HEADER = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """What clients saw of a fault. Seconds count from the fault."""
+    """The observations of clients during a fault. Seconds count from the fault."""
 
     streams: list[dict[str, Any]]
-    failures: list[str]  # of requests and probes, in words; empty = clients saw a pause
-    failed_probes: list[tuple[float, float, str]]  # when it was sent, when it failed (Unix time), and how
+    failures: list[str]  # of requests, in words; empty when clients saw a pause at most
+    failed_probes: list[tuple[float, float, str]]  # Unix times of request and failure, and its reason
     num_requests: int
-    tokens_s: float  # until a stream that was running got its next token
-    available_s: float | None  # until Available was True again; None where it never was False
+    tokens_s: float  # until the next token of a running stream
+    available_s: float | None  # until Available was True again; None when it was never False
     timeline: Timeline
     lies: list[str]
 
@@ -45,7 +46,7 @@ class Seen:
         return self.timeline.table()
 
     def row(self, what: str) -> str:
-        """A line of the table of measured seconds."""
+        """A row of the table of faults."""
         again = "never False" if self.available_s is None else f"{self.available_s:.1f}"
         tokens = f"{self.tokens_s:.1f}" if self.tokens_s > 0 else "-"
         return (
@@ -65,10 +66,10 @@ def disturb(
     mend: Callable[[Timeline], None] | None = None,
     **settings: Any,
 ) -> Seen:
-    """Breaks something under streams, by the rules above.
+    """Calls `strike` under streams, by the rules above.
 
-    `expected` is what `undisturbed` returned. Returns when every request has ended, the service is Available and
-    `is_over()`. `mend` runs right after `strike`, which may return when it happened.
+    `expected` is the result of `undisturbed`. Returns when every request has ended, the service is Available and
+    `is_over()`. `strike` may return the Unix time of the fault. `mend` runs right after `strike`.
     """
     wait(service.is_available, 60.0, lambda: json.dumps(service.get().get("status"), indent=1))
     num_tokens = len(expected[0])
@@ -103,7 +104,7 @@ def _seen(service: Service, expected: Said, timeline: Timeline, said: dict[str, 
     assert max(said["had"]) <= half, f"the fault came too late:\n{timeline.table()}\n{said['had']}"
     failures = [problem for stream in streams if (problem := problem_of(stream, expected))]
     recoveries = [each for each in service.engine_status()["recoveries"] if each["at"] >= began - 1.0]
-    # A rank of a pod that is deleted lives on for seconds, in which the first streams may end.
+    # A rank of a deleted pod lives for some more seconds, in which the first streams may end.
     felt_at = max(began, recoveries[0]["at"]) if recoveries else began
     running = [each["times"] for each in streams if each["began"] <= felt_at < each["ended"]]
     assert running, f"nobody waited when it was felt:\n{timeline.table()}"
@@ -133,6 +134,6 @@ def _seen(service: Service, expected: Said, timeline: Timeline, said: dict[str, 
 
 
 def _end_of_pause(times: list[float], since: float) -> float:
-    """When tokens flowed again: the end of the longest pause after `since`. What was on its way comes before it."""
+    """The end of the longest pause after `since`. Tokens in transit at the fault arrive before it."""
     moments = [since, *(moment for moment in times if moment > since)]
     return max(itertools.pairwise(moments), key=lambda pause: pause[1] - pause[0], default=(since, since))[1]

@@ -262,7 +262,7 @@ listening = socket.create_server(("127.0.0.1", 0))
 print(listening.getsockname()[1], flush=True)
 listening.accept()
 """
-    monkeypatch.setattr("cluster.shell._LOOK_S", 0.001)
+    monkeypatch.setattr("local_kubernetes.machine.shell._PAUSE_S", 0.001)
     processes = Processes(tmp_path)
     log = processes.log("server")
     try:
@@ -340,8 +340,8 @@ def test_a_command_that_takes_too_long_is_ended() -> None:
 
 
 def test_what_a_killed_run_left_is_ended_with_its_children(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cluster.runs.REPOSITORY", tmp_path)
-    monkeypatch.setattr("cluster.runs._RUN", MARK)
+    monkeypatch.setattr("local_kubernetes.machine.runs.REPOSITORY", tmp_path)
+    monkeypatch.setattr("local_kubernetes.machine.runs._RUN", MARK)
     # The child has lost the mark, as the steps of an image's build do.
     script = "env --ignore-environment sleep 1001 & exec sleep 1002"
     left = subprocess.Popen(["sh", "-c", script], env=os.environ | {MARK: str(tmp_path)})
@@ -359,7 +359,7 @@ def test_what_a_killed_run_left_is_ended_with_its_children(tmp_path: Path, monke
 
 
 def test_beside_a_run_of_another_checkout_nothing_is_touched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cluster.runs._RUN", MARK)
+    monkeypatch.setattr("local_kubernetes.machine.runs._RUN", MARK)
     other = subprocess.Popen(["sleep", "1000"], env=os.environ | {MARK: str(tmp_path)})
     try:
         message = rf"{tmp_path} has a run on this machine's test cluster \(process {other.pid}\)"

@@ -227,7 +227,7 @@ def _is_head(pod: dict[str, Any]) -> bool:
 @pytest.mark.parametrize("name", SCENES)
 def test_the_reason_and_its_sentence(name: str, stage: str, world: World) -> None:
     scene = SCENES[name]
-    found = world.wait_told(stage, name, scene.kind, scene.reason)
+    found = world.wait_seen(stage, name, scene.kind, scene.reason)
     assert scene.says in found["message"]
     generation = world.services[(stage, name)]["metadata"]["generation"]
     assert found["observedGeneration"] == generation
@@ -260,7 +260,7 @@ def test_every_status_of_the_session_is_told_by_the_closed_list(stage: str, worl
     assert {reason for _, _, reason in world.seen} <= set(Reason)
 
 
-def test_the_stand_in_engine_speaks_the_schema_of_the_real_one(stage: str, world: World) -> None:
+def test_the_simulated_engine_speaks_the_schema_of_the_real_one(stage: str, world: World) -> None:
     schema = json.loads((REPOSITORY / "schemas" / "status.v1.json").read_text())
     world.wait(stage, "serving", "Available", Reason.SERVING)
     engine = world.kubelets.engine(stage, "serving")
@@ -284,7 +284,7 @@ def test_the_pods_of_a_lost_node_are_made_on_another_one_and_the_node_is_named(
     node = worker["spec"]["nodeName"]
     world.do(world.kubelets.lose(node))
     try:
-        found = world.wait_told(namespace, "chat", "Degraded", Reason.NODE_LOST)
+        found = world.wait_seen(namespace, "chat", "Degraded", Reason.NODE_LOST)
         assert (found["status"], node in found["message"]) == ("True", True)
         wait_until(
             lambda: all(pod["spec"].get("nodeName") != node for pod in world.pods(namespace, "chat")),

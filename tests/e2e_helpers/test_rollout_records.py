@@ -48,9 +48,9 @@ def test_an_old_engine_may_be_touched_once_the_new_one_has_made_a_token():
 
 
 def test_an_old_engine_that_was_touched_before_is_told_with_the_seconds():
-    seen = make_roll(old_engine((99.0, "it drains"), (127.0, "its route label is taken away")), new_engine())
+    seen = make_roll(old_engine((99.0, "it drains"), (127.0, "its route label is removed")), new_engine())
     assert seen.early_touches("old", "new") == [
-        "s-old-0: its route label is taken away 1.0 s before the new revision had made a token"
+        "s-old-0: its route label is removed 1.0 s before the new revision had made a token"
     ]
 
 
