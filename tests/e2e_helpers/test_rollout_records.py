@@ -1,4 +1,4 @@
-"""What the tests on pods make of what they saw of a roll: e2e/roll.py and e2e/plot.py."""
+"""Records of a rollout and their picture: e2e/disruptions/rollout_under_load.py and rollout_picture.py."""
 
 from types import SimpleNamespace
 from xml.etree import ElementTree
