@@ -1,6 +1,6 @@
-"""What dies under running streams costs a pause and nothing else: one service, one fault after the other.
+"""A fault under running streams costs a pause and nothing else: one service, one fault after the other.
 
-Each test prints what happened second by second. Lost nodes are in test_node_loss.py.
+Each test prints a timeline. Lost nodes are in test_node_loss.py.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def test_a_deleted_worker_pod_costs_a_pause(scene: Scene) -> None:
         "a worker pod is deleted",
         lambda: service.delete_pod(victim),
         is_over=scene.is_serving_after(before["epoch"]),
-        late_for_s=15.0,  # the pod has seconds in which it would finish what runs
+        late_for_s=15.0,  # covers the seconds in which a terminating pod finishes running streams
     )
     after = service.engine_status()
     assert after["ranks"][1]["host"] != victim

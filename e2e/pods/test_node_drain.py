@@ -1,7 +1,7 @@
-"""`kubectl drain` of a node with an engine on it, under steady streams: another engine comes first.
+"""`kubectl drain` of a node with an engine replica, under steady streams: another replica serves first.
 
-In a file of its own, so that no other test's client is on the node: kubectl drains none with a pod that nobody would
-start again.
+The test has a file of its own, so that no other test's client is on the node: kubectl drains no node with a pod that no
+controller would recreate.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from local_kubernetes.machine.kubectl import Kubectl
 pytestmark = pytest.mark.slow
 
 HOLD_SECONDS = 5
-# Above the time that engines have to drain, and for one to come first.
+# Longer than the start of a replica and the drain of another one.
 _DRAIN_TIMEOUT_S = DRAIN_SECONDS + 150
 
 
@@ -37,7 +37,7 @@ def test_a_drained_node_costs_nobody_anything(
         wait(lambda: service.has(replicas), 180.0, service.story)
         node = service.pods("head")[0]["spec"]["nodeName"]
         (other,) = set(cluster.node_names()) - {node}
-        # Nobody would start the client again, so it is not to be on the node.
+        # No controller would recreate the client, so it must be on another node.
         operator("delete", "pod", service.client.name, "--namespace", namespace)
         service.client = Client.start(operator, namespace, "elsewhere", other)
         expected = undisturbed(service, NUM_TOKENS)

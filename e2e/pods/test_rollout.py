@@ -1,8 +1,8 @@
-"""Releases under steady streams: a bad one is taken back by itself and says why; of a good one nobody notices anything.
+"""Releases under steady streams: a bad release is rolled back with its reason, a good one costs no request.
 
-One service gets one after the other. The images of the bad ones are built FROM the engine's with a change in them
-(bad_images/); each time the old engine serves on. Of the good ones no request fails, none is cut, and there are no more
-engines than it may have; the change of its image comes last, with two replicas.
+One service gets one release after the other. Images of bad releases are built FROM the engine's with a patch
+(disruptions/bad_images/), and the old engine keeps serving. During a good release no request fails, no stream is cut,
+and the number of engine replicas keeps to maxSurge. The change of the image comes last, with two replicas.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from disruptions.rollout_under_load import NUM_TOKENS, Roll, expect_unnoticed, i
 from local_kubernetes.clusters.interface import Cluster
 from local_kubernetes.machine.kubectl import Kubectl
 
-# The prober's requests alone are 15 for each of two engines in this time. Those of a slow release hold up the streams
-# that would follow them.
+# In this time the prober alone sends 15 requests to each of two engines. Streams of a slow release delay their
+# successors.
 BAD_HOLD_SECONDS, BAD_MIN_REQUESTS = 30, 10
 ROLLBACK_SECONDS = 60.0
-# For so long a release may get requests that fails them.
+# A release that fails requests may receive them for this time.
 EXPOSED_SECONDS = 10.0
-# Short, for there are three of them. With a request and a probe a second two engines get ten each in this time.
+# Short, since there are three such rollouts. A stream and a probe a second give each of two engines ten requests.
 HOLD_SECONDS, MIN_REQUESTS = 10, 20
 
 
@@ -51,7 +51,7 @@ def _release(
     what: str,
     **settings: Any,
 ) -> Roll:
-    """Releases the image and waits until it was taken back. The old engine is to be untouched by all of it."""
+    """Releases the image and waits for the rollback. Expects that the operator does not act on the old engine."""
     service, expected = rolling
     image = release(cluster, wanted)
     old = service.get()["status"]["currentRevision"]
@@ -70,7 +70,7 @@ def _release(
 
 
 def _expect_reason(service: Service, seen: Roll, reason: str, words: str) -> None:
-    """Condition, Event and `kubectl get llm` say why."""
+    """Expects the reason in the condition, an Event and `kubectl get llm`."""
     condition = service.condition("RolledBack")
     assert (condition["status"], condition["reason"]) == ("True", reason)
     assert re.search(words, condition["message"]), condition["message"]
@@ -97,7 +97,7 @@ def test_a_release_that_fails_requests_is_taken_back_within_seconds(
     for failure in seen.failures:
         assert failure.what.startswith("HTTP 500") and not failure.is_cut, failure
         assert engine.routed_at - 1.0 <= failure.began <= exposed_until, failure
-    # One of two engines: half of what was sent meanwhile is its share.
+    # One of two engines gets half of the requests at most.
     assert len(seen.failures) <= seen.began_between(engine.routed_at, exposed_until) / 2
 
 
@@ -115,14 +115,14 @@ def test_a_release_that_crashes_at_start_is_taken_back_and_nobody_notices(
 def test_a_release_that_is_ten_times_slower_is_taken_back_and_no_request_fails(
     cluster: Cluster, rolling: tuple[Service, Said], show_roll: Callable[[Roll], None]
 ) -> None:
-    # What it has begun is to end within the time that a rollback may take.
+    # Its streams are short, so that they end within the time of the rollback.
     seen = _release(cluster, rolling, show_roll, SLOW, "ten times slower", late_tokens=16)
     assert [failure.what for failure in seen.failures] == []
     _expect_reason(rolling[0], seen, "AnalysisFailed", r"99 % of first tokens take more than \S+ s in the new revision")
 
 
 def _roll(rolling: tuple[Service, Said], show: Callable[[Roll], None], what: str, most: int, **spec: Any) -> Roll:
-    """Makes the change and expects that nobody noticed. `most` is replicas + maxSurge."""
+    """Rolls the change out and expects no failed request. `most` is replicas + maxSurge."""
     service, expected = rolling
     old = service.get()["status"]["currentRevision"]
     seen = roll(service, expected, what, lambda: service.change(**spec), is_over=is_rolled(service, old))
@@ -139,7 +139,7 @@ def test_a_changed_argument_is_rolled_out_and_nobody_notices(
     rolling: tuple[Service, Said], show_roll: Callable[[Roll], None]
 ) -> None:
     service, _ = rolling
-    engine = {"image": None, "args": {"threads": 1, "maxNumSeqs": 128}}  # the image may be that of a bad release
+    engine = {"image": None, "args": {"threads": 1, "maxNumSeqs": 128}}  # replaces the image of a bad release
     analysis = {"holdSeconds": HOLD_SECONDS, "minRequests": MIN_REQUESTS}
     seen = _roll(rolling, show_roll, "an argument", 2, engine=engine, rollout={"analysis": analysis})
     plotted(seen, "roll")

@@ -1,6 +1,6 @@
-"""Engines that come and go by hand under steady streams: `kubectl scale`, also to none.
+"""`kubectl scale` under steady streams, also to zero.
 
-What a deleted service does to its streams is in test_drain.py, what a drained node does in test_node_drain.py.
+The deletion of a service is in test_drain.py, a node drain in test_node_drain.py.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Two engines of a service: while one is gone the other serves."""
+"""Two engine replicas of a service: while one is missing the other serves."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from clients.service import ROOT, Service, manifest, wait
 from disruptions.fault_under_load import Seen, disturb
 from local_kubernetes.machine.kubectl import Kubectl
 
-# From the end of a pod until nobody is sent to it any more.
+# Seconds from the end of a pod until the Service sends no more requests to it.
 pytestmark = pytest.mark.slow
 
 _ROUTE_SECONDS = 5.0
@@ -29,7 +29,7 @@ def pair(operator: Kubectl) -> Iterator[tuple[Service, Said]]:
         path = ROOT / "examples" / "smollm2.yaml"
         operator.apply(manifest(path, namespace, replicas=2, model=model, engine=engine))
         wait(lambda: _is_whole(service), 180.0, lambda: json.dumps(service.get().get("status"), indent=1))
-        # A rank alone is fast, and deleting a pod takes a second.
+        # More tokens, since a single rank is fast and the deletion of a pod takes a second.
         yield service, undisturbed(service, num_tokens=128)
 
 
@@ -59,7 +59,7 @@ def test_while_one_engine_is_gone_the_other_serves(
     assert seen.lies == [] and seen.available_s is None
     failed = [stream for stream in seen.streams if problem_of(stream, expected)]
     assert not [stream for stream in failed if stream["url"] == direct], "the other engine's streams go on"
-    # Through the Service only those may have failed that were sent to the pod before its end was known.
+    # Requests through the Service may fail only before its endpoints reflect the pod's end.
     known_at = seen.timeline.began_at + _ROUTE_SECONDS
     assert not [stream for stream in failed if stream["began"] > known_at]
     assert not [probe for probe in seen.failed_probes if probe[0] > known_at]

@@ -1,4 +1,4 @@
-"""What the tests on pods call a lie of the status; times are seconds."""
+"""Times in which the tests on pods call a status untrue, in seconds."""
 
 from __future__ import annotations
 
