@@ -314,7 +314,7 @@ def test_a_process_that_ended_is_named_with_the_end_of_its_log(tmp_path: Path) -
         processes.ensure("sleeper", "sleep", "1000")
         processes.ensure("failing", "sh", "-c", "echo no room left; exit 1")
         wait_until("its end", lambda: not processes.is_alive("failing"), 10)
-        with pytest.raises(ClusterError, match=r"needs them: failing\n(.*)failing.log, its end:\n  no room left"):
+        with pytest.raises(ClusterError, match=r"have ended: failing\n(.*)failing.log, its end:\n  no room left"):
             processes.expect_all_alive()
         processes.ensure("failing", "sleep", "1000")
         processes.expect_all_alive()
@@ -325,7 +325,7 @@ def test_a_process_that_ended_is_named_with_the_end_of_its_log(tmp_path: Path) -
 def test_a_lock_that_is_held_names_its_holder(tmp_path: Path) -> None:
     path = tmp_path / "lock"
     with locked(path, "it", 1):
-        message = rf"waited 0 s for others to be done with it: process {os.getpid()} of {REPOSITORY}$"
+        message = rf"waited 0 s for the lock of it, held by another process: process {os.getpid()} of {REPOSITORY}$"
         with pytest.raises(ClusterError, match=message), locked(path, "it", 0.2):
             pass
     with locked(path, "it", 0.2):

@@ -39,7 +39,7 @@ class ExistingCluster:
         return tuple(sorted(node["metadata"]["name"] for node in nodes if not node["spec"].get("taints")))
 
     def stop_node(self, name: str) -> None:
-        raise ClusterError("what E2E_KUBECONFIG has is not ours to stop; run these tests on a cluster of our own")
+        raise ClusterError("these tests cannot stop the cluster of E2E_KUBECONFIG; run them on a local one")
 
     def start_node(self, name: str) -> None:
         self.stop_node(name)

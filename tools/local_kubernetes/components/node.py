@@ -278,7 +278,7 @@ def delegate_controllers(hierarchy: Path) -> None:
             control.write_text(" ".join(f"+{name}" for name in wanted))
         except OSError as error:
             names = ", ".join(wanted)
-            raise ClusterError(f"{control} refuses {names}, which pods are limited with: {error.strerror}") from error
+            raise ClusterError(f"{control} refuses {names}, which limits of pods need: {error.strerror}") from error
 
 
 def _program(pid: int) -> Path | None:

@@ -86,7 +86,7 @@ def build_with_buildah(image: Image, base: str) -> None:
     limit = f", {image.limit_bytes / 1e6:.0f} MB allowed" if image.limit_bytes is not None else ""
     say(f"image {image.name}: {above / 1e6:.1f} MB above its base{limit}")
     if image.limit_bytes is not None and above > image.limit_bytes:
-        raise ClusterError(f"{image.name} is too heavy: find what a new dependency brought, or do without it")
+        raise ClusterError(f"{image.name} exceeds its size limit: find the dependency that was added, and remove it")
 
 
 def derive_with_buildah(name: str, folder: Path, arguments: Mapping[str, str]) -> None:

@@ -83,7 +83,7 @@ def _link(socket: Path, layer: Layer, chain_id: str, parent: str) -> None:
     # The lowest layer is a bind mount of its folder; every other one is an overlay with its folder on top.
     found = re.search(r"upperdir=([^, ]+)", mounts) or re.search(r"(/\S+/fs)\b", mounts)
     if found is None:
-        raise ClusterError(f"containerd's snapshots are no folders here: {mounts.strip()}")
+        raise ClusterError(f"containerd's snapshots are not folders here: {mounts.strip()}")
     folder = Path(found[1])
     folder.rmdir()
     folder.symlink_to(layer.folder)

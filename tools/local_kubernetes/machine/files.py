@@ -48,7 +48,7 @@ def locked(path: Path, what: str, timeout_s: float) -> Iterator[None]:
             return True
 
         try:
-            wait_until(f"others to be done with {what}", is_ours, timeout_s)
+            wait_until(f"the lock of {what}, held by another process", is_ours, timeout_s)
         except ClusterError as error:
             file.seek(0)
             raise ClusterError(f"{error}: {file.read().strip()}") from None

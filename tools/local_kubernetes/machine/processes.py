@@ -81,7 +81,7 @@ class Processes:
         ended = sorted(name for name in self._wanted if not self.is_alive(name))
         if ended:
             logs = "\n".join(f"{self.log(name)}, its end:\n{_end_of(self.log(name))}" for name in ended)
-            raise ClusterError(f"ended although the cluster needs them: {', '.join(ended)}\n{logs}")
+            raise ClusterError(f"processes of the cluster have ended: {', '.join(ended)}\n{logs}")
 
     def stop(self, name: str) -> None:
         """Kills the process of this name and its descendants. Returns when they are gone."""

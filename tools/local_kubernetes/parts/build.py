@@ -117,7 +117,8 @@ def _fetch_gateway(source: Path, folder: Path) -> None:
     assert found is not None
     module = json.loads(run("go", "mod", "download", "-json", f"{_GATEWAY_MODULE}@{found[1]}"))
     if f"{_GATEWAY_MODULE} {found[1]} {module['Sum']}" not in (source / "go.sum").read_text().splitlines():
-        raise ClusterError(f"{_GATEWAY_MODULE} {found[1]} is not what {source / 'go.sum'} says: {module['Sum']}")
+        wanted = source / "go.sum"
+        raise ClusterError(f"{_GATEWAY_MODULE} {found[1]} has checksum {module['Sum']}, not the one in {wanted}")
     for manifest in sorted((Path(module["Dir"]) / "config" / "crd" / "standard").glob("*.yaml")):
         (folder / manifest.name).write_bytes(manifest.read_bytes())
 
