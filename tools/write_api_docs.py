@@ -67,7 +67,7 @@ def written(page: str) -> str:
     """`page` with every table as generated from the code. Raises ValueError for a table without a place on it."""
     for name, table in tables().items():
         pattern = rf"(?<=<!-- begin {name} -->\n).*?(?=<!-- end {name} -->)"
-        page, count = re.subn(pattern, lambda _match, table=table: table, page, flags=re.DOTALL)
+        page, count = re.subn(pattern, table.replace("\\", r"\\"), page, flags=re.DOTALL)
         if count != 1:
             raise ValueError(f"{PAGE.name} has {count} places for the table {name!r}; it needs one")
     return page

@@ -38,11 +38,17 @@ def end_state(world: World, namespace: str, name: str) -> object:
 def differences(found: Any, wanted: Any, path: str = "") -> list[str]:
     """Differences of two end states, a line each, since a failed test cannot show whole end states."""
     if isinstance(found, dict) and isinstance(wanted, dict):
-        pairs = ((key, found.get(key, _NOTHING), wanted.get(key, _NOTHING)) for key in sorted({*found, *wanted}))
-        return [line for key, *pair in pairs for line in differences(*pair, f"{path}.{key}".lstrip("."))]
+        return [
+            line
+            for key in sorted({*found, *wanted})
+            for line in differences(found.get(key, _NOTHING), wanted.get(key, _NOTHING), f"{path}.{key}".lstrip("."))
+        ]
     if isinstance(found, list) and isinstance(wanted, list) and len(found) == len(wanted):
-        numbered = enumerate(zip(found, wanted, strict=True))
-        return [line for number, pair in numbered for line in differences(*pair, f"{path}[{number}]")]
+        return [
+            line
+            for number, (one, other) in enumerate(zip(found, wanted, strict=True))
+            for line in differences(one, other, f"{path}[{number}]")
+        ]
     return [] if found == wanted else [f"{path}: {found!r} instead of {wanted!r}"]
 
 

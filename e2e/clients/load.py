@@ -18,10 +18,10 @@ LATE_TOKENS = 16
 STRIKE_AT = 16
 _AGENT = Path(__file__).with_name("load_agent.py")
 
-Said = list[list[str]]  # index of the prompt -> tokens
+StreamTokens = list[list[str]]  # index of the prompt -> tokens
 
 
-class Agent:
+class LoadAgent:
     """The program load_agent.py, running in the client's pod."""
 
     def __init__(self, service: Service, **settings: Any) -> None:
@@ -42,17 +42,17 @@ class Agent:
             "probe_timeout_s": 120.0,
             "probe_rest_s": 30.0,  # for the last probes, once the service is Available
         }
-        self._say(asked | settings)
+        self._write(asked | settings)
 
-    def _say(self, what: dict[str, Any]) -> None:
+    def _write(self, what: dict[str, Any]) -> None:
         assert self.process.stdin is not None
         self.process.stdin.write(json.dumps(what) + "\n")
         self.process.stdin.flush()
 
-    def tell(self, what: str) -> None:
-        self._say({"do": what})
+    def send(self, what: str) -> None:
+        self._write({"do": what})
 
-    def hear(self) -> dict[str, Any]:
+    def receive(self) -> dict[str, Any]:
         """The next message of the program."""
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
@@ -61,18 +61,18 @@ class Agent:
         return said
 
 
-def undisturbed(service: Service, num_tokens: int = NUM_TOKENS) -> Said:
+def undisturbed(service: Service, num_tokens: int = NUM_TOKENS) -> StreamTokens:
     """The streams' tokens without a fault."""
-    agent = Agent(service, num_tokens=num_tokens)
+    agent = LoadAgent(service, num_tokens=num_tokens)
     try:
-        streams = agent.hear()["streams"]
+        streams = agent.receive()["streams"]
     finally:
         agent.process.kill()
     assert [stream["failure"] for stream in streams] == [""] * NUM_STREAMS, streams
     return [stream["tokens"] for stream in streams]
 
 
-def problem_of(stream: dict[str, Any], expected: Said) -> str:
+def problem_of(stream: dict[str, Any], expected: StreamTokens) -> str:
     """The failure of a stream, in words; empty when it delivered all expected tokens."""
     meant = expected[stream["index"]][: stream["num_tokens"]]
     if not stream["failure"] and stream["tokens"] != meant:

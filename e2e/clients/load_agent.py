@@ -30,6 +30,8 @@ PROMPTS = [
 # The engine sends an SSE comment every 10 s while a stream waits.
 SILENCE_S = 25.0
 
+Tasks = set["asyncio.Task[None]"]
+
 
 def body(model: str, index: int, max_tokens: int) -> dict[str, Any]:
     """A request with reproducible tokens: greedy for even indices, seeded for odd ones."""
@@ -113,7 +115,8 @@ class Agent:
         self.stop = asyncio.Event()
 
     async def run(self) -> None:
-        asked, tasks = self.settings, set()
+        asked = self.settings
+        tasks: Tasks = set()
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=10.0, sock_read=SILENCE_S)
         # A new connection for each request, since a kept one would stay with its pod whatever the Service selects.
         connector = aiohttp.TCPConnector(limit=0, force_close=True)
@@ -149,7 +152,7 @@ class Agent:
         await self.struck.wait()
         self.had = [len(each.tokens) for each in first]
 
-    async def _arrive(self, session: aiohttp.ClientSession, tasks: set[Any], running: asyncio.Future[Any]) -> None:
+    async def _arrive(self, session: aiohttp.ClientSession, tasks: Tasks, running: asyncio.Future[Any]) -> None:
         """Sends new requests from the fault on, for at least `late_for_s` and until the first streams have ended."""
         asked = self.settings
         await self.struck.wait()
@@ -162,7 +165,7 @@ class Agent:
             number += 1
             await asyncio.sleep(asked["late_every_s"])
 
-    async def _repeat(self, session: aiohttp.ClientSession, tasks: set[Any], number: int) -> None:
+    async def _repeat(self, session: aiohttp.ClientSession, tasks: Tasks, number: int) -> None:
         """Sends stream after stream until `stop`, at most one in `late_every_s`, which bounds failing requests."""
         asked = self.settings
         while not self.stop.is_set():
@@ -172,7 +175,13 @@ class Agent:
             number += asked["steady"]
 
     def _start(
-        self, session: aiohttp.ClientSession, tasks: set[Any], index: int, url: str, num_tokens: int, is_late: bool
+        self,
+        session: aiohttp.ClientSession,
+        tasks: Tasks,
+        index: int,
+        url: str,
+        num_tokens: int,
+        is_late: bool,
     ) -> Stream:
         stream = Stream(url, index, num_tokens, is_late)
         self.streams.append(stream)

@@ -44,14 +44,15 @@ class Service:
         return f"http://{self.name}.{self.namespace}.svc.cluster.local:8000"
 
     def get(self) -> dict[str, Any]:
-        return self.kubectl.json("get", "llm", self.name, "--namespace", self.namespace)
+        document: dict[str, Any] = self.kubectl.json("get", "llm", self.name, "--namespace", self.namespace)
+        return document
 
     def condition(self, kind: str) -> dict[str, Any]:
         found = [item for item in self.get().get("status", {}).get("conditions", []) if item["type"] == kind]
         return found[0] if found else {"status": "", "reason": "", "message": ""}
 
     def is_available(self) -> bool:
-        return self.condition("Available")["status"] == "True"
+        return bool(self.condition("Available")["status"] == "True")
 
     def wait_available(self, seconds: float = READY_SECONDS) -> float:
         """Seconds until the service is Available.
@@ -96,7 +97,9 @@ class Service:
     def pods(self, kind: str) -> list[dict[str, Any]]:
         """Pods of its RayClusters of the kind "head" or "worker"."""
         selector = f"rayloom.dev/service={self.name},ray.io/node-type={kind}"
-        return self.kubectl.json("get", "pods", "--namespace", self.namespace, "--selector", selector)["items"]
+        found: dict[str, list[dict[str, Any]]]
+        found = self.kubectl.json("get", "pods", "--namespace", self.namespace, "--selector", selector)
+        return found["items"]
 
     def delete_pod(self, name: str, *options: str) -> None:
         self.kubectl("delete", "pod", name, "--namespace", self.namespace, "--wait=false", *options)
@@ -113,7 +116,8 @@ class Service:
             "request.add_header('Authorization', 'Bearer ' + token)\n"
             "print(urllib.request.urlopen(request, timeout=10).read().decode())"
         )
-        return json.loads(self.client.python(code))
+        status: dict[str, Any] = json.loads(self.client.python(code))
+        return status
 
 
 def tokens_of(answer: dict[str, Any]) -> list[str]:
@@ -121,7 +125,7 @@ def tokens_of(answer: dict[str, Any]) -> list[str]:
 
 
 def manifest(path: Path, namespace: str, **spec: Any) -> dict[str, Any]:
-    document = yaml.safe_load(path.read_text())
+    document: dict[str, Any] = yaml.safe_load(path.read_text())
     document["metadata"]["namespace"] = namespace
     document["spec"].update(spec)
     return document

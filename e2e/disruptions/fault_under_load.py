@@ -14,9 +14,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from clients.load import STRIKE_AT, Agent, Said, problem_of
+from clients.load import STRIKE_AT, LoadAgent, StreamTokens, problem_of
 from clients.service import Service, wait
-from observers.honesty import lies
+from observers.availability import untrue_times
 from observers.timeline import Timeline
 
 HEADER = (
@@ -26,7 +26,7 @@ HEADER = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
+class FaultRecord:
     """The observations of clients during a fault. Seconds count from the fault."""
 
     streams: list[dict[str, Any]]
@@ -36,7 +36,7 @@ class Seen:
     tokens_s: float  # until the next token of a running stream
     available_s: float | None  # until Available was True again; None when it was never False
     timeline: Timeline
-    lies: list[str]
+    untrue_times: list[str]
 
     @property
     def probe_failures(self) -> list[str]:
@@ -57,7 +57,7 @@ class Seen:
 
 def disturb(
     service: Service,
-    expected: Said,
+    expected: StreamTokens,
     what: str,
     strike: Callable[[], object],
     *,
@@ -65,7 +65,7 @@ def disturb(
     seconds: float = 90.0,
     mend: Callable[[Timeline], None] | None = None,
     **settings: Any,
-) -> Seen:
+) -> FaultRecord:
     """Calls `strike` under streams, by the rules above.
 
     `expected` is the result of `undisturbed`. Returns when every request has ended, the service is Available and
@@ -73,32 +73,34 @@ def disturb(
     """
     wait(service.is_available, 60.0, lambda: json.dumps(service.get().get("status"), indent=1))
     num_tokens = len(expected[0])
-    agent = Agent(service, num_tokens=num_tokens, strike_at=STRIKE_AT, probe_url=service.url, **settings)
+    agent = LoadAgent(service, num_tokens=num_tokens, strike_at=STRIKE_AT, probe_url=service.url, **settings)
     try:
         with Timeline(service) as timeline:
-            agent.hear()  # ready
+            agent.receive()  # ready
             timeline.begin(what)
             landed_at = strike()
             if isinstance(landed_at, float):
                 timeline.begin(what, landed_at)
-            agent.tell("struck")
+            agent.send("struck")
             if mend is not None:
                 mend(timeline)
-            assert "ended" in agent.hear()
+            assert "ended" in agent.receive()
             wait(
                 lambda: is_over() and service.is_available(),
                 seconds,
                 lambda: f"{timeline.table()}\n{json.dumps(service.get().get('status'), indent=1)}",
             )
             over_at = time.time()
-            agent.tell("stop")
-            said = agent.hear()
+            agent.send("stop")
+            said = agent.receive()
     finally:
         agent.process.kill()
     return _seen(service, expected, timeline, said, over_at)
 
 
-def _seen(service: Service, expected: Said, timeline: Timeline, said: dict[str, Any], over_at: float) -> Seen:
+def _seen(
+    service: Service, expected: StreamTokens, timeline: Timeline, said: dict[str, Any], over_at: float
+) -> FaultRecord:
     began, streams = timeline.began_at, said["streams"]
     half = len(expected[0]) // 2
     assert max(said["had"]) <= half, f"the fault came too late:\n{timeline.table()}\n{said['had']}"
@@ -121,7 +123,7 @@ def _seen(service: Service, expected: Said, timeline: Timeline, said: dict[str, 
         timeline.note(same[0][1], "probe", f"{failure}: {len(same)}, until {timeline.seconds(same[-1][1]):.1f} s")
     was_lost = [at for at, is_available in timeline.available if not is_available and at >= began]
     back = [at for at, is_available in timeline.available if is_available and was_lost and at > was_lost[-1]]
-    return Seen(
+    return FaultRecord(
         streams=streams,
         failures=failures,
         failed_probes=failed_probes,
@@ -129,7 +131,7 @@ def _seen(service: Service, expected: Said, timeline: Timeline, said: dict[str, 
         tokens_s=tokens_at - began,
         available_s=back[-1] - began if back else None,
         timeline=timeline,
-        lies=lies(timeline.available, answers, min(sent for sent, _, _ in said["probes"]), over_at),
+        untrue_times=untrue_times(timeline.available, answers, min(sent for sent, _, _ in said["probes"]), over_at),
     )
 
 

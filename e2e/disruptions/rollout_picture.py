@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from xml.sax.saxutils import escape
 
-from disruptions.rollout_under_load import Roll
+from disruptions.rollout_under_load import RolloutRecord
 from observers.rollout_timeline import CLUSTER_DELETED, Engine
 
 _FOLDER = Path(__file__).parents[2] / "docs" / "images"
@@ -57,14 +57,14 @@ class Picture:
     failures: Sequence[float]  # times of failed requests
 
 
-def plotted(seen: Roll, name: str) -> None:
+def plotted(seen: RolloutRecord, name: str) -> None:
     """Writes docs/images/NAME.svg if ROLL_PLOT is set."""
     if os.environ.get("ROLL_PLOT"):
         _FOLDER.mkdir(exist_ok=True)
         (_FOLDER / f"{name}.svg").write_text(svg(picture(seen)))
 
 
-def picture(seen: Roll) -> Picture:
+def picture(seen: RolloutRecord) -> Picture:
     timeline = seen.timeline
     at, end = timeline.seconds, timeline.seconds(seen.over_at)
     revisions: dict[str, str] = {}

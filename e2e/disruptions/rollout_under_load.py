@@ -14,10 +14,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from clients.load import STRIKE_AT, Agent, Said, problem_of
+from clients.load import STRIKE_AT, LoadAgent, StreamTokens, problem_of
 from clients.service import ROOT, Service, manifest, wait
-from observers.honesty import lies
-from observers.rollout_timeline import RollTimeline
+from observers.availability import untrue_times
+from observers.rollout_timeline import RolloutTimeline
 
 NUM_TOKENS = 96  # of the first streams, which run during the change
 LATE_TOKENS = 32
@@ -38,13 +38,13 @@ class Failure:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Roll:
+class RolloutRecord:
     what: str
     streams: list[dict[str, Any]]
     probes: list[tuple[float, float, str]]  # sent, answered, failure
     failures: list[Failure]  # of streams and probes, in the order of their beginning
-    lies: list[str]
-    timeline: RollTimeline
+    untrue_times: list[str]
+    timeline: RolloutTimeline
     over_at: float
 
     @property
@@ -98,26 +98,26 @@ HEADER = (
 )
 
 
-def roll(
+def roll_out(
     service: Service,
-    expected: Said,
+    expected: StreamTokens,
     what: str,
     change: Callable[[], object],
     *,
     is_over: Callable[[], bool],
     seconds: float = 360.0,
     **settings: Any,
-) -> Roll:
+) -> RolloutRecord:
     """Calls `change` under streams. `expected` is the result of `undisturbed` with NUM_TOKENS tokens."""
     load: dict[str, Any] = {"steady": NUM_STEADY, "late_tokens": LATE_TOKENS, "strike_at": STRIKE_AT}
     load |= {"urls": [service.url] * NUM_FIRST, "num_tokens": NUM_TOKENS, "probe_url": service.url}
-    agent = Agent(service, **(load | settings))
+    agent = LoadAgent(service, **(load | settings))
     try:
-        with RollTimeline(service) as timeline:
-            agent.hear()  # every stream has tokens
+        with RolloutTimeline(service) as timeline:
+            agent.receive()  # every stream has tokens
             timeline.begin(what)
             change()
-            agent.tell("struck")
+            agent.send("struck")
             wait(
                 is_over,
                 seconds,
@@ -126,20 +126,20 @@ def roll(
             )
             over_at = time.time()
             time.sleep(_REST_S)  # failures caused by the last step belong to the record
-            agent.tell("stop")
+            agent.send("stop")
             said: dict[str, Any] = {}
             while "streams" not in said:
-                said = agent.hear()
+                said = agent.receive()
     finally:
         agent.process.kill()
     assert max(said["had"]) <= NUM_TOKENS // 2, f"the change came too late: {said['had']}"
     answers = [answered for _, answered, failure in said["probes"] if not failure]
-    return Roll(
+    return RolloutRecord(
         what=what,
         streams=said["streams"],
         probes=said["probes"],
         failures=failures_of(said["streams"], said["probes"], expected),
-        lies=lies(timeline.available, answers, min(sent for sent, _, _ in said["probes"]), over_at),
+        untrue_times=untrue_times(timeline.available, answers, min(sent for sent, _, _ in said["probes"]), over_at),
         timeline=timeline,
         over_at=over_at,
     )
@@ -155,7 +155,7 @@ def rollable(namespace: str, hold_seconds: int, min_requests: int = 20, **spec: 
 
 
 def failures_of(
-    streams: Sequence[dict[str, Any]], probes: Sequence[tuple[float, float, str]], expected: Said
+    streams: Sequence[dict[str, Any]], probes: Sequence[tuple[float, float, str]], expected: StreamTokens
 ) -> list[Failure]:
     found = [
         Failure(began=each["began"], ended=each["ended"], what=problem, is_cut=bool(each["tokens"]))
@@ -166,11 +166,11 @@ def failures_of(
     return sorted(found, key=lambda failure: failure.began)
 
 
-def expect_unnoticed(seen: Roll, show: Callable[[Roll], None]) -> None:
+def expect_unnoticed(seen: RolloutRecord, show: Callable[[RolloutRecord], None]) -> None:
     """Shows the record, and expects no failed request and no untrue status."""
     show(seen)
     assert [failure.what for failure in seen.failures] == []
-    assert seen.lies == []
+    assert seen.untrue_times == []
 
 
 def is_rolled(service: Service, old: str) -> Callable[[], bool]:

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from clients.load import Said
+from clients.load import StreamTokens
 from clients.service import ROOT, Service, manifest
-from disruptions.fault_under_load import Seen, disturb
+from disruptions.fault_under_load import FaultRecord, disturb
 
 HANG_SECONDS = 6
 
@@ -27,15 +27,15 @@ def breakable(namespace: str, **spec: Any) -> dict[str, Any]:
 @dataclass(frozen=True)
 class Scene:
     service: Service
-    expected: Said
-    show: Callable[[str, Seen], None]
+    expected: StreamTokens
+    show: Callable[[str, FaultRecord], None]
 
-    def break_it(self, what: str, strike: Callable[[], object], **more: Any) -> Seen:
+    def break_it(self, what: str, strike: Callable[[], object], **more: Any) -> FaultRecord:
         """Calls `strike` under load and expects that clients saw a pause at most."""
         seen = disturb(self.service, self.expected, what, strike, **more)
         self.show(what, seen)
         assert seen.failures == [] and seen.probe_failures == []
-        assert seen.lies == []
+        assert seen.untrue_times == []
         return seen
 
     def is_serving_after(self, epoch: int) -> Callable[[], bool]:

@@ -47,7 +47,7 @@ class Engine:
         return next((at for at, is_routed in self.routes if is_routed), None)
 
 
-class RollTimeline(Timeline):
+class RolloutTimeline(Timeline):
     """A Timeline that also watches Events, counts RayClusters each second, and polls every engine's status."""
 
     def __init__(self, service: Service) -> None:
@@ -61,7 +61,7 @@ class RollTimeline(Timeline):
         self._agent: subprocess.Popen[str] | None = None
         self._sampler = threading.Thread(target=self._sample, daemon=True)
 
-    def __enter__(self) -> RollTimeline:
+    def __enter__(self) -> RolloutTimeline:
         own = self._service
         command = ("exec", "--stdin", "--namespace", own.namespace, own.client.name, "--", "python3", "-c")
         self._agent = own.kubectl.start(*command, _AGENT.read_text())

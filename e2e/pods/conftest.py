@@ -18,32 +18,32 @@ _rollout_rows: list[str] = []
 
 
 @pytest.fixture
-def show(capsys: pytest.CaptureFixture[str]) -> Callable[[str, fault_under_load.Seen], None]:
+def show(capsys: pytest.CaptureFixture[str]) -> Callable[[str, fault_under_load.FaultRecord], None]:
     """show("a worker pod is deleted", seen) prints the timeline of a fault and adds a row to the table at the end."""
 
-    def shown(what: str, seen: fault_under_load.Seen) -> None:
+    def shown(what: str, seen: fault_under_load.FaultRecord) -> None:
         _fault_rows.append(seen.row(what))
         with capsys.disabled():
             print(f"\n{seen.timeline.table()}")
-            for problem in (*seen.failures, *seen.lies):
+            for problem in (*seen.failures, *seen.untrue_times):
                 print(f"  FAILED: {problem[:1000]}")
 
     return shown
 
 
 @pytest.fixture
-def show_roll(capsys: pytest.CaptureFixture[str]) -> Callable[[rollout_under_load.Roll], None]:
-    """show_roll(seen) prints the timeline of a rollout and adds a row to the table at the end."""
+def show_rollout(capsys: pytest.CaptureFixture[str]) -> Callable[[rollout_under_load.RolloutRecord], None]:
+    """show_rollout(seen) prints the timeline of a rollout and adds a row to the table at the end."""
 
-    def shown(seen: rollout_under_load.Roll) -> None:
+    def shown(seen: rollout_under_load.RolloutRecord) -> None:
         _rollout_rows.append(seen.row())
         with capsys.disabled():
             pause_s, at = seen.longest_pause
             print(f"\n{seen.timeline.table()}\n  longest pause of the prober: {pause_s:.1f} s, from {at:.1f} s on")
             for failure in seen.failures:
                 print(f"  FAILED at {seen.timeline.seconds(failure.began):.1f} s: {failure.what[:1000]}")
-            for lie in seen.lies:
-                print(f"  UNTRUE: {lie}")
+            for untrue in seen.untrue_times:
+                print(f"  UNTRUE: {untrue}")
 
     return shown
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from clients.client_pod import Client
-from clients.load import STRIKE_AT, Agent, Said, problem_of, undisturbed
+from clients.load import STRIKE_AT, LoadAgent, StreamTokens, problem_of, undisturbed
 from clients.namespaces import new_namespace
 from clients.service import ROOT, Service, is_ready, manifest, wait
 from disruptions.faults import signal_process
@@ -31,7 +31,7 @@ _UNROUTED_SECONDS = 3.0
 
 
 @pytest.fixture(scope="module")
-def replicas(operator: Kubectl) -> Iterator[tuple[Service, Said]]:
+def replicas(operator: Kubectl) -> Iterator[tuple[Service, StreamTokens]]:
     with new_namespace(operator, "drain") as namespace:
         service = Service(operator, Client.start(operator, namespace), namespace, "smollm2-two-replicas")
         # Enough for a busy machine: the tests are about the end of streams, not about speed.
@@ -56,14 +56,14 @@ def _streams_during(service: Service, strike: Callable[[], object], **settings: 
     """
     urls = [service.url] * NUM_STREAMS
     sizes = {"num_tokens": NUM_TOKENS, "late_tokens": LATE_TOKENS}
-    agent = Agent(service, urls=urls, strike_at=STRIKE_AT, **sizes, **settings)
+    agent = LoadAgent(service, urls=urls, strike_at=STRIKE_AT, **sizes, **settings)
     try:
-        agent.hear()  # every stream has tokens
+        agent.receive()  # every stream has tokens
         strike()
-        agent.tell("struck")
-        assert "ended" in agent.hear()
-        agent.tell("stop")
-        said = agent.hear()
+        agent.send("struck")
+        assert "ended" in agent.receive()
+        agent.send("stop")
+        said = agent.receive()
     finally:
         agent.process.kill()
     assert len(said["had"]) == NUM_STREAMS and max(said["had"]) <= NUM_TOKENS // 2, f"too late: {said['had']}"
@@ -71,7 +71,7 @@ def _streams_during(service: Service, strike: Callable[[], object], **settings: 
     return streams
 
 
-def _failures(streams: list[dict[str, Any]], expected: Said) -> list[str]:
+def _failures(streams: list[dict[str, Any]], expected: StreamTokens) -> list[str]:
     return [problem for each in streams if (problem := problem_of(each, expected))]
 
 
@@ -106,7 +106,7 @@ def _dead_control_store(service: Service, cluster: str) -> Iterator[None]:
         signal_process(*container, "ray start --[h]ead", "CONT")
 
 
-def test_no_pod_is_evicted_while_no_node_is_being_emptied(replicas: tuple[Service, Said]) -> None:
+def test_no_pod_is_evicted_while_no_node_is_being_emptied(replicas: tuple[Service, StreamTokens]) -> None:
     service, _ = replicas
     for kind in ("head", "worker"):
         name = service.pods(kind)[0]["metadata"]["name"]
@@ -117,7 +117,7 @@ def test_no_pod_is_evicted_while_no_node_is_being_emptied(replicas: tuple[Servic
 
 
 def test_an_engine_whose_head_pod_is_deleted_finishes_its_streams_and_no_request_is_refused(
-    replicas: tuple[Service, Said], capsys: pytest.CaptureFixture[str]
+    replicas: tuple[Service, StreamTokens], capsys: pytest.CaptureFixture[str]
 ) -> None:
     service, expected = replicas
     name = service.pods("head")[0]["metadata"]["name"]
@@ -139,7 +139,7 @@ def test_an_engine_whose_head_pod_is_deleted_finishes_its_streams_and_no_request
 
 
 def test_a_pod_with_ranks_that_goes_alone_goes_in_seconds(
-    replicas: tuple[Service, Said], capsys: pytest.CaptureFixture[str]
+    replicas: tuple[Service, StreamTokens], capsys: pytest.CaptureFixture[str]
 ) -> None:
     service, _ = replicas
     _wait_for_both(service)
@@ -150,7 +150,7 @@ def test_a_pod_with_ranks_that_goes_alone_goes_in_seconds(
 
 
 def test_a_pod_that_waits_for_the_head_goes_in_seconds(
-    replicas: tuple[Service, Said], capsys: pytest.CaptureFixture[str]
+    replicas: tuple[Service, StreamTokens], capsys: pytest.CaptureFixture[str]
 ) -> None:
     service, _ = replicas
     _wait_for_both(service)
@@ -175,7 +175,7 @@ def test_a_pod_that_waits_for_the_head_goes_in_seconds(
 
 
 def test_a_service_that_is_deleted_finishes_its_streams(
-    replicas: tuple[Service, Said], capsys: pytest.CaptureFixture[str]
+    replicas: tuple[Service, StreamTokens], capsys: pytest.CaptureFixture[str]
 ) -> None:
     service, expected = replicas
     _wait_for_both(service)

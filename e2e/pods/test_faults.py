@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from clients.client_pod import Client
-from clients.load import Said, undisturbed
+from clients.load import StreamTokens, undisturbed
 from clients.namespaces import new_namespace
 from clients.service import OPERATOR_NAMESPACE, Service, is_ready
-from disruptions.fault_under_load import Seen
+from disruptions.fault_under_load import FaultRecord
 from disruptions.faults import signal_process, signal_rank
 from disruptions.scene import HANG_SECONDS, Scene, breakable
 from local_kubernetes.clusters.interface import Cluster
@@ -22,7 +22,7 @@ from local_kubernetes.machine.kubectl import Kubectl
 
 
 @pytest.fixture(scope="module")
-def pipeline(operator: Kubectl) -> Iterator[tuple[Service, Said]]:
+def pipeline(operator: Kubectl) -> Iterator[tuple[Service, StreamTokens]]:
     with new_namespace(operator, "faults") as namespace:
         service = Service(operator, Client.start(operator, namespace), namespace, "smollm2-pp2")
         operator.apply(breakable(namespace))
@@ -31,7 +31,7 @@ def pipeline(operator: Kubectl) -> Iterator[tuple[Service, Said]]:
 
 
 @pytest.fixture
-def scene(pipeline: tuple[Service, Said], show: Callable[[str, Seen], None]) -> Scene:
+def scene(pipeline: tuple[Service, StreamTokens], show: Callable[[str, FaultRecord], None]) -> Scene:
     return Scene(*pipeline, show)
 
 

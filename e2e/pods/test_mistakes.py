@@ -71,7 +71,7 @@ def test_a_condition_and_an_event_say_what_is_wrong_and_what_to_do(broken: Scene
     service, mistake = broken.services[name], MISTAKES[name]
 
     def says_so() -> bool:
-        return service.condition("Available")["reason"] == mistake.reason
+        return bool(service.condition("Available")["reason"] == mistake.reason)
 
     wait(says_so, 60.0, lambda: json.dumps(service.get().get("status"), indent=1))
     available = service.condition("Available")

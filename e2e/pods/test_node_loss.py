@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 
 from clients.client_pod import Client
-from clients.load import Said, undisturbed
+from clients.load import StreamTokens, undisturbed
 from clients.namespaces import new_namespace
 from clients.service import OPERATOR_NAMESPACE, Service, is_ready, wait
-from disruptions.fault_under_load import Seen, disturb
+from disruptions.fault_under_load import FaultRecord, disturb
 from disruptions.scene import Scene, breakable
 from local_kubernetes.clusters.interface import Cluster
 from local_kubernetes.machine.kubectl import Kubectl
@@ -35,7 +35,7 @@ CUT = re.compile(r"(Connection|Server|Socket)?TimeoutError|ClientConnectorError|
 @dataclass(frozen=True)
 class Split:
     service: Service
-    expected: Said
+    expected: StreamTokens
     head_node: str
     other_node: str
 
@@ -75,7 +75,7 @@ def _move_operator_off(kubectl: Kubectl, node: str) -> None:
 
 
 def test_a_link_that_is_cut_for_a_while_costs_a_pause(
-    cluster: Cluster, split: Split, show: Callable[[str, Seen], None]
+    cluster: Cluster, split: Split, show: Callable[[str, FaultRecord], None]
 ) -> None:
     scene = Scene(split.service, split.expected, show)
     before = split.service.engine_status()
@@ -97,7 +97,7 @@ def test_a_link_that_is_cut_for_a_while_costs_a_pause(
 
 
 def test_a_lost_worker_node_costs_a_pause_and_is_named(
-    cluster: Cluster, split: Split, show: Callable[[str, Seen], None]
+    cluster: Cluster, split: Split, show: Callable[[str, FaultRecord], None]
 ) -> None:
     service, lost = split.service, split.other_node
     before = _spread(split)
@@ -125,7 +125,7 @@ def test_a_lost_worker_node_costs_a_pause_and_is_named(
 
 
 def test_after_the_loss_of_the_heads_node_a_new_engine_serves(
-    cluster: Cluster, operator: Kubectl, split: Split, show: Callable[[str, Seen], None]
+    cluster: Cluster, operator: Kubectl, split: Split, show: Callable[[str, FaultRecord], None]
 ) -> None:
     service, lost = split.service, split.head_node
     service.client = Client.start(operator, service.namespace, "beside-a-worker", split.other_node)
@@ -149,7 +149,7 @@ def test_after_the_loss_of_the_heads_node_a_new_engine_serves(
             probe_timeout_s=5.0,
         )
         show("the head's node is lost (its streams end)", seen)
-        assert seen.lies == []
+        assert seen.untrue_times == []
         # Streams end with their pod, and other requests get no connection. No answer is wrong or an HTTP error.
         assert len(seen.failures) == seen.num_requests
         for failure in (*seen.failures, *seen.probe_failures):
@@ -186,7 +186,8 @@ def _spread(split: Split) -> dict[str, Any]:
 def _load_seconds(service: Service) -> float:
     """Seconds from a rank's pod to the rank's readiness, by the engine's startup phases."""
     phases = ("import", "load", "rendezvous", "warm_up")
-    return sum(phase["seconds"] for phase in service.engine_status()["startup"] if phase["name"] in phases)
+    startup = service.engine_status()["startup"]
+    return float(sum(phase["seconds"] for phase in startup if phase["name"] in phases))
 
 
 def _is_node_ready(kubectl: Kubectl, name: str) -> bool:

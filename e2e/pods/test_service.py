@@ -195,7 +195,7 @@ def test_others_reach_the_ports_of_the_policy_and_no_other_that_a_pod_opens(pipe
     assert inside == {"from": [{"podSelector": label}]}, "the pods reach each other at every port"
     allowed = {("tcp", port["port"]) for rule in outside for port in rule["ports"]}
     assert allowed == {("tcp", 8000), ("tcp", 8001)}
-    opened = set()
+    opened: set[tuple[str, int]] = set()
     # Other open ports are for the pods alone: Ray's, and those of ranks, where Gloo uses ephemeral ports.
     for kind, container, others in (("head", "engine", _HEAD_PORTS), ("worker", "ray-worker", set(_ANY_PORT))):
         for pod in service.pods(kind):
@@ -294,7 +294,7 @@ def test_a_deleted_worker_pod_is_replaced_and_the_service_is_available_again(
 
     def is_rebuilt() -> bool:
         status = service.engine_status()
-        return status["state"] == "serving" and status["epoch"] > before["epoch"]
+        return bool(status["state"] == "serving" and status["epoch"] > before["epoch"])
 
     wait(is_rebuilt, 90.0, lambda: json.dumps(service.get().get("status"), indent=1))
     service.wait_available(30.0)

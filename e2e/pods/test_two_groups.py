@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from clients.client_pod import Client
-from clients.load import NUM_STREAMS, Said, problem_of, undisturbed
+from clients.load import NUM_STREAMS, StreamTokens, problem_of, undisturbed
 from clients.namespaces import new_namespace
 from clients.service import ROOT, Service, manifest, wait
-from disruptions.fault_under_load import Seen, disturb
+from disruptions.fault_under_load import FaultRecord, disturb
 from local_kubernetes.machine.kubectl import Kubectl
 
 # Seconds from the end of a pod until the Service sends no more requests to it.
@@ -21,7 +21,7 @@ _ROUTE_SECONDS = 5.0
 
 
 @pytest.fixture(scope="module")
-def pair(operator: Kubectl) -> Iterator[tuple[Service, Said]]:
+def pair(operator: Kubectl) -> Iterator[tuple[Service, StreamTokens]]:
     with new_namespace(operator, "pair") as namespace:
         service = Service(operator, Client.start(operator, namespace), namespace, "smollm2")
         model = {"source": "builtin://smollm2-135m", "dtype": "float32"}
@@ -34,11 +34,11 @@ def pair(operator: Kubectl) -> Iterator[tuple[Service, Said]]:
 
 
 def _is_whole(service: Service) -> bool:
-    return service.get().get("status", {}).get("ready") == "2/2"
+    return bool(service.get().get("status", {}).get("ready") == "2/2")
 
 
 def test_while_one_engine_is_gone_the_other_serves(
-    pair: tuple[Service, Said], show: Callable[[str, Seen], None]
+    pair: tuple[Service, StreamTokens], show: Callable[[str, FaultRecord], None]
 ) -> None:
     service, expected = pair
     survivor, victim = service.pods("head")
@@ -56,7 +56,7 @@ def test_while_one_engine_is_gone_the_other_serves(
         probe_timeout_s=10.0,
     )
     show("one of two engines is killed (its streams end)", seen)
-    assert seen.lies == [] and seen.available_s is None
+    assert seen.untrue_times == [] and seen.available_s is None
     failed = [stream for stream in seen.streams if problem_of(stream, expected)]
     assert not [stream for stream in failed if stream["url"] == direct], "the other engine's streams go on"
     # Requests through the Service may fail only before its endpoints reflect the pod's end.

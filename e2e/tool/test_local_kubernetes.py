@@ -335,7 +335,7 @@ def test_a_lock_that_is_held_names_its_holder(tmp_path: Path) -> None:
 def test_a_command_that_takes_too_long_is_ended() -> None:
     for command in (run, run_shown):
         with pytest.raises(CommandTimeout, match="sleep 1000 did not end within 0 s"):
-            command("sleep", "1000", timeout_s=0.2)  # type: ignore[operator]
+            command("sleep", "1000", timeout_s=0.2)
 
 
 def test_what_a_killed_run_left_is_ended_with_its_children(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -53,18 +53,18 @@ async def _probes(answers_from: str, rest_s: float) -> list[Any]:
     )
     assert agent.stdin is not None and agent.stdout is not None
 
-    async def hear(what: str) -> Any:
+    async def receive(what: str) -> Any:
         return json.loads(await agent.stdout.readline())[what]
 
     try:
         agent.stdin.write(json.dumps(settings).encode() + b"\n")
-        await hear("ready")
+        await receive("ready")
         agent.stdin.write(b'{"do": "struck"}\n')
-        await hear("ended")
+        await receive("ended")
         agent.stdin.write(b'{"do": "stop"}\n')
         if answers_from == "stop":
             may_answer.set()
-        return await hear("probes")
+        return await receive("probes")
     finally:
         agent.kill()
         await agent.wait()

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 from xml.etree import ElementTree
 
 from disruptions.rollout_picture import Picture, Span, picture, svg
-from disruptions.rollout_under_load import Failure, Roll, failures_of
+from disruptions.rollout_under_load import Failure, RolloutRecord, failures_of
 from observers.rollout_timeline import Engine
 
 SERVING = {"state": "serving", "last_token_age_seconds": 0.5}
@@ -20,12 +20,12 @@ def make_roll(*engines, failures=(), streams=(), probes=()):
         seconds=lambda at: at - 100.0,
         of=lambda revision: [engine for engine in engines if engine.revision == revision],
     )
-    return Roll(
+    return RolloutRecord(
         what="a change",
         streams=list(streams),
         probes=list(probes),
         failures=list(failures),
-        lies=[],
+        untrue_times=[],
         timeline=timeline,
         over_at=160.0,
     )

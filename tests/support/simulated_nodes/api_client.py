@@ -100,10 +100,11 @@ def tls(kubeconfig: Path, *, with_client: bool = True) -> ssl.SSLContext:
     if not with_client:
         return context
     with tempfile.TemporaryDirectory() as folder:
-        pair = [Path(folder) / name for name in ("certificate", "key")]
-        for path, field in zip(pair, ("client-certificate-data", "client-key-data"), strict=True):
-            path.write_bytes(_decoded(user[field]))
-        context.load_cert_chain(*pair)
+        certificate = Path(folder, "certificate")
+        key = Path(folder, "key")
+        certificate.write_bytes(_decoded(user["client-certificate-data"]))
+        key.write_bytes(_decoded(user["client-key-data"]))
+        context.load_cert_chain(certificate, key)
     return context
 
 

@@ -11,7 +11,9 @@ _LATE_S = 10.0
 _STREAK_S = 3.0
 
 
-def lies(available: Sequence[tuple[float, bool]], answers: Sequence[float], since: float, until: float) -> list[str]:
+def untrue_times(
+    available: Sequence[tuple[float, bool]], answers: Sequence[float], since: float, until: float
+) -> list[str]:
     """Times of more than 10 s in which Available was wrong, in words.
 
     `available` holds each change of the condition with its time; `answers` are the times of a prober's answers between
