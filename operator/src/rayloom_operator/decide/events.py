@@ -1,9 +1,11 @@
-"""Kubernetes Events about an LLMService: what `kubectl describe` shows at its end."""
+"""Kubernetes Events about an LLMService, which `kubectl describe` shows at its end. Pure."""
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from datetime import UTC, datetime
+from typing import Any
 
 from rayloom_operator.api.status import FAULTS, Condition, Reason, Status
 from rayloom_operator.names import FIELD_MANAGER, Manifest
@@ -12,39 +14,43 @@ from rayloom_operator.texts import head_bytes
 _MAX_NOTE = 1024  # bytes that the API server takes
 
 
-def events(service: Manifest, status: Status, clock: datetime) -> tuple[Manifest, ...]:
-    """Events for what `status` says anew, compared with the status in the document `service`.
+def events(service: Manifest, status: Status, now: datetime) -> tuple[Manifest, ...]:
+    """Returns the Events for conditions that differ between `status` and the status in the document `service`.
 
-    An event's name follows from what it says and since when, so that saying it again makes no second one.
+    The name of an Event follows from its content and the condition's time, so that a retry creates no second one.
     """
     before = {old["type"]: old for old in service.get("status", {}).get("conditions", ())}
     found = {}
     for condition in status.conditions:
         old = before.get(condition.type, {})
-        is_healed = condition.reason is Reason.HEALTHY and old.get("status") == "True"
-        is_news = condition.reason in FAULTS or condition.reason is Reason.SERVING or is_healed
-        if condition.type == "Progressing":
-            is_news = bool(old) and old.get("reason") != condition.reason
-        if is_news and (old.get("reason"), old.get("message")) != (condition.reason, condition.message):
-            found[condition.reason] = _event(service, condition, clock)
+        is_same = (old.get("reason"), old.get("message")) == (condition.reason, condition.message)
+        if not is_same and _deserves_event(condition, old):
+            found[condition.reason] = _event(service, condition, now)
     return tuple(found.values())
 
 
-def _event(service: Manifest, condition: Condition, clock: datetime) -> Manifest:
+def _deserves_event(condition: Condition, old: Mapping[str, Any]) -> bool:
+    if condition.type == "Progressing":
+        return bool(old) and old.get("reason") != condition.reason
+    is_repaired = condition.reason is Reason.HEALTHY and old.get("status") == "True"
+    return condition.reason in FAULTS or condition.reason is Reason.SERVING or is_repaired
+
+
+def _event(service: Manifest, condition: Condition, now: datetime) -> Manifest:
     meta = service["metadata"]
-    said = f"{meta['uid']}/{condition.reason}/{condition.message}/{condition.last_transition_time}"
-    name = f"{meta['name']}.{hashlib.sha256(said.encode()).hexdigest()[:16]}"
-    about = {key: service[key] for key in ("apiVersion", "kind")}
+    content = f"{meta['uid']}/{condition.reason}/{condition.message}/{condition.last_transition_time}"
+    name = f"{meta['name']}.{hashlib.sha256(content.encode()).hexdigest()[:16]}"
+    identity = {key: service[key] for key in ("apiVersion", "kind")}
     return {
         "apiVersion": "events.k8s.io/v1",
         "kind": "Event",
         "metadata": {"name": name, "namespace": meta["namespace"]},
-        "eventTime": clock.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
+        "eventTime": now.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
         "reportingController": f"rayloom.dev/{FIELD_MANAGER}",
         "reportingInstance": FIELD_MANAGER,
         "type": "Warning" if condition.reason in FAULTS else "Normal",
         "reason": str(condition.reason),
         "action": "Reconcile",
-        "regarding": about | {key: meta[key] for key in ("namespace", "name", "uid")},
+        "regarding": identity | {key: meta[key] for key in ("namespace", "name", "uid")},
         "note": head_bytes(condition.message, _MAX_NOTE),
     }

@@ -1,8 +1,9 @@
-"""What whoever runs the operator allows in LLMServices beyond the restricted default. Pure.
+"""The privileges of LLMServices beyond the restricted default, as the operator's settings allow them. Pure.
 
-An LLMService is a way to pods for people who may perhaps make none, so it is to give them no more than a pod that a
-namespace with restricted pod security takes. A manifest that needs more is valid elsewhere: hence a condition, and no
-refusal at admission. Engines that run already go on; none is made again while its spec is not allowed.
+Users who may create LLMServices, and perhaps no pods, get pods by them. Such a pod may do no more than a pod in a
+namespace with restricted pod security. A manifest that needs more is valid under other settings: so it gets a
+condition, and admission does not refuse it. Engine replicas that exist stay; none is recreated while its spec is not
+allowed.
 """
 
 from __future__ import annotations
@@ -22,15 +23,15 @@ _HOST_PATHS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Permissions:
-    """Settings of the operator. By default nothing is allowed that pods of restricted pod security may not do."""
+    """Settings of the operator. The default allows nothing that restricted pod security forbids."""
 
-    host_paths: tuple[str, ...] = ()  # folders of nodes that may be mounted, with all below them; "/" for every one
-    hub_endpoints: bool = False  # HF_ENDPOINT of a manifest may be where its token is sent
-    # Of pod_privileges.PRIVILEGES, and capabilities.
+    host_paths: tuple[str, ...] = ()  # folders of nodes that may be mounted, with everything below; "/" for all
+    hub_endpoints: bool = False  # the token of a manifest may be sent to the HF_ENDPOINT of the manifest
+    # Members of `pod_template.privileges.PRIVILEGES`, and capabilities.
     allowed_in_pod_templates: frozenset[str] = frozenset()
 
     def check(self, service: LLMService) -> None:
-        """Raises NotAllowed, with each field at fault and what to change."""
+        """Raises NotAllowed with each field that is not allowed and what to change."""
         found = (*self._host_path_problems(service), *self._hub_problems(service), *self._privilege_problems(service))
         if found:
             raise NotAllowed(found)
@@ -45,7 +46,7 @@ class Permissions:
             yield from self._path_problem(field, path)
 
     def _path_problem(self, field: str, path: str) -> Iterator[str]:
-        # What a path leaves by ".." the kubelet would refuse as well.
+        # The kubelet refuses a path with ".." as well.
         if ".." in path.split("/"):
             yield f"{field}: {path!r} has '..' in it; give the path without it"
         elif not path.startswith("/"):
@@ -81,6 +82,6 @@ class Permissions:
 
 
 def _is_below(path: str, folder: str) -> bool:
-    """Whether `path` is `folder` or in it; "/models2" is not in "/models"."""
+    """Whether `path` is `folder` or below it; "/models2" is not below "/models"."""
     inner, outer = (posixpath.normpath("/" + each.strip("/")) for each in (path, folder))
     return outer == "/" or inner == outer or inner.startswith(outer + "/")

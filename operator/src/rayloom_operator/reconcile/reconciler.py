@@ -85,7 +85,7 @@ class Reconciler:
         unwritten_s = await self._statuses.write(key, document, status(situation, str(refused or "")))
         if unwritten_s is not None:
             after_s.append(unwritten_s)
-        if not await self._statuses.tell(key):
+        if not await self._statuses.send_events(key):
             after_s.append(_SOON_S)
 
         # 5. Requeue.

@@ -1,4 +1,4 @@
-"""Writes the status of services, and the Events about what is new in it."""
+"""Writes the status of services, and creates the Events about changes of it."""
 
 from __future__ import annotations
 
@@ -21,14 +21,20 @@ from rayloom_operator.telemetry.metrics import Metrics
 
 logger = logging.getLogger(__name__)
 
-# (document, is_deleted) of a service that is other than it was thought to be.
+# Without the rollout state no engine is created, replaced or deleted.
+_OLD_DEFINITION = (
+    "the CustomResourceDefinition is older than the operator, and no engine is created, replaced or deleted before it "
+    "is updated: apply crds/llmservices.rayloom.dev.yaml, or upgrade the chart"
+)
+
+# Gets (document, is_deleted) of a service that was deleted or recreated without an event.
 OnService = Callable[[Manifest, bool], None]
-# A service whose spec has changed.
+# Gets a service whose spec was edited since the reconcile began.
 OnEdit = Callable[[ServiceKey], None]
 
 
 class StatusWriter:
-    """Lives in one event loop. `services` are those that are known; what is written is put there at once."""
+    """Lives in one event loop. `services` are the known services; a written status is stored there at once."""
 
     def __init__(
         self,
@@ -41,19 +47,20 @@ class StatusWriter:
         self._kube = kube
         self._services = services
         self._metrics = metrics
-        self._on_service, self._on_edit = on_service, on_edit
+        self._on_service = on_service
+        self._on_edit = on_edit
         self._pace = WritePace()
-        self._untold: dict[ServiceKey, dict[str, Manifest]] = {}  # Events that are to be made, by name
+        self._unsent: dict[ServiceKey, dict[str, Manifest]] = {}  # Events to create, by name
 
     def forget(self, key: ServiceKey) -> None:
-        """The service is gone."""
+        """Drops what is kept of a deleted service."""
         self._pace.forget(key)
-        self._untold.pop(key, None)
+        self._unsent.pop(key, None)
 
     async def write(self, key: ServiceKey, document: Manifest, computed: Status) -> float | None:
-        """Writes the status of the service in `document` where it is another one.
+        """Writes the status of the service in `document` where it differs from the document's.
 
-        Gives after how many seconds to come again with what may not be written yet; None where nothing is left.
+        Returns after how many seconds a status may be written that may not be written yet; None if nothing is left.
         """
         content = computed.model_dump(mode="json", by_alias=True, exclude_none=True)
         previous = document.get("status", {})
@@ -62,47 +69,70 @@ class StatusWriter:
         wait_s = self._pace.wait_s(key, previous, content, asyncio.get_running_loop().time())
         if wait_s > 0:
             return wait_s
-        meta = document["metadata"]
-        before = [each["reason"] for each in previous.get("conditions", ())]
-        if before != [each.reason for each in computed.conditions]:
-            said = ", ".join(f"{each.type}={each.status}/{each.reason}" for each in computed.conditions)
-            logger.info("%s/%s: %s", *key, said)
-        which = {each: meta[each] for each in ("name", "namespace", "uid")}
-        manifest = {"apiVersion": API_VERSION, "kind": KIND, "metadata": which, "status": content}
-        try:
-            written = await self._kube.replace_status(manifest)
-        except (KubeError, MadeAnew) as error:
-            if isinstance(error, KubeError) and error.code != NOT_FOUND:
-                raise
-            # kopf does not say so when that happened while its watch was broken.
-            if self._services.mark(key) == Known.of(document):
-                self._on_service(document, True)
-            if isinstance(error, MadeAnew):
-                logger.info("%s/%s: was deleted and made anew", *key)
-                self._on_service(error.found, False)
+        _log_conditions(key, previous, computed)
+        written = await self._replace(key, document, content)
+        if written is None:
             return None
-        known, version = self._services.mark(key), int(written["metadata"]["resourceVersion"])
-        # Also where the spec has changed meanwhile: what is remembered of failures is in it.
-        if known and known.uid == meta["uid"] and known.version < version:
-            self._services[key] = without_managed_fields(written)
-            if written["metadata"]["generation"] != meta["generation"]:
-                # The event of that edit, which is older than this, will be no news.
-                self._on_edit(key)
+        if written.get("status", {}).get("rollout") != content.get("rollout"):
+            logger.error("%s/%s: the API server dropped fields of status.rollout: %s", *key, _OLD_DEFINITION)
+        self._note_written(key, document, written)
+        now = datetime.now(UTC)
         if computed.rollout is not None:
-            self._metrics.rolled(stored_rollout(previous), computed.rollout.state(), datetime.now(UTC))
-        news = {each["metadata"]["name"]: each for each in events(document, computed, datetime.now(UTC))}
-        self._untold.setdefault(key, {}).update(news)
+            self._metrics.rolled(stored_rollout(previous), computed.rollout.state(), now)
+        new = {each["metadata"]["name"]: each for each in events(document, computed, now)}
+        self._unsent.setdefault(key, {}).update(new)
         return None
 
-    async def tell(self, key: ServiceKey) -> bool:
-        """Makes the Events that are to be made; False when some are left for the next pass, for want of an answer."""
-        untold = self._untold.pop(key, {})
-        for name, event in list(untold.items()):
+    async def send_events(self, key: ServiceKey) -> bool:
+        """Creates the Events that are not created yet. Returns False if some are left for want of an answer."""
+        unsent = self._unsent.pop(key, {})
+        for name, event in list(unsent.items()):
             try:
                 await self._kube.create(event)
             except KubeError as error:
-                logger.warning("%s/%s: the event %s was refused: %s", *key, event["reason"], error)
+                logger.warning("%s/%s: the Event %s was refused: %s", *key, event["reason"], error)
             except OperatorError as error:
-                logger.warning("%s/%s: the event %s comes later: %s", *key, event["reason"], error)
-                self._untold.setdefault(key, {})[name] = event
-        return key not in self._untold
+                logger.warning("%s/%s: the Event %s is retried: %s", *key, event["reason"], error)
+                self._unsent.setdefault(key, {})[name] = event
+        return key not in self._unsent
+
+    async def _replace(self, key: ServiceKey, document: Manifest, content: Manifest) -> Manifest | None:
+        """Replaces the status. Returns the written service; None if the service of this uid is gone."""
+        meta = document["metadata"]
+        identity = {each: meta[each] for each in ("name", "namespace", "uid")}
+        manifest = {"apiVersion": API_VERSION, "kind": KIND, "metadata": identity, "status": content}
+        try:
+            return await self._kube.replace_status(manifest)
+        except MadeAnew as error:
+            self._note_gone(key, document)
+            logger.info("%s/%s: was deleted and recreated", *key)
+            self._on_service(error.found, False)
+        except KubeError as error:
+            if error.code != NOT_FOUND:
+                raise
+            self._note_gone(key, document)
+        return None
+
+    def _note_gone(self, key: ServiceKey, document: Manifest) -> None:
+        # kopf reports no deletion that happened while its watch was broken.
+        if self._services.mark(key) == Known.of(document):
+            self._on_service(document, True)
+
+    def _note_written(self, key: ServiceKey, document: Manifest, written: Manifest) -> None:
+        """Stores the written service, also if its spec was edited meanwhile: its status is the memory of failures."""
+        meta = document["metadata"]
+        known = self._services.mark(key)
+        version = int(written["metadata"]["resourceVersion"])
+        if known is None or known.uid != meta["uid"] or known.version >= version:
+            return
+        self._services[key] = without_managed_fields(written)
+        if written["metadata"]["generation"] != meta["generation"]:
+            # The event of that edit is older than the stored service, and so will be ignored.
+            self._on_edit(key)
+
+
+def _log_conditions(key: ServiceKey, previous: Manifest, computed: Status) -> None:
+    before = [each["reason"] for each in previous.get("conditions", ())]
+    if before != [each.reason for each in computed.conditions]:
+        conditions = ", ".join(f"{each.type}={each.status}/{each.reason}" for each in computed.conditions)
+        logger.info("%s/%s: %s", *key, conditions)

@@ -1,7 +1,7 @@
 """Limits how often the status of a service is written. Pure; the caller has the clock.
 
-An engine's answers become part of the status, and its image may be anybody's. An engine whose every answer differs must
-not cost the API server and this operator a write each.
+Answers of an engine become part of the status, and the engine's image may be anybody's. Without a limit, an engine
+whose every answer differs would cost the API server and the operator a write each.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from rayloom_operator.names import ServiceKey
 
 # Seconds between two writes that change text alone: a sentence, the nodes of ranks, bytes that were loaded.
 WORDS_INTERVAL_S = 5.0
-# All other writes draw on a budget. A roll of 64 engines stays below it; beyond it a write waits for half a second.
+# All other writes draw on a budget, which a rollout of 64 engine replicas does not exhaust. Beyond it a write waits for
+# half a second.
 _BURST = 60.0
 _WRITES_PER_S = 2.0
 
@@ -27,22 +28,25 @@ class _Pace:
 
 
 class WritePace:
-    """Times are seconds of any clock that only goes forward."""
+    """Times are seconds of any clock that only advances."""
 
     def __init__(self) -> None:
         self._paces: dict[ServiceKey, _Pace] = {}
 
     def forget(self, key: ServiceKey) -> None:
-        """The service is gone."""
+        """Drops what is kept of a deleted service."""
         self._paces.pop(key, None)
 
     def wait_s(self, key: ServiceKey, before: Mapping[str, Any], content: Mapping[str, Any], now: float) -> float:
-        """After how many seconds `content` may be written in place of `before`; at 0 it counts as written now."""
+        """Returns after how many seconds `content` may be written in place of `before`; at 0 it counts as written."""
         pace = self._paces.setdefault(key, _Pace(at=now))
-        pace.left, pace.at = min(_BURST, pace.left + (now - pace.at) * _WRITES_PER_S), now
+        pace.left = min(_BURST, pace.left + (now - pace.at) * _WRITES_PER_S)
+        pace.at = now
         is_words_alone = without_words(before) == without_words(content)
-        if is_words_alone and (wait_s := pace.words_at + WORDS_INTERVAL_S - now) > 0:
-            return wait_s
+        if is_words_alone:
+            wait_s = pace.words_at + WORDS_INTERVAL_S - now
+            if wait_s > 0:
+                return wait_s
         if pace.left < 1:
             return (1 - pace.left) / _WRITES_PER_S
         pace.left -= 1
@@ -52,7 +56,7 @@ class WritePace:
 
 
 def without_words(status: Mapping[str, Any]) -> dict[str, Any]:
-    """The part of a status by which programs decide: without sentences, nodes, and how far an engine has loaded."""
+    """Returns the part of a status by which programs decide: without sentences, nodes, and bytes that were loaded."""
     kept = _without(status, "loading")
     kept["conditions"] = [_without(each, "message") for each in status.get("conditions", ())]
     kept["groups"] = [
