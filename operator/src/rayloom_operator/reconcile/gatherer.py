@@ -20,7 +20,7 @@ from rayloom_operator.observe.observed import Observed
 from rayloom_operator.observe.observer import Observer
 from rayloom_operator.observe.poller import EnginePoller
 from rayloom_operator.observe.watches import Watches
-from rayloom_operator.reconcile.lookups import Roller
+from rayloom_operator.reconcile.lookups import RolloutLookups
 from rayloom_operator.reconcile.sizer import Sizer
 from rayloom_operator.reconcile.spec_reader import Request, SpecReader
 from rayloom_operator.times import Now
@@ -40,8 +40,8 @@ class Gatherer:
         self._poller = poller
         self._observer = observer
         self._sizer = Sizer()
-        self._roller = Roller(kube, settings, observer, self._sizer)
-        self._specs = SpecReader(settings, watches, observer, self._roller, self._sizer)
+        self._lookups = RolloutLookups(kube, settings, observer, self._sizer)
+        self._specs = SpecReader(settings, watches, observer, self._lookups, self._sizer)
         self._mounting_since: dict[ServiceKey, float] = {}  # seconds of the event loop's clock
 
     def close(self) -> None:
@@ -51,7 +51,7 @@ class Gatherer:
     def forget(self, key: ServiceKey) -> None:
         """Drops what is kept of a deleted service."""
         self._mounting_since.pop(key, None)
-        self._roller.forget(key)
+        self._lookups.forget(key)
 
     async def gather(self, key: ServiceKey, document: Manifest) -> Situation | None:
         """Returns the situation of the LLMService in `document`.
@@ -73,7 +73,7 @@ class Gatherer:
         step: Step | None = None
         revisions: tuple[RevisionPlaces, ...] = ()
         if request.resolved is not None:
-            step, revisions = await self._roller.next(
+            step, revisions = await self._lookups.next(
                 key, document, request.resolved, observed, memory, rollout, now=now
             )
         return Situation(
