@@ -11,7 +11,14 @@ from real_api_server.world import World
 _OF_THIS_RUN = frozenset(
     {"uid", "resourceVersion", "creationTimestamp", "managedFields", "namespace", "generation"}
     | {"clusterIP", "clusterIPs", "lastTransitionTime", "nodes", "lastUpdateTime", "stateTransitionTimes", "head"}
-    | {"time", "stepTime", "progressTime", "rollTime", "heldTime", "shortTime"}
+    | {
+        "time",
+        "startTime",
+        "stepStartTime",
+        "progressDeadlineStartTime",
+        "evictionHoldStartTime",
+        "noCapacityStartTime",
+    }
 )
 
 _NOTHING = "nothing"

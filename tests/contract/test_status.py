@@ -2,7 +2,7 @@
 
 from rayloom_engine.front.operations.metrics import Metrics
 from rayloom_engine.status import EngineStatus, KvCache, RecoveryPhase, Requests
-from rayloom_operator.api.rollout import Figures
+from rayloom_operator.api.rollout.stored import RequestCountsStatus
 from rayloom_operator.engines.request import MAX_BYTES, MAX_FULL_BYTES
 from rayloom_operator.engines.status import engine_status
 
@@ -53,13 +53,15 @@ def test_the_operator_reads_the_figures_that_the_engine_counts():
     )
 
     assert read.requests.in_flight == 5
-    assert (read.figures.requests, read.figures.errors) == (1, 1)
-    assert [read.figures.ttft[edge] for edge in ("0.25", "0.5", "5", "7.5", "+Inf")] == [0, 2, 2, 3, 3]
-    assert Figures.model_validate_json(read.figures.model_dump_json(by_alias=True)) == read.figures
+    assert (read.request_counts.requests, read.request_counts.errors) == (1, 1)
+    first_tokens = read.request_counts.first_token_seconds
+    assert [first_tokens[edge] for edge in ("0.25", "0.5", "5", "7.5", "+Inf")] == [0, 2, 2, 3, 3]
+    stored = RequestCountsStatus.of(read.request_counts).model_dump_json(by_alias=True)
+    assert RequestCountsStatus.model_validate_json(stored).counts() == read.request_counts
 
 
 def test_every_edge_is_a_number_and_the_last_is_all():
-    edges = [*said(Requests.model_validate(_nothing())).figures.ttft]
+    edges = [*said(Requests.model_validate(_nothing())).request_counts.first_token_seconds]
 
     assert sorted(edges, key=float) == edges
     assert edges[-1] == "+Inf"

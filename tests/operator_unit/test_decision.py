@@ -146,7 +146,7 @@ def test_without_kuberay_no_replica_is_made_and_the_roll_stays_as_it_was_written
     said = status(situation)
 
     assert [each["kind"] for each in decide(situation).plan.wanted] == ["PodDisruptionBudget"]
-    assert said.rollout == situation.rollout
+    assert said.rollout.state() == situation.rollout
     assert [each.type for each in said.conditions if each.status == "True"] == ["ModelReady", "Scheduled", "Available"]
 
 

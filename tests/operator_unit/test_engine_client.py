@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from rayloom_operator.api.rollout import Figures
+from rayloom_operator.api.rollout.state import RequestCounts
 from rayloom_operator.errors import EngineUnavailable
 from rayloom_operator.local.client import base_url, read_status, stream_chat
 from rt_poller import GOOD
@@ -108,7 +108,7 @@ def test_what_a_roll_compares_is_read_from_the_requests(answer):
     said = read_status(HOST, answer(json.dumps(GOOD | {"requests": requests})))
 
     assert said.requests.in_flight == 2
-    assert said.figures == Figures(requests=9, errors=3, ttft=first)
+    assert said.request_counts == RequestCounts(requests=9, errors=3, first_token_seconds=first)
 
 
 @pytest.mark.parametrize("requests", [{}, {"requests": {"in_flight": 2, "running": 1, "waiting": 1}}])
@@ -116,7 +116,7 @@ def test_an_older_engine_has_no_figures(answer, requests):
     said = read_status(HOST, answer(json.dumps(GOOD | requests)))
 
     assert said.requests.in_flight == (2 if requests else 0)
-    assert said.figures == Figures()
+    assert said.request_counts == RequestCounts()
 
 
 @pytest.mark.parametrize("edge", ["soon", "", "nan"])

@@ -2,21 +2,21 @@
 
 import pytest
 
-from rt_rolling import Rolling, make_order
+from rt_rolling import Rolling, make_desired
 
 
 def serving(replicas=2, capacity=99, **rollout):
     """A world in which engines of the first revision serve."""
-    world = Rolling(make_order("a", replicas, **rollout), capacity)
+    world = Rolling(make_desired("a", replicas, **rollout), capacity)
     world.run(20)
-    assert (world.memory.step, world.num_available()) == ("Complete", replicas)
+    assert (world.stored.step, world.num_available()) == ("Complete", replicas)
     return world
 
 
 def cordon(world, *names):
     for name in names:
-        world.running[name].is_cordoned = True
-    world.turns()
+        world.engines[name].is_cordoned = True
+    world.settle()
 
 
 def story(world, seconds):
@@ -24,8 +24,8 @@ def story(world, seconds):
     found = []
     for _ in range(seconds):
         world.run(1)
-        names = " ".join(sorted(each.name for each in world.there))
-        line = (world.memory.step, names, world.num_available(), world.step.holds_evictions)
+        names = " ".join(sorted(each.name for each in world.running))
+        line = (world.stored.step, names, world.num_available(), world.step.holds_evictions)
         if not found or found[-1] != line:
             found.append(line)
     return found
@@ -47,15 +47,16 @@ def test_another_engine_is_made_first_and_the_old_one_drains_and_goes():
 
     assert story(world, 60) == [
         ("Moving", "a-0 a-1 a-2", 2, True),
-        ("Complete", "a-1 a-2", 2, True),  # a-2 serves; a-0 lost its route, and its three requests have ended.
+        ("Moving", "a-1 a-2", 2, True),  # a-2 serves; a-0 lost its route, and its three requests have ended.
+        ("Complete", "a-1 a-2", 2, True),  # The next reconcile sees that a-0 is being deleted.
     ]
-    assert world.turn().look_again_s is None
+    assert world.reconcile().requeue_after_s is None
 
 
 def test_an_eviction_that_comes_with_the_cordon_is_held_already():
     world = serving(replicas=1)
     assert world.step.holds_evictions
-    world.running["a-0"].is_cordoned = True
+    world.engines["a-0"].is_cordoned = True
     world.evict()  # as `kubectl drain` does, before anybody had a look
     assert world.evicted == []
 
@@ -63,51 +64,51 @@ def test_an_eviction_that_comes_with_the_cordon_is_held_already():
 @pytest.mark.parametrize("replicas", [1, 2, 3])
 def test_every_node_is_emptied_and_as_many_serve_all_the_time(replicas):
     world = serving(replicas=replicas)
-    cordon(world, *world.running)
+    cordon(world, *world.engines)
 
     assert evicting(world, 150) == replicas
     assert {available for _, available in world.evicted} <= {replicas}
-    assert not any(each.is_cordoned for each in world.there)
-    assert (world.memory.step, world.num_available()) == ("Complete", replicas)
+    assert not any(each.is_cordoned for each in world.running)
+    assert (world.stored.step, world.num_available()) == ("Complete", replicas)
 
 
 def test_an_engine_whose_node_comes_back_before_another_serves_stays():
     world = serving(replicas=2)
     cordon(world, "a-0")
     world.run(5)
-    world.running["a-0"].is_cordoned = False
+    world.engines["a-0"].is_cordoned = False
     world.run(5)
 
-    assert (world.memory.step, [each.name for each in world.there]) == ("Complete", ["a-0", "a-1"])
+    assert (world.stored.step, [each.name for each in world.running]) == ("Complete", ["a-0", "a-1"])
 
 
 def test_an_engine_whose_node_comes_back_while_it_drains_is_one_too_many():
     world = serving(replicas=2)
     cordon(world, "a-0")
-    while not world.running["a-0"].is_drained:
+    while not world.engines["a-0"].is_drained:
         world.run(1)
-    world.running["a-0"].is_cordoned = False
+    world.engines["a-0"].is_cordoned = False
     world.run(10)
 
-    assert (world.memory.step, [each.name for each in world.there]) == ("Complete", ["a-1", "a-2"])
+    assert (world.stored.step, [each.name for each in world.running]) == ("Complete", ["a-1", "a-2"])
 
 
 def test_an_engine_that_drains_comes_back_when_the_one_in_its_stead_fails():
     world = serving(replicas=1)
     world.has_stuck_streams = True
     cordon(world, "a-0")
-    while not world.running["a-0"].is_drained:
+    while not world.engines["a-0"].is_drained:
         world.run(1)
-    world.running["a-1"].ill_s = 99
+    world.engines["a-1"].ill_s = 99
     world.run(3)
 
-    assert (world.num_available(), world.is_available(world.running["a-0"])) == (1, True)
+    assert (world.num_available(), world.engines["a-0"].is_available) == (1, True)
 
 
 def test_where_there_is_no_room_evictions_are_held_for_30_seconds():
     world = serving(replicas=2, capacity=2)
     cordon(world, "a-0")
-    while world.memory.short_time == "":
+    while world.stored.no_capacity_time == "":
         world.run(1)
     began = world.seconds
     assert world.step.holds_evictions
@@ -124,21 +125,21 @@ def test_a_new_engine_that_never_serves_holds_an_eviction_until_the_deadline():
     cordon(world, "a-0")
     began = world.seconds
     while world.step.holds_evictions:
-        world.running["a-1"].age = 0
+        world.engines["a-1"].age_s = 0
         world.run(1)
 
     assert world.seconds - began in (130, 131, 132)  # progressDeadlineSeconds, 120, and drainSeconds, 10
-    assert (world.num_available(), world.memory.step) == (1, "Moving")
+    assert (world.num_available(), world.stored.step) == (1, "Moving")
 
 
 @pytest.mark.parametrize("state", ["ill", "starting"])
 def test_the_eviction_of_an_engine_that_does_not_serve_is_not_held_and_others_are(state):
     world = serving(replicas=2)
-    world.running["a-0"].ill_s, world.running["a-0"].age = (99, 99) if state == "ill" else (0, 0)
+    world.engines["a-0"].ill_s, world.engines["a-0"].age_s = (99, 99) if state == "ill" else (0, 0)
     cordon(world, "a-0")
 
-    assert (world.step.holds_evictions, world.step.num_freed, world.memory.counts) == (True, 1, {"a": 2})
-    world.running["a-1"].is_cordoned = True
+    assert (world.step.holds_evictions, world.step.num_evictable, world.stored.counts) == (True, 1, {"a": 2})
+    world.engines["a-1"].is_cordoned = True
     world.evict()
     assert world.evicted == [("a-0", 1)]
 
@@ -147,19 +148,19 @@ def test_where_nodes_are_not_known_or_tolerated_no_eviction_is_held():
     world = serving(replicas=1)
     assert world.step.holds_evictions
     world.knows_nodes = False
-    assert not world.turn().holds_evictions
-    world.knows_nodes, world.running["a-0"].is_tolerant = True, True
-    assert not world.turn().holds_evictions
+    assert not world.reconcile().holds_evictions
+    world.knows_nodes, world.engines["a-0"].is_tolerant = True, True
+    assert not world.reconcile().holds_evictions
     # Nothing would be won by a move to the same node.
     world.run(60)
-    assert (world.memory.step, [each.name for each in world.there]) == ("Complete", ["a-0"])
+    assert (world.stored.step, [each.name for each in world.running]) == ("Complete", ["a-0"])
 
 
 def test_while_a_moved_engine_is_deleted_those_that_stay_are_held():
     world = serving(replicas=2)
     cordon(world, "a-0")
     found = {(world.step.holds_evictions, world.least_ready) for _ in range(60) if world.run(1) is None}
-    assert "a-0" not in world.running
+    assert "a-0" not in world.engines
     assert found == {(True, 2), (True, 3)}, "before and after, and while there are three"
 
 
@@ -167,7 +168,7 @@ def test_without_surge_nothing_moves_and_evictions_pass():
     world = serving(replicas=2, maxSurge=0, maxUnavailable=1)
     cordon(world, "a-0")
 
-    assert (world.memory.step, world.memory.leaving, world.step.holds_evictions) == ("Complete", {}, False)
+    assert (world.stored.step, world.stored.terminating, world.step.holds_evictions) == ("Complete", {}, False)
     world.evict()
     assert world.evicted == [("a-0", 1)]
 
@@ -177,12 +178,12 @@ def test_a_roll_goes_on_and_takes_away_first_what_is_on_nodes_that_are_being_emp
     world.ask(revision="b")
     world.run(5)
     cordon(world, "a-2")
-    while not world.memory.leaving:
+    while not world.stored.terminating:
         world.run(1)
         assert world.step.holds_evictions
-    assert (world.memory.step, list(world.memory.leaving)) == ("Promoting", ["a-2"])
+    assert (world.stored.step, list(world.stored.terminating)) == ("Promoting", ["a-2"])
     world.run(120)
-    assert (world.memory.step, world.revisions(), world.evicted) == ("Complete", "bbb", [])
+    assert (world.stored.step, world.revisions(), world.evicted) == ("Complete", "bbb", [])
 
 
 def test_what_is_cordoned_and_nobody_needs_is_deleted():
@@ -191,4 +192,4 @@ def test_what_is_cordoned_and_nobody_needs_is_deleted():
     world.ask(replicas=0)
     world.run(30)
 
-    assert (world.memory.step, world.there) == ("Complete", [])
+    assert (world.stored.step, world.running) == ("Complete", [])

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from rayloom_operator.__main__ import main
-from rayloom_operator.api.rollout import Rollout
+from rayloom_operator.api.rollout.spec import Rollout
 from rayloom_operator.cli.rollout import explain_rollout
 from rayloom_operator.resolve.revision import revision
 from rt_operator import make_resolved

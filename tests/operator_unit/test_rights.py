@@ -103,13 +103,13 @@ def used():
         await world.until(lambda: ("ray.io", "rayclusters", "get") in kube.used)
         await world.rest()  # What a pass writes that is under way would take the place of what follows.
         # A roll away from a revision of which engines may have to be made again, and that is forgotten in the end.
-        rollout = {"currentRevision": "00000000", "updateRevision": "00000000", "hasServed": True}
-        memory = {"status": {"rollout": rollout | {"counts": {"00000000": 1}}}}
+        rollout = {"currentRevision": "00000000", "updateRevision": "00000000", "currentRevisionServed": True}
+        memory = {"status": {"rollout": rollout | {"enginesPerRevision": {"00000000": 1}}}}
         rolling = service(engine={"args": {"threads": 3}}) | memory
         rolling["metadata"]["generation"] = 3
         world.ask_for(rolling)
         await world.until(lambda: ("apps", "controllerrevisions", "get") in kube.used)
-        back = service(replicas=0) | {"status": {"rollout": rollout | {"hasServed": False}}}
+        back = service(replicas=0) | {"status": {"rollout": rollout | {"currentRevisionServed": False}}}
         back["metadata"]["generation"] = 4
         world.ask_for(back)
         await world.until(lambda: ("apps", "controllerrevisions", "delete") in kube.used)

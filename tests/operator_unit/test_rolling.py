@@ -1,9 +1,9 @@
-"""What the planner of rolls is told of engines."""
+"""The planner's view of engines."""
 
 import pytest
 
 from rayloom_operator.api.status import Failure, GroupStatus, Reason
-from rayloom_operator.decide.rollout.view import look
+from rayloom_operator.decide.rollout.view import view_of
 from rayloom_operator.observe.observed import Observed
 from rt_operator import (
     NOW,
@@ -22,7 +22,7 @@ UNPLACED = [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable
 
 
 def of(*groups, memory=None):
-    return look(Observed(replicas=groups), memory or {}, "00000000", now=NOW)
+    return view_of(Observed(replicas=groups), memory or {}, "00000000", mono=NOW)
 
 
 @pytest.mark.parametrize(

@@ -1,21 +1,24 @@
 """Rolls step by step, with numbers that can be checked by hand. Random ones are in test_rollout_machine."""
 
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
 from pydantic import ValidationError
 
-from rayloom_operator.api.rollout import Rollout, RolloutState
-from rayloom_operator.decide.rollout.counts import Engine, Seen, shares
+from rayloom_operator.api.rollout.spec import Rollout
+from rayloom_operator.api.rollout.state import RolloutState
+from rayloom_operator.decide.rollout.counts import revision_counts
+from rayloom_operator.decide.rollout.inputs import ReplicaView, View
 from rayloom_operator.decide.rollout.planner import next_step
-from rt_rolling import CLOCK, CRASHES, FAILS_REQUESTS, NEVER_STARTS, SLOW, Rolling, make_order
+from rt_rolling import BEGIN, CRASHES, FAILS_REQUESTS, NEVER_STARTS, SLOW, Rolling, make_desired
 
 
 def serving(revision="a", replicas=2, capacity=99, **rollout):
     """A world in which engines of the first revision serve."""
-    world = Rolling(make_order(revision, replicas, **rollout), capacity)
+    world = Rolling(make_desired(revision, replicas, **rollout), capacity)
     world.run(20)
-    assert (world.memory.step, world.num_available()) == ("Complete", replicas)
+    assert (world.stored.step, world.num_available()) == ("Complete", replicas)
     return world
 
 
@@ -24,7 +27,7 @@ def story(world, seconds):
     found = []
     for _ in range(seconds):
         world.run(1)
-        line = (world.memory.step, world.revisions(), world.num_available())
+        line = (world.stored.step, world.revisions(), world.num_available())
         if not found or found[-1] != line:
             found.append(line)
     return found
@@ -36,7 +39,7 @@ def acts(world, seconds):
     for _ in range(seconds):
         world.pass_time(1)
         for _ in range(9):
-            again = world.turn().look_again_s == 0.0
+            again = world.reconcile().requeue_after_s == 0.0
             found += world.acts
             if not again:
                 break
@@ -105,16 +108,16 @@ def test_a_full_cluster_is_waited_for_and_fails_no_revision():
     world.ask(revision="b")
     world.run(500)  # The deadline is 120 s.
 
-    assert (world.memory.step, world.memory.failure) == ("WaitingForCapacity", None)
+    assert (world.stored.step, world.stored.failure) == ("WaitingForCapacity", None)
     assert world.step.message == (
-        "Engine b-0 finds no node, and what serves goes on. Add nodes, or roll within what there is: "
-        "rollout.maxSurge 0 and maxUnavailable 1."
+        "Engine b-0 finds no node; engines that serve are left as they are. Add nodes, or roll within the room that "
+        "there is: rollout.maxSurge 0 and maxUnavailable 1."
     )
     assert (world.revisions(), world.num_available()) == ("aab", 2)
 
     world.capacity = 3
     world.run(90)
-    assert (world.memory.step, world.revisions()) == ("Complete", "bb")
+    assert (world.stored.step, world.revisions()) == ("Complete", "bb")
 
 
 @pytest.mark.parametrize(
@@ -125,10 +128,10 @@ def test_a_bad_revision_is_rolled_back_and_not_tried_again(revision, reason, wit
     world = serving(replicas=2)
     world.ask(revision=revision)
     world.run(within_s)
-    assert world.memory.failure.reason == reason
+    assert world.stored.failure.reason == reason
     assert world.num_available() == 2
     world.run(15)
-    assert (world.memory.step, world.revisions(), world.num_available()) == ("RolledBack", "aa", 2)
+    assert (world.stored.step, world.revisions(), world.num_available()) == ("RolledBack", "aa", 2)
 
     assert acts(world, 300) == []
     assert world.step.message.startswith(f"Revision {revision} failed ({reason}): ")
@@ -139,11 +142,11 @@ def test_an_engine_so_slow_that_few_of_its_requests_end_is_watched_until_enough_
     world.ask(revision=SLOW)
     # It serves after 16 s. Of its requests 6 end within holdSeconds, 20, and 10 are to be compared.
     world.run(40)
-    assert (world.memory.step, world.memory.failure) == ("Analyzing", None)
+    assert (world.stored.step, world.stored.failure) == ("Analyzing", None)
 
     world.run(10)
-    assert world.memory.failure.reason == "AnalysisFailed"
-    assert world.memory.failure.message == (
+    assert world.stored.failure.reason == "AnalysisFailed"
+    assert world.stored.failure.message == (
         "99 % of first tokens take more than 1 s in the new revision, and at most 0.25 s in the old; 2 times as long "
         "is allowed."
     )
@@ -153,10 +156,10 @@ def test_too_few_requests_in_three_times_as_long_pass_and_the_deadline_waits_for
     world = serving(replicas=2, progressDeadlineSeconds=20, analysis={"holdSeconds": 20, "minRequests": 21})
     world.ask(revision=SLOW)
     world.run(70)
-    assert world.memory.step == "Analyzing"
+    assert world.stored.step == "Analyzing"
 
     world.run(10)  # 20 requests in 60 s
-    assert (world.memory.step, world.memory.failure) == ("Promoting", None)
+    assert (world.stored.step, world.stored.failure) == ("Promoting", None)
 
 
 def test_a_failed_revision_is_tried_again_once_the_spec_had_another():
@@ -165,14 +168,14 @@ def test_a_failed_revision_is_tried_again_once_the_spec_had_another():
     world.run(60)
     world.ask(replicas=2)
     world.run(60)
-    assert (world.memory.step, world.revisions()) == ("RolledBack", "aa")
+    assert (world.stored.step, world.revisions()) == ("RolledBack", "aa")
 
     world.ask(revision="a")
     world.run(3)
-    assert (world.memory.step, world.memory.failure) == ("Complete", None)
+    assert (world.stored.step, world.stored.failure) == ("Complete", None)
     world.ask(revision=CRASHES)
     world.run(3)
-    assert (world.memory.step, world.revisions()) == ("Starting", "aax")
+    assert (world.stored.step, world.revisions()) == ("Starting", "aax")
 
 
 def test_a_roll_back_takes_back_what_drains_and_makes_what_is_gone():
@@ -180,15 +183,15 @@ def test_a_roll_back_takes_back_what_drains_and_makes_what_is_gone():
     world.has_stuck_streams = True
     world.ask(revision=CRASHES)
     world.run(5)
-    assert [each.is_drained for each in world.there] == [False, True]
+    assert [each.is_drained for each in world.running] == [False, True]
 
     world.ask(revision="a")
     assert acts(world, 5) == [("undrain", "a-1"), ("route_on", "a-1")]
-    assert (world.memory.step, world.num_available()) == ("Complete", 2)
+    assert (world.stored.step, world.num_available()) == ("Complete", 2)
 
     world.ask(revision=CRASHES)
     world.run(60)
-    assert (world.memory.step, world.revisions(), world.num_available()) == ("RolledBack", "aa", 2)
+    assert (world.stored.step, world.revisions(), world.num_available()) == ("RolledBack", "aa", 2)
 
 
 def test_without_auto_rollback_the_roll_stops_and_nobody_is_sent_to_the_bad_engine():
@@ -196,12 +199,12 @@ def test_without_auto_rollback_the_roll_stops_and_nobody_is_sent_to_the_bad_engi
     world.ask(revision=FAILS_REQUESTS)
     world.run(100)
 
-    assert (world.memory.step, world.revisions(), world.num_available()) == ("Halted", "aay", 2)
-    assert [each.is_routed for each in world.there] == [True, True, False]
+    assert (world.stored.step, world.revisions(), world.num_available()) == ("Halted", "aay", 2)
+    assert [each.is_routed for each in world.running] == [True, True, False]
 
     world.ask(auto_rollback=True)
     world.run(20)
-    assert (world.memory.step, world.revisions()) == ("RolledBack", "aa")
+    assert (world.stored.step, world.revisions()) == ("RolledBack", "aa")
 
 
 @pytest.mark.parametrize("after_s", [0, 5, 18, 40, 45, 60])
@@ -213,11 +216,11 @@ def test_a_paused_roll_stands_still_and_goes_on(after_s):
     world.run(30)
     before = world.revisions()
     assert acts(world, 300) == []
-    assert (world.memory.step, world.revisions(), world.num_available() >= 2) == ("Paused", before, True)
+    assert (world.stored.step, world.revisions(), world.num_available() >= 2) == ("Paused", before, True)
 
     world.ask(paused=False)
     world.run(100)
-    assert (world.memory.step, world.revisions()) == ("Complete", "bb")
+    assert (world.stored.step, world.revisions()) == ("Complete", "bb")
 
 
 def test_a_change_in_the_middle_of_a_roll_begins_another():
@@ -237,18 +240,18 @@ def test_going_back_reuses_the_engines_that_still_run():
     world.ask(revision="b")
     while world.revisions() != "aab" or world.num_available() != 3:
         world.run(1)
-    kept = {each.name for each in world.there if each.revision == "a"}
+    kept = {each.name for each in world.running if each.revision == "a"}
     world.ask(revision="a")
     world.run(60)
 
-    assert (world.memory.step, world.revisions()) == ("Complete", "aaa")
-    assert kept < {each.name for each in world.there}
+    assert (world.stored.step, world.revisions()) == ("Complete", "aaa")
+    assert kept < {each.name for each in world.running}
 
 
 def test_the_first_revision_is_no_roll_and_neither_is_one_that_never_served():
-    world = Rolling(make_order(CRASHES, 2))
+    world = Rolling(make_desired(CRASHES, 2))
     world.run(60)
-    assert (world.memory.step, world.memory.failure) == ("Scaling", None)
+    assert (world.stored.step, world.stored.failure) == ("Scaling", None)
     world.ask(revision="b")
 
     # One more than the replicas may be there at once, so the second waits until one of the old is gone.
@@ -264,53 +267,50 @@ def test_more_and_fewer_replicas_in_the_middle_of_a_roll():
     world.run(5)
     world.ask(replicas=3)
     world.run(15)
-    assert (world.memory.step, world.revisions()) == ("Analyzing", "aaab")
+    assert (world.stored.step, world.revisions()) == ("Analyzing", "aaab")
     world.ask(replicas=1)
     world.run(100)
 
-    assert (world.memory.step, world.revisions()) == ("Complete", "b")
+    assert (world.stored.step, world.revisions()) == ("Complete", "b")
 
 
 def test_the_least_busy_engine_goes_when_there_are_fewer_replicas():
     world = serving(replicas=3)
-    seen = world.seen()
+    view = world.view()
     busy = dict(zip(("a-0", "a-1", "a-2"), (5, 1, 4), strict=True))
-    engines = tuple(
-        Engine(name=e.name, revision="a", state="well", is_routed=True, is_listed=True, num_in_flight=busy[e.name])
-        for e in seen.engines
-    )
+    engines = tuple(replace(engine, num_in_flight=busy[engine.name]) for engine in view.engines)
 
-    step = next_step(make_order("a", 2), world.memory, Seen(engines=engines), world.clock)
-    assert step.state.leaving == {"a-1": ""}
+    step = next_step(make_desired("a", 2), world.stored, View(engines=engines), world.wall)
+    assert step.state.terminating == {"a-1": ""}
 
 
 def test_no_replicas_suspend_and_some_resume():
     world = serving(replicas=2)
     world.ask(replicas=0)
     world.run(20)
-    assert (world.memory.step, world.revisions()) == ("Complete", "")
+    assert (world.stored.step, world.revisions()) == ("Complete", "")
     world.ask(replicas=1)
     world.run(20)
-    assert (world.memory.step, world.revisions(), world.num_available()) == ("Complete", "a", 1)
+    assert (world.stored.step, world.revisions(), world.num_available()) == ("Complete", "a", 1)
 
 
 def test_nothing_is_done_before_it_is_written():
     world = serving(replicas=2)
     world.ask(revision="b")
-    first = world.turn()
-    assert (first.make, first.state.counts, first.look_again_s) == ({}, {"a": 2, "b": 1}, 0.0)
-    assert world.turn().make == {"b": 1}
+    first = world.reconcile()
+    assert (first.make, first.state.counts, first.requeue_after_s) == ({}, {"a": 2, "b": 1}, 0.0)
+    assert world.reconcile().make == {"b": 1}
 
 
 def test_an_engine_that_crashes_once_after_its_analysis_undoes_nothing():
     state = RolloutState(
         current_revision="a", update_revision="b", has_served=True, is_promoted=True, counts={"a": 1, "b": 1}
     )
-    engines = tuple(Engine(name=f"{e}-0", revision=e, state="well", is_routed=True, is_listed=True) for e in "ab")
+    engines = well("a-0 b-0")
 
     def failure(num_crashes):
-        seen = Seen(engines=engines, num_crashes=num_crashes, cause="It ended.")
-        return next_step(make_order("b", 2), state, seen, CLOCK + timedelta(seconds=1)).state.failure
+        view = View(engines=engines, num_crashes=num_crashes, cause="It ended.")
+        return next_step(make_desired("b", 2), state, view, BEGIN + timedelta(seconds=1)).state.failure
 
     assert failure(1) is None
     assert failure(2).reason == "CrashLoop"
@@ -319,17 +319,19 @@ def test_an_engine_that_crashes_once_after_its_analysis_undoes_nothing():
 def well(names):
     """Engines that serve, `a-0` of revision a."""
     return tuple(
-        Engine(name=each, revision=each[0], state="well", is_routed=True, is_listed=True) for each in names.split()
+        ReplicaView(name=each, revision=each[0], state="well", is_routed=True, is_listed=True) for each in names.split()
     )
 
 
 def test_an_old_engine_that_was_to_make_room_stays_once_there_may_be_one_more_also_while_paused():
     # Written with maxSurge 0, when one of two had to go first.
     state = RolloutState(current_revision="a", update_revision="b", has_served=True, counts={"a": 1, "b": 1})
-    seen = Seen(engines=well("a-0 a-1 b-0"))
+    view = View(engines=well("a-0 a-1 b-0"))
+    with_surge = make_desired("b", 2, maxSurge=1, paused=True)
+    without_surge = make_desired("b", 2, maxSurge=0, maxUnavailable=1, paused=True)
 
-    assert shares(make_order("b", 2, maxSurge=1, paused=True), state, seen) == {"a": 2, "b": 1}
-    assert shares(make_order("b", 2, maxSurge=0, maxUnavailable=1, paused=True), state, seen) == {"a": 1, "b": 1}
+    assert revision_counts(with_surge, state, view) == {"a": 2, "b": 1}
+    assert revision_counts(without_surge, state, view) == {"a": 1, "b": 1}
 
 
 @pytest.mark.parametrize("is_paused", [False, True])
@@ -337,7 +339,7 @@ def test_of_too_many_go_first_those_that_have_yet_to_prove_themselves(is_paused)
     # There were 4 replicas, and that b had passed its analysis is forgotten. Now 3 engines may be there.
     state = RolloutState(current_revision="a", update_revision="b", has_served=True, counts={"a": 2, "b": 2})
 
-    found = shares(make_order("b", 2, paused=is_paused), state, Seen(engines=well("a-0 a-1 b-0 b-1")))
+    found = revision_counts(make_desired("b", 2, paused=is_paused), state, View(engines=well("a-0 a-1 b-0 b-1")))
     assert found == {"a": 2, "b": 1}
 
 
@@ -351,14 +353,14 @@ def test_what_drains_comes_back_when_too_few_serve_without_it():
     world.has_stuck_streams = True
     world.ask(replicas=1)
     world.run(5)
-    assert [(each.name, each.is_drained) for each in world.there] == [("a-0", False), ("a-1", True)]
+    assert [(each.name, each.is_drained) for each in world.running] == [("a-0", False), ("a-1", True)]
 
-    world.running["a-0"].ill_s = 30
+    world.engines["a-0"].ill_s = 30
     assert {("undrain", "a-1"), ("route_on", "a-1")} <= set(acts(world, 3))
     assert world.num_available() == 1
     world.has_stuck_streams = False
     world.run(60)
-    assert (world.memory.step, world.revisions(), world.num_available()) == ("Complete", "a", 1)
+    assert (world.stored.step, world.revisions(), world.num_available()) == ("Complete", "a", 1)
 
 
 def test_nodes_have_time_to_hear_that_an_engine_goes_before_it_refuses_requests():
@@ -367,7 +369,7 @@ def test_nodes_have_time_to_hear_that_an_engine_goes_before_it_refuses_requests(
     unlisted_at = drained_at = None
     for second in range(20):
         world.run(1)
-        (engine,) = [each for each in world.running.values() if each.name == "a-1"] or [None]
+        (engine,) = [each for each in world.engines.values() if each.name == "a-1"] or [None]
         if engine is None or engine.ends_s is not None:
             break
         if unlisted_at is None and not engine.is_routed and not engine.is_listed:
@@ -380,9 +382,9 @@ def test_nodes_have_time_to_hear_that_an_engine_goes_before_it_refuses_requests(
 
 def test_an_engine_that_is_ill_for_a_moment_is_no_new_step():
     world = serving(replicas=2)
-    began = world.memory.step_time
-    world.running["a-1"].ill_s = 10
+    began = world.stored.step_time
+    world.engines["a-1"].ill_s = 10
     world.run(5)
 
     assert world.num_available() == 1
-    assert (world.memory.step, world.memory.step_time) == ("Complete", began)
+    assert (world.stored.step, world.stored.step_time) == ("Complete", began)

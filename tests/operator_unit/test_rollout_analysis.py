@@ -4,7 +4,8 @@ from datetime import timedelta
 
 import pytest
 
-from rayloom_operator.api.rollout import Analysis, Figures, Window
+from rayloom_operator.api.rollout.spec import Analysis
+from rayloom_operator.api.rollout.state import AnalysisWindow, RequestCounts
 from rayloom_operator.decide.rollout.analysis import is_over, problem, since, total
 from rayloom_operator.times import moment
 
@@ -12,18 +13,22 @@ RULE = Analysis.model_validate({"minRequests": 20, "maxErrorPercent": 1, "maxTtf
 
 
 def figures(requests=0, errors=0, **ttft):
-    return Figures(requests=requests, errors=errors, ttft={edge.replace("_", "."): n for edge, n in ttft.items()})
+    return RequestCounts(
+        requests=requests, errors=errors, first_token_seconds={edge.replace("_", "."): n for edge, n in ttft.items()}
+    )
 
 
 def judged(new, old=None, *, is_over=True, begin=None):
-    window = Window(time="2026-01-02T03:04:05Z", new=begin or Figures(), old=Figures())
-    return problem(window, new, old or Figures(), RULE, is_over=is_over)
+    window = AnalysisWindow(start_time="2026-01-02T03:04:05Z", new=begin or RequestCounts(), old=RequestCounts())
+    return problem(window, new, old or RequestCounts(), RULE, is_over=is_over)
 
 
 def latencies(upper, number=100):
     """Requests whose first tokens all came in the bucket that ends at `upper`; the edges are the engine's own."""
     edges = (0.1, 0.25, 0.5, 0.75, 1.0, 2.5)
-    return Figures(requests=number, ttft={str(edge): number if edge >= upper else 0 for edge in edges})
+    return RequestCounts(
+        requests=number, first_token_seconds={str(edge): number if edge >= upper else 0 for edge in edges}
+    )
 
 
 @pytest.mark.parametrize(
@@ -86,8 +91,8 @@ def test_few_requests_do_not_make_a_quantile():
 
 
 def test_one_slow_request_of_a_hundred_is_not_among_the_99_percent():
-    most = Figures(requests=100, ttft={"0.1": 99, "+Inf": 100})
-    fewer = Figures(requests=100, ttft={"0.1": 98, "1": 98, "+Inf": 100})
+    most = RequestCounts(requests=100, first_token_seconds={"0.1": 99, "+Inf": 100})
+    fewer = RequestCounts(requests=100, first_token_seconds={"0.1": 98, "1": 98, "+Inf": 100})
 
     assert judged(most, latencies(0.1)) == ""
     assert "more than 1 s" in judged(fewer, latencies(0.1))
@@ -113,11 +118,11 @@ def test_a_comparison_goes_on_for_three_times_as_long_while_only_the_new_revisio
 ):
     rule = RULE.model_copy(update={"hold_seconds": 60})
     # What was counted before the window does not count.
-    window = Window(time="2026-01-02T03:04:05Z", new=latencies(0.1, 50), old=latencies(0.1, 70))
+    window = AnalysisWindow(start_time="2026-01-02T03:04:05Z", new=latencies(0.1, 50), old=latencies(0.1, 70))
     new, old = latencies(0.1, 50 + num_new), latencies(0.1, 70 + num_old)
 
     def ends_after(seconds):
-        return is_over(window, new, old, rule, moment(window.time) + timedelta(seconds=seconds))
+        return is_over(window, new, old, rule, moment(window.start_time) + timedelta(seconds=seconds))
 
     assert not ends_after(ends_after_s - 1)
     assert ends_after(ends_after_s)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
-from rayloom_operator.api.rollout import Rollout
+from rayloom_operator.api.rollout.spec import Rollout
 from rayloom_operator.decide.rollout.phases import RolloutStep
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "rollouts.md").read_text(encoding="utf-8")

@@ -11,7 +11,7 @@ from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from rt_rolling import CRASHES, FAILS_REQUESTS, NEVER_STARTS, SLOW, Rolling, make_order
+from rt_rolling import CRASHES, FAILS_REQUESTS, NEVER_STARTS, SLOW, Rolling, make_desired
 
 BOUNDS = st.sampled_from([(1, 0), (0, 1), (1, 1), (2, 0), (0, 2)])
 BAD = (SLOW, CRASHES, FAILS_REQUESTS, NEVER_STARTS)
@@ -30,14 +30,14 @@ class Rolls(RuleBasedStateMachine):
     )
     def begin(self, replicas, bounds, capacity, has_stuck_streams, auto_rollback):
         surge, unavailable = bounds
-        order = make_order("a", replicas, maxSurge=surge, maxUnavailable=unavailable, autoRollback=auto_rollback)
-        self.world = Rolling(order, capacity=replicas + capacity)
+        desired = make_desired("a", replicas, maxSurge=surge, maxUnavailable=unavailable, autoRollback=auto_rollback)
+        self.world = Rolling(desired, capacity=replicas + capacity)
         self.world.has_stuck_streams = has_stuck_streams
         self.world.run(24, 3)
 
     def engine(self, pick):
         """One of the engines that are there; None where there is none."""
-        found = self.world.there
+        found = self.world.running
         return found[pick % len(found)] if found else None
 
     @rule(seconds=st.integers(1, 30))
@@ -51,12 +51,12 @@ class Rolls(RuleBasedStateMachine):
     @rule(nums_acts=st.lists(st.integers(0, 3), min_size=1, max_size=3))
     def the_operator_dies_in_its_turns(self, nums_acts):
         for num_acts in nums_acts:
-            self.world.turn(num_acts)
+            self.world.reconcile(num_acts)
             self.world.pass_time(1)
 
     @rule()
     def a_turn_comes_at_once(self):
-        self.world.turn()
+        self.world.reconcile()
 
     @rule(revision=REVISIONS)
     def the_spec_changes(self, revision):
@@ -95,11 +95,11 @@ class Rolls(RuleBasedStateMachine):
     def nodes_come_and_go(self, capacity):
         self.world.capacity = capacity
 
-    @precondition(lambda self: self.world.there)
+    @precondition(lambda self: self.world.running)
     @rule()
     def what_was_remembered_is_lost(self):
         # Of a failure nothing is known then, so trying again is right.
-        self.world.memory = type(self.world.memory)()
+        self.world.stored = type(self.world.stored)()
 
     def teardown(self):
         """Faults stop, nodes have room, and nobody pauses the roll."""
@@ -111,31 +111,31 @@ class Rolls(RuleBasedStateMachine):
         num_quiet = 0
         for _ in range(0, _ENOUGH_S, 10):
             world.pass_time(10)
-            state, num_evicted = world.memory, len(world.evicted)
-            has_more = world.turns()
+            state, num_evicted = world.stored, len(world.evicted)
+            has_more = world.settle()
             world.evict()
-            is_quiet = not has_more and not world.acts and world.memory == state and len(world.evicted) == num_evicted
+            is_quiet = not has_more and not world.acts and world.stored == state and len(world.evicted) == num_evicted
             # An engine starts within two of these turns, without a word of the planner's.
             num_quiet = num_quiet + 1 if is_quiet else 0
             if num_quiet == 4:
                 break
         assert num_quiet == 4, "it does not come to rest"
-        has_cordoned = any(engine.is_cordoned for engine in world.there)
-        assert not (world.step.holds_evictions and state.held_time), "evictions are held for ever"
-        state, order = world.memory, world.order
+        has_cordoned = any(engine.is_cordoned for engine in world.running)
+        assert not (world.step.holds_evictions and state.eviction_hold_time), "evictions are held for ever"
+        state, desired = world.stored, world.desired
         if state.step in ("Complete", "RolledBack"):
             # Otherwise there are engines that never serve, and what does serve is all that the budget leaves.
             assert not has_cordoned, "an eviction does not pass"
-        asked, failure = order.revision, state.failure
+        asked, failure = desired.revision, state.failure
         if state.step == "Complete":
-            assert world.revisions() == asked * order.replicas
-            assert world.num_available() == order.replicas
+            assert world.revisions() == asked * desired.replicas
+            assert world.num_available() == desired.replicas
         elif state.step == "RolledBack":
             assert failure.revision == asked != state.current_revision
-            assert world.revisions() == state.current_revision * order.replicas
+            assert world.revisions() == state.current_revision * desired.replicas
             assert asked in BAD or failure.reason == "DeadlineExceeded"
         elif state.step == "Halted":
-            assert not order.rollout.auto_rollback
+            assert not desired.rollout.auto_rollback
             assert asked in BAD or failure.reason == "DeadlineExceeded"
         else:
             # The first revision ever; there is none to go back to. Who has lost its memory does not know that.
@@ -154,7 +154,7 @@ class RollsAndDrains(Rolls):
 
     @rule()
     def all_nodes_are_cordoned(self):
-        for engine in self.world.there:
+        for engine in self.world.running:
             engine.is_cordoned = engine.is_placed
 
     @rule(seconds=st.integers(5, 60))

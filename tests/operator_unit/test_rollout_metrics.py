@@ -3,9 +3,9 @@
 import re
 from datetime import datetime
 
-from rayloom_operator.api.rollout import RolloutState
+from rayloom_operator.api.rollout.state import RolloutState
 from rayloom_operator.telemetry.metrics import Metrics
-from rt_rolling import CLOCK, CRASHES, FAILS_REQUESTS, Rolling, make_order
+from rt_rolling import BEGIN, CRASHES, FAILS_REQUESTS, Rolling, make_desired
 
 
 def counted(metrics, name):
@@ -16,20 +16,20 @@ def counted(metrics, name):
 
 def counting(world):
     """Metrics that are told of every status from here on."""
-    metrics, turn = Metrics(), world.turn
+    metrics, reconcile = Metrics(), world.reconcile
 
     def told(*args):
-        before = world.memory
-        step = turn(*args)
-        metrics.rolled(before, world.memory, world.clock)
+        before = world.stored
+        step = reconcile(*args)
+        metrics.rolled(before, world.stored, world.wall)
         return step
 
-    world.turn = told
+    world.reconcile = told
     return metrics
 
 
 def serving(revision="a", **rollout):
-    world = Rolling(make_order(revision, 2, **rollout))
+    world = Rolling(make_desired(revision, 2, **rollout))
     world.run(20)
     return world
 
@@ -38,8 +38,8 @@ def test_a_roll_is_counted_step_by_step_and_its_time_is_from_the_new_spec_on():
     world = serving()
     metrics = counting(world)
     world.ask(revision="b")
-    began = world.seconds + 1  # the operator sees it with its next turn
-    while world.memory.step != "Complete" or world.memory.current_revision != "b":
+    began = world.seconds + 1  # the operator sees it with its next reconcile
+    while world.stored.step != "Complete" or world.stored.current_revision != "b":
         world.run(1)
     world.run(30)
 
@@ -53,10 +53,10 @@ def test_a_revision_that_fails_is_counted_once_and_so_is_the_way_back():
     world = serving()
     metrics = counting(world)
     world.ask(revision=FAILS_REQUESTS)
-    while world.memory.step != "RolledBack":
+    while world.stored.step != "RolledBack":
         world.run(1)
-        world.turn()  # again with nothing new
-    seconds = (world.clock - datetime.fromisoformat(world.memory.failure.time)).total_seconds()
+        world.reconcile()  # again with nothing new
+    seconds = (world.wall - datetime.fromisoformat(world.stored.failure.time)).total_seconds()
     world.run(30)
 
     assert counted(metrics, "failures_total") == {"AnalysisFailed": 1}
@@ -72,7 +72,7 @@ def test_a_roll_that_stops_where_it_failed_is_no_way_back():
     world.ask(revision=CRASHES)
     world.run(40)
 
-    assert world.memory.step == "Halted"
+    assert world.stored.step == "Halted"
     assert counted(metrics, "failures_total") == {"CrashLoop": 1}
     assert counted(metrics, "seconds_count") == {}
 
@@ -82,11 +82,11 @@ def test_a_spec_that_goes_back_ends_no_roll():
     metrics = counting(world)
     world.ask(revision="b")
     world.run(20)
-    assert world.memory.roll_time
+    assert world.stored.start_time
     world.ask(revision="a")
     world.run(40)
 
-    assert (world.memory.step, world.memory.roll_time) == ("Complete", "")
+    assert (world.stored.step, world.stored.start_time) == ("Complete", "")
     assert counted(metrics, "steps_total")["Replacing"] == 1
     assert counted(metrics, "seconds_count") == {}
 
@@ -103,6 +103,6 @@ def test_scaling_is_a_step_and_no_roll():
 
 def test_what_was_never_written_counts_as_nothing():
     metrics = Metrics()
-    metrics.rolled(RolloutState(), RolloutState(), CLOCK)
+    metrics.rolled(RolloutState(), RolloutState(), BEGIN)
 
     assert counted(metrics, "steps_total") == {}

@@ -4,7 +4,7 @@ import pytest
 
 from rayloom_operator.api.spec import Metadata, parse
 from rayloom_operator.api.status import Reason
-from rayloom_operator.decide.rollout.view import look
+from rayloom_operator.decide.rollout.view import view_of
 from rayloom_operator.objects.ray_cluster import ray_cluster
 from rayloom_operator.observe.observed import Observed
 from rayloom_operator.observe.replicas import is_suspended
@@ -100,7 +100,7 @@ def test_what_waits_in_a_queue_is_no_fault_and_waits_for_capacity(is_head_evicte
     # KubeRay deletes the pods that one has which is suspended later.
     group = make_group(is_suspended=True, is_head_evicted=is_head_evicted)
     verdict = judge(group, NOW)
-    (engine,) = look(Observed(replicas=(group,)), {}, "00000000", now=NOW).engines
+    (engine,) = view_of(Observed(replicas=(group,)), {}, "00000000", mono=NOW).engines
 
     assert verdict.reason is Reason.PODS_PENDING
     assert verdict.message == (

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 from typing import get_args
 
-from rayloom_operator.api.rollout import RolloutFailure
+from rayloom_operator.api.rollout.state import FailureReason
 from rayloom_operator.api.status import FAULTS, ConditionType, Reason
 from rayloom_operator.decide.rollout.phases import RolloutStep
 
@@ -13,7 +13,7 @@ PAGE = (Path(__file__).resolve().parents[2] / "docs" / "troubleshooting.md").rea
 
 OF_ROLLS = {
     *map(str, RolloutStep),
-    *get_args(RolloutFailure.model_fields["reason"].annotation),
+    *get_args(FailureReason),
     *("Moving", "NotRolledBack", "NotPaused", "Suspended"),
 }
 WORTH_A_LOOK = {"WaitingForCapacity", "RollingBack", "RolledBack", "Halted", "AnalysisFailed", "CrashLoop"}

@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 from types import SimpleNamespace
 
 from rayloom_operator.api.model_facts import builtin_facts
-from rayloom_operator.api.rollout import RolloutState
+from rayloom_operator.api.rollout.state import RolloutState
 from rayloom_operator.api.spec import parse
 from rayloom_operator.api.status import Reason, stored_rollout
 from rayloom_operator.decide.conditions.accepted import VALID
@@ -13,8 +13,8 @@ from rayloom_operator.decide.permissions import Permissions
 from rayloom_operator.decide.plan import plan
 from rayloom_operator.decide.recovery import remembered
 from rayloom_operator.decide.rollout.planner import next_step
-from rayloom_operator.decide.rollout.revisions import lineages
-from rayloom_operator.decide.rollout.view import look, order_of
+from rayloom_operator.decide.rollout.revisions import revision_places
+from rayloom_operator.decide.rollout.view import desired_of, view_of
 from rayloom_operator.decide.settings import Settings
 from rayloom_operator.decide.situation import Situation
 from rayloom_operator.decide.status import status
@@ -143,7 +143,7 @@ def make_serving(resolved, number=0, **facts):
 
 
 def settled(resolved):
-    """What a status remembers of a service whose spec was taken up and never changed."""
+    """The rollout state of a service whose spec was taken up and never changed."""
     current = revision(resolved)
     counts = {current: resolved.service.spec.replicas} if resolved.service.spec.replicas else {}
     return RolloutState(current_revision=current, update_revision=current, counts=counts)
@@ -180,20 +180,22 @@ def turn(
     """What one reconcile of a service decides and says: `slots`, `step`, `plan`, `status`, `document`, the status as
     written, and the `situation` that it was decided in.
 
-    `previous` is the document of the turn before; without one the spec was taken up a turn ago. `old` is what engines
-    of earlier revisions are made from, `endpoints` the addresses that clients find; None: those with the route.
+    `previous` is the document of the reconcile before; without one the spec was taken up a reconcile ago. `old` is what
+    engines of earlier revisions are made from, `endpoints` the addresses that clients find; None: those with the route.
     """
     if endpoints is not None:
         groups = [replace(each, is_found=each.head is not None and each.head.ip in endpoints) for each in groups]
     previous, seen, now = previous or {}, Observed(replicas=tuple(groups), **facts), Now(clock, now)
     memory, rollout, step, parts = remembered(previous), stored_rollout(previous), None, ()
     if resolved:
+        desired = desired_of(resolved, revision(resolved))
+        view = view_of(seen, memory, desired.revision, mono=now.mono)
         if not rollout.update_revision:
-            rollout = settled(resolved)
-        order = order_of(resolved, revision(resolved))
-        step = next_step(order, rollout, look(seen, memory, order.revision, now=now.mono), now.wall)
+            # As the reconcile before has written it, but that no engine was to be terminated then.
+            rollout = replace(next_step(desired, settled(resolved), view, now.wall).state, terminating={})
+        step = next_step(desired, rollout, view, now.wall)
         made_from = {revision(each): each for each in old}
-        parts = lineages(resolved, made_from, seen, memory, rollout, step, now=now)
+        parts = revision_places(resolved, made_from, seen, memory, step, now=now)
     accepted = Verdict(reason=Reason.INVALID_SPEC, message="; ".join(problems)) if problems else VALID
     situation = make_situation(
         resolved,

@@ -69,6 +69,11 @@ class Simulation:
         """As it was written."""
         return self.document.get("rollout", {})
 
+    @property
+    def terminating(self):
+        """Names of engines that are to go, as it was written."""
+        return self.rollout.get("terminatingEngines", {})
+
     def number(self):
         self.serial += 1
         return self.serial
@@ -148,7 +153,7 @@ class Simulation:
 
     def run_turns(self):
         for _ in range(9):
-            if self.run_turn().step.look_again_s != 0.0:
+            if self.run_turn().step.requeue_after_s != 0.0:
                 return
         raise AssertionError(f"decides without end: {self.rollout}")
 
@@ -168,7 +173,7 @@ class Simulation:
         found = turn(self.resolved, seen.replicas, **facts)
         state = found.step.state
         is_rolling = state.update_revision != state.current_revision
-        if is_rolling or self.rollout.get("leaving") or state.leaving or found.step.route_off:
+        if is_rolling or self.terminating or state.terminating or found.step.route_off:
             # What clients find is not asked for while nothing depends on it.
             found = turn(self.resolved, seen.replicas, endpoints=self.endpoints, **facts)
         failed = {slot.name: slot.failure.uid for slot in found.slots if slot.failure is not None}
@@ -214,14 +219,14 @@ class Simulation:
         cluster = next(each for each in self.there if each.head is not None and each.head.name == route.pod.name)
         if not route.wanted and self.is_available(cluster):
             self._may_go(cluster)
-        assert not route.wanted or cluster.name not in self.rollout.get("leaving", {}), f"{cluster.name} is to go"
+        assert not route.wanted or cluster.name not in self.terminating, f"{cluster.name} is to go"
         cluster.head.is_routed = route.wanted
         cluster.be_found(self.t, self.is_found(cluster))
 
     def _may_go(self, cluster):
         """Of an engine that serves."""
         name, made, spec = cluster.name, cluster.revision, self.order
-        assert name in self.rollout["leaving"], f"that {name} goes is not written"
+        assert name in self.terminating, f"that {name} goes is not written"
         num_available = sum(self.is_available(each) for each in self.there)
         least = spec.replicas - spec.rollout.max_unavailable
         assert num_available > least, f"{name} goes, and no more than {num_available} serve"
@@ -260,7 +265,7 @@ class Simulation:
 
     def _is_drained(self, cluster):
         name, since = cluster.name, cluster.unfound_since
-        assert name in self.rollout["leaving"], f"that {name} goes is not written"
+        assert name in self.terminating, f"that {name} goes is not written"
         assert not cluster.is_routed and not self.is_found(cluster), f"{name} is deleted while clients find it"
         if cluster.was_found and cluster.answers(self.lost):
             is_empty = cluster.is_drained and cluster.num_in_flight == 0

@@ -22,7 +22,7 @@ from rayloom_operator.api.pods import Auth, LocalObject, ModelCache, Scheduling,
 from rayloom_operator.api.problems import explain, source_hint
 from rayloom_operator.api.recovery import Recovery
 from rayloom_operator.api.restart import RestartTime
-from rayloom_operator.api.rollout import Rollout
+from rayloom_operator.api.rollout.spec import Rollout
 from rayloom_operator.api.sizing import Accelerator, Parallelism, Sizing
 from rayloom_operator.errors import SpecError
 

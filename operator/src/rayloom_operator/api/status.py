@@ -11,7 +11,8 @@ from pydantic.alias_generators import to_camel
 
 from rayloom_operator.api.base import Message
 from rayloom_operator.api.model_facts import ModelFacts
-from rayloom_operator.api.rollout import RolloutState
+from rayloom_operator.api.rollout.state import RolloutState
+from rayloom_operator.api.rollout.stored import RolloutStatus
 
 
 class Reason(StrEnum):
@@ -51,7 +52,7 @@ class Reason(StrEnum):
     SCHEDULED = "Scheduled"  # Scheduled
     HEALTHY = "Healthy"  # Degraded is False
     SUSPENDED = "Suspended"  # spec.replicas is 0; Available, Scheduled and ModelReady
-    # Progressing: the words of `rollout_words.RolloutStep`. Starting is above.
+    # Progressing: the values of `decide.rollout.phases.RolloutStep`. Starting is above.
     COMPLETE = "Complete"
     SCALING = "Scaling"
     WAITING_FOR_CAPACITY = "WaitingForCapacity"
@@ -225,9 +226,9 @@ def stored_model(status: Mapping[str, Any]) -> Model | None:
 
 
 def stored_rollout(status: Mapping[str, Any]) -> RolloutState:
-    """What a status document remembers of rolls. What this version cannot read is as good as not there."""
+    """The rollout state in a status document; an empty one where there is none, or this version cannot read it."""
     try:
-        return RolloutState.model_validate(status.get("rollout", {}))
+        return RolloutStatus.model_validate(status.get("rollout", {})).state()
     except ValidationError:
         return RolloutState()
 
@@ -266,7 +267,9 @@ class Status(_Part):
     progress: str = Field(
         "", description="What the last roll does or came to, such as Analyzing, Complete or RolledBack: AnalysisFailed."
     )
-    rollout: RolloutState | None = Field(None, description="What is remembered of rolls. Absent before the first.")
+    rollout: RolloutStatus | None = Field(
+        None, description="What the operator knows of rollouts. Absent before the first reconcile."
+    )
     image: str = Field(
         "",
         description="Image of the update revision where the spec names none: the operator's default of that time.",

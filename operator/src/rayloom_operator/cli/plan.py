@@ -14,15 +14,15 @@ from pydantic import ValidationError
 from rayloom_operator.api.manifest import load_service
 from rayloom_operator.api.model_facts import ELEMENT_BYTES, ModelFacts, builtin_facts
 from rayloom_operator.api.pod_template.privileges import host_paths, privileges
-from rayloom_operator.api.rollout import RolloutState
+from rayloom_operator.api.rollout.state import RolloutState
 from rayloom_operator.api.spec import LLMService, Model
 from rayloom_operator.api.status import Candidate, Figures, Sizing
 from rayloom_operator.cli.rollout import explain_rollout
 from rayloom_operator.decide.conditions.accepted import VALID
 from rayloom_operator.decide.plan import plan
 from rayloom_operator.decide.rollout.planner import next_step
-from rayloom_operator.decide.rollout.revisions import lineages
-from rayloom_operator.decide.rollout.view import look, order_of
+from rayloom_operator.decide.rollout.revisions import revision_places
+from rayloom_operator.decide.rollout.view import desired_of, view_of
 from rayloom_operator.decide.settings import Settings
 from rayloom_operator.decide.situation import Situation
 from rayloom_operator.errors import SpecError
@@ -88,24 +88,23 @@ def _needed_settings(service: LLMService) -> str:
 
 def _objects(resolved: Resolved, clock: datetime) -> tuple[Manifest, ...]:
     """What is made of a new service, once it is written down how many engines it is to have."""
-    nothing, order = Observed(), order_of(resolved, revision(resolved))
-    rollout = RolloutState(
-        current_revision=order.revision, update_revision=order.revision, counts={order.revision: order.replicas}
-    )
-    now = Now(wall=clock, mono=0.0)
-    step = next_step(order, rollout, look(nothing, {}, order.revision, now=now.mono), now.wall)
+    nothing, now = Observed(), Now(wall=clock, mono=0.0)
+    desired = desired_of(resolved, revision(resolved))
+    view = view_of(nothing, {}, desired.revision, mono=now.mono)
+    stored = next_step(desired, RolloutState(), view, now.wall).state
+    step = next_step(desired, stored, view, now.wall)
     situation = Situation(
         now=now,
         settings=_SETTINGS,
         generation=1,
         previous={},
         memory={},
-        rollout=rollout,
+        rollout=stored,
         service=resolved.service,
         accepted=VALID,
         resolved=resolved,
         step=step,
-        revisions=lineages(resolved, {}, nothing, {}, rollout, step, now=now),
+        revisions=revision_places(resolved, {}, nothing, {}, step, now=now),
     )
     return plan(situation).wanted
 

@@ -1,85 +1,97 @@
-"""The steps of a roll where all goes well, for `rayloom-operator plan --rollout OLD NEW`.
+"""The steps of a rollout in which nothing fails, for `rayloom-operator plan --rollout OLD NEW`.
 
-The planner that works in a cluster acts on one that is made up here: its engines start, serve and drain from one turn
-to the next.
+The planner is the one that works in a cluster; the engines that it acts on are simulated.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
-from datetime import UTC, datetime, timedelta
-from itertools import count, islice
 
-from rayloom_operator.api.rollout import Rollout, RolloutState
-from rayloom_operator.decide.rollout.counts import Engine, EngineState, Order, Seen
+from rayloom_operator.api.rollout.spec import Rollout
+from rayloom_operator.api.rollout.state import RolloutState
+from rayloom_operator.cli.simulation import Action, SimulatedEngine, SimulatedService, actions
+from rayloom_operator.decide.rollout.inputs import Desired
 from rayloom_operator.decide.rollout.phases import RolloutStep
-from rayloom_operator.decide.rollout.planner import Step, next_step
 from rayloom_operator.names import group_name
 from rayloom_operator.resolve.resolved import Resolved
 from rayloom_operator.resolve.revision import revision
 
-_BEGIN = datetime(2000, 1, 1, tzinfo=UTC)  # any time would do
-
-Engines = dict[str, Engine]  # by name
-
 
 def explain_rollout(old: Resolved, new: Resolved, rollout: Rollout) -> str:
-    """What would be done to get from `old`, whose engines all serve, to `new`, a line for each step."""
-    before, after, spec = revision(old), revision(new), new.service.spec
-    order = Order(revision=after, replicas=spec.replicas, drain_seconds=spec.drain_seconds, rollout=rollout)
-    names = [group_name(old.service.metadata.name, before, number) for number in range(old.service.spec.replicas)]
-    engines = {name: Engine(name=name, revision=before, state="well", is_routed=True, is_listed=True) for name in names}
-    if before == after and spec.replicas == len(names):
+    """A line for each change that is made on the way from `old`, whose engines all serve, to `new`."""
+    before, after = revision(old), revision(new)
+    spec = new.service.spec
+    num_before = old.service.spec.replicas
+    if before == after and spec.replicas == num_before:
         return f"Nothing to do: both are revision {after} with {spec.replicas} replicas."
-    bounds = f"at most {order.most} engines, at least {order.least} that serve."
+    desired = Desired(revision=after, replicas=spec.replicas, drain_seconds=spec.drain_seconds, rollout=rollout)
+    service = _serving(desired, old.service.metadata.name, before, num_before)
+    bounds = f"at most {desired.max_engines} engines, at least {desired.min_available} that serve."
     change = f"{before} -> {after}" if before != after else before
-    lines = [f"Revision {change}, {len(names)} -> {spec.replicas} replicas; {bounds}", ""]
-    for number, (step, words) in enumerate(_steps(order, before, engines, old.service.metadata.name), 1):
+    lines = [f"Revision {change}, {num_before} -> {spec.replicas} replicas; {bounds}", ""]
+    for number, (step, words) in enumerate(_changes(service), 1):
         lines.append(f"{number:>3}  {step:<9}  {words}")
     return "\n".join(lines)
 
 
-def _steps(order: Order, before: str, engines: Engines, service: str) -> Iterator[tuple[str, str]]:
-    """Each step's name and what is done in it, from `engines` of the revision `before`."""
-    state, clock, hold_s = _serving(before, len(engines)), _BEGIN, order.rollout.analysis.hold_seconds
+def _serving(desired: Desired, name: str, revision: str, number: int) -> SimulatedService:
+    """A service with so many engines of the revision, which all serve."""
+    service = SimulatedService(desired, name)
+    for each in range(number):
+        engine = SimulatedEngine(
+            name=group_name(name, revision, each), revision=revision, age_s=1, is_routed=True, is_listed=True
+        )
+        service.engines[engine.name] = engine
+    service.stored = RolloutState(
+        current_revision=revision, update_revision=revision, has_served=True, counts={revision: number}
+    )
+    return service
+
+
+def _changes(service: SimulatedService) -> Iterator[tuple[str, str]]:
+    """Each change with the step in which it is made, and how it ends."""
+    hold_s = service.desired.rollout.analysis.hold_seconds
+    seen: object = None
     while True:
-        memory, step = state, next_step(order, state, Seen(engines=tuple(engines.values())), clock)
-        state, then = step.state, _after(step, engines, service)
-        for words in _words(step, then, order):
-            yield state.step, words
-        if state.step != memory.step and state.step == RolloutStep.ANALYZING:
-            yield state.step, f"for {hold_s} s compare the requests of both revisions"
-        is_idle = state == memory and then == engines
-        if is_idle and step.look_again_s is None:
-            yield state.step, step.message
+        before, stored = set(service.engines), service.stored
+        step = service.reconcile()
+        names = iter(sorted(service.engines.keys() - before))
+        found = list(actions(step))
+        for action in found:
+            yield step.state.step, _words(action, service, names)
+        if step.state.step != stored.step and step.state.step == RolloutStep.ANALYZING:
+            yield step.state.step, f"for {hold_s} s compare the requests of both revisions"
+        if step.requeue_after_s == 0.0:
+            continue
+        snapshot = _snapshot(service)
+        is_idle = not found and snapshot == seen
+        if is_idle and step.requeue_after_s is None:
+            yield step.state.step, step.message
             return
-        engines, clock = then, clock + timedelta(seconds=hold_s if is_idle else 1)
+        seen = snapshot
+        service.pass_time(max(hold_s, 1) if is_idle else 1)
 
 
-def _serving(revision: str, number: int) -> RolloutState:
-    return RolloutState(current_revision=revision, update_revision=revision, has_served=True, counts={revision: number})
+def _snapshot(service: SimulatedService) -> object:
+    """All that changes in the service while time passes, but for its requests."""
+    return [
+        (engine.name, engine.state, engine.is_routed, engine.is_listed, engine.ends_s)
+        for engine in service.engines.values()
+    ]
 
 
-def _words(step: Step, then: Engines, order: Order) -> Iterator[str]:
-    yield from (f"{name} made its first token: send it requests" for name in step.route_on)
-    new = [name for name, engine in then.items() if engine.state == "starting"]
-    yield from (f"make {name}" for name in new)
-    yield from (f"send {name} no more requests" for name in step.route_off)
-    yield from (f"let {name} finish what it has, for at most {order.drain_seconds} s" for name in step.drain)
-    yield from (f"delete {name}" for name in step.delete)
-
-
-def _after(step: Step, engines: Engines, service: str) -> Engines:
-    """The engines once all of the step is done."""
-    found = {}
-    for name, engine in engines.items():
-        is_routed = (engine.is_routed or name in step.route_on) and name not in step.route_off
-        state: EngineState = "draining" if name in step.drain or engine.state == "draining" else "well"
-        if name not in step.delete:
-            found[name] = replace(engine, state=state, is_routed=is_routed, is_listed=is_routed)
-    for made, number in step.make.items():
-        free = (name for each in count() if (name := group_name(service, made, each)) not in engines)
-        for name in islice(free, number):
-            found[name] = Engine(name=name, revision=made, state="starting")
-    return found
+def _words(action: Action, service: SimulatedService, new_names: Iterator[str]) -> str:
+    verb, name = action
+    match verb:
+        case "make":
+            return f"make {next(new_names)}"
+        case "route_on":
+            return f"{name} made its first token: send it requests"
+        case "route_off":
+            return f"send {name} no more requests"
+        case "drain":
+            return f"let {name} finish what it has, for at most {service.desired.drain_seconds} s"
+        case "undrain":
+            return f"let {name} take requests again"
+        case "delete":
+            return f"delete {name}"

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from rayloom_operator.api.rollout import RolloutState
+from rayloom_operator.api.rollout.state import RolloutState
 from rayloom_operator.api.spec import LLMService
 from rayloom_operator.decide.recovery import Place
 from rayloom_operator.decide.rollout.planner import Step
@@ -113,7 +113,7 @@ def _num_pods(situation: Situation, resolved: Resolved, step: Step) -> int:
     specs = [resolved, *(each.resolved for each in situation.revisions if each.resolved is not None)]
     largest = max(1 + each.num_pods for each in specs)
     most_seen = max((len(each.pods) for each in observed.replicas), default=0)
-    return (num_replicas - step.num_freed) * max(largest, most_seen)
+    return (num_replicas - step.num_evictable) * max(largest, most_seen)
 
 
 @dataclass(slots=True)
@@ -129,7 +129,7 @@ def _replicas(situation: Situation, resolved: Resolved) -> _Replicas:
     found = _Replicas()
     for revision in situation.revisions:
         num_left = revision.num_new
-        for place in revision.slots:
+        for place in revision.places:
             waits = _waits(place, situation, resolved)
             found.waits += waits
             is_empty = place.replica is None

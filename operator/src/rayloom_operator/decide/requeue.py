@@ -45,8 +45,8 @@ def _reasons_to_requeue(situation: Situation, planned: Plan) -> Iterator[float]:
     # While nothing can be created, no failed replica is deleted and the rollout takes no step.
     if situation.can_create and _has_new_failure(situation):
         yield _NEXT_RECONCILE_S
-    if situation.can_create and situation.step is not None and situation.step.look_again_s is not None:
-        yield situation.step.look_again_s
+    if situation.can_create and situation.step is not None and situation.step.requeue_after_s is not None:
+        yield situation.step.requeue_after_s
 
 
 def _is_well(situation: Situation) -> bool:

@@ -21,8 +21,13 @@ class Route:
 
 
 def route_changes(situation: Situation) -> tuple[Route, ...]:
-    """Returns the changes that route labels need: first on, then off, so that the service always has an engine."""
-    found = []
+    """Returns the changes that route labels need: first on, then off, so that the service always has an engine.
+
+    There are none while the rollout's next state has yet to be written: it says which replicas leave.
+    """
+    if situation.can_create and situation.step is not None and not situation.step.is_stored:
+        return ()
+    found: list[Route] = []
     has_serving = _has_routed_engine_that_serves(situation)
     for replica in situation.observed.replicas:
         head = replica.head

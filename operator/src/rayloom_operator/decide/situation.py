@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from rayloom_operator.api.rollout import RolloutState
+from rayloom_operator.api.rollout.state import RolloutState
 from rayloom_operator.api.spec import LLMService
 from rayloom_operator.decide.inspection import Inspection
 from rayloom_operator.decide.recovery import Memory, Place
 from rayloom_operator.decide.rollout.planner import Step
-from rayloom_operator.decide.rollout.revisions import Lineage
+from rayloom_operator.decide.rollout.revisions import RevisionPlaces
 from rayloom_operator.decide.settings import Settings
 from rayloom_operator.observe.observed import Observed, Verdict
 from rayloom_operator.resolve.resolved import Resolved
@@ -42,12 +42,12 @@ class Situation:
     retry_interval_s: float = 1.0  # the interval of reconciles while an engine of the service does not answer
     # The rollout: its next step, and the engine replicas of each revision. Both are empty while `resolved` is None.
     step: Step | None = None
-    revisions: tuple[Lineage, ...] = ()
+    revisions: tuple[RevisionPlaces, ...] = ()
 
     @property
     def places(self) -> tuple[Place, ...]:
         """The places of all revisions."""
-        return tuple(place for each in self.revisions for place in each.slots)
+        return tuple(place for each in self.revisions for place in each.places)
 
     @property
     def can_create(self) -> bool:
@@ -55,5 +55,6 @@ class Situation:
         return self.resolved is not None and self.step is not None and not self.kuberay_problem
 
     def is_leaving(self, replica: str) -> bool:
-        """Whether the replica of this name leaves by the written rollout state, or by the next one."""
-        return replica in self.rollout.leaving or (self.step is not None and replica in self.step.state.leaving)
+        """Whether the rollout terminates the replica of this name; as it is written while no step can be taken."""
+        state = self.step.state if self.step is not None and self.can_create else self.rollout
+        return replica in state.terminating

@@ -5,13 +5,12 @@ Messages hold nothing that changes by itself: as long as nothing changes, the st
 
 from __future__ import annotations
 
-from rayloom_operator.api.rollout import RolloutState
 from rayloom_operator.api.status import Reason, Status, stored_sizing
 from rayloom_operator.decide.conditions.accepted import acceptance
 from rayloom_operator.decide.conditions.evidence import Evidence, JudgedReplica, gather_evidence
 from rayloom_operator.decide.conditions.report import conditions
 from rayloom_operator.decide.replica_status import replica_status
-from rayloom_operator.decide.rollout.conditions import progress
+from rayloom_operator.decide.rollout.conditions import progress, rollout_status
 from rayloom_operator.decide.situation import Situation
 from rayloom_operator.names import NODE_TYPE_LABEL, SERVICE_LABEL
 from rayloom_operator.objects.companions import endpoint
@@ -45,7 +44,7 @@ def status(situation: Situation, refusal: str = "") -> Status:
         current_revision=step.state.current_revision if step is not None else previous.get("currentRevision", ""),
         update_revision=update or previous.get("updateRevision", ""),
         progress=progress(step) if step is not None else previous.get("progress", ""),
-        rollout=_rollout(evidence),
+        rollout=rollout_status(evidence.step, situation.rollout),
         image=_image(evidence),
         groups=tuple(replica_status(each, situation) for each in (*evidence.staying, *evidence.leaving)),
     )
@@ -79,16 +78,6 @@ def _selector(situation: Situation) -> str:
         before: str = situation.previous.get("selector", "")
         return before
     return f"{SERVICE_LABEL}={resolved.service.metadata.name},{NODE_TYPE_LABEL}=head"
-
-
-def _rollout(evidence: Evidence) -> RolloutState | None:
-    if evidence.step is not None:
-        return evidence.step.state
-    written = evidence.situation.rollout
-    if not written.update_revision:
-        return None
-    # No deadline runs while nothing can be done.
-    return written.model_copy(update={"progress_time": "", "held_time": ""})
 
 
 def _image(evidence: Evidence) -> str:

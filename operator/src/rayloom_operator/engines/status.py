@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import msgspec
 from pydantic import AfterValidator, BaseModel, ConfigDict, FailFast, Field, ValidationError
 
-from rayloom_operator.api.rollout import Figures
+from rayloom_operator.api.rollout.state import RequestCounts
 from rayloom_operator.errors import EngineUnavailable
 from rayloom_operator.texts import head, plain
 
@@ -87,10 +87,10 @@ class EngineStatus(_Part):
     requests: Requests = Requests()
 
     @property
-    def figures(self) -> Figures:
-        """What a roll compares."""
+    def request_counts(self) -> RequestCounts:
+        """The requests by which a rollout compares revisions."""
         said = self.requests
-        return Figures(requests=said.finished, errors=said.failed, ttft=said.first_token_seconds)
+        return RequestCounts(requests=said.finished, errors=said.failed, first_token_seconds=said.first_token_seconds)
 
     def has_token_within(self, seconds: float) -> bool:
         """Whether a token passed through every rank so lately, or is on its way: a long step shows work meanwhile."""

@@ -11,7 +11,7 @@ from rayloom_operator.api.status import stored_rollout
 from rayloom_operator.decide.inspection import Inspection
 from rayloom_operator.decide.recovery import Memory, remembered
 from rayloom_operator.decide.rollout.planner import Step
-from rayloom_operator.decide.rollout.revisions import Lineage
+from rayloom_operator.decide.rollout.revisions import RevisionPlaces
 from rayloom_operator.decide.settings import Settings
 from rayloom_operator.decide.situation import Situation
 from rayloom_operator.kube.client import Kube
@@ -71,7 +71,7 @@ class Gatherer:
             # No RayCluster can be created, so no place needs another name.
             observed = replace(observed, taken=frozenset())
         step: Step | None = None
-        revisions: tuple[Lineage, ...] = ()
+        revisions: tuple[RevisionPlaces, ...] = ()
         if request.resolved is not None:
             step, revisions = await self._roller.next(
                 key, document, request.resolved, observed, memory, rollout, now=now

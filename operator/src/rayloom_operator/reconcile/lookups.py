@@ -1,14 +1,14 @@
-"""Looks up what a roll needs beside what is cached, and asks the planner what comes next."""
+"""Reads from the API server what a rollout needs beside the watched objects, and asks the planner for the next step."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from rayloom_operator.api.rollout import RolloutState
+from rayloom_operator.api.rollout.state import RolloutState
 from rayloom_operator.decide.recovery import Memory
 from rayloom_operator.decide.rollout.planner import Step, next_step
-from rayloom_operator.decide.rollout.revisions import Lineage, lineages, old_revisions
-from rayloom_operator.decide.rollout.view import look, order_of
+from rayloom_operator.decide.rollout.revisions import RevisionPlaces, old_revisions, revision_places
+from rayloom_operator.decide.rollout.view import desired_of, view_of
 from rayloom_operator.decide.settings import Settings
 from rayloom_operator.kube.client import Kube
 from rayloom_operator.names import Manifest, ServiceKey
@@ -29,14 +29,17 @@ class Roller:
         self._observer = observer
 
     def forget(self, key: ServiceKey) -> None:
-        """The service is gone."""
+        """Drops everything that is kept of a deleted service."""
         self._old_specs.forget(key)
 
     async def with_kept_image(
         self, key: ServiceKey, document: Manifest, resolved: Resolved, previous: Manifest
     ) -> Resolved:
-        """`resolved` with the default image of the time when this spec was first applied, also where it is the spec of
-        before a roll, which comes back. `previous` is the status as it was written last."""
+        """Returns `resolved` with the operator's default image of the time when its spec was first applied.
+
+        That is also the image of a spec that goes back to the revision before the rollout. `previous` is the status
+        that was written last.
+        """
         current, update = previous.get("currentRevision", ""), previous.get("updateRevision", "")
         resolved = with_kept_image(resolved, previous.get("image", ""), update or current)
         if update in ("", current) or revision(resolved) == update:
@@ -54,20 +57,20 @@ class Roller:
         rollout: RolloutState,
         *,
         now: Now,
-    ) -> tuple[Step, tuple[Lineage, ...]]:
-        """What to do next, and the engines of each revision. `rollout` is what was written of rolls."""
-        order = order_of(resolved, revision(resolved))
-        step = next_step(order, rollout, look(seen, memory, order.revision, now=now.mono), now.wall)
+    ) -> tuple[Step, tuple[RevisionPlaces, ...]]:
+        """Returns the next step, and the places of each revision. `rollout` is the state that was stored last."""
+        desired = desired_of(resolved, revision(resolved))
+        step = next_step(desired, rollout, view_of(seen, memory, desired.revision, mono=now.mono), now.wall)
         if step.drain or step.delete:
-            # What ends requests is not done by the word of a watch alone, which may be behind or broken.
+            # A drain and a deletion end requests, and a watch may be behind: the EndpointSlices are listed first.
             found = await self._observer.found(key)
-            groups = (replace(each, is_found=each.is_found or _uid(each) in found) for each in seen.replicas)
-            seen = replace(seen, replicas=tuple(groups))
-            step = next_step(order, rollout, look(seen, memory, order.revision, now=now.mono), now.wall)
+            replicas = (replace(each, is_found=each.is_found or _uid(each) in found) for each in seen.replicas)
+            seen = replace(seen, replicas=tuple(replicas))
+            step = next_step(desired, rollout, view_of(seen, memory, desired.revision, mono=now.mono), now.wall)
         old = await self._old_specs.of(key, document, old_revisions(step))
-        return step, lineages(resolved, old, seen, memory, rollout, step, now=now)
+        return step, revision_places(resolved, old, seen, memory, step, now=now)
 
 
-def _uid(group: EngineReplica) -> str:
-    """Of its head pod; empty while there is none."""
-    return group.head.uid if group.head is not None else ""
+def _uid(replica: EngineReplica) -> str:
+    """Returns the uid of the head pod; empty while there is none."""
+    return replica.head.uid if replica.head is not None else ""

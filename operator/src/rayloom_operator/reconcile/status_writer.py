@@ -70,7 +70,7 @@ class StatusWriter:
         self._note_written(key, document, written)
         now = datetime.now(UTC)
         if computed.rollout is not None:
-            self._metrics.rolled(stored_rollout(previous), computed.rollout, now)
+            self._metrics.rolled(stored_rollout(previous), computed.rollout.state(), now)
         new = {each["metadata"]["name"]: each for each in events(document, computed, now)}
         self._unsent.setdefault(key, {}).update(new)
         return None

@@ -19,7 +19,7 @@ from prometheus_client import (
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from rayloom_operator.api.rollout import RolloutState
+from rayloom_operator.api.rollout.state import RolloutState
 from rayloom_operator.errors import OperatorError, Refused
 from rayloom_operator.names import ServiceKey
 
@@ -146,8 +146,8 @@ class Metrics:
         failure = after.failure
         if failure is not None and failure != before.failure:
             self._rollout_failures.labels(failure.reason).inc()
-        if before.roll_time and after.current_revision == after.update_revision == before.update_revision:
-            self._ended("Complete", before.roll_time, clock)
+        if before.start_time and after.current_revision == after.update_revision == before.update_revision:
+            self._ended("Complete", before.start_time, clock)
         if failure is not None and after.step == "RolledBack" != before.step:
             self._ended("RolledBack", failure.time, clock)
 

@@ -64,7 +64,7 @@ def gather_evidence(situation: Situation, accepted: Verdict) -> Evidence:
     """Returns the evidence. `accepted` is VALID, or why the spec cannot be used or an object of ours is refused."""
     step = None if situation.kuberay_problem else situation.step
     is_made = accepted.reason is Reason.VALID or (step is not None and _is_made(situation, step.state.update_revision))
-    leaving_names = step.state.leaving.keys() if step is not None else situation.rollout.leaving.keys()
+    leaving_names = (situation.rollout if step is None else step.state).terminating.keys()
     staying = tuple(_with_places(situation, is_made=is_made))
     leaving = tuple(
         JudgedReplica(

@@ -1,8 +1,8 @@
-"""Whether the first engine of a new revision does as well as the old ones in the same time. Pure.
+"""The comparison of a new revision's first engine with the old engines in the same time. Pure.
 
-What fails real requests is seen before the time is over: once so many have failed that no run of good ones could make
-up for it. How long first tokens take is judged at the end, for of few requests the slowest tells little. A new engine
-that is much slower than the old ones gets few through while they get many: then the end comes later.
+Failed requests fail the revision before the time is over: once so many have failed that no run of good ones could make
+up for them. The time to the first token is judged at the end, because the slowest of few requests tells little. A new
+engine that is much slower than the old ones answers few requests while they answer many: then the end comes later.
 """
 
 from __future__ import annotations
@@ -11,80 +11,91 @@ import math
 from collections.abc import Iterable
 from datetime import datetime, timedelta
 
-from rayloom_operator.api.rollout import Analysis, Figures, Window
+from rayloom_operator.api.rollout.spec import Analysis
+from rayloom_operator.api.rollout.state import AnalysisWindow, RequestCounts
 from rayloom_operator.times import moment
 
-MAX_HOLDS = 3  # A comparison for which only the new revision has too few requests goes on for so many holdSeconds.
+# A comparison in which only the new revision has too few requests lasts for so many times holdSeconds.
+MAX_HOLDS = 3
 _QUANTILE = 0.99
 
 
-def total(each: Iterable[Figures]) -> Figures:
+def total(each: Iterable[RequestCounts]) -> RequestCounts:
     """The sum over engines."""
-    figures = list(each)
-    edges = {edge for one in figures for edge in one.ttft}
-    return Figures(
-        requests=sum(one.requests for one in figures),
-        errors=sum(one.errors for one in figures),
-        ttft={edge: sum(one.ttft.get(edge, 0) for one in figures) for edge in sorted(edges, key=float)},
+    counts = list(each)
+    edges = {edge for one in counts for edge in one.first_token_seconds}
+    return RequestCounts(
+        requests=sum(one.requests for one in counts),
+        errors=sum(one.errors for one in counts),
+        first_token_seconds={
+            edge: sum(one.first_token_seconds.get(edge, 0) for one in counts) for edge in sorted(edges, key=float)
+        },
     )
 
 
-def since(begin: Figures, now: Figures) -> Figures:
-    """What was counted between two moments. Engines that start anew count from 0: then all they have is new."""
+def since(begin: RequestCounts, now: RequestCounts) -> RequestCounts:
+    """The requests counted between two times; all of `now` where an engine restarted, and so counts from 0 again."""
     pairs = [(begin.requests, now.requests), (begin.errors, now.errors)]
-    pairs += [(number, now.ttft.get(edge, 0)) for edge, number in begin.ttft.items()]
+    pairs += [(number, now.first_token_seconds.get(edge, 0)) for edge, number in begin.first_token_seconds.items()]
     if any(before > after for before, after in pairs):
         return now
-    return Figures(
+    return RequestCounts(
         requests=now.requests - begin.requests,
         errors=now.errors - begin.errors,
-        ttft={edge: number - begin.ttft.get(edge, 0) for edge, number in now.ttft.items()},
+        first_token_seconds={
+            edge: number - begin.first_token_seconds.get(edge, 0) for edge, number in now.first_token_seconds.items()
+        },
     )
 
 
-def is_over(window: Window, new: Figures, old: Figures, asked: Analysis, clock: datetime) -> bool:
-    """Whether the time is over; with the figures of now. What `problem` then has nothing against has passed."""
-    begin, hold = moment(window.time), timedelta(seconds=asked.hold_seconds)
-    num_new, num_old = (_num_first_tokens(each) for each in (since(window.new, new), since(window.old, old)))
-    has_only_old = num_new < asked.min_requests <= num_old
-    return clock >= begin + hold * (MAX_HOLDS if has_only_old else 1)
+def is_over(window: AnalysisWindow, new: RequestCounts, old: RequestCounts, analysis: Analysis, wall: datetime) -> bool:
+    """True once the comparison ends, given the counts of now. The revision has passed unless there is a `problem`."""
+    begin, hold = moment(window.start_time), timedelta(seconds=analysis.hold_seconds)
+    num_new = _num_first_tokens(since(window.new, new))
+    num_old = _num_first_tokens(since(window.old, old))
+    has_only_old = num_new < analysis.min_requests <= num_old
+    return wall >= begin + hold * (MAX_HOLDS if has_only_old else 1)
 
 
-def problem(window: Window, new: Figures, old: Figures, asked: Analysis, *, is_over: bool) -> str:
+def problem(
+    window: AnalysisWindow, new: RequestCounts, old: RequestCounts, analysis: Analysis, *, is_over: bool
+) -> str:
     """Why the new revision is not good enough, as a sentence; empty while nothing speaks against it.
 
-    `new` and `old` are what the engines of each have counted by now.
+    `new` and `old` are the counts of now, of the engines of the new revision and of all others.
     """
     new, old = since(window.new, new), since(window.old, old)
-    least = asked.min_requests
-    # Few requests count as so many, of both: 1 error in 5 may become 1 in 20, and 1 in 1 of the old excuses nothing.
-    percent, old_percent = (100 * each.errors / max(each.requests, least) for each in (new, old))
-    if percent > asked.max_error_percent + old_percent:
+    least = analysis.min_requests
+    # Fewer than minRequests count as so many, in both: 1 error in 5 may become 1 in 20, and 1 in 1 of the old excuses
+    # nothing.
+    percent = 100 * new.errors / max(new.requests, least)
+    old_percent = 100 * old.errors / max(old.requests, least)
+    if percent > analysis.max_error_percent + old_percent:
         return (
             f"{new.errors} of {new.requests} requests failed in the new revision, {old.errors} of {old.requests} in "
-            f"the old; {asked.max_error_percent} % more are allowed."
+            f"the old; {analysis.max_error_percent} % more are allowed."
         )
     if not is_over or min(_num_first_tokens(new), _num_first_tokens(old)) < least:
         return ""
     (fast, _), (_, slow) = _quantile_bounds(new), _quantile_bounds(old)
-    # A histogram knows only between which times it is. Neighbours may be 2.5 times apart and hold nearly equal times,
-    # so only what is certain counts.
-    if fast > asked.max_ttft_ratio * slow:
+    # A histogram gives the quantile only between two edges. Neighbouring edges may be 2.5 times apart, and hold nearly
+    # equal times, so the new revision's lower edge is compared with the old one's upper edge.
+    if fast > analysis.max_ttft_ratio * slow:
         return (
             f"99 % of first tokens take more than {fast:g} s in the new revision, and at most {slow:g} s in the old; "
-            f"{asked.max_ttft_ratio:g} times as long is allowed."
+            f"{analysis.max_ttft_ratio:g} times as long is allowed."
         )
     return ""
 
 
-def _num_first_tokens(figures: Figures) -> int:
-    return max(figures.ttft.values(), default=0)
+def _num_first_tokens(counts: RequestCounts) -> int:
+    return max(counts.first_token_seconds.values(), default=0)
 
 
-def _quantile_bounds(figures: Figures) -> tuple[float, float]:
-    """The edges of the bucket in which the time is that 99 % of the requests keep to."""
-    rank, lower = math.ceil(_QUANTILE * _num_first_tokens(figures)), 0.0
-    for edge, number in sorted((float(edge), number) for edge, number in figures.ttft.items()):
+def _quantile_bounds(counts: RequestCounts) -> tuple[float, float]:
+    """The edges in seconds of the histogram bucket that holds the 99th percentile of the time to the first token."""
+    rank, lower = math.ceil(_QUANTILE * _num_first_tokens(counts)), 0.0
+    for edge, number in sorted((float(edge), number) for edge, number in counts.first_token_seconds.items()):
         if number >= rank:
             return lower, edge
         lower = edge

@@ -1,63 +1,81 @@
-"""What the status says of rolls: the conditions Progressing, RolledBack and Paused. Pure."""
+"""The conditions of rollouts, Progressing, RolledBack and Paused, and the state that the status stores. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from dataclasses import replace
+from typing import Any, TypeAlias
 
+from rayloom_operator.api.rollout.state import RolloutState
+from rayloom_operator.api.rollout.stored import RolloutStatus
 from rayloom_operator.api.status import ConditionType, Reason
 from rayloom_operator.decide.rollout.phases import RolloutStep
 from rayloom_operator.decide.rollout.planner import Step
 from rayloom_operator.observe.observed import Verdict
 
-# What rests until somebody changes the spec.
+# A rollout stays in one of these steps until the spec changes.
 _AT_REST = (RolloutStep.COMPLETE, RolloutStep.ROLLED_BACK, RolloutStep.PAUSED, RolloutStep.HALTED)
 
-Said = tuple[ConditionType, bool, Verdict]
+# Type, whether it holds, and why.
+RolloutCondition: TypeAlias = tuple[ConditionType, bool, Verdict]
 
 
-def rollout_conditions(step: Step | None, previous: Mapping[str, Any], because: Verdict) -> Iterator[Said]:
-    """Type, whether it holds, and why. `step` is None while nothing can be planned: `because` of the spec, or the
-    model. Then what `previous`, the status as it was written last, says of rolls goes on to hold."""
+def rollout_conditions(step: Step | None, previous: Mapping[str, Any], because: Verdict) -> Iterator[RolloutCondition]:
+    """The conditions of rollouts.
+
+    `step` is None while nothing can be planned, `because` of the spec or the model. Then the conditions in `previous`,
+    the status that was written last, still hold.
+    """
     if step is None:
         yield from _as_before(previous, because)
         return
-    state, failure = step.state, step.state.failure
-    word = RolloutStep(state.step)
-    yield "Progressing", word not in _AT_REST, Verdict(reason=Reason(word), message=step.message)
+    failure, name = step.state.failure, RolloutStep(step.state.step)
+    yield "Progressing", name not in _AT_REST, Verdict(reason=Reason(name), message=step.message)
     if failure is not None:
-        words = f"Revision {failure.revision} failed, and is not tried again before the spec changes. {failure.message}"
-        yield "RolledBack", True, Verdict(reason=Reason(failure.reason), message=words)
+        message = (
+            f"Revision {failure.revision} failed, and is not tried again before the spec changes. {failure.message}"
+        )
+        yield "RolledBack", True, Verdict(reason=Reason(failure.reason), message=message)
     else:
         message = "No revision has failed since the spec was changed."
         yield "RolledBack", False, Verdict(reason=Reason.NOT_ROLLED_BACK, message=message)
-    if word is RolloutStep.PAUSED:
+    if name is RolloutStep.PAUSED:
         yield "Paused", True, Verdict(reason=Reason.PAUSED, message=step.message)
     else:
-        yield "Paused", False, Verdict(reason=Reason.NOT_PAUSED, message="No roll is paused.")
+        yield "Paused", False, Verdict(reason=Reason.NOT_PAUSED, message="No rollout is paused.")
 
 
 def progress(step: Step) -> str:
-    """The step, and of a revision that failed why, for people."""
+    """The step and, where a revision failed, the reason: `status.progress`, for people."""
     state = step.state
     return state.step if state.failure is None else f"{state.step}: {state.failure.reason}"
 
 
-def _as_before(previous: Mapping[str, Any], because: Verdict) -> Iterator[Said]:
+def rollout_status(step: Step | None, stored: RolloutState) -> RolloutStatus | None:
+    """The rollout state to write. None before the first reconcile.
+
+    `step` is None while nothing can be planned. Then no deadline counts and no eviction waits.
+    """
+    if step is not None:
+        return RolloutStatus.of(step.state)
+    if not stored.update_revision:
+        return None
+    return RolloutStatus.of(replace(stored, deadline_start_time="", eviction_hold_time=""))
+
+
+def _as_before(previous: Mapping[str, Any], because: Verdict) -> Iterator[RolloutCondition]:
     known = {each["type"]: each for each in previous.get("conditions", ())}
-    rest = {
-        "Progressing": because,
+    # Nothing progresses while nothing can be planned; but a service that waits for its model's inspection will go on.
+    is_progressing = because.reason is Reason.INSPECTING
+    yield "Progressing", is_progressing, because
+    first: dict[ConditionType, Verdict] = {
         "RolledBack": Verdict(reason=Reason.NOT_ROLLED_BACK, message="No revision has failed."),
-        "Paused": Verdict(reason=Reason.NOT_PAUSED, message="No roll is paused."),
+        "Paused": Verdict(reason=Reason.NOT_PAUSED, message="No rollout is paused."),
     }
-    kinds: tuple[ConditionType, ...] = ("Progressing", "RolledBack", "Paused")
-    for kind in kinds:
+    for kind, verdict in first.items():
         before = known.get(kind)
         if before is None or before["reason"] not in frozenset(Reason):
-            yield kind, kind == "Progressing" and because.reason is Reason.INSPECTING, rest[kind]
-            continue
-        # While nothing can be planned, nothing progresses; but what waits for the model's facts is to go on.
-        is_on_its_way = because.reason is Reason.INSPECTING
-        holds = is_on_its_way if kind == "Progressing" else before["status"] == "True"
-        verdict = Verdict(reason=Reason(before["reason"]), message=before["message"])
-        yield kind, holds, because if kind == "Progressing" else verdict
+            yield kind, False, verdict
+        else:
+            verdict = Verdict(reason=Reason(before["reason"]), message=before["message"])
+            yield kind, before["status"] == "True", verdict

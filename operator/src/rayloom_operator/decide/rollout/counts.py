@@ -1,236 +1,115 @@
-"""How many engines of each revision there are to be, and which of them are to go. Pure.
+"""How many engines each revision shall have. Pure.
 
-Like the replicas of a Deployment's ReplicaSets: each revision has a number, and what is above it goes. Two bounds hold
-in every step: no more than `replicas + maxSurge` engines, and by our doing no fewer than `replicas - maxUnavailable`
-that serve.
+The counts are like the replicas of a Deployment's ReplicaSets: engines above a revision's count are terminated, missing
+ones are made. Two bounds hold at every moment: at most `replicas + maxSurge` engines exist, and no decision of the
+planner leaves fewer than `replicas - maxUnavailable` available.
+
+| the rollout | engines of the target revision | engines of all other revisions together |
+|---|---|---|
+| is stopped | as many as it has | the rest of `replicas`; more where there is room |
+| has yet to prove the target revision | 1 | `replicas`; fewer where that 1 needs their room |
+| has proven it, or goes back to it | `replicas` | as many as are still missing from `min_available` |
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from datetime import datetime, timedelta
-from typing import Literal, TypeAlias
+from dataclasses import dataclass
 
-from rayloom_operator.api.rollout import Figures, Rollout, RolloutState
-from rayloom_operator.times import moment
-
-EngineState: TypeAlias = Literal[
-    "pending",  # no process of it runs; also after its container ended
-    "unschedulable",  # the same, for a pod of it finds no node
-    "starting",  # it has not served yet
-    "well",  # a token passed through every rank a moment ago
-    "ill",  # it has served and does not; it may hold requests
-    "draining",  # it takes no new requests
-]
-# Nodes hear that an engine is in no EndpointSlice a moment after the API server; until then new requests may come.
-UNFOUND_S = 2.0
-# Such an engine has no requests.
-IDLE: tuple[EngineState, ...] = ("pending", "unschedulable", "starting")
+from rayloom_operator.api.rollout.state import RolloutState
+from rayloom_operator.decide.rollout.inputs import Desired, View, is_stopped, target_revision
+from rayloom_operator.decide.rollout.terminating import needs_surge
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Engine:
-    """One RayCluster that is to be there, as the planner sees it. Not to be confused with `observed.Group`, of which
-    it is made."""
+class _Split:
+    """How the engines are split between the target revision and all other revisions together."""
 
-    name: str
-    revision: str
-    state: EngineState
-    is_routed: bool = False  # its head pod carries the route label
-    is_listed: bool = False  # an EndpointSlice of the service has its address
-    is_cordoned: bool = False  # a pod of it is on a node that is being emptied
-    is_tolerant: bool = False  # the same of one that tolerates that, so nothing is gained by moving
-    num_in_flight: int = 0  # requests
-    figures: Figures = field(default_factory=Figures)
-
-    @property
-    def is_available(self) -> bool:
-        return self.state == "well" and self.is_routed and self.is_listed
+    of_target: int
+    most_others: int
+    least_others: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
-    """What the spec asks for."""
-
-    revision: str
-    replicas: int
-    drain_seconds: int
-    rollout: Rollout
-
-    @property
-    def most(self) -> int:
-        """Engines that may exist."""
-        return self.replicas + self.rollout.max_surge
-
-    @property
-    def least(self) -> int:
-        """Engines that are to serve, as far as it is ours to say."""
-        return max(0, self.replicas - self.rollout.max_unavailable)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
-    """What there is of a service."""
-
-    engines: tuple[Engine, ...] = ()
-    num_ending: int = 0  # RayClusters that are being deleted; they take room until they are gone
-    # How often an engine of the spec's revision failed of its own, not of its node, since it last served well.
-    num_crashes: int = 0
-    cause: str = ""  # of the first of these
-    knows_nodes: bool = True  # that a node is being emptied would be known
-
-    def of(self, revision: str) -> list[Engine]:
-        return [engine for engine in self.engines if engine.revision == revision]
-
-    def num_available(self, revision: str) -> int:
-        return sum(engine.is_available for engine in self.of(revision))
-
-
-def target(order: Order, state: RolloutState) -> str:
-    """The revision that all engines are to have in the end."""
-    is_undone = state.failure is not None and order.rollout.auto_rollback
-    return state.current_revision if is_undone else state.update_revision
-
-
-def is_held(order: Order, state: RolloutState) -> bool:
-    """Whether a roll stands still. The way back to the current revision is always open."""
-    is_rolling = target(order, state) != state.current_revision
-    return is_rolling and (order.rollout.paused or state.failure is not None)
-
-
-def shares(order: Order, state: RolloutState, seen: Seen) -> dict[str, int]:
-    """How many engines each revision is to have; those with none are left out."""
-    replicas, wanted, current = order.replicas, target(order, state), state.current_revision
-    before, num_available = state.counts.get(wanted, 0), seen.num_available(wanted)
-    has_stopped = is_held(order, state)
-    is_proven = wanted == current or (state.is_promoted and not has_stopped)
-    if not state.is_promoted and wanted != current:
-        # Where there are more than may be, as after `replicas` fell, what has yet to prove itself goes first.
-        before = min(before, max(1, order.most - min(replicas, len(seen.of(current)))))
-    if has_stopped:
-        new = min(before, replicas)
-        most_old, least_old = min(replicas, order.most - new), replicas - new
-    elif is_proven:
-        new, most_old, least_old = replicas, max(0, order.least - num_available), 0
-        if wanted == current:
-            # The others have failed, or nobody wants them any more: only for what they serve they are still there.
-            most_old = min(most_old, sum(e.is_available and e.revision != wanted for e in seen.engines))
-    else:
-        # One proves itself first. With maxSurge 0 an old one makes room for it, otherwise all stay; more than one there
-        # are when the spec went back to a revision that still runs.
-        new = min(max(before, 1), replicas)
-        most_old = min(replicas, order.most - new)
-        least_old = min(replicas - num_available, most_old)
-    new += is_one_to_surge(order, state, seen)
-
-    def rank(revision: str) -> tuple[bool, bool, bool, str]:
-        # What has proven itself is kept the longest, and what has failed goes first. Before any of that, once all that
-        # is missing is time, goes what does not serve: it would hold the room that the wanted ones need.
-        is_useless = is_proven and not seen.num_available(revision)
-        return is_useless, revision != current, revision == state.update_revision, revision
-
-    counts, left = {wanted: new}, most_old
-    # Once nobody wants the others, what counts is who serves, not what was decided of them.
-    others = state.counts if wanted != current else {e.revision: seen.num_available(e.revision) for e in seen.engines}
-    for revision in sorted({current, *others} - {wanted}, key=rank):
-        number = others.get(revision, 0)
-        # Until the new one has proven itself, all that is left of the current revision is worth a place; of one in
-        # between only what serves.
-        if not is_proven and not state.is_promoted and revision == current:
-            number = max(number, len(seen.of(current)))
-        elif not is_proven and not has_stopped:
-            number = seen.num_available(revision)
-        counts[revision] = min(number, left)
-        left -= counts[revision]
-    if (missing := least_old - (most_old - left)) > 0:
-        counts[current] = counts.get(current, 0) + missing
+def revision_counts(desired: Desired, state: RolloutState, view: View) -> dict[str, int]:
+    """How many engines each revision shall have; revisions without any are left out."""
+    target, current = target_revision(desired, state), state.current_revision
+    split = _split(desired, state, view)
+    counts = {target: split.of_target + needs_surge(desired, state, view)}
+    num_left = split.most_others
+    for revision in _others(desired, state, view):
+        counts[revision] = min(_num_worth_keeping(desired, state, view, revision), num_left)
+        num_left -= counts[revision]
+    num_missing = split.least_others - (split.most_others - num_left)
+    if num_missing > 0:
+        counts[current] = counts.get(current, 0) + num_missing
     return {revision: number for revision, number in counts.items() if number > 0}
 
 
-def moved_out(order: Order, state: RolloutState, seen: Seen) -> list[Engine]:
-    """Engines whose nodes are being emptied, and without which as many serve as are to.
+def _split(desired: Desired, state: RolloutState, view: View) -> _Split:
+    replicas, target = desired.replicas, target_revision(desired, state)
+    num_decided = _num_decided(desired, state, view)
+    if is_stopped(desired, state):
+        of_target = min(num_decided, replicas)
+        most_others = min(replicas, desired.max_engines - of_target)
+        return _Split(of_target=of_target, most_others=most_others, least_others=replicas - of_target)
+    if _is_proven(desired, state):
+        most_others = max(0, desired.min_available - view.num_available(target))
+        if target == state.current_revision:
+            # Engines of other revisions have failed, or the spec no longer asks for them: available ones are kept.
+            num_others = sum(engine.is_available for engine in view.engines if engine.revision != target)
+            most_others = min(most_others, num_others)
+        return _Split(of_target=replicas, most_others=most_others, least_others=0)
+    # One engine proves the revision first. There are more where the spec went back to a revision that still runs.
+    of_target = min(max(num_decided, 1), replicas)
+    # With maxSurge 0 an old engine makes room for it, otherwise all of them stay.
+    most_others = min(replicas, desired.max_engines - of_target)
+    least_others = min(replicas - view.num_available(target), most_others)
+    return _Split(of_target=of_target, most_others=most_others, least_others=least_others)
 
-    No more than may be surged; what is above that is surplus like any other.
+
+def _is_proven(desired: Desired, state: RolloutState) -> bool:
+    """True once only time is missing until all engines are of the target revision."""
+    is_back = target_revision(desired, state) == state.current_revision
+    return is_back or (state.is_promoted and not is_stopped(desired, state))
+
+
+def _num_decided(desired: Desired, state: RolloutState, view: View) -> int:
+    """How many engines of the target revision the last reconcile decided on, as far as they may stay.
+
+    Where more engines exist than may, as after `replicas` fell, those of the unproven revision are terminated first.
     """
-    if not _may_move(order, state):
-        return []
-    here, there = _served(order, state, seen)
-    number = min(len(there), len(here) + len(there) - order.replicas, order.rollout.max_surge)
-    return sorted(there, key=lambda each: _departure(state, each))[: max(number, 0)]
+    target, current = target_revision(desired, state), state.current_revision
+    number = state.counts.get(target, 0)
+    if state.is_promoted or target == current:
+        return number
+    num_old = min(desired.replicas, len(view.of(current)))
+    return min(number, max(1, desired.max_engines - num_old))
 
 
-def is_one_to_surge(order: Order, state: RolloutState, seen: Seen) -> bool:
-    """Whether an engine is to be made for one whose node is being emptied; one at a time."""
-    here, there = _served(order, state, seen)
-    is_missed = len(here) < order.replicas and len(there) > len(moved_out(order, state, seen))
-    return _may_move(order, state) and is_missed
+def _others(desired: Desired, state: RolloutState, view: View) -> list[str]:
+    """The revisions other than the target, in the order in which they are worth their engines.
 
-
-def _may_move(order: Order, state: RolloutState) -> bool:
-    # A roll has its own use for the room; what it takes away first are those that would be moved.
-    return order.rollout.max_surge > 0 and order.replicas > 0 and target(order, state) == state.current_revision
-
-
-def _served(order: Order, state: RolloutState, seen: Seen) -> tuple[list[Engine], list[Engine]]:
-    """The engines of the wanted revision that serve, and those that do or could on nodes that are being emptied."""
-    engines = seen.of(target(order, state))
-    here = [engine for engine in engines if engine.is_available and not engine.is_cordoned]
-    return here, [engine for engine in engines if engine.is_cordoned and engine.state in ("well", "draining")]
-
-
-# Of those that do not serve, the one that has the furthest to go is missed the least.
-_NEARNESS: tuple[EngineState, ...] = ("unschedulable", "pending", "starting", "ill", "draining", "well")
-
-
-def _departure(state: RolloutState, engine: Engine) -> tuple[bool, str, bool, int, bool, int, int]:
-    """By this order engines go."""
-    drained_at, number = state.leaving.get(engine.name), int(engine.name.rpartition("-")[2])
-    is_safe = not engine.is_cordoned
-    near = _NEARNESS.index(engine.state)
-    return drained_at is None, drained_at or "~", engine.is_available, near, is_safe, engine.num_in_flight, -number
-
-
-def leavers(order: Order, state: RolloutState, seen: Seen) -> dict[str, str]:
-    """Which engines are to go, with the times at which drains began. `state` has the new counts.
-
-    Those that are on their way already come first, the furthest first, then those that do not serve, then those whose
-    node is being emptied, then the least busy, of equal ones the newest. One that serves stays while there would be too
-    few without it; and where too few serve, one comes back that could, although it drains.
+    The current revision comes first, for it has proven itself, and a failed update revision last. Once the target is
+    proven, revisions without an available engine come after all others: they would hold room that the target needs.
     """
-    found: dict[str, str] = {}
-    num_missed = max(0, order.least - sum(engine.is_available for engine in seen.engines))
-    # By what does not depend on who leaves, lest another one comes back in each turn.
-    able = [engine for engine in seen.engines if not engine.is_available and engine.state in ("well", "draining")]
-    able.sort(key=lambda each: (each.is_cordoned, each.revision != target(order, state), each.name))
-    kept = {engine.name for engine in able[:num_missed]}
-    wanted = target(order, state)
-    num_available = sum(engine.is_available for engine in seen.engines)
-    moved = moved_out(order, state, seen)
+    target, current = target_revision(desired, state), state.current_revision
+    known = state.counts.keys() if target != current else {engine.revision for engine in view.engines}
 
-    def goes(engine: Engine) -> bool:
-        nonlocal num_available
-        if engine.name in kept or (engine.is_available and num_available <= order.least):
-            return False
-        num_available -= engine.is_available
-        found[engine.name] = state.leaving.get(engine.name, "")
-        return True
+    def rank(revision: str) -> tuple[bool, bool, bool, str]:
+        is_useless = _is_proven(desired, state) and not view.num_available(revision)
+        return is_useless, revision != current, revision == state.update_revision, revision
 
-    for engine in moved:
-        goes(engine)
-    revisions = {engine.revision for engine in seen.engines}
-    for revision in sorted(revisions, key=lambda each: (each == wanted, each == state.current_revision, each)):
-        engines = sorted((e for e in seen.of(revision) if e not in moved), key=lambda each: _departure(state, each))
-        excess = len(engines) - state.counts.get(revision, 0)
-        for engine in engines:
-            excess -= excess > 0 and goes(engine)
-    return found
+    return sorted({current, *known} - {target}, key=rank)
 
 
-def is_drained(engine: Engine, drained_at: str, order: Order, clock: datetime) -> bool:
-    """Whether an engine has no requests any more, or had its time to finish them; `drained_at` as in `leaving`."""
-    if engine.state in IDLE:
-        return True
-    if not drained_at:
-        return False
-    is_empty = engine.state == "draining" and engine.num_in_flight == 0
-    return is_empty or clock >= moment(drained_at) + timedelta(seconds=UNFOUND_S + order.drain_seconds)
+def _num_worth_keeping(desired: Desired, state: RolloutState, view: View, revision: str) -> int:
+    """How many engines of a revision other than the target are kept where there is room for them."""
+    current = state.current_revision
+    if target_revision(desired, state) == current:
+        return view.num_available(revision)
+    number = state.counts.get(revision, 0)
+    if state.is_promoted:
+        return number
+    if revision == current:
+        # Until the target is proven, every engine of the current revision is worth a place.
+        return max(number, len(view.of(current)))
+    return number if is_stopped(desired, state) else view.num_available(revision)

@@ -1,74 +1,86 @@
-"""Whether evictions are held, above all while engines move away from nodes that are being emptied. Pure.
+"""The eviction hold: while it lasts, the service's PodDisruptionBudget lets no pod be evicted. Pure.
 
-`kubectl drain` asks for evictions in the moment in which it cordons, so they are held before there is a node to empty.
-Then another engine is surged, and the old one loses its route, drains and goes. Until then the service's disruption
-budget lets no pod of it through, so long as that gets on.
+`kubectl drain` asks for evictions at the moment in which it cordons the node, so they are held before any node is
+cordoned. The planner then surges another engine, and the engine on the cordoned node loses its route, drains and is
+deleted. The hold lasts for as long as that makes progress.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import datetime, timedelta
 
-from rayloom_operator.api.rollout import RolloutState
-from rayloom_operator.decide.rollout.counts import Order, Seen, is_drained, target
+from rayloom_operator.api.rollout.state import RolloutState
+from rayloom_operator.decide.rollout.inputs import Desired, ReplicaView, View, room, target_revision
+from rayloom_operator.decide.rollout.terminating import is_drained
 from rayloom_operator.times import moment, stamp
 
-# For how long no room for another engine may be a chance.
-_SHORT_S = 30
+# A node may get room for another engine within this time; after it, evictions wait no longer.
+_NO_CAPACITY_S = 30
 
 
-def watched(order: Order, memory: RolloutState, state: RolloutState, seen: Seen, clock: datetime) -> RolloutState:
-    """The state with the times since when evictions wait for engines to move, and since when there is no room for what
-    would let them through."""
-    if not _has_guarded(order, state, seen, clock):
-        return state.model_copy(update={"held_time": "", "short_time": ""})
-    gets_further = any(e.is_cordoned and e.name in state.leaving.keys() - memory.leaving.keys() for e in seen.engines)
-    held_time = stamp(clock) if gets_further or not state.held_time else state.held_time
-    short_time = "" if _gets_on(order, state, seen, clock) else state.short_time or stamp(clock)
-    return state.model_copy(update={"held_time": held_time, "short_time": short_time})
+def with_eviction_hold(
+    desired: Desired, stored: RolloutState, state: RolloutState, view: View, wall: datetime
+) -> RolloutState:
+    """`state` with the times since when evictions wait for engines to move, and since when no node has room for the
+    engines that would end the wait."""
+    if not any(_is_guarded(desired, state, engine, wall) for engine in view.engines):
+        return replace(state, eviction_hold_time="", no_capacity_time="")
+    new_names = state.terminating.keys() - stored.terminating.keys()
+    has_moved_on = any(engine.is_cordoned and engine.name in new_names for engine in view.engines)
+    hold_time = stamp(wall) if has_moved_on or not state.eviction_hold_time else state.eviction_hold_time
+    no_capacity_time = state.no_capacity_time or stamp(wall)
+    if _is_moving(desired, state, view, wall):
+        no_capacity_time = ""
+    return replace(state, eviction_hold_time=hold_time, no_capacity_time=no_capacity_time)
 
 
-def holds(order: Order, state: RolloutState, seen: Seen, clock: datetime) -> bool:
-    """Whether evictions are to wait. `state` is that of `watched`. Those of engines in `freed` need not."""
-    if state.held_time:
-        return all(left_s > 0 for left_s in time_left(order, state, clock))
-    # Nobody would move what tolerates to be there, nor hear of a drain.
-    return order.rollout.max_surge > 0 and seen.knows_nodes and not any(e.is_tolerant for e in seen.engines)
+def holds_evictions(desired: Desired, state: RolloutState, view: View, wall: datetime) -> bool:
+    """True while the budget lets no pod be evicted but those of `evictable` engines. `state` has the hold's times."""
+    if state.eviction_hold_time:
+        return all(left_s > 0 for left_s in hold_seconds_left(desired, state, wall))
+    # An engine that tolerates a cordon is not moved, and without nodes to read the planner sees no cordon.
+    is_any_tolerant = any(engine.is_tolerant for engine in view.engines)
+    return desired.rollout.max_surge > 0 and view.knows_nodes and not is_any_tolerant
 
 
-def freed(state: RolloutState, seen: Seen) -> frozenset[str]:
-    """Engines on nodes that are being emptied which may go as they are, for they do not serve. While others there are
-    waited for these wait as well: a budget does not tell them apart."""
-    return frozenset(engine.name for engine in seen.engines if engine.is_cordoned and not state.held_time)
+def evictable(state: RolloutState, view: View) -> frozenset[str]:
+    """Engines on cordoned nodes whose pods may be evicted at once, for they do not serve.
+
+    Empty while evictions wait for another engine: a budget cannot tell the pods of two engines apart.
+    """
+    return frozenset(engine.name for engine in view.engines if engine.is_cordoned and not state.eviction_hold_time)
 
 
-def time_left(order: Order, state: RolloutState, clock: datetime) -> Iterator[float]:
-    """Seconds after which evictions are held no longer; none of them while no engine is waited for."""
-    patience_s = order.rollout.progress_deadline_seconds + order.drain_seconds
-    for time, seconds in ((state.held_time, patience_s), (state.short_time, _SHORT_S)):
+def hold_seconds_left(desired: Desired, state: RolloutState, wall: datetime) -> Iterator[float]:
+    """Seconds until evictions are held no longer, for each reason; none while no eviction waits for an engine."""
+    patience_s = desired.rollout.progress_deadline_seconds + desired.drain_seconds
+    for time, seconds in ((state.eviction_hold_time, patience_s), (state.no_capacity_time, _NO_CAPACITY_S)):
         if time:
-            yield (moment(time) + timedelta(seconds=seconds) - clock).total_seconds()
+            yield (moment(time) + timedelta(seconds=seconds) - wall).total_seconds()
 
 
-def _has_guarded(order: Order, state: RolloutState, seen: Seen, clock: datetime) -> bool:
-    """Whether an engine that would be evicted serves, or finishes what it has. With maxSurge 0 nothing could take its
-    place."""
-    return order.rollout.max_surge > 0 and any(
-        engine.is_cordoned
-        and engine.state in ("well", "draining")
-        and not is_drained(engine, state.leaving.get(engine.name, ""), order, clock)
-        for engine in seen.engines
-    )
+def _is_guarded(desired: Desired, state: RolloutState, engine: ReplicaView, wall: datetime) -> bool:
+    """True for an engine on a cordoned node that serves, or finishes its requests.
+
+    With maxSurge 0 no engine could take its place, so none is guarded.
+    """
+    has_requests = engine.state in ("well", "draining")
+    drained_at = state.terminating.get(engine.name, "")
+    is_over = is_drained(engine, drained_at, desired, wall)
+    return desired.rollout.max_surge > 0 and engine.is_cordoned and has_requests and not is_over
 
 
-def _gets_on(order: Order, state: RolloutState, seen: Seen, clock: datetime) -> bool:
-    """Whether there is an engine to wait for, to come or to go; or room to make one."""
-    wanted = [engine for engine in seen.of(target(order, state)) if not engine.is_cordoned]
-    if any(engine.state == "unschedulable" for engine in wanted):
+def _is_moving(desired: Desired, state: RolloutState, view: View, wall: datetime) -> bool:
+    """True while an engine starts, drains or is analysed that an eviction waits for, or there is room to make one."""
+    engines = [engine for engine in view.of(target_revision(desired, state)) if not engine.is_cordoned]
+    if any(engine.state == "unschedulable" for engine in engines):
         return False
-    is_coming = any(not engine.is_available for engine in wanted if engine.name not in state.leaving)
-    has_room = order.most > len(seen.engines) + seen.num_ending
-    leaving = state.leaving
-    is_going = any(e.name in leaving and not is_drained(e, leaving[e.name], order, clock) for e in seen.engines)
-    return is_coming or has_room or is_going or state.window is not None
+    terminating = state.terminating
+    is_starting = any(not engine.is_available for engine in engines if engine.name not in terminating)
+    is_draining = any(
+        engine.name in terminating and not is_drained(engine, terminating[engine.name], desired, wall)
+        for engine in view.engines
+    )
+    return is_starting or room(desired, view) > 0 or is_draining or state.window is not None

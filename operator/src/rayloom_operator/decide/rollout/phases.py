@@ -1,18 +1,21 @@
-"""What a roll does, as one word and a sentence for the condition Progressing. Pure.
+"""The step of a rollout, and the sentence about it: reason and message of the condition Progressing. Pure.
 
-Sentences hold nothing that changes by itself.
+A sentence holds nothing that changes while the step stays, so each is written once.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from enum import StrEnum
 
-from rayloom_operator.api.rollout import RolloutState
-from rayloom_operator.decide.rollout.counts import Order, Seen, is_one_to_surge, moved_out, target
+from rayloom_operator.api.rollout.state import RolloutState
+from rayloom_operator.decide.rollout.inputs import Desired, View, target_revision
+from rayloom_operator.decide.rollout.terminating import engines_to_move, needs_surge
 
 
 class RolloutStep(StrEnum):
-    """What a roll does. A closed list: the reasons of the condition Progressing."""
+    """The steps of a rollout. A closed list: the reasons of the condition Progressing."""
 
     COMPLETE = "Complete"
     SCALING = "Scaling"
@@ -28,43 +31,145 @@ class RolloutStep(StrEnum):
     HALTED = "Halted"
 
 
-def course(order: Order, state: RolloutState, seen: Seen, *, is_at_rest: bool) -> tuple[RolloutStep, str]:
-    """The step, and what it waits for. What is at rest stays so while an engine is ill, or made anew."""
-    wanted, new, failure = target(order, state), state.update_revision, state.failure
-    engines, num_old = seen.of(wanted), len(seen.engines) - len(seen.of(wanted))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Facts:
+    """The facts by which a row of `_TABLE` is chosen, and that its sentence names."""
+
+    target: str  # revision
+    update: str  # revision
+    replicas: int
+    is_rolling: bool  # the target is another revision than the current one
+    is_settled: bool  # every engine is of the target revision, and all of them serve or the rollout had ended
+    is_moving: bool
+    num_others: int  # engines of other revisions than the target
+    has_failed: bool
+    why: str  # the failure as a sentence that ends with a space; empty where there is none
+    is_paused: bool
+    is_promoted: bool
+    is_analyzing: bool
+    unschedulable: str  # name of an engine of the target revision that finds no node; empty where there is none
+    advice: str  # how the rollout needs no further node; empty where that is no choice
+
+
+def step_and_message(desired: Desired, state: RolloutState, view: View, *, had_ended: bool) -> tuple[RolloutStep, str]:
+    """The step, and a sentence about it.
+
+    `had_ended` says that the rollout had ended before, and nothing else is asked for since. Then it stays at its end
+    while an engine is ill or is recreated, which the condition Degraded reports.
+    """
+    facts = _facts(desired, state, view, had_ended=had_ended)
+    row = next(row for row in _TABLE if row.applies(facts))
+    return row.step, row.sentence(facts)
+
+
+def _facts(desired: Desired, state: RolloutState, view: View, *, had_ended: bool) -> _Facts:
+    target, failure = target_revision(desired, state), state.failure
+    engines = view.of(target)
+    num_others = len(view.engines) - len(engines)
+    is_rolling = target != state.current_revision
+    is_moving = bool(engines_to_move(desired, state, view)) or needs_surge(desired, state, view)
+    has_all = len(engines) == desired.replicas and view.num_available(target) >= desired.replicas
     why = f"Revision {failure.revision} failed ({failure.reason}): {failure.message} " if failure is not None else ""
-    if wanted == state.current_revision:
-        moved = moved_out(order, state, seen)
-        is_moving = bool(moved) or is_one_to_surge(order, state, seen)
-        has_all = len(engines) == order.replicas and seen.num_available(wanted) >= order.replicas
-        is_whole = (has_all or is_at_rest) and not is_moving
-        if is_whole and not num_old and failure is not None:
-            words = f"Every engine is of revision {wanted} again. Change the spec to try another."
-            return RolloutStep.ROLLED_BACK, why + words
-        if is_whole and not num_old and not order.replicas:
-            return RolloutStep.COMPLETE, "There are no engines, for spec.replicas is 0."
-        if is_whole and not num_old:
-            return RolloutStep.COMPLETE, f"Every engine is of revision {wanted}."
-        if failure is not None and not is_moving:
-            return RolloutStep.ROLLING_BACK, why + f"The engines of revision {wanted} come back."
-    elif failure is not None:
-        return RolloutStep.HALTED, why + "The roll stops here, for rollout.autoRollback is false. Change the spec."
-    elif order.rollout.paused:
-        return RolloutStep.PAUSED, f"The roll to revision {new} stands still until rollout.paused is false."
-    if short := next((engine for engine in engines if engine.state == "unschedulable"), None):
-        words = f"Engine {short.name} finds no node, and what serves goes on. Add nodes"
-        if wanted != state.current_revision and order.rollout.max_surge:
-            words += ", or roll within what there is: rollout.maxSurge 0 and maxUnavailable 1"
-        return RolloutStep.WAITING_FOR_CAPACITY, words + "."
-    if wanted == state.current_revision:
-        if num_old:
-            return RolloutStep.REPLACING, f"Engines of other revisions than {wanted} go."
-        if is_moving:
-            words = "Engines on nodes that are being emptied are made elsewhere, one by one; then the old ones go."
-            return RolloutStep.MOVING, words
-        return RolloutStep.SCALING, f"The engines of revision {wanted} become {order.replicas}."
-    if state.is_promoted:
-        return RolloutStep.PROMOTING, f"Engines of revision {new} take the place of the others, one by one."
-    if state.window is not None:
-        return RolloutStep.ANALYZING, f"The first engine of revision {new} takes requests, and is compared."
-    return RolloutStep.STARTING, f"The first engine of revision {new} is to make a token before any other is touched."
+    advice = ", or roll within the room that there is: rollout.maxSurge 0 and maxUnavailable 1"
+    return _Facts(
+        target=target,
+        update=state.update_revision,
+        replicas=desired.replicas,
+        is_rolling=is_rolling,
+        is_settled=(has_all or had_ended) and not is_moving and not num_others,
+        is_moving=is_moving,
+        num_others=num_others,
+        has_failed=failure is not None,
+        why=why,
+        is_paused=desired.rollout.paused,
+        is_promoted=state.is_promoted,
+        is_analyzing=state.window is not None,
+        unschedulable=next((engine.name for engine in engines if engine.state == "unschedulable"), ""),
+        advice=advice if is_rolling and desired.rollout.max_surge else "",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    applies: Callable[[_Facts], object]
+    step: RolloutStep
+    sentence: Callable[[_Facts], str]
+
+
+# The first row that applies counts.
+_TABLE = (
+    _Row(
+        lambda facts: not facts.is_rolling and facts.is_settled and facts.has_failed,
+        RolloutStep.ROLLED_BACK,
+        lambda facts: (
+            f"{facts.why}Every engine is of revision {facts.target} again. Change the spec to try another revision."
+        ),
+    ),
+    _Row(
+        lambda facts: not facts.is_rolling and facts.is_settled and not facts.replicas,
+        RolloutStep.COMPLETE,
+        lambda _: "There are no engines, because spec.replicas is 0.",
+    ),
+    _Row(
+        lambda facts: not facts.is_rolling and facts.is_settled,
+        RolloutStep.COMPLETE,
+        lambda facts: f"Every engine is of revision {facts.target}.",
+    ),
+    _Row(
+        lambda facts: not facts.is_rolling and facts.has_failed and not facts.is_moving,
+        RolloutStep.ROLLING_BACK,
+        lambda facts: f"{facts.why}The engines of revision {facts.target} come back.",
+    ),
+    _Row(
+        lambda facts: facts.is_rolling and facts.has_failed,
+        RolloutStep.HALTED,
+        lambda facts: (
+            f"{facts.why}The rollout stops here, because rollout.autoRollback is false. Change the spec to go on."
+        ),
+    ),
+    _Row(
+        lambda facts: facts.is_rolling and facts.is_paused,
+        RolloutStep.PAUSED,
+        lambda facts: f"The rollout of revision {facts.update} is paused until rollout.paused is false.",
+    ),
+    _Row(
+        lambda facts: facts.unschedulable,
+        RolloutStep.WAITING_FOR_CAPACITY,
+        lambda facts: (
+            f"Engine {facts.unschedulable} finds no node; engines that serve are left as they are. Add nodes"
+            f"{facts.advice}."
+        ),
+    ),
+    _Row(
+        lambda facts: not facts.is_rolling and facts.num_others,
+        RolloutStep.REPLACING,
+        lambda facts: f"Engines of other revisions than {facts.target} are drained and deleted.",
+    ),
+    _Row(
+        lambda facts: not facts.is_rolling and facts.is_moving,
+        RolloutStep.MOVING,
+        lambda _: "Engines on cordoned nodes are replaced by engines on other nodes, one by one.",
+    ),
+    _Row(
+        lambda facts: not facts.is_rolling,
+        RolloutStep.SCALING,
+        lambda facts: f"The number of engines of revision {facts.target} becomes {facts.replicas}.",
+    ),
+    _Row(
+        lambda facts: facts.is_promoted,
+        RolloutStep.PROMOTING,
+        lambda facts: f"Engines of revision {facts.update} replace the others, one by one.",
+    ),
+    _Row(
+        lambda facts: facts.is_analyzing,
+        RolloutStep.ANALYZING,
+        lambda facts: f"The first engine of revision {facts.update} takes requests and is compared with the others.",
+    ),
+    _Row(
+        lambda _: True,
+        RolloutStep.STARTING,
+        lambda facts: (
+            f"The first engine of revision {facts.update} has to make a token before any other engine is replaced."
+        ),
+    ),
+)

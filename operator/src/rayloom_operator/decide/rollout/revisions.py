@@ -1,11 +1,10 @@
-"""The engines of each revision that is to have some, or has: how many the roll wants, and what became of each. Pure."""
+"""The places for engines of each revision that has engines or shall have some. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from rayloom_operator.api.rollout import RolloutState
 from rayloom_operator.decide.recovery import Memory, Need, Place, places
 from rayloom_operator.decide.rollout.planner import Step
 from rayloom_operator.observe.observed import Observed
@@ -14,53 +13,52 @@ from rayloom_operator.times import Now
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lineage:
-    """The engines of one revision."""
+class RevisionPlaces:
+    """The places for engines of one revision."""
 
     revision: str
-    resolved: Resolved | None  # what they are made from; None where nobody knows any more: then none is made
-    slots: tuple[Place, ...]
-    num_new: int  # so many of the empty places may be filled now
+    resolved: Resolved | None  # what its engines are made from; None where no ControllerRevision has it: none is made
+    places: tuple[Place, ...]
+    num_new: int  # empty places that may be filled now
 
 
 def old_revisions(step: Step) -> list[str]:
-    """Those beside the spec's of which engines may have to be made."""
+    """Returns the revisions other than the spec's of which the step may make engines."""
     state = step.state
     return sorted({*state.counts, state.current_revision} - {state.update_revision, ""})
 
 
-def lineages(
+def revision_places(
     resolved: Resolved,
     old: Mapping[str, Resolved],
-    seen: Observed,
+    observed: Observed,
     memory: Memory,
-    rollout: RolloutState,
     step: Step,
     *,
     now: Now,
-) -> tuple[Lineage, ...]:
-    """By revision. `resolved` is the spec's, `old` what engines of other revisions are made from, `rollout` what was
-    written of the roll, and `step` what comes next."""
-    made_from = {**old, step.state.update_revision: resolved}
-    # What only one of the two lets go is neither counted nor made anew.
-    leaving = rollout.leaving.keys() | step.state.leaving.keys()
-    return tuple(
-        Lineage(
-            revision=each,
-            resolved=made_from.get(each),
-            slots=places(
-                made_from.get(each, resolved),
-                Need(
-                    revision=each,
-                    number=step.state.counts.get(each, 0),
-                    num_new=step.make.get(each, 0),
-                    leaving=leaving,
-                ),
-                seen,
-                memory,
-                now,
-            ),
-            num_new=step.make.get(each, 0),
+) -> tuple[RevisionPlaces, ...]:
+    """Returns the places, by revision.
+
+    `resolved` is the spec's, and `old` has what engines of other revisions are made from. Terminating engines have no
+    place: they are neither counted nor recreated.
+    """
+    state = step.state
+    made_from = {**old, state.update_revision: resolved}
+    found = []
+    for revision in sorted({*state.counts, *(replica.revision for replica in observed.replicas)}):
+        num_new = step.make.get(revision, 0)
+        need = Need(
+            revision=revision,
+            number=state.counts.get(revision, 0),
+            num_new=num_new,
+            leaving=state.terminating.keys(),
         )
-        for each in sorted({*step.state.counts, *(group.revision for group in seen.replicas)})
-    )
+        found.append(
+            RevisionPlaces(
+                revision=revision,
+                resolved=made_from.get(revision),
+                places=places(made_from.get(revision, resolved), need, observed, memory, now),
+                num_new=num_new,
+            )
+        )
+    return tuple(found)

@@ -1,67 +1,69 @@
-"""What the planner of rolls sees of a service: its engines, made of RayClusters, pods and readings. Pure."""
+"""The planner's input, made of an observed service: RayClusters, pods and the answers of their engines. Pure."""
 
 from __future__ import annotations
 
-from rayloom_operator.api.rollout import Figures
+from rayloom_operator.api.rollout.state import RequestCounts
 from rayloom_operator.api.status import Reason
 from rayloom_operator.decide.causes import has_served
 from rayloom_operator.decide.recovery import Memory
-from rayloom_operator.decide.rollout.counts import Engine, EngineState, Order, Seen
+from rayloom_operator.decide.rollout.inputs import Desired, EngineState, ReplicaView, View
 from rayloom_operator.observe.observed import EngineReplica, Observed
 from rayloom_operator.observe.verdict import is_well
 from rayloom_operator.resolve.resolved import Resolved
 
-_OF_OTHERS = (Reason.NODE_LOST, Reason.HEAD_LOST)
+# A lost node or head pod says nothing about the revision that ran there.
+_NOT_BY_REVISION = (Reason.NODE_LOST, Reason.HEAD_LOST)
 
 
-def order_of(resolved: Resolved, revision: str) -> Order:
-    """What the spec asks for."""
+def desired_of(resolved: Resolved, revision: str) -> Desired:
+    """What the spec asks for; `revision` is the spec's."""
     spec = resolved.service.spec
-    return Order(revision=revision, replicas=spec.replicas, drain_seconds=spec.drain_seconds, rollout=spec.rollout)
+    return Desired(revision=revision, replicas=spec.replicas, drain_seconds=spec.drain_seconds, rollout=spec.rollout)
 
 
-def look(seen: Observed, memory: Memory, revision: str, *, now: float) -> Seen:
+def view_of(observed: Observed, memory: Memory, revision: str, *, mono: float) -> View:
     """The engines of a service. `revision` is the spec's, whose failures are counted from `memory`."""
-    # A lost node or pod says nothing about what ran there.
     failed = [
         each
         for each in memory.values()
-        if each.revision == revision and each.failure is not None and each.failure.reason not in _OF_OTHERS
+        if each.revision == revision and each.failure is not None and each.failure.reason not in _NOT_BY_REVISION
     ]
-    return Seen(
-        engines=tuple(_engine(group, memory, now) for group in seen.replicas),
-        num_ending=seen.num_ending,
-        knows_nodes=seen.knows_nodes,
+    return View(
+        engines=tuple(_engine(replica, memory, mono) for replica in observed.replicas),
+        num_ending=observed.num_ending,
+        knows_nodes=observed.knows_nodes,
         num_crashes=sum(each.restarts for each in failed),
         cause=next((each.failure.message for each in failed if each.failure is not None), ""),
     )
 
 
-def _engine(group: EngineReplica, memory: Memory, now: float) -> Engine:
-    head, said = group.head, group.reading.status if group.reading is not None else None
-    return Engine(
-        name=group.name,
-        revision=group.revision,
-        state=_state(group, memory, now),
+def _engine(replica: EngineReplica, memory: Memory, mono: float) -> ReplicaView:
+    head = replica.head
+    answer = replica.reading.status if replica.reading is not None else None
+    return ReplicaView(
+        name=replica.name,
+        revision=replica.revision,
+        state=_state(replica, memory, mono),
         is_routed=head is not None and head.is_routed,
-        is_listed=group.is_found,
-        is_cordoned=group.is_cordoned,
-        is_tolerant=group.is_tolerant,
-        num_in_flight=said.requests.in_flight if said is not None else 0,
-        figures=said.figures if said is not None else Figures(),
+        is_listed=replica.is_found,
+        is_cordoned=replica.is_cordoned,
+        is_tolerant=replica.is_tolerant,
+        num_in_flight=answer.requests.in_flight if answer is not None else 0,
+        counts=answer.request_counts if answer is not None else RequestCounts(),
     )
 
 
-def _state(group: EngineReplica, memory: Memory, now: float) -> EngineState:
-    head, said = group.head, group.reading.status if group.reading is not None else None
-    if head is not None and said is not None and said.state == "draining":
+def _state(replica: EngineReplica, memory: Memory, mono: float) -> EngineState:
+    head = replica.head
+    answer = replica.reading.status if replica.reading is not None else None
+    if head is not None and answer is not None and answer.state == "draining":
         return "draining"
-    if is_well(group, now):
+    if is_well(replica, mono):
         return "well"
-    if has_served(group, memory.get(group.name)):
+    if has_served(replica, memory.get(replica.name)):
         return "ill"
-    if group.is_suspended:
-        return "unschedulable"  # in a queue, which is how it waits for nodes
-    if any(pod.fault is not None and pod.fault.reason is Reason.UNSCHEDULABLE for pod in group.pods):
+    if replica.is_suspended:
+        return "unschedulable"  # A queue holds it back, which is how it waits for nodes.
+    if any(pod.fault is not None and pod.fault.reason is Reason.UNSCHEDULABLE for pod in replica.pods):
         return "unschedulable"
     return "starting" if head is not None and head.is_running else "pending"

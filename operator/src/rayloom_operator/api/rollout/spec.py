@@ -1,0 +1,86 @@
+"""`spec.rollout`: how a change of the spec replaces the engines that run."""
+
+from __future__ import annotations
+
+from pydantic import ConfigDict, Field, model_validator
+
+from rayloom_operator.api.base import Part, rules
+
+_NOTHING_MAY_MOVE = "maxSurge and maxUnavailable are both 0, so nothing could ever be replaced: raise one of them"
+
+
+class Analysis(Part):
+    """How the first engine of a new revision is compared with the old engines before others follow."""
+
+    hold_seconds: int = Field(
+        60,
+        ge=0,
+        le=86400,
+        description="Seconds for which the first new engine takes its share of the requests before others follow. A "
+        "change restarts none.",
+    )
+    min_requests: int = Field(
+        20,
+        ge=1,
+        le=100_000,
+        description="Requests of each revision within these seconds that make its figures count. Where only the new "
+        "one had fewer, it is compared for up to 3 times as long. With fewer then its own probes decide: a token "
+        "through every rank each 10 s. A change restarts none.",
+    )
+    max_error_percent: int = Field(
+        1,
+        ge=0,
+        le=100,
+        description="Percent of the new engine's requests that may fail, above the percent that fails in the old ones. "
+        "A change restarts none.",
+    )
+    max_ttft_ratio: float = Field(
+        2,
+        ge=1,
+        le=1000,
+        description="How many times as long as in the old engines the new one's first token may take, each the time "
+        "that 99 percent of requests keep to. A change restarts none.",
+    )
+
+
+class Rollout(Part):
+    """How a change of the spec replaces the engines that run."""
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(("self.maxSurge > 0 || self.maxUnavailable > 0", _NOTHING_MAY_MOVE))
+    )
+
+    max_surge: int = Field(
+        1, ge=0, le=64, description="Engines above `replicas` that may exist during a rollout. A change restarts none."
+    )
+    max_unavailable: int = Field(
+        0,
+        ge=0,
+        le=64,
+        description="Engines below `replicas` that may serve during a rollout. 1 with maxSurge 0 rolls where there is "
+        "no room for more engines. A change restarts none.",
+    )
+    analysis: Analysis = Field(default_factory=Analysis, description="What the first new engine has to show.")
+    progress_deadline_seconds: int = Field(
+        1800,
+        ge=1,
+        le=604800,
+        description="Seconds without progress after which a rollout has failed. Those in which nodes have no room, or "
+        "the rollout is paused, do not count. A change restarts none.",
+    )
+    auto_rollback: bool = Field(
+        True,
+        description="Whether the old revision comes back by itself when the new one fails. Otherwise the rollout stops "
+        "where it is, and a first engine that failed gets no requests. A change restarts none.",
+    )
+    paused: bool = Field(
+        False,
+        description="Stops the rollout where it is until false; the new revision is not judged either. Engines that "
+        "fail are still recreated, a change of `replicas` counts, and the way back to the old revision is open.",
+    )
+
+    @model_validator(mode="after")
+    def _something_may_move(self) -> Rollout:
+        if self.max_surge == self.max_unavailable == 0:
+            raise ValueError(_NOTHING_MAY_MOVE)
+        return self

@@ -1,0 +1,247 @@
+"""`status.rollout`: the rollout state as the API server stores it, and `kubectl describe` shows it."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
+from pydantic.alias_generators import to_camel
+
+from rayloom_operator.api.base import Message
+from rayloom_operator.api.rollout.state import AnalysisWindow, RequestCounts, RolloutFailure, RolloutState
+
+# The API server replaces such a map as a whole, so that metadata.managedFields names none of its keys.
+_ATOMIC: dict[str, JsonValue] = {"x-kubernetes-map-type": "atomic"}
+_TIME: dict[str, JsonValue] = {"format": "date-time"}
+
+
+class _Stored(BaseModel):
+    # An operator of another version may have written the object.
+    model_config = ConfigDict(frozen=True, extra="ignore", alias_generator=to_camel, populate_by_name=True)
+
+
+class RequestCountsStatus(_Stored):
+    requests: int = Field(0, description="Requests that ended, well or not.")
+    errors: int = Field(0, description="Requests that ended in an error of the engine's.")
+    first_token_seconds: dict[str, int] = Field(
+        default_factory=dict,
+        description="Requests whose first token took no longer than so many seconds, +Inf for all that had one.",
+        json_schema_extra=_ATOMIC,
+    )
+
+    @classmethod
+    def of(cls, counts: RequestCounts) -> RequestCountsStatus:
+        return cls(
+            requests=counts.requests,
+            errors=counts.errors,
+            first_token_seconds=dict(counts.first_token_seconds),
+        )
+
+    def counts(self) -> RequestCounts:
+        return RequestCounts(
+            requests=self.requests,
+            errors=self.errors,
+            first_token_seconds=self.first_token_seconds,
+        )
+
+
+class AnalysisStatus(_Stored):
+    """The comparison of the first new engine with the old ones."""
+
+    start_time: str = Field(description="When the comparison began.", json_schema_extra=_TIME)
+    new_revision: RequestCountsStatus = Field(description="What engines of the update revision had counted then.")
+    old_revisions: RequestCountsStatus = Field(description="What all other engines had counted then.")
+
+    @classmethod
+    def of(cls, window: AnalysisWindow) -> AnalysisStatus:
+        return cls(
+            start_time=window.start_time,
+            new_revision=RequestCountsStatus.of(window.new),
+            old_revisions=RequestCountsStatus.of(window.old),
+        )
+
+    def window(self) -> AnalysisWindow:
+        return AnalysisWindow(
+            start_time=self.start_time, new=self.new_revision.counts(), old=self.old_revisions.counts()
+        )
+
+
+class RolloutFailureStatus(_Stored):
+    revision: str = Field(description="Revision that failed. It is tried again once the spec had another in between.")
+    reason: Literal["AnalysisFailed", "CrashLoop", "DeadlineExceeded"] = Field(description="Why, as one word.")
+    message: Message = Field(description="Why, as a sentence.")
+    time: str = Field(description="When it failed.", json_schema_extra=_TIME)
+
+    @classmethod
+    def of(cls, failure: RolloutFailure) -> RolloutFailureStatus:
+        return cls(revision=failure.revision, reason=failure.reason, message=failure.message, time=failure.time)
+
+    def failure(self) -> RolloutFailure:
+        return RolloutFailure(revision=self.revision, reason=self.reason, message=self.message, time=self.time)
+
+
+def _former(name: str, extra: dict[str, JsonValue] | None = None) -> Any:
+    description = f"Former name of {name}; read, and no longer written."
+    return Field(None, exclude=True, description=description, json_schema_extra=extra)
+
+
+class _FormerCounts(_Stored):
+    requests: int | None = Field(None, description="As in analysis.newRevision.")
+    errors: int | None = Field(None, description="As in analysis.newRevision.")
+    ttft: dict[str, int] | None = _former("firstTokenSeconds", _ATOMIC)
+
+
+class _FormerWindow(_Stored):
+    time: str | None = _former("startTime")
+    new: _FormerCounts | None = _former("newRevision")
+    old: _FormerCounts | None = _former("oldRevisions")
+
+
+# Fields of `status.rollout` before they were renamed, and their names of today.
+_RENAMED = {
+    "hasServed": "currentRevisionServed",
+    "isPromoted": "analysisPassed",
+    "counts": "enginesPerRevision",
+    "leaving": "terminatingEngines",
+    "rollTime": "startTime",
+    "stepTime": "stepStartTime",
+    "progressTime": "progressDeadlineStartTime",
+    "mostWell": "peakAvailableEngines",
+    "heldTime": "evictionHoldStartTime",
+    "shortTime": "noCapacityStartTime",
+}
+
+
+class _FormerNames(_Stored):
+    """Fields by the names that the release before gave them, for objects that it has stored.
+
+    The schema has to keep them for as long: the API server drops what the schema does not know, also from objects that
+    are stored already. None of them has a default there, which the API server would write into every object.
+    """
+
+    has_served: bool | None = _former("currentRevisionServed")
+    is_promoted: bool | None = _former("analysisPassed")
+    counts: dict[str, int] | None = _former("enginesPerRevision", _ATOMIC)
+    leaving: dict[str, str] | None = _former("terminatingEngines", _ATOMIC)
+    window: _FormerWindow | None = _former("analysis")
+    roll_time: str | None = _former("startTime")
+    step_time: str | None = _former("stepStartTime")
+    progress_time: str | None = _former("progressDeadlineStartTime")
+    most_well: int | None = _former("peakAvailableEngines")
+    held_time: str | None = _former("evictionHoldStartTime")
+    short_time: str | None = _former("noCapacityStartTime")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_former_names(cls, given: Any) -> Any:
+        if not isinstance(given, dict):
+            return given
+        found = dict(given)
+        for former, name in _RENAMED.items():
+            # Only the release before writes a former name, so the value under it is the newer one.
+            if (value := found.pop(former, None)) is not None:
+                found[name] = value
+        if isinstance(window := found.pop("window", None), dict):
+            found["analysis"] = {
+                "startTime": window.get("time"),
+                "newRevision": _renamed_counts(window.get("new")),
+                "oldRevisions": _renamed_counts(window.get("old")),
+            }
+        return found
+
+
+def _renamed_counts(former: Any) -> Any:
+    """`former` with the names of today; as it is, for pydantic to refuse, where it is no object."""
+    if not isinstance(former, dict):
+        return former
+    renamed = {"ttft": "firstTokenSeconds"}
+    return {renamed.get(name, name): value for name, value in former.items()}
+
+
+class RolloutStatus(_FormerNames):
+    """What the operator knows of rollouts. It does nothing that is not written here first.
+
+    A field that has nothing to say is absent.
+    """
+
+    current_revision: str = Field("", description="Revision that has proven itself; empty before the first.")
+    update_revision: str = Field("", description="Revision of the spec.")
+    step: str = Field("", description="What the rollout does, as one word.")
+    step_start_time: str | None = Field(None, description="When the step began.")
+    start_time: str | None = Field(
+        None,
+        description="When the rollout began; absent once every engine is of the update revision, kept when it failed.",
+    )
+    current_revision_served: bool | None = Field(
+        None, description="Whether an engine of the current revision ever served."
+    )
+    engines_per_revision: dict[str, int] | None = Field(
+        None, description="Engines that each revision is to have.", json_schema_extra=_ATOMIC
+    )
+    terminating_engines: dict[str, str] | None = Field(
+        None,
+        description="Engines that are to be drained and deleted, and when their drain began; empty before it did.",
+        json_schema_extra=_ATOMIC,
+    )
+    analysis: AnalysisStatus | None = Field(
+        None, description="The comparison of the first new engine with the old ones; absent while there is none."
+    )
+    analysis_passed: bool | None = Field(
+        None, description="Whether the first engine of the update revision has passed its analysis."
+    )
+    failure: RolloutFailureStatus | None = Field(
+        None, description="Why the update revision is not rolled out; absent otherwise."
+    )
+    progress_deadline_start_time: str | None = Field(
+        None, description="Since when rollout.progressDeadlineSeconds count; absent while they do not."
+    )
+    peak_available_engines: int | None = Field(
+        None, description="Most engines of the update revision that served at once."
+    )
+    eviction_hold_start_time: str | None = Field(
+        None, description="Since when evictions wait for engines that move to another node; absent while none waits."
+    )
+    no_capacity_start_time: str | None = Field(
+        None, description="Since when no node has room for an engine that evictions wait for; absent otherwise."
+    )
+
+    @classmethod
+    def of(cls, state: RolloutState) -> RolloutStatus:
+        """The status that `state` gives back."""
+        return cls(
+            current_revision=state.current_revision,
+            update_revision=state.update_revision,
+            step=state.step,
+            step_start_time=state.step_time or None,
+            start_time=state.start_time or None,
+            current_revision_served=state.has_served or None,
+            engines_per_revision=dict(state.counts) or None,
+            terminating_engines=dict(state.terminating) or None,
+            analysis=AnalysisStatus.of(state.window) if state.window is not None else None,
+            analysis_passed=state.is_promoted or None,
+            failure=RolloutFailureStatus.of(state.failure) if state.failure is not None else None,
+            progress_deadline_start_time=state.deadline_start_time or None,
+            peak_available_engines=state.peak_available or None,
+            eviction_hold_start_time=state.eviction_hold_time or None,
+            no_capacity_start_time=state.no_capacity_time or None,
+        )
+
+    def state(self) -> RolloutState:
+        """The state that `of` was given."""
+        return RolloutState(
+            current_revision=self.current_revision,
+            update_revision=self.update_revision,
+            has_served=bool(self.current_revision_served),
+            is_promoted=bool(self.analysis_passed),
+            counts=self.engines_per_revision or {},
+            terminating=self.terminating_engines or {},
+            window=self.analysis.window() if self.analysis is not None else None,
+            failure=self.failure.failure() if self.failure is not None else None,
+            start_time=self.start_time or "",
+            step=self.step,
+            step_time=self.step_start_time or "",
+            deadline_start_time=self.progress_deadline_start_time or "",
+            peak_available=self.peak_available_engines or 0,
+            eviction_hold_time=self.eviction_hold_start_time or "",
+            no_capacity_time=self.no_capacity_start_time or "",
+        )

@@ -1,0 +1,160 @@
+"""A simulated service for the rollout planner to act on: its engines start, serve, drain and end, and nothing fails.
+
+`rayloom-operator plan --rollout` prints what the planner does with it. The planner's tests add faults.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from itertools import count
+from typing import Literal, TypeAlias
+
+from rayloom_operator.api.rollout.state import RequestCounts, RolloutState
+from rayloom_operator.decide.rollout.inputs import Desired, EngineState, ReplicaView, View
+from rayloom_operator.decide.rollout.planner import Step, next_step
+
+BEGIN = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+_NUM_REQUESTS = 3  # in flight in an available engine; each ends after 1 s, one after the other, once it drains
+_DELETION_S = 5
+
+Verb: TypeAlias = Literal["undrain", "route_on", "make", "route_off", "drain", "delete"]
+# `make` is followed by a revision, every other verb by the name of an engine.
+Action: TypeAlias = tuple[Verb, str]
+
+
+@dataclass
+class SimulatedEngine:
+    name: str
+    revision: str
+    start_s: int = 1  # how long it starts once its pods have nodes
+    is_placed: bool = True  # its pods have nodes
+    age_s: int = 0  # since it was placed
+    is_routed: bool = False
+    is_listed: bool = False
+    is_drained: bool = False  # it was asked to drain
+    unlisted_s: int = 0  # for how long no client has found it
+    num_in_flight: int = 0
+    served_s: int = 0  # seconds in which it took requests
+    ends_s: int | None = None  # seconds until its deletion is over; None while it is not being deleted
+
+    @property
+    def state(self) -> EngineState:
+        if self.age_s < self.start_s:
+            return "starting"
+        return "draining" if self.is_drained else "well"
+
+    @property
+    def is_available(self) -> bool:
+        return self.state == "well" and self.is_routed and self.is_listed
+
+    @property
+    def counts(self) -> RequestCounts:
+        """Two requests a second, of which none fails and none waits for its first token."""
+        number = 2 * self.served_s
+        return RequestCounts(requests=number, first_token_seconds=dict.fromkeys(("0.25", "1", "2.5"), number))
+
+    def replica(self) -> ReplicaView:
+        """The engine as the planner sees it."""
+        return ReplicaView(
+            name=self.name,
+            revision=self.revision,
+            state=self.state,
+            is_routed=self.is_routed,
+            is_listed=self.is_listed,
+            num_in_flight=self.num_in_flight,
+            counts=self.counts,
+        )
+
+    def pass_time(self, seconds: int) -> None:
+        if self.is_placed:
+            self.age_s += seconds
+        self.unlisted_s = 0 if self.is_routed or self.is_listed else self.unlisted_s + seconds
+        if self.is_available:
+            self.num_in_flight = _NUM_REQUESTS
+            self.served_s += seconds
+        else:
+            self.finish_requests(seconds)
+        self.is_listed = self.is_routed and self.state == "well"
+
+    def finish_requests(self, seconds: int) -> None:
+        self.num_in_flight = max(0, self.num_in_flight - seconds)
+
+
+class SimulatedService:
+    """A service of `desired`, with its engines by name. `stored` is what the planner's last reconcile wrote."""
+
+    def __init__(self, desired: Desired, name: str = "chat") -> None:
+        self.desired = desired
+        self.name = name
+        self.stored = RolloutState()
+        self.seconds = 0
+        self.engines: dict[str, SimulatedEngine] = {}
+
+    @property
+    def wall(self) -> datetime:
+        return BEGIN + timedelta(seconds=self.seconds)
+
+    @property
+    def running(self) -> list[SimulatedEngine]:
+        """The engines that are not being deleted."""
+        return [engine for engine in self.engines.values() if engine.ends_s is None]
+
+    def new_engine(self, name: str, revision: str) -> SimulatedEngine:
+        return SimulatedEngine(name=name, revision=revision)
+
+    def name_of(self, revision: str, number: int) -> str:
+        return f"{self.name}-{revision}-{number}"
+
+    def view(self) -> View:
+        running = self.running
+        return View(engines=tuple(engine.replica() for engine in running), num_ending=len(self.engines) - len(running))
+
+    def pass_time(self, seconds: int) -> None:
+        """Lets time pass at once: the next reconcile sees the engines as they are at the end of it."""
+        self.seconds += seconds
+        for engine in list(self.engines.values()):
+            if engine.ends_s is None:
+                engine.pass_time(seconds)
+                continue
+            engine.ends_s -= seconds
+            if engine.ends_s <= 0:
+                del self.engines[engine.name]
+
+    def reconcile(self) -> Step:
+        """Lets the planner decide, acts on it and stores its state."""
+        step = next_step(self.desired, self.stored, self.view(), self.wall)
+        for action in actions(step):
+            self.act(action)
+        self.stored = step.state
+        return step
+
+    def act(self, action: Action) -> None:
+        verb, name = action
+        if verb == "make":
+            self.make(name)
+        elif verb == "delete":
+            self.delete(name)
+        elif verb in ("route_on", "route_off"):
+            self.engines[name].is_routed = verb == "route_on"
+        else:
+            self.engines[name].is_drained = verb == "drain"
+
+    def make(self, revision: str) -> None:
+        name = next(name for each in count() if (name := self.name_of(revision, each)) not in self.engines)
+        self.engines[name] = self.new_engine(name, revision)
+
+    def delete(self, name: str) -> None:
+        engine = self.engines[name]
+        engine.ends_s, engine.is_routed, engine.is_listed = _DELETION_S, False, False
+
+
+def actions(step: Step) -> Iterator[Action]:
+    """The changes of a step, in their order."""
+    yield from (("undrain", name) for name in step.undrain)
+    yield from (("route_on", name) for name in step.route_on)
+    yield from (("make", revision) for revision, number in step.make.items() for _ in range(number))
+    yield from (("route_off", name) for name in step.route_off)
+    yield from (("drain", name) for name in step.drain)
+    yield from (("delete", name) for name in step.delete)

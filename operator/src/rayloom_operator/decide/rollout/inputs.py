@@ -1,0 +1,98 @@
+"""The planner's input: what the spec asks for, and the engine replicas that exist. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+from rayloom_operator.api.rollout.spec import Rollout
+from rayloom_operator.api.rollout.state import RequestCounts, RolloutState
+
+EngineState: TypeAlias = Literal[
+    "pending",  # no engine process runs; also after its container ended
+    "unschedulable",  # as pending, because one of its pods finds no node
+    "starting",  # the engine has not served yet
+    "well",  # a token passed through every rank a moment ago
+    "ill",  # the engine has served and does not now; it may hold requests
+    "draining",  # the engine takes no new requests
+]
+# An engine in one of these states has no requests.
+IDLE: tuple[EngineState, ...] = ("pending", "unschedulable", "starting")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaView:
+    """One RayCluster that is not being deleted. Not to be confused with
+    `observed.EngineReplica`, from which it is made."""
+
+    name: str
+    revision: str
+    state: EngineState
+    is_routed: bool = False  # its head pod carries the route label
+    is_listed: bool = False  # an EndpointSlice of the service has its address
+    is_cordoned: bool = False  # one of its pods is on a cordoned node, and does not tolerate that
+    is_tolerant: bool = False  # one of its pods is on a cordoned node and tolerates that, so a move gains nothing
+    num_in_flight: int = 0  # requests
+    counts: RequestCounts = field(default_factory=RequestCounts)
+
+    @property
+    def is_available(self) -> bool:
+        """The engine makes tokens, and clients find it."""
+        return self.state == "well" and self.is_routed and self.is_listed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Desired:
+    """What the spec asks for."""
+
+    revision: str
+    replicas: int
+    drain_seconds: int
+    rollout: Rollout
+
+    @property
+    def max_engines(self) -> int:
+        """Engines that may exist at once."""
+        return self.replicas + self.rollout.max_surge
+
+    @property
+    def min_available(self) -> int:
+        """Engines that stay available as far as the planner decides about it."""
+        return max(0, self.replicas - self.rollout.max_unavailable)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class View:
+    """What exists of a service."""
+
+    engines: tuple[ReplicaView, ...] = ()
+    num_ending: int = 0  # RayClusters that are being deleted; they hold their nodes until they are gone
+    # How often an engine of the spec's revision failed by itself, not by its node, since it last served well.
+    num_crashes: int = 0
+    cause: str = ""  # of the first of these failures, as a sentence
+    knows_nodes: bool = True  # the operator may read nodes, so it sees which of them are cordoned
+
+    def of(self, revision: str) -> list[ReplicaView]:
+        """The engines of a revision."""
+        return [engine for engine in self.engines if engine.revision == revision]
+
+    def num_available(self, revision: str) -> int:
+        """How many engines of a revision are available."""
+        return sum(engine.is_available for engine in self.of(revision))
+
+
+def target_revision(desired: Desired, state: RolloutState) -> str:
+    """The revision that all engines shall have in the end."""
+    is_rolled_back = state.failure is not None and desired.rollout.auto_rollback
+    return state.current_revision if is_rolled_back else state.update_revision
+
+
+def is_stopped(desired: Desired, state: RolloutState) -> bool:
+    """True while a rollout is paused or halted. A way back to the current revision never stops."""
+    is_rolling = target_revision(desired, state) != state.current_revision
+    return is_rolling and (desired.rollout.paused or state.failure is not None)
+
+
+def room(desired: Desired, view: View) -> int:
+    """How many more engines may be made now; below 0 where there are too many."""
+    return desired.max_engines - len(view.engines) - view.num_ending
