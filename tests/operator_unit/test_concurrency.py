@@ -10,7 +10,7 @@ from rayloom_operator.kube.concurrency import ConcurrencyLimit
 def calls(limit, number, seconds, kind="PATCH"):
     """`number` calls after each other, that take `seconds(how many passes run at once)`."""
     for _ in range(number):
-        limit.told(kind, seconds(limit.value))
+        limit.took(kind, seconds(limit.value))
     return limit.value
 
 
@@ -31,7 +31,7 @@ def server(cores, seconds=0.010):
 )
 def test_as_many_run_as_the_server_has_cores_and_some_that_wait(cores, value):
     limit = ConcurrencyLimit()
-    limit.told("PATCH", 0.010)  # the shortest, which a call takes that is alone
+    limit.took("PATCH", 0.010)  # the shortest, which a call takes that is alone
 
     assert calls(limit, 1000, server(cores)) == value
 
@@ -50,15 +50,15 @@ def test_a_server_that_is_slow_by_nature_is_not_crowded():
 def test_calls_of_another_kind_may_take_longer():
     limit = ConcurrencyLimit()
     for _ in range(1000):
-        limit.told("GET", 0.005)
-        limit.told("PATCH", 0.500)
+        limit.took("GET", 0.005)
+        limit.took("PATCH", 0.500)
 
     assert limit.value == 8
 
 
 def test_a_call_of_some_milliseconds_waits_for_nobody():
     limit = ConcurrencyLimit()
-    limit.told("GET", 0.0005)
+    limit.took("GET", 0.0005)
 
     assert calls(limit, 1000, lambda at_once: 0.007, "GET") == 8  # 14 times the shortest, below twice 4 ms
 
@@ -66,7 +66,7 @@ def test_a_call_of_some_milliseconds_waits_for_nobody():
 def test_a_few_calls_that_take_long_are_no_crowd():
     limit = ConcurrencyLimit()
     for number in range(1000):
-        limit.told("PATCH", 10.0 if number % 3 == 0 else 0.010)
+        limit.took("PATCH", 10.0 if number % 3 == 0 else 0.010)
 
     assert limit.value == 8
 
@@ -95,5 +95,5 @@ def test_a_server_that_has_moved_further_away_is_taken_for_crowded_for_a_while_o
 def test_at_least_two_and_at_most_eight_run_whatever_calls_take(told):
     limit = ConcurrencyLimit()
     for kind, seconds in told:
-        limit.refused() if kind == "refused" else limit.told(kind, seconds)
+        limit.refused() if kind == "refused" else limit.took(kind, seconds)
         assert 2 <= limit.value <= 8

@@ -4,12 +4,15 @@ import asyncio
 import copy
 from dataclasses import replace
 
+import msgspec
 import pytest
 
-from rayloom_operator.kube.client import KubeError, reflector
+from rayloom_operator.kube import reflector
+from rayloom_operator.kube.client import KubeError
 from rayloom_operator.objects.companions import client_service, service_account
 from rayloom_operator.objects.guards import disruption_budget, network_policy
 from rayloom_operator.observe import drift as module
+from rayloom_operator.observe.applied_fields import SHAPES
 from rayloom_operator.observe.drift import Drift
 from rayloom_operator.resolve.revision import revision, with_kept_image
 from rt_fake_kube import FakeKube
@@ -41,7 +44,7 @@ def test_only_what_somebody_else_did_is_drift(wrote, events, is_drift):
         teller = drift.reflectors[0]
         # News may come before the answer to the request that made it.
         for kind, version in events:
-            teller._take(kind, service(version))
+            teller.take(kind, service(version))
         for version in wrote:
             drift.wrote(KEY, service(version))
         assert drift.take(KEY) is is_drift
@@ -54,8 +57,8 @@ def test_each_of_its_objects_that_changes_has_the_service_looked_at():
     async def story():
         told = []
         teller = Drift(FakeKube(), told.append).reflectors[0]
-        teller._take("MODIFIED", service())
-        teller._take("BOOKMARK", {"metadata": {"resourceVersion": "9"}})
+        teller.take("MODIFIED", service())
+        teller.take("BOOKMARK", {"metadata": {"resourceVersion": "9"}})
         assert told == [KEY]
 
     asyncio.run(story())
@@ -66,11 +69,11 @@ def test_what_another_one_of_its_name_has_replaced_is_gone(change):
     async def story():
         drift = Drift(FakeKube(), lambda _: None)
         drift.wrote(KEY, service())
-        drift.reflectors[0]._take("ADDED", service())
+        drift.reflectors[0].take("ADDED", service())
         assert not drift.take(KEY)
         other = service()
         other["metadata"] |= change
-        drift.reflectors[0]._take("ADDED", other)
+        drift.reflectors[0].take("ADDED", other)
         assert drift.take(KEY)
 
     asyncio.run(story())
@@ -131,6 +134,12 @@ def as_returned(manifest, **defaults):
 
 
 POLICY, BUDGET, CLIENTS = (make(make_service()) for make in (network_policy, disruption_budget, client_service))
+PLURALS = {
+    "Service": "/services",
+    "ServiceAccount": "/serviceaccounts",
+    "NetworkPolicy": "/networkpolicies",
+    "PodDisruptionBudget": "/poddisruptionbudgets",
+}
 SERVICE_DEFAULTS = {
     "clusterIP": "10.96.0.7",
     "clusterIPs": ["10.96.0.7"],
@@ -144,8 +153,9 @@ SERVICE_DEFAULTS = {
 
 def is_right(manifest, found):
     drift = Drift(FakeKube(), lambda _: None)
-    packed = drift._packers[manifest["kind"]].pack(found)
-    return drift.is_right(KEY, manifest, {(manifest["kind"], manifest["metadata"]["name"]): packed})
+    (reflector,) = [each for each in drift.reflectors if each.path.endswith(PLURALS[manifest["kind"]])]
+    reflector.take("ADDED", msgspec.convert(found, SHAPES[manifest["kind"]]))
+    return drift.is_right(KEY, manifest, drift.take_listed(KEY))
 
 
 @pytest.mark.parametrize(

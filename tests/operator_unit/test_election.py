@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rayloom_operator.kube.client import CONFLICT, KubeError
-from rayloom_operator.kube.election import Election, LeaseLost, Record
+from rayloom_operator.kube.election import Election, LeaseLost, LeaseRecord
 from rayloom_operator.kube.lease import Lease
 from rt_fake_kube import FakeKube
 
@@ -19,7 +19,7 @@ SECONDS = 6
 
 
 def record(holder="other", version="1", seconds=SECONDS):
-    return Record(holder=holder, seconds=seconds, transitions=3, acquired="then", version=version)
+    return LeaseRecord(holder=holder, seconds=seconds, transitions=3, acquired="then", version=version)
 
 
 def test_a_free_lease_is_taken_at_once_and_counts_from_before_the_request():

@@ -7,9 +7,9 @@ from contextlib import asynccontextmanager
 import pytest
 from aiohttp import web
 
+from rayloom_operator.kube import client as module
 from rayloom_operator.kube import shapes
-from rayloom_operator.kube.client import Deposed, Kube, KubeError, KubeUnreachable, MadeAnew
-from rayloom_operator.kube.client import client as module
+from rayloom_operator.kube.client import Deposed, Kube, KubeError, KubeUnreachable, Recreated
 
 MANIFEST = {"apiVersion": "v1", "kind": "Pod", "metadata": {"namespace": "team", "name": "a", "uid": "uid-1"}}
 
@@ -116,7 +116,7 @@ def test_who_was_stopped_while_a_connection_was_made_sends_nothing(monkeypatch):
 @pytest.mark.parametrize(
     ("codes", "uid", "raised", "methods"),
     [
-        ([422, 200], "uid-2", MadeAnew, ["PATCH", "GET"]),
+        ([422, 200], "uid-2", Recreated, ["PATCH", "GET"]),
         ([422, 200], "uid-1", "422", ["PATCH", "GET"]),
         ([422, 404], "", "404", ["PATCH", "GET"]),
         ([404], "", "404", ["PATCH"]),
@@ -127,7 +127,7 @@ def test_whose_status_is_refused_is_looked_up(codes, uid, raised, methods, monke
     async def run():
         async with serving(monkeypatch) as (server, kube):
             server.codes, server.found = codes, MANIFEST | {"metadata": MANIFEST["metadata"] | {"uid": uid}}
-            with pytest.raises((KubeError, MadeAnew)) as error:
+            with pytest.raises((KubeError, Recreated)) as error:
                 await kube.replace_status(MANIFEST | {"status": {}})
             assert raised in (type(error.value), str(getattr(error.value, "code", "")))
             assert [method for method, _ in server.taken] == methods
@@ -162,7 +162,7 @@ def test_how_long_calls_for_one_object_take_decides_how_many_passes_run_at_once(
     async def run():
         async with serving(monkeypatch) as (server, kube):
             told, before = [], kube.concurrency.value
-            monkeypatch.setattr(kube.concurrency, "told", lambda kind, seconds: told.append((kind, 0 < seconds < 30)))
+            monkeypatch.setattr(kube.concurrency, "took", lambda kind, seconds: told.append((kind, 0 < seconds < 30)))
             await kube.list("/x", {})
             await kube.get("/x")
             await kube.apply(MANIFEST)
@@ -216,7 +216,7 @@ def test_a_long_list_comes_in_pages(monkeypatch):
     async def run():
         async with serving(monkeypatch) as (server, kube):
             server.num_items = 600
-            pages = [items async for items, _ in kube.pages("/x", {"labelSelector": "a"}, shapes.Owned)]
+            pages = [items async for items, _ in kube.pages("/x", {"labelSelector": "a"}, shapes.OwnedFields)]
             assert [len(items) for items in pages] == [250, 250, 100]
             everything, version = await kube.list("/x", {})
             assert [int(each["metadata"]["name"]) for each in everything] == list(range(600))
@@ -247,7 +247,7 @@ def test_a_list_that_cannot_be_read_is_a_failure_of_the_server(monkeypatch, text
     async def run():
         async with serving(monkeypatch, Line(text)) as (_, kube):
             with pytest.raises(KubeUnreachable, match="cannot be read"):
-                await kube.pages("/x", {}, shapes.Pod).__anext__()
+                await kube.pages("/x", {}, shapes.PodFields).__anext__()
 
     asyncio.run(run())
 
@@ -257,7 +257,7 @@ def test_a_watch_that_cannot_be_read_is_a_failure_of_the_server(monkeypatch, tex
     async def run():
         async with serving(monkeypatch, Line(text)) as (_, kube):
             with pytest.raises(KubeError, match="cannot be read") as refused:
-                await kube.watch("/x", {}, "7", shapes.Pod).__anext__()
+                await kube.watch("/x", {}, "7", shapes.PodFields).__anext__()
             assert refused.value.code == 502
 
     asyncio.run(run())
@@ -273,7 +273,7 @@ def test_a_watch_tells_what_is_asked_for_and_ends_as_the_server_says(monkeypatch
         async with serving(monkeypatch, Line(text.encode())) as (_, kube):
             told = []
             with pytest.raises(KubeError, match="too old") as refused:
-                async for each in kube.watch("/x", {}, "7", shapes.Pod):
+                async for each in kube.watch("/x", {}, "7", shapes.PodFields):
                     told.append(each)
             assert refused.value.code == 410
             assert told == [

@@ -4,7 +4,8 @@ import asyncio
 
 import pytest
 
-from rayloom_operator.kube.client import KubeError, reflector
+from rayloom_operator.kube import reflector
+from rayloom_operator.kube.client import KubeError
 from rayloom_operator.observe.kuberay import problem, slim
 from rt_fake_kube import KUBERAY, make_definition
 from rt_world import CLIENT_SERVICE, service, with_world
@@ -40,7 +41,7 @@ UNKNOWN = KubeError(404, "the server could not find the requested resource")
                 **make_definition(),
                 "metadata": {"name": "rayclusters.ray.io", "deletionTimestamp": "2026-01-01T00:00:00Z"},
             },
-            "KubeRay is being removed from the cluster: rayclusters.ray.io is on its way out. ",
+            "KubeRay is being removed from the cluster: rayclusters.ray.io is terminating. ",
         ),
     ],
     ids=["1.6", "two versions", "none", "v1alpha1 only", "1.5.0", "1.5.1", "a field less", "on its way out"],

@@ -3,9 +3,9 @@
 import asyncio
 import contextlib
 
-from rayloom_operator.kube import shapes
-from rayloom_operator.kube.client import KubeError, reflector
-from rayloom_operator.kube.reflector import Reflector
+from rayloom_operator.kube import reflector, shapes
+from rayloom_operator.kube.client import KubeError
+from rayloom_operator.kube.reflector import Reflector, Watched
 from rt_fake_kube import FakeKube
 
 
@@ -15,8 +15,9 @@ def pod(name, service="chat", namespace="team"):
 
 
 @contextlib.asynccontextmanager
-async def reflecting(kube, changes=None, **options):
-    found = Reflector(kube, "v1", "Pod", (changes if changes is not None else []).append, **options)
+async def reflecting(kube, changes=None, namespaces=(), **watched):
+    pods = Watched(api_version="v1", kind="Pod", **watched)
+    found = Reflector(kube, pods, (changes if changes is not None else []).append, namespaces=namespaces)
     task = asyncio.create_task(found.run())
     try:
         async with asyncio.timeout(10):
@@ -140,7 +141,7 @@ def test_its_silence_is_told_and_ends_with_a_sign_of_life():
             await until(lambda: kube._watches)
             now = asyncio.get_running_loop().time()
             assert 100 <= found.silence_seconds(now + 100) < 200
-            found._turned_at["/api/v1/pods"] -= 1000
+            found._alive_at["/api/v1/pods"] -= 1000
             assert found.silence_seconds(now) > 900
             kube.put(pod("a"))
             await until(lambda: names(found) == ["a"])
@@ -238,7 +239,7 @@ def test_each_page_is_a_sign_of_life(monkeypatch):
         kube.page_size, real_time = 1, loop.time
         kube.put(pod("a"))
         kube.put(pod("b"))
-        found = Reflector(kube, "v1", "Pod", lambda _: None)
+        found = Reflector(kube, Watched(api_version="v1", kind="Pod"), lambda _: None)
         silences = []
 
         def turn_page(path):
@@ -315,7 +316,7 @@ def test_by_its_mark_it_is_known_who_has_an_object_somewhere():
         kube = FakeKube()
         for each in (on("n1", "a"), on("n2", "b"), on("n2", "c", "other"), on("", "d", "third")):
             kube.put(each)
-        async with reflecting(kube, shape=shapes.Pod, slim=shapes.pod, mark=shapes.node_of) as found:
+        async with reflecting(kube, shape=shapes.PodFields, slim=shapes.pod, mark=shapes.node_of) as found:
             await until(lambda: kube._watches)
             assert found.marked("n1") == {("team", "chat")}
             assert found.marked("n2") == {("team", "chat"), ("team", "other")}

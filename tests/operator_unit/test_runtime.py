@@ -117,8 +117,8 @@ def test_a_controller_whose_watches_stand_still_says_which(kind):
         watches, path = world.controller.watches, f"/api/v1/{kind}"
         assert watches.problem() == ""
         reflector = watches.pods if kind == "pods" else watches.nodes.reflector
-        reflector._turned_at[path] -= 181
-        assert watches.problem() == f"no word of {path} for 180 s"
+        reflector._alive_at[path] -= 181
+        assert watches.problem() == f"no event and no failure of {path} for 180 s"
 
     with_world(story)
 

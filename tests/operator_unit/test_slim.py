@@ -45,7 +45,7 @@ def whole_pod(case):
 
 
 def read(whole):
-    return shapes.pod(codec.decoded(json.dumps(whole).encode(), shapes.Pod))
+    return shapes.pod(codec.decoded(json.dumps(whole).encode(), shapes.PodFields))
 
 
 @pytest.mark.parametrize("case", SEEN)
@@ -85,7 +85,7 @@ def test_a_slice_of_a_service_that_only_has_our_label_sends_nobody():
 def read_slice(endpoints, of):
     labels = {"rayloom.dev/service": "chat", "kubernetes.io/service-name": of}
     whole = {"metadata": {"name": "x", "labels": labels}, "endpoints": endpoints, "ports": [{"port": 8000}]}
-    return shapes.endpoint_slice(codec.decoded(json.dumps(whole).encode(), shapes.EndpointSlice))
+    return shapes.endpoint_slice(codec.decoded(json.dumps(whole).encode(), shapes.EndpointSliceFields))
 
 
 @pytest.mark.parametrize("part", ["metadata", "spec", "status"])
@@ -122,8 +122,8 @@ def test_of_a_cluster_its_metadata_and_conditions_are_kept():
         "status": {"conditions": [condition], "head": {}},
     }
     expected = {"metadata": meta | {"ownerReferences": [owner]}, "status": {"conditions": [condition]}}
-    assert msgspec.convert(whole, shapes.Owned) == expected
-    assert msgspec.convert({"metadata": {"name": "x"}}, shapes.Owned) == {"metadata": {"name": "x"}}
+    assert msgspec.convert(whole, shapes.OwnedFields) == expected
+    assert msgspec.convert({"metadata": {"name": "x"}}, shapes.OwnedFields) == {"metadata": {"name": "x"}}
 
 
 def test_a_revision_is_read_from_the_name_whatever_the_service_is_called():
