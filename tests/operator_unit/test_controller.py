@@ -380,7 +380,7 @@ def test_an_event_that_was_not_sent_is_sent_soon(monkeypatch):
 
 
 def test_a_deletion_that_nobody_told_is_found(monkeypatch):
-    monkeypatch.setattr("rayloom_operator.reconcile.controller._RELIST_S", 0.05)
+    monkeypatch.setattr("rayloom_operator.reconcile.missed_deletions._INTERVAL_S", 0.05)
 
     async def story(world):
         world.ask_for(service())

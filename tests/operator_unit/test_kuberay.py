@@ -124,7 +124,7 @@ def test_what_runs_is_neither_deleted_nor_made_anew_while_kuberay_is_removed():
         assert [(verb, path.split("/")[-2]) for verb, path in calls] == [("apply", "poddisruptionbudgets")]
         # Nobody says that the RayCluster is gone, so it counts as there until its kind is known again.
         assert (
-            world.controller._clusters.of_service(("team", "chat"))[0]["metadata"]["uid"]
+            world.controller.watches.clusters.of_service(("team", "chat"))[0]["metadata"]["uid"]
             == (made[cluster]["metadata"]["uid"])
         )
 
@@ -138,7 +138,7 @@ def test_services_are_made_anew_once_kuberay_is_back():
         await world.rest()
         cluster = world.kube.path("RayCluster")
         without_kuberay(world.kube)
-        await world.until(lambda: not world.controller._clusters.is_synced.is_set())
+        await world.until(lambda: not world.controller.watches.clusters.is_synced.is_set())
         await world.until(lambda: world.reason("Accepted") == "UnsupportedKubeRay")
         # With a definition go its objects.
         del world.kube.objects[cluster]
@@ -180,17 +180,23 @@ def test_a_change_of_kuberay_ends_the_delay_after_failures(monkeypatch):
     with_world(story)
 
 
-def test_nothing_is_changed_before_it_leads_and_the_services_are_listed_again_then():
+def test_a_standby_changes_nothing_and_takes_services_once_it_leads():
     async def story(world):
-        world.ask_for(service())
-        await world.until(lambda: world.controller.watches.is_synced.is_set())
-        assert world.controller._queue.depth == 0  # a standby gathers nothing
-        # What the last leader knew, and this process was not told yet.
-        newer = service(drainSeconds=31)
-        newer["metadata"]["generation"] = 2
-        world.kube.put(newer)
-        assert world.kube.calls == []
+        world.kube.put(service())
+        labels = {"rayloom.dev/service": "chat"}
+        job = {
+            "apiVersion": "batch/v1",
+            "kind": "Job",
+            "metadata": {"name": "j", "namespace": "team", "labels": labels},
+        }
+        world.kube.put(job)
+        await world.until(lambda: world.controller.watches.jobs.of_service(("team", "chat")))
+        assert (world.controller._queue.depth, world.controller.is_ready.is_set()) == (0, False)
         world.leads.set()
+        await world.controller.is_ready.wait()
+        assert world.kube.calls == []
+        # kopf begins now, and reports what the former leader has left.
+        world.controller.set_service(world.kube.put(service(drainSeconds=31)), False)
         await world.until(lambda: world.reason("Accepted") == "Valid")
         assert {each["observedGeneration"] for each in world.kube.statuses} == {2}
 

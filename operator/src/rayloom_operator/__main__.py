@@ -32,9 +32,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if command == "plan":
             return print_plan(**flags)
         # Imported here: `local` is to start fast, and has no use for what speaks to clusters.
-        from rayloom_operator.cli.run import run_operator
+        from rayloom_operator.cli.run import RunFlags, run_operator
 
-        run_operator(**flags)
+        run_operator(RunFlags(**flags))
         return 0
     except SpecError as error:
         files = " or ".join(map(str, flags.get("rollout") or [flags["manifest"]]))

@@ -19,9 +19,7 @@ logger = logging.getLogger(__name__)
 # A watch gets an event, a bookmark or a failure within 90 s, and a failed one begins again at most 60 s later.
 _MAX_SILENCE_S = 180.0
 _KUBERAY: ServiceKey = ("", kuberay.DEFINITION)
-_CLUSTERS = Watched(
-    api_version="ray.io/v1", kind="RayCluster", shape=shapes.RayClusterFields, slim=shapes.ray_cluster
-)
+_CLUSTERS = Watched(api_version="ray.io/v1", kind="RayCluster", shape=shapes.RayClusterFields, slim=shapes.ray_cluster)
 _PODS = Watched(api_version="v1", kind="Pod", shape=shapes.PodFields, slim=shapes.pod, mark=shapes.node_of)
 _JOBS = Watched(api_version="batch/v1", kind="Job", shape=shapes.OwnedFields)
 # Kubernetes gives an EndpointSlice the labels of its Service.

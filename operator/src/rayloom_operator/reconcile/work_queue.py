@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 
 from rayloom_operator.names import ServiceKey
 
@@ -64,11 +64,9 @@ class WorkQueue:
         """The number of keys that wait for a reconcile that is due."""
         return sum(map(len, self._ready))
 
-    def open(self, keys: Iterable[ServiceKey] = ()) -> None:
-        """Accepts keys from now on, and adds `keys` as new services."""
+    def open(self) -> None:
+        """Accepts keys from now on."""
         self._is_open = True
-        for key in keys:
-            self._put(key, _NEW)
 
     async def drain(self) -> None:
         """Starts no more reconciles, and returns once none runs."""

@@ -21,6 +21,9 @@ def set_up(level: str, form: str) -> None:
     # kopf logs each event that it handled, aiohttp each request for /healthz.
     for name in ("kopf", "aiohttp.access"):
         logging.getLogger(name).setLevel(max(logging.WARNING, logging.getLogger().level))
+    # A standby that is asked to stop ends in kopf's startup, of which kopf warns twice.
+    for name in ("kopf.activities.startup", "kopf._core.reactor.running"):
+        logging.getLogger(name).setLevel(logging.ERROR)
 
 
 class _Json(logging.Formatter):
