@@ -97,3 +97,11 @@ def test_at_least_two_and_at_most_eight_run_whatever_calls_take(told):
     for kind, seconds in told:
         limit.refused() if kind == "refused" else limit.took(kind, seconds)
         assert 2 <= limit.value <= 8
+
+
+def test_a_fixed_number_stays_whatever_requests_take():
+    limit = ConcurrencyLimit(3)
+    assert calls(limit, 1000, server(16)) == 3
+    assert calls(limit, 1000, server(0.25)) == 3
+    limit.refused()
+    assert limit.value == 3

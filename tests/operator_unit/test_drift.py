@@ -206,3 +206,37 @@ def test_a_new_default_image_counts_once_the_spec_changes_otherwise():
     assert with_kept_image(changed, "engine:1", revision(first)) == changed
     assert with_kept_image(explicit, "engine:1", revision(first)) == explicit
     assert with_kept_image(same, "", "") == same
+
+
+@pytest.mark.parametrize("make", [service_account, client_service, network_policy, disruption_budget])
+def test_the_digest_has_every_field_that_the_operator_applies(make):
+    manifest = make(make_service())
+    kept = msgspec.convert(manifest, SHAPES[manifest["kind"]])
+
+    assert {"apiVersion": manifest["apiVersion"], "kind": manifest["kind"], **kept} == manifest
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        (("metadata", "labels", "app.kubernetes.io/managed-by"), "somebody"),
+        (("metadata", "ownerReferences"), []),
+        (("spec", "ports", 0, "targetPort"), 9999),
+        (("spec", "ports", 0, "appProtocol"), "h2c"),
+    ],
+)
+def test_an_edit_of_a_service_while_no_operator_ran_is_not_right(place, value):
+    found = as_returned(CLIENTS, **SERVICE_DEFAULTS)
+    part = found
+    for name in place[:-1]:
+        part = part[name]
+    part[place[-1]] = value
+    assert not is_right(CLIENTS, found)
+
+
+def test_an_object_that_was_deleted_before_the_first_reconcile_is_not_right():
+    drift = Drift(FakeKube(), lambda _: None)
+    found = msgspec.convert(as_returned(CLIENTS), SHAPES["Service"])
+    drift.reflectors[0].take("ADDED", found)
+    drift.reflectors[0].take("DELETED", found)
+    assert not drift.is_right(KEY, CLIENTS, drift.take_listed(KEY))
