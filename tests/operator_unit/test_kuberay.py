@@ -1,4 +1,4 @@
-"""Which KubeRay can be used, and what happens to services while there is none: nothing, and they say so."""
+"""The KubeRay versions that can be used, and services without one: nothing of them changes, and their status tells."""
 
 import asyncio
 
@@ -46,7 +46,7 @@ UNKNOWN = KubeError(404, "the server could not find the requested resource")
     ],
     ids=["1.6", "two versions", "none", "v1alpha1 only", "1.5.0", "1.5.1", "a field less", "on its way out"],
 )
-def test_the_definition_says_which_kuberay_it_is(definition, says):
+def test_the_definition_tells_whether_kuberay_can_be_used(definition, says):
     cure = "Install KubeRay 1.6 or newer, with its definitions (Helm does not update those)."
     assert problem(definition) == (says + cure if says else "")
 
@@ -76,7 +76,7 @@ def with_kuberay(kube, definition=None):
     kube.put(definition or make_definition())
 
 
-def test_services_of_a_cluster_without_kuberay_say_so_and_start_when_it_comes():
+def test_services_of_a_cluster_without_kuberay_report_it_and_start_once_it_is_installed():
     async def story(world):
         world.ask_for(service())
         await world.until(lambda: world.reason("Accepted") == "UnsupportedKubeRay")
@@ -92,7 +92,7 @@ def test_services_of_a_cluster_without_kuberay_say_so_and_start_when_it_comes():
     with_world(story, prepare=without_kuberay)
 
 
-def test_services_of_an_old_kuberay_say_so_and_start_when_it_is_new_enough():
+def test_services_of_an_old_kuberay_report_it_and_start_once_it_is_new_enough():
     async def story(world):
         world.ask_for(service())
         await world.until(lambda: world.reason("Accepted") == "UnsupportedKubeRay")
@@ -104,7 +104,7 @@ def test_services_of_an_old_kuberay_say_so_and_start_when_it_is_new_enough():
     with_world(story, prepare=lambda kube: kube.put(make_definition("secretName")))
 
 
-def test_what_runs_is_neither_deleted_nor_made_anew_while_kuberay_is_removed():
+def test_engine_replicas_are_neither_deleted_nor_recreated_while_kuberay_is_removed():
     async def story(world):
         world.ask_for(service())
         await world.until(lambda: world.kube.named("RayCluster"))
@@ -120,9 +120,9 @@ def test_what_runs_is_neither_deleted_nor_made_anew_while_kuberay_is_removed():
         world.ask_for(changed | {"status": world.kube.statuses[-1]})
         await world.rest()
         calls = [call for call in world.kube.calls if "llmservices" not in call[1] and "/events/" not in call[1]]
-        # Nothing is planned meanwhile, so evictions wait for nothing.
+        # Without a plan evictions are not held.
         assert [(verb, path.split("/")[-2]) for verb, path in calls] == [("apply", "poddisruptionbudgets")]
-        # Nobody says that the RayCluster is gone, so it counts as there until its kind is known again.
+        # No event reports that the RayCluster is gone, so it counts as existing until its kind is known again.
         assert (
             world.controller.watches.clusters.of_service(("team", "chat"))[0]["metadata"]["uid"]
             == (made[cluster]["metadata"]["uid"])
@@ -131,7 +131,7 @@ def test_what_runs_is_neither_deleted_nor_made_anew_while_kuberay_is_removed():
     with_world(story)
 
 
-def test_services_are_made_anew_once_kuberay_is_back():
+def test_engine_replicas_are_recreated_once_kuberay_is_back():
     async def story(world):
         world.ask_for(service())
         await world.until(lambda: world.kube.named("RayCluster"))
@@ -140,7 +140,7 @@ def test_services_are_made_anew_once_kuberay_is_back():
         without_kuberay(world.kube)
         await world.until(lambda: not world.controller.watches.clusters.is_synced.is_set())
         await world.until(lambda: world.reason("Accepted") == "UnsupportedKubeRay")
-        # With a definition go its objects.
+        # The API server deletes the objects of a definition with it.
         del world.kube.objects[cluster]
         with_kuberay(world.kube)
         await world.until(lambda: world.kube.named("RayCluster"))
@@ -149,12 +149,12 @@ def test_services_are_made_anew_once_kuberay_is_back():
     with_world(story)
 
 
-def test_a_kind_that_is_known_again_is_listed_before_anything_is_done():
+def test_a_kind_that_is_known_again_is_listed_before_a_reconcile():
     async def story(world):
         world.ask_for(service())
         await world.until(lambda: world.reason("Accepted") == "UnsupportedKubeRay")
         await world.rest()
-        # The definition is there, and the API server does not serve its kind yet.
+        # The definition exists, and the API server does not serve its kind yet.
         world.kube.put(make_definition())
         world.kube.calls.clear()
         before = world.kube.lists.count("/apis/ray.io/v1/rayclusters")

@@ -23,7 +23,7 @@ _MIN_KEY_BYTES = 16
 # Thresholds of the garbage collector: new containers, and how many collections of one generation before the next older
 # generation is collected as well.
 _COLLECT = (20_000, 20, 10)
-# Of `make bench-operator` alone: `adaptive`, or how many reconciles run at once.
+# For comparisons by `make bench-operator`: `adaptive`, or the number of reconciles that run at once.
 _RECONCILES = "RAYLOOM_RECONCILES"
 
 

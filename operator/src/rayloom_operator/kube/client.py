@@ -79,15 +79,15 @@ class Kube:
         self.concurrency = concurrency or ConcurrencyLimit()
         self._logged_in_at = time.monotonic()
         self._info = login()
-        # A new connection costs both sides more than a request, so requests wait for a free connection. Watches have a
-        # session of their own.
-        self._session, self._watching = (
-            aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(ssl=self._info.as_ssl_context(), limit=limit),
-                # Compressing long lists costs the API server more than sending them.
-                headers={"User-Agent": FIELD_MANAGER, "Accept-Encoding": "identity"},
-            )
-            for limit in (_MAX_CONNECTIONS, 0)
+        # A new connection costs both sides more than a request, so requests wait for a free connection.
+        self._session = self._connect(_MAX_CONNECTIONS)
+        self._watching = self._connect(0)  # no limit: a watch keeps its connection
+
+    def _connect(self, max_connections: int) -> aiohttp.ClientSession:
+        return aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(ssl=self._info.as_ssl_context(), limit=max_connections),
+            # Compressing long lists costs the API server more than sending them.
+            headers={"User-Agent": FIELD_MANAGER, "Accept-Encoding": "identity"},
         )
 
     async def close(self) -> None:

@@ -1,4 +1,4 @@
-"""What the controller makes of news that come late, in pieces or not at all, and of changes by somebody else."""
+"""The controller and events that are late, in pages or missing, and changes by somebody else."""
 
 import asyncio
 
@@ -18,7 +18,7 @@ def named(name, uid=""):
     return document
 
 
-def test_a_spec_that_was_edited_while_a_status_was_on_its_way_is_acted_on():
+def test_a_spec_that_was_edited_during_a_status_write_is_reconciled():
     async def story(world):
         world.ask_for(service())
         await world.until(lambda: world.reason() == "PodsPending")
@@ -40,7 +40,7 @@ def test_a_spec_that_was_edited_while_a_status_was_on_its_way_is_acted_on():
     with_world(story)
 
 
-def test_a_service_made_anew_of_which_nobody_told_gets_a_status_of_its_own_at_once():
+def test_a_recreated_service_without_an_event_gets_a_status_of_its_own_at_once():
     async def story(world):
         world.ask_for(service(replicas=2))
         await world.until(lambda: world.reason() == "PodsPending")
@@ -49,7 +49,7 @@ def test_a_service_made_anew_of_which_nobody_told_gets_a_status_of_its_own_at_on
         del world.kube.objects[CLIENT_SERVICE]
         made = world.kube.put(service(uid="uid-2"))
         world.kube.statuses.clear()
-        # Something that is looked at for the old one, and is worth a status.
+        # An event of the old service whose reconcile writes a status.
         edited = old | service(replicas=3) | {"metadata": old["metadata"] | {"generation": 2, "resourceVersion": "999"}}
         world.controller.set_service(edited, False)
         await world.until(lambda: world.kube.statuses)
@@ -60,7 +60,7 @@ def test_a_service_made_anew_of_which_nobody_told_gets_a_status_of_its_own_at_on
     with_world(story)
 
 
-def test_what_was_deleted_while_pages_are_listed_stays_away():
+def test_a_service_deleted_while_names_are_listed_stays_deleted():
     async def story(world):
         for name in ("first", "second"):
             document = world.kube.put(named(name))
@@ -76,14 +76,14 @@ def test_what_was_deleted_while_pages_are_listed_stays_away():
         world.kube.page_size, world.kube.turn_page = 1, turn_page
         await world.controller.missed_deletions.compare()
         assert [name for _, name in world.controller._services] == ["first"]
-        # What is made anew under that name is another one.
+        # A recreated service is another one.
         world.controller.set_service(world.kube.put(named("second")), False)
         assert len(world.controller._services) == 2
 
     with_world(story)
 
 
-def test_what_went_after_its_page_was_read_is_found_when_the_list_begins_again(monkeypatch):
+def test_a_deletion_after_its_page_was_read_is_found_when_the_list_begins_again(monkeypatch):
     monkeypatch.setattr("rayloom_operator.reconcile.missed_deletions._RETRY_S", 0.001)
 
     async def story(world):
@@ -105,7 +105,7 @@ def test_what_went_after_its_page_was_read_is_found_when_the_list_begins_again(m
     with_world(story)
 
 
-def test_what_was_made_anew_after_its_page_was_read_stays():
+def test_a_service_recreated_after_its_page_was_read_stays():
     async def story(world):
         for name in ("first", "second"):
             world.controller.set_service(world.kube.put(named(name)), False)
@@ -127,7 +127,7 @@ def test_what_was_made_anew_after_its_page_was_read_stays():
     with_world(story)
 
 
-def test_what_there_is_of_engines_is_listed_again_before_it_leads():
+def test_objects_of_engine_replicas_are_listed_again_before_the_first_reconcile():
     leads = asyncio.Event()
 
     def cluster(name):
@@ -139,7 +139,7 @@ def test_what_there_is_of_engines_is_listed_again_before_it_leads():
         def names():
             return [each["metadata"]["name"] for each in world.controller.watches.clusters.of_service(KEY)]
 
-        # What its watch was not told.
+        # A change that no watch reported.
         watches, world.kube._watches = world.kube._watches, []
         world.kube.lists.clear()
         world.kube.remove(f"{CLUSTERS}/chat-00000000-0")

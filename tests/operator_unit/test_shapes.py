@@ -1,4 +1,4 @@
-"""What is kept of an object says the same as the whole of it, and is small."""
+"""The kept part of an object reads the same as the whole object, and is small."""
 
 import json
 
@@ -34,7 +34,7 @@ FAILED = {"reason": "Evicted", "message": "The node was low on memory."}
 
 
 def whole_pod(case):
-    """As the API server has it, with much that nobody reads."""
+    """A whole Pod as the API server returns it."""
     whole = make_pod_document(**SEEN[case])
     whole["spec"] |= BIG | {"volumes": [{"name": "model", "hostPath": {"path": "/x"}}, {"name": "scratch"}]}
     whole["metadata"]["annotations"] = {"x": "x" * 10_000}
@@ -74,11 +74,11 @@ def endpoint(uid, **conditions):
         ([{"addresses": ["10.0.0.1"]}, {"addresses": ["10.0.0.2"], "targetRef": None}], []),
     ],
 )
-def test_of_an_endpoint_slice_the_pods_that_take_requests_are_kept(endpoints, uids):
+def test_the_ready_pods_of_an_endpoint_slice_are_kept(endpoints, uids):
     assert read_slice(endpoints, "chat") == {"uids": uids}
 
 
-def test_a_slice_of_a_service_that_only_has_our_label_sends_nobody():
+def test_an_endpoint_slice_of_another_service_with_our_label_counts_for_no_pod():
     assert read_slice([endpoint("a")], "chat-heads") == {"uids": []}
 
 
@@ -89,7 +89,7 @@ def read_slice(endpoints, of):
 
 
 @pytest.mark.parametrize("part", ["metadata", "spec", "status"])
-def test_a_field_that_is_null_is_one_that_is_not_there(part):
+def test_a_null_counts_as_a_missing_field(part):
     whole = whole_pod("was started again")
     fields = {
         "metadata": ["deletionTimestamp", "deletionGracePeriodSeconds", "creationTimestamp", "annotations"],
@@ -103,16 +103,16 @@ def test_a_field_that_is_null_is_one_that_is_not_there(part):
 
 
 @pytest.mark.parametrize("tolerations", [[], None, [{"key": "gpu", "operator": "Exists"}]])
-def test_a_pod_that_admits_no_cordoned_node_goes_with_it(tolerations):
+def test_a_pod_without_the_toleration_leaves_a_cordoned_node(tolerations):
     assert not observed.pod(read(make_pod_document() | {"spec": {"tolerations": tolerations}})).stays_when_cordoned
 
 
 @pytest.mark.parametrize("toleration", [{"operator": "Exists"}, {"key": "node.kubernetes.io/unschedulable"}])
-def test_a_pod_that_admits_a_cordoned_node_stays(toleration):
+def test_a_pod_with_the_toleration_stays_on_a_cordoned_node(toleration):
     assert observed.pod(read(make_pod_document() | {"spec": {"tolerations": [toleration]}})).stays_when_cordoned
 
 
-def test_of_a_cluster_its_metadata_and_conditions_are_kept():
+def test_metadata_and_conditions_of_a_raycluster_are_kept():
     meta = {"name": "chat-0", "namespace": "team", "uid": "u", "labels": {"a": "b"}, "deletionTimestamp": "now"}
     owner = {"kind": "LLMService", "name": "chat", "uid": "s"}
     condition = {"type": "ReplicaFailure", "status": "True", "reason": "r", "message": "m"}
