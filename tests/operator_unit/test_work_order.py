@@ -42,7 +42,8 @@ def test_events_go_before_changed_specs_and_those_before_new_services_each_in_or
 
 def test_services_that_are_listed_at_the_start_go_after_all_others():
     def prepare(queue):
-        queue.open(["a", "b"])
+        for key in "ab":
+            queue.add(key, is_new=True)
         queue.add("c", is_changed=True)
         queue.add("d")
 
@@ -122,7 +123,8 @@ def test_an_edit_waits_for_events_alone_while_new_services_bring_more_events_tha
                 queue.add("edited", is_changed=True)
 
         left["edited"] = 1
-        queue.open(f"new-{number}" for number in range(250))
+        for number in range(250):
+            queue.add(f"new-{number}", is_new=True)
         worker = asyncio.create_task(queue.work(handle))
         await until(lambda: len(turns) == 250 * 16 + 1)
         await stop([worker])
