@@ -9,11 +9,7 @@ from aiohttp import web
 
 from rayloom_operator.kube import client as module
 from rayloom_operator.kube import shapes
-<<<<<<< HEAD
 from rayloom_operator.kube.client import Deposed, Kube, KubeError, KubeUnreachable, Recreated
-=======
-from rayloom_operator.kube.client import Deposed, Kube, KubeError, KubeUnreachable, MadeAnew
->>>>>>> rooms
 
 MANIFEST = {"apiVersion": "v1", "kind": "Pod", "metadata": {"namespace": "team", "name": "a", "uid": "uid-1"}}
 
