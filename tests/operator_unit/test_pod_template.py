@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rayloom_operator.api.manifest import load_service
-from rayloom_operator.api.model_facts import builtin_facts
+from rayloom_operator.api.shipped_facts import builtin_facts
 from rayloom_operator.api.pod_template.reserved_env import RESERVED_NAMES, is_reserved
 from rayloom_operator.api.pod_template.reserved_parts import (
     HEAD_CONTAINERS,
