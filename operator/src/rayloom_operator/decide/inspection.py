@@ -26,9 +26,10 @@ from rayloom_operator.decide.refresh import Refresh
 from rayloom_operator.names import INSPECT_CONTAINER, SERVICE_LABEL, Manifest
 from rayloom_operator.objects.companions import service_account
 from rayloom_operator.objects.inspect_job import attempt_of, inspect_job
-from rayloom_operator.observe.observed import Verdict, moment, pod, refused_pod, without_suffixes
+from rayloom_operator.observe.observed import Verdict, pod, refused_pod, without_suffixes
 from rayloom_operator.resolve.resolved import Hub, lacks_costs
 from rayloom_operator.texts import head, plain, tail
+from rayloom_operator.times import moment
 
 _FIRST_RETRY_S = 30.0
 _MAX_RETRY_S = 300.0
