@@ -1,7 +1,7 @@
 """Writes the JSON schemas of the contract between operator and engine: `make schemas`.
 
 `schemas/engine-config.v1.json` is what the operator writes and the engine reads; `schemas/status.v1.json` is what the
-engine's admin port answers; `schemas/inspection.v1.json` is what `rayloom-engine inspect` leaves for the operator.
+engine's admin port answers; `schemas/inspection.v2.json` is the termination message of `rayloom-engine inspect`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ FOLDER = Path(__file__).resolve().parent.parent / "schemas"
 SCHEMAS: dict[str, type[BaseModel]] = {
     "engine-config.v1.json": EngineConfig,
     "status.v1.json": EngineStatus,
-    "inspection.v1.json": Inspection,
+    "inspection.v2.json": Inspection,
 }
 
 

@@ -4,13 +4,13 @@ from datetime import timedelta
 
 import pytest
 
-from rayloom_operator.api.model_facts import BUILTIN_FACTS
 from rayloom_operator.api.status import Reason, Status
-from rayloom_operator.decide.inspection import inspect
+from rayloom_operator.decide.inspection import Tried, inspect
 from rayloom_operator.resolve.resolved import Hub, resolve
 from rayloom_operator.resolve.revision import revision
 from rt_inspection import COMMIT, HUB_MODEL, NOON, at, ended, facts, failure, look, make_job, make_job_pod
 from rt_operator import SETTINGS, make_service
+from rt_shapes import SMOLLM2
 
 PENDING = {"waiting": {"reason": "ContainerCreating"}}
 RUNNING = {"running": {}}
@@ -28,7 +28,7 @@ def stored(seen):
 def test_a_built_in_model_is_known_without_a_job():
     seen = look(model={"source": "builtin://smollm2-135m"})
 
-    assert (seen.facts, seen.model, seen.wanted) == (BUILTIN_FACTS["smollm2-135m"], None, ())
+    assert (seen.facts, seen.model, seen.wanted) == (SMOLLM2, None, ())
 
 
 @pytest.mark.parametrize("source", ["hf://acme/tiny", "pvc://claim/model", "file:///models/m"])
@@ -83,7 +83,7 @@ def test_why_a_job_gets_no_pod_is_asked_after_a_while_and_said_without_what_is_r
         said = f'Error creating: pods "{(own + "-")[:58]}{random}" is forbidden: exceeded quota: small.'
         failures = {job["metadata"]["uid"]: said}
         clock = NOON + timedelta(seconds=seconds)
-        return inspect(service, SETTINGS.engine_image, Hub(), {}, [job], [], failures, clock)
+        return inspect(service, SETTINGS.engine_image, Hub(), {}, Tried([job], [], failures), clock)
 
     assert (seen(4).verdict.reason, seen(4).is_podless, seen(4).look_again_s) == (Reason.INSPECTING, False, 1.0)
     late = seen(5)
@@ -101,7 +101,7 @@ def test_a_container_that_a_cluster_adds_says_nothing_about_the_model():
     pod["status"]["containerStatuses"].insert(0, sidecar)
 
     def seen():
-        return inspect(service, SETTINGS.engine_image, Hub(), {}, [job], [pod], {}, NOON)
+        return inspect(service, SETTINGS.engine_image, Hub(), {}, Tried([job], [pod]), NOON)
 
     assert (seen().facts, seen().wanted, seen().look_again_s) == (None, (), None)
     pod["status"]["containerStatuses"][1]["state"] = ended(facts())
@@ -169,7 +169,7 @@ def test_the_thousandth_attempt_comes_like_the_tenth():
     job = make_job(5000, service)
     pods = [make_job_pod(job, ended(failure("Unreachable")))]
 
-    assert inspect(service, SETTINGS.engine_image, Hub(), {}, [job], pods, {}, NOON).look_again_s == 300.0
+    assert inspect(service, SETTINGS.engine_image, Hub(), {}, Tried([job], pods), NOON).look_again_s == 300.0
 
 
 def test_a_container_that_its_node_lost_has_failed_since_the_job_was_made():
@@ -193,7 +193,7 @@ def with_conditions(*conditions, pods=()):
     service = make_service(model=HUB_MODEL)
     job = make_job(0, service, conditions)
     return inspect(
-        service, SETTINGS.engine_image, Hub(), {}, [job], [make_job_pod(job, each) for each in pods], {}, NOON
+        service, SETTINGS.engine_image, Hub(), {}, Tried([job], [make_job_pod(job, each) for each in pods]), NOON
     )
 
 
@@ -252,7 +252,7 @@ def test_another_image_token_or_service_has_a_job_of_its_own_and_the_time_of_day
         make_service(model=HUB_MODEL, engine={"imagePullSecrets": [{"name": "s"}]}),
     ]
     names = {
-        inspect(each, image, Hub(), {}, [], [], {}, NOON + timedelta(days=days)).wanted[1]["metadata"]["name"]
+        inspect(each, image, Hub(), {}, Tried(), NOON + timedelta(days=days)).wanted[1]["metadata"]["name"]
         for each in services
         for image in ("a", "b")
         for days in (0, 1)

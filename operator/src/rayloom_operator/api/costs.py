@@ -1,12 +1,13 @@
 """Costs: the memory that a model takes, in parts that the engine's `inspect` gives and sizing adds.
 
-The image that a tenant chooses writes this document, and sizing computes with it in the operator that all tenants share.
+The image that a tenant chooses writes this document, and the operator that all tenants share computes with it.
 So each number and each list has a bound, far beyond any model that exists, also where it is read back from a status.
 """
 
 from __future__ import annotations
 
 import re
+from functools import cached_property
 from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -87,19 +88,24 @@ class Costs(CostsPart):
         description="Bytes of the weights as a folder of safetensors holds them."
     )
 
-    @property
+    @cached_property
     def runs(self) -> tuple[tuple[int, int], ...]:
         """(layers, index of their kind) of each run of equal layers, in the order of the model."""
         return tuple((int(number or 1), ord(letter) - ord("a")) for number, letter in _RUN.findall(self.layers))
 
-    @property
-    def num_layers(self) -> int:
-        return sum(number for number, _ in self.runs)
+    @cached_property
+    def numbers(self) -> tuple[int, ...]:
+        """Layers of each of `kinds`."""
+        return tuple(sum(number for number, kind in self.runs if kind == at) for at in range(len(self.kinds)))
 
     @property
+    def num_layers(self) -> int:
+        return sum(self.numbers)
+
+    @cached_property
     def attention_span(self) -> int | None:
         """Positions that a token sees in the layer that sees most; None when a layer sees all of them."""
-        windows = [self.kinds[kind].window for kind in {kind for _, kind in self.runs}]
+        windows = [kind.window for kind, number in zip(self.kinds, self.numbers, strict=True) if number]
         known = [window for window in windows if window is not None]
         return max(known) if len(known) == len(windows) else None
 
@@ -107,23 +113,23 @@ class Costs(CostsPart):
     def _is_complete(self) -> Costs:
         if self.tensor[0] != 1 or sorted(set(self.tensor)) != list(self.tensor):
             raise ValueError("tensor: the numbers of ranks must ascend from 1")
-        runs = self.runs
-        if any(kind >= len(self.kinds) for _, kind in runs):
+        if any(kind >= len(self.kinds) for _, kind in self.runs):
             raise ValueError("layers: it names a kind that kinds does not have")
-        num_layers = sum(number for number, _ in runs)
-        if num_layers > MAX_LAYERS:
-            raise ValueError(f"layers: {num_layers} are more than {MAX_LAYERS}")
+        if self.num_layers > MAX_LAYERS:
+            raise ValueError(f"layers: {self.num_layers} are more than {MAX_LAYERS}")
         of_kinds = [each for kind in self.kinds for each in (kind.weights, kind.kv)]
         for each in (self.embedding, self.head, self.both, self.step.token, *of_kinds):
             if {len(each.elements), len(each.packed or each.elements)} != {len(self.tensor)}:
                 raise ValueError("a list of it has not one number for each of tensor")
-        self._check_size(runs)
+        self._check_size()
         return self
 
-    def _check_size(self, runs: tuple[tuple[int, int], ...]) -> None:
+    def _check_size(self) -> None:
         """Raises ValueError for weights beyond any model: their bytes are to fit into 64 bits of a status."""
         for index in range(len(self.tensor)):
             ends = max(each.bytes_at(index, 1) for each in (self.embedding, self.head, self.both))
-            weights = [kind.weights.bytes_at(index, 1) for kind in self.kinds]
-            if ends + sum(number * weights[kind] for number, kind in runs) > MAX_PARAMETERS:
+            layers = sum(
+                number * kind.weights.bytes_at(index, 1) for number, kind in zip(self.numbers, self.kinds, strict=True)
+            )
+            if ends + layers > MAX_PARAMETERS:
                 raise ValueError(f"its weights are those of a model with more than {MAX_PARAMETERS} parameters")

@@ -183,6 +183,6 @@ def _read(path: Path, flag: str) -> ModelFacts:
         problem = f"{flag}: {path} is not what `rayloom-engine inspect` prints: {where}: {first['msg']}"
         raise SpecError((problem,)) from error
     if facts.costs is None:
-        problem = f"{flag}: {path} is of an engine of an earlier version and has no costs; run `rayloom-engine inspect` again"
-        raise SpecError((problem,))
+        again = "run `rayloom-engine inspect` of the operator's version"
+        raise SpecError((f"{flag}: {path} has no costs, so an engine of an earlier version wrote it; {again}",))
     return facts

@@ -11,7 +11,7 @@ lets a few Jobs at a time inspect such models again, at the same commit.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
@@ -63,6 +63,17 @@ class Inspection:
     waiting: tuple[Manifest, ...] = ()  # pods that do not run yet
     is_podless: bool = False  # the Job should have its pod by now
     refresh: Refresh = Refresh.NONE  # of facts without costs
+    refresh_job: Manifest | None = None  # to make now; a refusal of it is no fault of the service
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """The objects of a service's inspections so far."""
+
+    jobs: Sequence[Manifest] = ()  # all that carry the service's label
+    pods: Sequence[Manifest] = ()  # the same
+    # Texts of Events by uid: why a Job has no pod, or a pod no volume.
+    failures: Mapping[str, str] = field(default_factory=dict)
 
 
 class _Error(msgspec.Struct):
@@ -88,17 +99,14 @@ def inspect(
     image: str,
     hub: Hub,
     stored: Mapping[str, Any],
-    jobs: Sequence[Manifest],
-    pods: Sequence[Manifest],
-    failures: Mapping[str, str],
+    tried: Tried,
     clock: datetime,
     may_refresh: bool = False,
 ) -> Inspection:
     """Returns the facts of the service's model, or the Job to make and the verdict of the attempts so far.
 
-    `stored` is the service's status as it was written last, `jobs` and `pods` are all that carry its label. `failures`
-    are texts of Events by uid: of a pod about its volumes, of a Job why it could get no pod. Facts without costs are
-    found again where `may_refresh`, and where nothing can be sized without.
+    `stored` is the service's status as it was written last. Facts without costs are found again where `may_refresh`,
+    and where the service cannot be sized without.
     """
     model = service.spec.model
     if (facts := builtin_facts(model)) is not None:
@@ -109,25 +117,25 @@ def inspect(
         if known.costs is not None:
             return Inspection(facts=known, model=known)
         if not lacks_costs(service, known, stored):
-            return _refreshed(service, image, hub, known, jobs, pods, may_refresh)
+            return _refreshed(service, image, hub, known, tried, may_refresh)
     # Ranks of engines that run have loaded the stored commit.
     commit = known.commit if known is not None and is_current else None
     first = inspect_job(service, image, hub, 0, commit)
-    attempts = _attempts(first, jobs)
+    attempts = _attempts(first, tried.jobs)
     if not attempts:
         return Inspection(model=known, verdict=_INSPECTING, wanted=(service_account(service), first))
     newest = max(attempts)
-    found = {number: _outcome(service, job, _pod_of(job, pods)) for number, job in attempts.items()}
+    found = {number: _outcome(service, job, _pod_of(job, tried.pods)) for number, job in attempts.items()}
     last = found[newest]
     before = found.get(newest - 1)
     if isinstance(last, ModelFacts):
         return Inspection(facts=last, model=_model(service, last))
     if last is None:
         earlier = before.verdict if isinstance(before, _Ended) else _INSPECTING
-        running = _pod_of(attempts[newest], pods)
+        running = _pod_of(attempts[newest], tried.pods)
         if running is None:
-            return _without_pod(attempts[newest], known, earlier, failures, clock)
-        seen = pod(running, failures.get(running["metadata"]["uid"], ""))
+            return _without_pod(attempts[newest], known, earlier, tried.failures, clock)
+        seen = pod(running, tried.failures.get(running["metadata"]["uid"], ""))
         return Inspection(model=known, verdict=seen.fault or earlier, waiting=(running,) if seen.is_mounting else ())
     grown = _FIRST_RETRY_S * 2 ** min(newest, _MAX_DOUBLINGS)
     delay = min(grown, _MAX_RETRY_S) if last.verdict.reason in _PASSING else _MAX_RETRY_S
@@ -143,8 +151,7 @@ def _refreshed(
     image: str,
     hub: Hub,
     known: Model,
-    jobs: Sequence[Manifest],
-    pods: Sequence[Manifest],
+    tried: Tried,
     may_start: bool,
 ) -> Inspection:
     """The facts of a service that runs without costs: with those that a Job found, else as they are stored.
@@ -152,13 +159,12 @@ def _refreshed(
     A Job that fails, or finds another model in the same place, changes nothing: the service runs, and nobody waits.
     """
     job = inspect_job(service, image, hub, 0, known.commit)
-    made = _attempts(job, jobs).get(0)
+    made = _attempts(job, tried.jobs).get(0)
     if made is None and not may_start:
         return Inspection(facts=known, model=known, refresh=Refresh.DUE)
     if made is None:
-        wanted = (service_account(service), job)
-        return Inspection(facts=known, model=known, wanted=wanted, refresh=Refresh.STARTING)
-    found = _outcome(service, made, _pod_of(made, pods))
+        return Inspection(facts=known, model=known, refresh=Refresh.STARTING, refresh_job=job)
+    found = _outcome(service, made, _pod_of(made, tried.pods))
     if found is None:
         return Inspection(facts=known, model=known, refresh=Refresh.RUNNING)
     if isinstance(found, ModelFacts) and (found.shape, found.commit) == (known.shape, known.commit):
@@ -176,6 +182,15 @@ def _attempts(first: Manifest, jobs: Sequence[Manifest]) -> dict[int, Manifest]:
     """The Jobs that differ from `first` in their attempt alone, by that number."""
     stem = _stem(first)
     return {attempt_of(job["metadata"]["name"]): job for job in jobs if _stem(job) == stem}
+
+
+def has_unfinished(jobs: Sequence[Manifest]) -> bool:
+    """Whether one of a service's Jobs runs."""
+    return any(not any(_is_over(each) for each in job.get("status", {}).get("conditions", ())) for job in jobs)
+
+
+def _is_over(condition: Manifest) -> bool:
+    return condition["type"] in _OVER and condition["status"] == "True"
 
 
 def _stem(job: Manifest) -> str:
@@ -211,7 +226,7 @@ def _outcome(service: LLMService, job: Manifest, own: Manifest | None) -> ModelF
         # A container that its node lost has no time of its end.
         return _read(service, ended, ended.get("finishedAt") or job["metadata"]["creationTimestamp"])
     conditions = job.get("status", {}).get("conditions", ())
-    over = next((each for each in conditions if each["type"] in _OVER and each["status"] == "True"), None)
+    over = next(filter(_is_over, conditions), None)
     if over is None or (over["type"] == "Complete" and own is not None):  # the event of its pod is still to come
         return None
     cause = " ".join(f"{over.get('reason', '')}: {over.get('message', '')}".split()).strip(": ") or "its pod is gone"

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate, chain, repeat
-from operator import sub
+from operator import mul, sub
 
 from rayloom_operator.api.costs import Costs
 from rayloom_operator.resolve.stage_split import Stages
@@ -27,13 +28,20 @@ class Rank:
 class Layers:
     """Sums of what layers take, over the runs of layers that a stage may have."""
 
-    def __init__(self, runs: Sequence[tuple[int, int]], of_kinds: Sequence[int]) -> None:
-        """`runs` are (layers, index of their kind) in the order of the model, `of_kinds` what a layer takes."""
-        used = {of_kinds[kind] for _, kind in runs}
+    def __init__(self, costs: Costs, of_kinds: Sequence[int]) -> None:
+        """`of_kinds` is how much a layer of each of `costs.kinds` takes."""
+        self._runs = costs.runs
+        self._of_kinds = of_kinds
+        self.total = sum(map(mul, costs.numbers, of_kinds))
+        used = set(of_kinds)
         self._even = used.pop() if len(used) == 1 else None
-        each = chain.from_iterable(repeat(of_kinds[kind], number) for number, kind in runs)
-        self._ends = [0] if self._even is not None else [0, *accumulate(each)]
         self._heaviest: dict[int, int] = {}
+
+    @cached_property
+    def _ends(self) -> list[int]:
+        """The sums over the first 0, 1, 2 and so on layers."""
+        each = chain.from_iterable(repeat(self._of_kinds[kind], number) for number, kind in self._runs)
+        return [0, *accumulate(each)]
 
     def first(self, number: int) -> int:
         """The sum over the first `number` layers."""
@@ -59,12 +67,11 @@ class Cut:
     def __init__(self, costs: Costs, tensor: int, element_bytes: int) -> None:
         """`tensor` is one of `costs.tensor`; an element of weights and KV cache takes `element_bytes`."""
         index = costs.tensor.index(tensor)
-        runs = costs.runs
         self._embedding, self._head, self._both = (
             part.bytes_at(index, element_bytes) for part in (costs.embedding, costs.head, costs.both)
         )
-        self._weights = Layers(runs, [kind.weights.bytes_at(index, element_bytes) for kind in costs.kinds])
-        self._kv = Layers(runs, [kind.kv.bytes_at(index, element_bytes) * BLOCK_SIZE for kind in costs.kinds])
+        self._weights = Layers(costs, [kind.weights.bytes_at(index, element_bytes) for kind in costs.kinds])
+        self._kv = Layers(costs, [kind.kv.bytes_at(index, element_bytes) * BLOCK_SIZE for kind in costs.kinds])
 
     def ranks(self, stages: Stages) -> frozenset[Rank]:
         """The ranks of such stages that differ from each other."""
@@ -72,7 +79,7 @@ class Cut:
         kv = self._kv
         found = set()
         if stages.only:
-            found.add(Rank(weights.first(stages.only) + self._both, kv.first(stages.only)))
+            found.add(Rank(weights.total + self._both, kv.total))
         if stages.first:
             found.add(Rank(weights.first(stages.first) + self._embedding, kv.first(stages.first)))
         for number in (stages.longer, stages.shorter):

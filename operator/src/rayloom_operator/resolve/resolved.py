@@ -16,11 +16,10 @@ from rayloom_operator.api.status import Sizing, stored_sizing
 from rayloom_operator.errors import MemoryUnknown, SpecError
 from rayloom_operator.resolve.sizing import Question, places, size
 
-
 _NO_COSTS = (
-    "spec.engine.image: the engine of this image is of an earlier version, whose `inspect` gives no costs of a model, so "
-    "the parallelism cannot be computed; use an image of the operator's version, or give spec.parallelism.tensor and "
-    "spec.parallelism.pipeline"
+    "spec.engine.image: the engine of this image is of an earlier version, whose inspection gives no costs of the "
+    "model, so the parallelism cannot be computed; use an image of the operator's version, or give "
+    "spec.parallelism.tensor and spec.parallelism.pipeline"
 )
 
 
@@ -77,12 +76,12 @@ def resolve(
 ) -> Resolved:
     """Returns the service with image, parallelism, commit and context decided.
 
-    `image` is the resolved image of the engine's pods, `facts` None while the model was not inspected. `previous` is the
-    status as it was written last: while the inputs of its sizing are the same, that choice stays, whatever this version
-    of the operator would choose. Without facts only a service on CPU can be resolved; with facts that have no costs,
-    also one whose spec gives both numbers. `memory_of` is called where the spec leaves out the memory of an accelerator,
-    and once for a choice: another node changes nothing that runs. Raises SpecError, DoesNotFit or MemoryUnknown, with
-    what to change.
+    `image` is the resolved image of the engine's pods, `facts` None while the model was not inspected. `previous` is
+    the status as it was written last: while the inputs of its sizing are the same, that choice stays, whatever this
+    version of the operator would choose. Without facts only a service on CPU can be resolved; with facts that have no
+    costs, also one whose spec gives both numbers. `memory_of` is called where the spec leaves out the memory of an
+    accelerator, and once for a choice: another node changes nothing that runs. Raises SpecError, DoesNotFit or
+    MemoryUnknown, with what to change.
     """
     spec = service.spec
     length = spec.model.max_model_len

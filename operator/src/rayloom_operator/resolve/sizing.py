@@ -107,9 +107,11 @@ def size(question: Question) -> Sizing:
     """
     if problems := _problems(question):
         raise SpecError(problems)
-    considered = candidates(question)
+    scales: dict[int, _Scale] = {}
+    considered = _candidates(question, scales)
     is_open = question.tensor is None and question.pipeline is None
-    others = considered if is_open else candidates(replace(question, tensor=None, pipeline=None))
+    # A load depends on no number that the spec gives for tensor and pipeline.
+    others = considered if is_open else _candidates(replace(question, tensor=None, pipeline=None), scales)
     chosen = next((each for each in considered if each.fits), None)
     best = next((each for each in others if each.fits), None)
     if chosen is None:
@@ -131,6 +133,11 @@ def candidates(question: Question) -> list[Candidate]:
 
     Of the numbers of stages that do not fit, only the largest are given, as many as a status shows.
     """
+    return _candidates(question, {})
+
+
+def _candidates(question: Question, scales: dict[int, _Scale]) -> list[Candidate]:
+    """`candidates`, with the loads by width that are known, or become known."""
     widths = [count for count in question.parts.tensor if count <= (question.per_node or 1)]
     if question.tensor is not None:
         widths = [question.tensor]
@@ -139,7 +146,7 @@ def candidates(question: Question) -> list[Candidate]:
     for tensor in widths:
         most = num_layers if tensor == widths[-1] else 1
         numbers = [question.pipeline] if question.pipeline is not None else range(1, most + 1)
-        scale = _Scale(question, tensor)
+        scale = scales.setdefault(tensor, _Scale(question, tensor))
         tried: deque[int] = deque(maxlen=_MAX_ALTERNATIVES + 1)
         for pipeline in numbers:
             tried.append(pipeline)
