@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
@@ -84,9 +84,10 @@ class Reconciler:
         self._kube = kube
         self._refreshes = Refreshes()
 
-    def lead(self, keys: Iterable[ServiceKey]) -> None:
-        """Takes the services that exist when this operator begins to lead."""
-        running = [key for key in keys if has_unfinished(self._watches.jobs.of_service(key))]
+    def lead(self) -> None:
+        """Takes the Jobs that run when this operator begins to lead."""
+        jobs = self._watches.jobs
+        running = [key for key in jobs.keys() if has_unfinished(jobs.of_service(key))]  # noqa: SIM118 - it is no dict
         self._refreshes.found(running, asyncio.get_running_loop().time())
 
     def close(self) -> None:
