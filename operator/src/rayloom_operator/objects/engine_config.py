@@ -1,7 +1,7 @@
 """Builds the EngineConfig document (version v1), which `rayloom-engine serve --config FILE` reads, from an LLMService.
 
-The operator never imports the engine; `schemas/engine-config.v1.json` is the contract, and `tests/contract/` checks both
-sides.
+The operator never imports the engine; `schemas/engine-config.v1.json` is the contract, and `tests/contract/`
+checks both sides.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from rayloom_operator.names import (
 )
 from rayloom_operator.resolve.resolved import Resolved
 
-# Seconds in which Ray must place the ranks. Worker pods may wait long for a node or an image, which the operator reports
-# in the status; an engine that exited earlier would only hide the cause.
+# Seconds in which Ray must place the ranks. Worker pods may wait long for a node or an image, which the operator
+# reports in the status; an engine that exited earlier would only hide the cause.
 _PLACEMENT_SECONDS = 3600
 
 JsonValue: TypeAlias = str | int | bool | list[str]

@@ -55,13 +55,13 @@ def container_basics(service: LLMService, name: str, image: str) -> Manifest:
             "readOnlyRootFilesystem": True,
             "capabilities": {"drop": ["ALL"]},
         },
-        # Ray writes no termination message, so the last lines of the log explain its exit; the engine writes a sentence.
+        # Ray writes no termination message, so the last lines of its log explain an exit; the engine writes a sentence.
         "terminationMessagePolicy": "FallbackToLogsOnError",
     }
 
 
 def environment(service: LLMService, own: dict[str, Manifest]) -> list[Manifest]:
-    """`own` variables by name, replaced by those of spec.engine.env: the API server refuses a name that occurs twice."""
+    """`own` variables by name, replaced by those of spec.engine.env: the API server refuses duplicate names."""
     found = own | {variable.name: {"value": variable.value} for variable in service.spec.engine.env}
     return [{"name": name, **source} for name, source in found.items()]
 

@@ -1,4 +1,4 @@
-"""Merges `spec.podTemplate` into the pods that the operator builds, and restores what a template must not change. Pure."""
+"""Merges `spec.podTemplate` into the pods that the operator builds, and restores fields that stay the operator's. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rayloom_operator.names import Manifest
 from rayloom_operator.objects.pod_merge import merged
 from rayloom_operator.resolve.resolved import Hub
 
-# A container with the hub's token has HF_ENDPOINT set to this, so that a ConfigMap in `envFrom` cannot redirect the token.
+# A container with the hub's token has HF_ENDPOINT set to this, so that no ConfigMap in `envFrom` redirects the token.
 _HUB = "https://huggingface.co"
 _HOSTNAME = "kubernetes.io/hostname"
 # Containers of the template have this security context, unless the template sets another that the operator allows.
@@ -106,7 +106,7 @@ def _with_guards(service: LLMService, container: Manifest, hub: Hub) -> Manifest
 
 
 def _alone_on_its_node(spec: Manifest) -> Manifest:
-    """`spec` with anti-affinity to all other host-network pods of the operator, because they use the same node ports."""
+    """`spec` with anti-affinity to all other host-network pods of engines, because they use the same node ports."""
     term = {
         "topologyKey": _HOSTNAME,
         "labelSelector": {"matchLabels": {names.HOST_NETWORK_LABEL: "true"}},

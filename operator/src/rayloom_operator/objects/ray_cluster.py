@@ -1,4 +1,4 @@
-"""Builds the RayCluster of one engine replica: a head pod with Ray's head and the engine, and worker pods with the ranks.
+"""Builds the RayCluster of one engine replica: a head pod (Ray's head, the engine) and worker pods (the ranks).
 
 A RayCluster is never updated: a new revision gets a new RayCluster. KubeRay 1.6 adds the `ray start` commands, the
 Secret with Ray's token, the head's Service, and an init container in each worker that waits for the head. The pods pass
@@ -30,8 +30,8 @@ from rayloom_operator.resolve.sizing import CPU_RANK_BYTES, RAY_POD_BYTES
 RAY_VERSION = "2.60.0"  # the Ray of the engine's image; KubeRay chooses the features to use by it
 _GCS_PORT = 6379
 _RAYLET_PORT = 6380
-# Holds the engine's process id while the engine runs. The ranks need the head's Ray, so the Ray container's preStop hook
-# waits until the engine has drained. Older engines write an empty file.
+# Holds the engine's process id while the engine runs. The ranks need the head's Ray, so the Ray container's preStop
+# hook waits until the engine has drained. Older engines write an empty file.
 _ALIVE_FILE = "/tmp/ray/engine.alive"
 _IS_ALIVE = f'[ -e {_ALIVE_FILE} ] && {{ [ ! -s {_ALIVE_FILE} ] || kill -0 "$(cat {_ALIVE_FILE})"; }}'
 _WAIT_FOR_ENGINE = f"while {_IS_ALIVE}; do sleep 0.1; done 2> /dev/null"
@@ -39,8 +39,8 @@ _WAIT_FOR_ENGINE = f"while {_IS_ALIVE}; do sleep 0.1; done 2> /dev/null"
 # default of `linger`, because older engines have no option for it.
 _WAIT_FOR_DRAIN = ["python3", "-m", "rayloom_engine.linger"]
 _WAIT_FOR_DRAIN += ["--rank-port", str(names.RANK_PORT), "--port", str(names.API_PORT)]
-# Seconds between the removal of a terminating pod's endpoint and SIGTERM: kube-proxy on every node needs a moment to stop
-# sending new requests to the pod, and the engine refuses requests after SIGTERM.
+# Seconds between the removal of a terminating pod's endpoint and SIGTERM: kube-proxy on every node needs a moment to
+# stop sending new requests to the pod, and the engine refuses requests after SIGTERM.
 _UNROUTE_SECONDS = 2
 # Seconds of the grace period beyond drainSeconds.
 _END_SECONDS = 15
@@ -97,8 +97,8 @@ _RAY_START = {
 # The operator recreates an engine replica that has lost its head pod, so KubeRay must not create another head: a new
 # head would stop the workers in any case.
 _NO_OTHER_HEAD = {"ray.io/disable-provisioned-head-restart": "true"}
-# Restarts Ray's head inside the container. A restart of the container would make the pod unready, and the kubelet delays
-# each restart longer. A head that exits within 10 s, or four times within ten minutes, ends the container all the same,
+# Restarts Ray's head inside the container. A restart of the container would make the pod unready, and the kubelet
+# delays each restart longer. A head that exits within 10 s, or four times within ten minutes, ends the container all the same,
 # so that the restart is counted in the pod's status. KubeRay puts its own `ray start` command in the variable.
 _OWN_COMMAND = {"ray.io/overwrite-container-cmd": "true"}
 _KEEP_RAY = """\
@@ -115,8 +115,8 @@ exit 1
 def ray_cluster(resolved: Resolved, revision: str, number: int = 0, metadata: Metadata | None = None) -> Manifest:
     """The RayCluster of engine replica `number` of a revision.
 
-    `metadata` is the LLMService's current metadata where `resolved` is an earlier spec: labels and annotations for queues
-    always come from the current object, because queues of the earlier one may no longer exist.
+    `metadata` is the LLMService's current metadata where `resolved` is an earlier spec: labels and annotations for
+    queues always come from the current object, because the earlier queues may no longer exist.
     """
     service = resolved.service
     metadata = metadata or service.metadata
@@ -347,7 +347,7 @@ def _before_the_end(*command: str) -> Manifest:
 
 
 def _ray_probes(port: int, ready_port: int | None = None) -> Manifest:
-    """Probes of a Ray container. KubeRay's own probes start after 10 s, and the pod would stay unready for that time."""
+    """Probes of a Ray container. KubeRay's own probes start after 10 s, and the pod would stay unready until then."""
     ready, alive = ({"tcpSocket": {"port": each}} for each in (ready_port or port, port))
     return {
         "readinessProbe": ready | {"periodSeconds": 1, "failureThreshold": 3},
