@@ -1,1 +1,1 @@
-"""Builders of the Kubernetes objects of an LLMService. Pure: equal inputs give equal bytes, and inputs stay unchanged."""
+"""Builders of the Kubernetes objects of an LLMService. Pure: equal inputs give equal bytes and stay unchanged."""

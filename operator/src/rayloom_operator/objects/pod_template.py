@@ -1,4 +1,4 @@
-"""Merges `spec.podTemplate` into the pods that the operator builds, and restores fields that stay the operator's. Pure."""
+"""Merges `spec.podTemplate` into the pods that the operator builds, and restores reserved fields. Pure."""
 
 from __future__ import annotations
 

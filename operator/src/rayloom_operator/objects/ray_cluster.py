@@ -98,8 +98,9 @@ _RAY_START = {
 # head would stop the workers in any case.
 _NO_OTHER_HEAD = {"ray.io/disable-provisioned-head-restart": "true"}
 # Restarts Ray's head inside the container. A restart of the container would make the pod unready, and the kubelet
-# delays each restart longer. A head that exits within 10 s, or four times within ten minutes, ends the container all the same,
-# so that the restart is counted in the pod's status. KubeRay puts its own `ray start` command in the variable.
+# delays each restart longer. A head that exits within 10 s, or four times within ten minutes, ends the container all
+# the same, so that the restart is counted in the pod's status. KubeRay puts its own `ray start` command in the
+# variable.
 _OWN_COMMAND = {"ray.io/overwrite-container-cmd": "true"}
 _KEEP_RAY = """\
 ulimit -n 65536
