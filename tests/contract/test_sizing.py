@@ -16,7 +16,7 @@ from rayloom_engine.parallel.shard import Shard
 from rayloom_engine.parallel.stage import make_stages, split_layers
 from rayloom_engine.worker import kv_memory, start
 from rayloom_operator.api.costs import Costs
-from rayloom_operator.resolve import rank_memory, sizing, stage_split
+from rayloom_operator.resolve import load, question, rank_memory, stage_split
 from rt_facts import CONFIGS, shape_of
 from rt_shapes import LLAMA3_8B, make_costs
 from rt_tiny import VARIANTS, tiny_variant
@@ -103,11 +103,11 @@ def test_a_step_takes_what_the_engine_keeps_free_for_it(name):
 
 
 def test_defaults_and_shares_are_the_engines():
-    assert EngineConfig().max_num_seqs == sizing.MAX_NUM_SEQS
-    assert sizing.GPU_STEP_TOKENS == start._GPU_STEP_TOKENS
-    assert sizing.CPU_STEP_TOKENS == start._CPU_STEP_TOKENS
+    assert EngineConfig().max_num_seqs == question.MAX_NUM_SEQS
+    assert question.GPU_STEP_TOKENS == start._GPU_STEP_TOKENS
+    assert question.CPU_STEP_TOKENS == start._CPU_STEP_TOKENS
     assert rank_memory.BLOCK_SIZE == BLOCK_SIZE
-    assert (sizing.GPU_SHARE, sizing.CPU_SHARE, sizing.CPU_CAP) == (
+    assert (load.GPU_SHARE, load.CPU_SHARE, load.CPU_CAP) == (
         kv_memory._GPU_SHARE,
         kv_memory._CPU_SHARE,
         kv_memory._CPU_CAP,
@@ -118,7 +118,7 @@ def test_defaults_and_shares_are_the_engines():
 @pytest.mark.parametrize("num_step_tokens", [None, 512])
 def test_a_sequence_takes_the_engines_number_of_blocks(span, num_step_tokens):
     settings = {"per_node": 1, "memory": None, "tensor": 1, "pipeline": 1, "max_model_len": None, "num_requests": 1}
-    question = sizing.Question(
+    asked = question.Question(
         shape=LLAMA3_8B.shape,
         costs=make_costs(windows=(span,)),
         dtype="bfloat16",
@@ -129,4 +129,4 @@ def test_a_sequence_takes_the_engines_number_of_blocks(span, num_step_tokens):
         block_size=BLOCK_SIZE, window=span, num_step_tokens=num_step_tokens or start._GPU_STEP_TOKENS
     )
     for num_tokens in (1, 16, 17, 512, 4096, 8192, 40_000, 131_072):
-        assert question.num_blocks_of(num_tokens) == engine.most(num_tokens)
+        assert asked.num_blocks_of(num_tokens) == engine.most(num_tokens)

@@ -6,8 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rayloom_operator.errors import DoesNotFit
+from rayloom_operator.resolve.question import GPU_STEP_TOKENS
 from rayloom_operator.resolve.rank_memory import BLOCK_SIZE, Cut
-from rayloom_operator.resolve.sizing import GPU_STEP_TOKENS, candidates, size
+from rayloom_operator.resolve.sizing import candidates, size
 from rayloom_operator.resolve.stage_split import split_layers, stages
 from rt_shapes import GIB, SMOLLM2, make_costs, make_question, with_context
 

@@ -4,7 +4,7 @@ import json
 
 from rayloom_operator.api.costs import Costs
 from rayloom_operator.api.shipped_facts import shipped_facts
-from rayloom_operator.resolve.sizing import Question
+from rayloom_operator.resolve.question import Question
 
 GIB = 1 << 30
 SHIPPED = shipped_facts()

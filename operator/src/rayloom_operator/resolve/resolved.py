@@ -14,7 +14,8 @@ from rayloom_operator.api.sizing import Accelerator
 from rayloom_operator.api.spec import LLMService
 from rayloom_operator.api.status import Sizing, stored_sizing
 from rayloom_operator.errors import MemoryUnknown, SpecError
-from rayloom_operator.resolve.sizing import Question, places, size
+from rayloom_operator.resolve.question import Question
+from rayloom_operator.resolve.sizing import places, size
 
 _NO_COSTS = (
     "spec.engine.image: the engine of this image is of an earlier version, whose inspection gives no costs of the "

@@ -6,98 +6,18 @@ cheapest candidate that fits wins: the fewest accelerators, then the fewest node
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections import deque
-from dataclasses import dataclass, fields, replace
+from dataclasses import replace
 
-from rayloom_operator.api.costs import Costs
-from rayloom_operator.api.model_facts import ELEMENT_BYTES, ModelShape
 from rayloom_operator.api.status import Candidate, Figures, Sizing
 from rayloom_operator.errors import DoesNotFit, SpecError
-from rayloom_operator.resolve.rank_memory import BLOCK_SIZE, GIB, Cut, Rank, in_words, step_bytes
-from rayloom_operator.resolve.stage_split import Stages, stages
+from rayloom_operator.resolve.load import Load, Scale, why_not
+from rayloom_operator.resolve.question import Question
+from rayloom_operator.resolve.rank_memory import BLOCK_SIZE
 
-# The engine's own defaults; a contract test compares them.
-MAX_NUM_SEQS = 64
-CPU_STEP_TOKENS = 512
-GPU_STEP_TOKENS = 8192
-# The engine's shares of the memory that is free once the weights are loaded.
-GPU_SHARE = 0.9
-CPU_SHARE, CPU_CAP = 0.5, 4 * GIB
-# A CUDA context, libraries and their workspaces; several ranks have NCCL's buffers too. Estimates, rounded up.
-_CUDA_BYTES, _NCCL_BYTES = GIB, GIB // 2
-# On a CPU, measured in pods: torch and the rank's own code take 380 MiB, Ray's processes 153 MiB of a pod. Files of
-# libraries are not counted, because the kernel reclaims their pages.
-CPU_RANK_BYTES, RAY_POD_BYTES = 384 << 20, 168 << 20
-# Where maxModelLen is left out, the context is cut to make a model fit, but not below this. A sixteenth of the cache
-# stays unused: the engine measures free memory itself, and would refuse a context over a few bytes.
-_LEAST_MODEL_LEN = 8192
 _MAX_ALTERNATIVES = 8
 # The largest number that a status can hold.
 _MOST = (1 << 63) - 1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
-    """All that a sizing depends on."""
-
-    shape: ModelShape  # of the model, for the hash and the messages
-    dtype: str  # of weights and KV cache
-    per_node: int | None  # accelerators of a node; None on CPU
-    memory: int | None  # bytes of an accelerator, on CPU of a pod; None where the memory is unknown
-    tensor: int | None  # None: to be computed
-    pipeline: int | None
-    max_model_len: int | None  # None: the model's, or what fits
-    num_requests: int  # that must have room at once
-    # None where an engine of an earlier version inspected the model. Costs are no part of the hash: another engine may
-    # count the same model differently, and that changes nothing that runs.
-    costs: Costs | None = None
-    # Settings of the engine, None for its default: a default may change with a version, the hash may not.
-    max_num_seqs: int | None = None
-    num_step_tokens: int | None = None
-    kv_cache_memory_bytes: int | None = None
-    num_kv_blocks: int | None = None
-
-    def num_blocks_of(self, num_tokens: int) -> int:
-        """The most KV blocks that a sequence of `num_tokens` holds at once: the engine frees blocks that no token sees.
-
-        The first token of a step sees span - 1 positions before it, which may begin in the middle of a block.
-        """
-        total = -(-num_tokens // BLOCK_SIZE)
-        span = self.parts.attention_span
-        if span is None:
-            return total
-        num_step_tokens = self.num_step_tokens or (CPU_STEP_TOKENS if self.is_cpu else GPU_STEP_TOKENS)
-        return min(total, -(-(span - 1 + num_step_tokens) // BLOCK_SIZE) + 1)
-
-    @property
-    def parts(self) -> Costs:
-        """The model's costs. Only for a question that has them."""
-        assert self.costs is not None, "nothing is sized without costs"
-        return self.costs
-
-    @property
-    def is_cpu(self) -> bool:
-        return self.per_node is None
-
-    @property
-    def most_seqs(self) -> int:
-        return self.max_num_seqs or MAX_NUM_SEQS
-
-    @property
-    def engine_cuts_length(self) -> bool:
-        """Whether the engine chooses the length: on a CPU only the engine can measure the free memory."""
-        return self.is_cpu and self.max_model_len is None and self.num_requests == 1
-
-    @property
-    def inputs(self) -> str:
-        """8 hex digits, the same for the same question in every version of the operator."""
-        shape = self.shape.model_dump(exclude_defaults=True)
-        # `asdict` copies deeply, and each reconcile computes this hash.
-        document = {each.name: getattr(self, each.name) for each in fields(self)} | {"shape": shape, "costs": None}
-        given = {name: value for name, value in document.items() if value is not None}
-        return hashlib.sha256(json.dumps(given, sort_keys=True).encode()).hexdigest()[:8]
 
 
 def size(question: Question) -> Sizing:
@@ -107,7 +27,7 @@ def size(question: Question) -> Sizing:
     """
     if problems := _problems(question):
         raise SpecError(problems)
-    scales: dict[int, _Scale] = {}
+    scales: dict[int, Scale] = {}
     considered = _candidates(question, scales)
     is_open = question.tensor is None and question.pipeline is None
     # A load depends on no number that the spec gives for tensor and pipeline.
@@ -136,7 +56,7 @@ def candidates(question: Question) -> list[Candidate]:
     return _candidates(question, {})
 
 
-def _candidates(question: Question, scales: dict[int, _Scale]) -> list[Candidate]:
+def _candidates(question: Question, scales: dict[int, Scale]) -> list[Candidate]:
     """`candidates`, with the loads by width that are known, or become known."""
     widths = [count for count in question.parts.tensor if count <= (question.per_node or 1)]
     if question.tensor is not None:
@@ -146,7 +66,7 @@ def _candidates(question: Question, scales: dict[int, _Scale]) -> list[Candidate
     for tensor in widths:
         most = num_layers if tensor == widths[-1] else 1
         numbers = [question.pipeline] if question.pipeline is not None else range(1, most + 1)
-        scale = scales.setdefault(tensor, _Scale(question, tensor))
+        scale = scales.setdefault(tensor, Scale(question, tensor))
         tried: deque[int] = deque(maxlen=_MAX_ALTERNATIVES + 1)
         for pipeline in numbers:
             tried.append(pipeline)
@@ -158,98 +78,10 @@ def _candidates(question: Question, scales: dict[int, _Scale]) -> list[Candidate
 
 def candidate(question: Question, tensor: int, pipeline: int) -> Candidate:
     """The figures of one candidate, and whether it fits."""
-    return _candidate(question, tensor, pipeline, _Scale(question, tensor).load(pipeline))
+    return _candidate(question, tensor, pipeline, Scale(question, tensor).load(pipeline))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Load:
-    """The memory that the ranks of one candidate need, and whether they have it."""
-
-    weights: int  # bytes of the rank with the most
-    reserve: int  # bytes for a rank's process
-    room: int  # bytes for KV blocks, of the rank with the fewest blocks
-    block_bytes: int  # of a KV block of that rank
-    num_blocks: int  # KV blocks that the engine allocates
-    is_given: bool  # the spec chose that number
-    length: int  # tokens of a request
-    least: int  # tokens of a request that must have room
-    is_too_heavy: bool  # weights and process alone are too much
-    has_too_many_blocks: bool  # the spec asks for more blocks than there is room for
-    has_too_few_blocks: bool  # minConcurrentRequests have no room
-
-    @property
-    def fits(self) -> bool:
-        return not (self.is_too_heavy or self.has_too_many_blocks or self.has_too_few_blocks)
-
-
-class _Scale:
-    """Computes the loads of candidates of one width, once for numbers of stages with the same kinds of stages."""
-
-    def __init__(self, question: Question, tensor: int) -> None:
-        costs = question.parts
-        self._question = question
-        self._tensor = tensor
-        self._cut = Cut(costs, tensor, ELEMENT_BYTES[question.dtype])
-        self._num_layers = costs.num_layers
-        self._head_layers = costs.head_layers
-        self._known: dict[Stages, _Load] = {}
-
-    def load(self, pipeline: int) -> _Load:
-        each = stages(self._num_layers, pipeline, self._head_layers)
-        known = self._known.get(each)
-        if known is None:
-            known = self._known[each] = self._weigh(each, has_several_ranks=self._tensor * pipeline > 1)
-        return known
-
-    def _room(self, rank: Rank, memory: int | None, reserve: int) -> tuple[int, int, int]:
-        """KV blocks that the engine allocates on a rank, the bytes of one, and the bytes that it has for them.
-
-        `memory` is the rank's, in bytes, or None where it is unknown; its process takes `reserve` of them.
-        """
-        free = None if memory is None else memory - reserve - rank.weights
-        room = _kv_room(self._question, self._tensor, free)
-        block_bytes = max(1, rank.kv_block)
-        return room // block_bytes, block_bytes, room
-
-    def _weigh(self, each: Stages, *, has_several_ranks: bool) -> _Load:
-        question = self._question
-        ranks = self._cut.ranks(each)
-        weights = max(rank.weights for rank in ranks)
-        memory = question.memory
-        reserve = _CUDA_BYTES + _NCCL_BYTES * has_several_ranks
-        if question.is_cpu:
-            memory = None if memory is None else memory // self._tensor
-            reserve = CPU_RANK_BYTES + RAY_POD_BYTES // self._tensor
-        # The rank with the fewest blocks decides for all.
-        num_blocks, block_bytes, kv_bytes = min(self._room(rank, memory, reserve) for rank in ranks)
-        largest = max(1, *(rank.kv_block for rank in ranks))
-        given = question.num_kv_blocks or (question.kv_cache_memory_bytes or 0) // largest
-        has_too_many = given > num_blocks and not question.is_cpu
-        num_blocks = given or num_blocks
-
-        wanted = question.max_model_len or question.shape.max_position_embeddings
-        per_request = num_blocks // question.num_requests
-        length = least = wanted
-        if question.max_model_len is None and per_request < question.num_blocks_of(wanted):
-            least = 2 if question.engine_cuts_length else min(wanted, _LEAST_MODEL_LEN)
-            kept = per_request if question.engine_cuts_length else per_request * 15 // 16
-            length = max(least, kept * BLOCK_SIZE)
-        return _Load(
-            weights=weights,
-            reserve=reserve,
-            room=kv_bytes,
-            block_bytes=block_bytes,
-            num_blocks=num_blocks,
-            is_given=given > 0,
-            length=length,
-            least=least,
-            is_too_heavy=memory is not None and weights + reserve >= memory,
-            has_too_many_blocks=has_too_many,
-            has_too_few_blocks=per_request < question.num_blocks_of(length),
-        )
-
-
-def _candidate(question: Question, tensor: int, pipeline: int, load: _Load) -> Candidate:
+def _candidate(question: Question, tensor: int, pipeline: int, load: Load) -> Candidate:
     num_blocks = load.num_blocks if load.fits else 0
     length = load.length if load.fits else 0
     if not load.is_given:
@@ -266,27 +98,8 @@ def _candidate(question: Question, tensor: int, pipeline: int, load: _Load) -> C
         max_model_len=length,
         concurrent_requests=num_blocks // max(1, question.num_blocks_of(length)),
         fits=load.fits,
-        why_not=_why_not(question, tensor, load),
+        why_not=why_not(question, tensor, load),
     )
-
-
-def _why_not(question: Question, tensor: int, load: _Load) -> str:
-    """Why a candidate does not fit, as a sentence; empty where it fits."""
-    if load.is_too_heavy:
-        memory = (question.memory or 0) // (tensor if question.is_cpu else 1)
-        process = f"{in_words(load.weights)} of weights and {in_words(load.reserve)} for the process"
-        return f"{process} do not fit in {in_words(memory)}"
-    if load.has_too_many_blocks:
-        needed = in_words(load.num_blocks * load.block_bytes)
-        return f"{load.num_blocks} KV blocks need {needed} on a rank, and there is room for {in_words(load.room)}"
-    if load.has_too_few_blocks:
-        needed = in_words(question.num_requests * question.num_blocks_of(load.least) * load.block_bytes)
-        room = in_words(load.num_blocks * load.block_bytes)
-        return (
-            f"{question.num_requests} x {load.least} tokens need {needed} of KV cache on a rank, and there is room for "
-            f"{room}"
-        )
-    return ""
 
 
 def places(per_node: int | None, tensor: int, pipeline: int) -> tuple[int, int]:
@@ -297,22 +110,6 @@ def places(per_node: int | None, tensor: int, pipeline: int) -> tuple[int, int]:
     stages = max(n for n in range(1, most + 1) if pipeline % n == 0)
     pods = pipeline // stages
     return pods, -(-pods // max(1, per_node // (tensor * stages)))
-
-
-def _kv_room(question: Question, tensor: int, free: int | None) -> int:
-    """Bytes that the engine allocates for KV blocks, of `free` ones of a rank; None where those are unknown."""
-    if free is None:
-        return CPU_CAP // tensor
-    if question.is_cpu:
-        return max(0, min(CPU_CAP // tensor, int(free * CPU_SHARE)))
-    step = step_bytes(
-        question.parts,
-        tensor,
-        element_bytes=ELEMENT_BYTES[question.dtype],
-        num_tokens=question.num_step_tokens or GPU_STEP_TOKENS,
-        num_seqs=question.most_seqs,
-    )
-    return max(0, min(int(free * GPU_SHARE), free - step))
 
 
 def _problems(question: Question) -> tuple[str, ...]:
