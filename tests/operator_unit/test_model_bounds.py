@@ -130,7 +130,7 @@ def test_a_long_message_of_a_job_is_cut():
     assert len(look(ended(words, code=78)).verdict.message) < 1000
 
 
-def test_a_status_that_nobody_could_have_found_is_looked_up_again():
+def test_a_stored_model_that_no_inspection_could_have_found_is_inspected_again():
     known = stored(SMOLLM2, HUB_MODEL["source"]) | {"commit": COMMIT}
     assert stored_model({"model": known}).costs == SMOLLM2.costs
     known["costs"]["layers"] = "999a" * 200
@@ -207,5 +207,5 @@ def test_all_costs_within_the_bounds_are_sized_within_10_ms_or_20_where_layers_d
         kinds = min(2, len(each.kinds))
         slowest[kinds] = max(slowest[kinds], min(seconds))
     print(f"slowest sizing in seconds: {slowest}")
-    # Where layers differ, the heaviest run of so many of them is looked for.
+    # Where layers differ, the heaviest run of each number of them is computed.
     assert slowest[1] < 0.01 and slowest[2] < 0.02

@@ -108,7 +108,7 @@ def test_two_nodes_for_sixteen_long_conversations():
     assert "16 x 131072 tokens need 80.0 GiB" in found.alternatives[3].why_not
 
 
-def test_a_context_that_nobody_asked_for_is_cut_to_what_fits():
+def test_a_context_that_the_spec_leaves_out_is_cut_to_fit():
     # 58208 tokens fit, as above; a sixteenth of them stays unused: 3638 x 15 / 16 = 3410 blocks.
     found = size(make_question(LLAMA31_8B, 24, 1))
 

@@ -31,7 +31,7 @@ class _Document(BaseModel):
 
 
 class Amounts(_Document):
-    """How much one part takes, a number for each of `tensor`."""
+    """The memory that one part takes, a number for each of `tensor`."""
 
     elements: tuple[int, ...] = Field(description="Numbers in the type in which a rank computes.")
     bytes: tuple[int, ...] | None = Field(None, description="Bytes beside them, whatever that type is; none if absent.")
@@ -48,7 +48,7 @@ class LayerKind(_Document):
 
 
 class StepCosts(_Document):
-    """What the largest step of a rank holds at once, beside weights and KV cache."""
+    """Memory of the largest step of a rank, beside weights and KV cache."""
 
     token: Amounts = Field(description="Of one token.")
     sequence_bytes: int = Field(description="Bytes of one sequence, for any number of ranks.")

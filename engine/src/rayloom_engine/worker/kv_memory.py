@@ -1,4 +1,4 @@
-"""How many KV blocks a rank gets. Pure arithmetic; the shell measures and logs."""
+"""The number of KV blocks of a rank. Pure arithmetic; the caller measures and logs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _GPU_SHARE = 0.9  # of free memory, the rest is for activations and fragmentatio
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SequenceBlocks:
-    """How many KV blocks a sequence holds."""
+    """The number of KV blocks that a sequence holds."""
 
     block_size: int  # tokens in a block
     window: int | None = None  # positions that a token sees in every layer; None when a layer sees all

@@ -35,7 +35,7 @@ class CostsPart(BaseModel):
 
 
 class Amounts(CostsPart):
-    """How much one part of a rank takes, a number for each of `Costs.tensor`."""
+    """The memory that one part of a rank takes, a number for each of `Costs.tensor`."""
 
     elements: Counts = Field(description="Numbers in the type in which a rank computes.")
     packed: Counts | None = Field(

@@ -185,7 +185,7 @@ def _attempts(first: Manifest, jobs: Sequence[Manifest]) -> dict[int, Manifest]:
 
 
 def has_unfinished(jobs: Sequence[Manifest]) -> bool:
-    """Whether one of a service's Jobs runs."""
+    """True where one of a service's Jobs runs."""
     return any(not any(_is_over(each) for each in job.get("status", {}).get("conditions", ())) for job in jobs)
 
 

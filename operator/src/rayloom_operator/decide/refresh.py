@@ -13,12 +13,12 @@ from enum import Enum, auto
 from rayloom_operator.names import ServiceKey
 
 MOST_JOBS = 4
-# A Job ends by its deadline; a service that went away meanwhile, or cannot be read, says no more that it did.
+# A Job ends by its deadline. The reconciles of a service whose spec became invalid do not report that it ended.
 JOB_SECONDS = 1800.0
 
 
 class Refresh(Enum):
-    """How far the second inspection of a service's model is."""
+    """The progress of the second inspection of a service's model."""
 
     NONE = auto()  # its facts have costs, or it has no facts
     DUE = auto()  # no Job was made
@@ -39,7 +39,7 @@ class Refreshes:
         self._since |= dict.fromkeys(keys, now)
 
     def may_start(self, key: ServiceKey, now: float) -> bool:
-        """Whether the service may have a Job now."""
+        """Returns whether the service may have a Job now."""
         running = sum(now - since < JOB_SECONDS for since in self._since.values())
         return key not in self._tried and running < MOST_JOBS
 

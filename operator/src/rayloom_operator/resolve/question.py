@@ -65,7 +65,7 @@ class Question:
 
     @property
     def engine_cuts_length(self) -> bool:
-        """Whether the engine chooses the length: on a CPU only the engine can measure the free memory."""
+        """True where the engine chooses the length: on a CPU only the engine can measure the free memory."""
         return self.is_cpu and self.max_model_len is None and self.num_requests == 1
 
     @property

@@ -1,7 +1,7 @@
 """Bytes that a rank holds: sums of the parts that the engine's inspection gives. Pure.
 
 Rank r has stage r // tensor (some layers; the first stage also the embedding, the last one the final norm and the head)
-and shard r % tensor of it. Each part is that of the shard with most of it, so shards of a stage are not told apart.
+and shard r % tensor of it. Each part is that of the shard with most of it, so all shards of a stage count the same.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ _NO_COSTS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hub:
-    """How pods reach the models' hub. Running engines keep the settings that they were made with."""
+    """Settings with which pods reach the models' hub. Running engines keep those that they were made with."""
 
     endpoint: str = ""  # URL of a mirror; empty for the hub itself
     allows_own: bool = False  # HF_ENDPOINT of a manifest may name another hub, also where a token is sent to it
@@ -119,18 +119,18 @@ def resolve(
 
 
 def is_sized(service: LLMService, facts: ModelFacts, previous: Mapping[str, Any]) -> bool:
-    """Whether the stored choice stays, so that `resolve` computes none."""
+    """Returns whether the stored choice stays, so that `resolve` computes none."""
     sizing, asking = _stored_choice(service, facts, previous)
     return sizing is not None and sizing.inputs == asking.inputs
 
 
 def lacks_costs(service: LLMService, facts: ModelFacts, previous: Mapping[str, Any]) -> bool:
-    """Whether `resolve` would refuse the service because facts of an earlier version have no costs."""
+    """Returns whether `resolve` would refuse the service because facts of an earlier version have no costs."""
     return facts.costs is None and not _is_given(service) and not is_sized(service, facts, previous)
 
 
 def _is_given(service: LLMService) -> bool:
-    """Whether the spec leaves no number of ranks open; on a CPU each number that it leaves out is 1."""
+    """True where the spec leaves no number of ranks open; on a CPU each number that it leaves out is 1."""
     asked = service.spec.parallelism
     return service.spec.accelerator is None or (asked.tensor is not None and asked.pipeline is not None)
 
@@ -185,7 +185,9 @@ def question(service: LLMService, facts: ModelFacts, memory: int | None = None) 
     `memory` is that of an accelerator in bytes, where the spec leaves it out.
     """
     spec = service.spec
-    accelerator, args, asked = spec.accelerator, spec.engine.args, spec.parallelism
+    accelerator = spec.accelerator
+    args = spec.engine.args
+    asked = spec.parallelism
     limit = accelerator.memory if accelerator is not None else spec.engine.resources.limits.get("memory")
     if limit is not None:
         memory = amount(limit)

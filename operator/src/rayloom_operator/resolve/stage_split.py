@@ -1,4 +1,4 @@
-"""How many layers each pipeline stage has: the engine's own split, which a contract test holds this copy to. Pure.
+"""The layers of each pipeline stage: a copy of the engine's split, held to it by a contract test. Pure.
 
 The engine's inspection gives the layers and the head's weight in layers, but not a split for each number of stages: a
 model of a thousand layers has a thousand of them, and a termination message holds 4,096 bytes.
