@@ -25,9 +25,9 @@ def route_changes(situation: Situation) -> tuple[Route, ...]:
 
     There are none while the rollout's next state has yet to be written: it says which replicas leave.
     """
-    found: list[Route] = []
     if situation.can_create and situation.step is not None and not situation.step.is_stored:
         return ()
+    found: list[Route] = []
     has_serving = _has_routed_engine_that_serves(situation)
     for replica in situation.observed.replicas:
         head = replica.head

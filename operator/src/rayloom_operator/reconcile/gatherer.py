@@ -20,6 +20,7 @@ from rayloom_operator.observe.observed import Observed
 from rayloom_operator.observe.observer import Observer
 from rayloom_operator.observe.poller import EnginePoller
 from rayloom_operator.observe.watches import Watches
+from rayloom_operator.reconcile.inspector import Inspector
 from rayloom_operator.reconcile.lookups import RolloutLookups
 from rayloom_operator.reconcile.sizer import Sizer
 from rayloom_operator.reconcile.spec_reader import Request, SpecReader
@@ -41,8 +42,13 @@ class Gatherer:
         self._observer = observer
         self._sizer = Sizer()
         self._lookups = RolloutLookups(kube, settings, observer, self._sizer)
-        self._specs = SpecReader(settings, watches, observer, self._lookups, self._sizer)
+        self._inspector = Inspector(kube, settings, watches, observer.events)
+        self._specs = SpecReader(settings, watches, self._inspector, self._lookups, self._sizer)
         self._mounting_since: dict[ServiceKey, float] = {}  # seconds of the event loop's clock
+
+    def lead(self) -> None:
+        """This process begins to lead, and the watches are in sync."""
+        self._inspector.lead()
 
     def close(self) -> None:
         """Starts no more computations of sizes."""
@@ -52,6 +58,7 @@ class Gatherer:
         """Drops what is kept of a deleted service."""
         self._mounting_since.pop(key, None)
         self._lookups.forget(key)
+        self._inspector.forget(key)
 
     async def gather(self, key: ServiceKey, document: Manifest) -> Situation | None:
         """Returns the situation of the LLMService in `document`.

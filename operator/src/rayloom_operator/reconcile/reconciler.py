@@ -47,6 +47,10 @@ class Reconciler:
         self._applier = Applier(kube, drift, self._observer.note_cluster, poller.note_drain)
         self._gatherer = Gatherer(kube, settings, watches, poller, self._observer)
 
+    def lead(self) -> None:
+        """This process begins to lead, and the watches are in sync."""
+        self._gatherer.lead()
+
     def close(self) -> None:
         """Starts no more computations of sizes."""
         self._gatherer.close()

@@ -9,13 +9,13 @@ from rayloom_operator.api.model_facts import ModelFacts
 from rayloom_operator.api.spec import LLMService, parse
 from rayloom_operator.api.status import Reason, stored_model
 from rayloom_operator.decide.conditions.accepted import VALID
-from rayloom_operator.decide.inspection import Inspection, inspect
+from rayloom_operator.decide.inspection import Inspection
 from rayloom_operator.decide.settings import Settings
 from rayloom_operator.errors import DoesNotFit, MemoryUnknown, NotAllowed, SpecError
 from rayloom_operator.names import Manifest, ServiceKey
 from rayloom_operator.observe.observed import Verdict
-from rayloom_operator.observe.observer import Observer
 from rayloom_operator.observe.watches import Watches
+from rayloom_operator.reconcile.inspector import Inspector
 from rayloom_operator.reconcile.lookups import RolloutLookups
 from rayloom_operator.reconcile.sizer import Sizer
 from rayloom_operator.resolve.resolved import Resolved, is_sized, resolve
@@ -42,11 +42,11 @@ class SpecReader:
     """Lives in one event loop."""
 
     def __init__(
-        self, settings: Settings, watches: Watches, observer: Observer, lookups: RolloutLookups, sizer: Sizer
+        self, settings: Settings, watches: Watches, inspector: Inspector, lookups: RolloutLookups, sizer: Sizer
     ) -> None:
         self._settings = settings
         self._watches = watches
-        self._events = observer.events
+        self._inspector = inspector
         self._lookups = lookups
         self._sizer = sizer
 
@@ -57,7 +57,7 @@ class SpecReader:
         try:
             request.service = parse(document)
             self._settings.permissions.check(request.service)
-            request.inspection = await self._inspect(key, previous, request.service, now)
+            request.inspection = await self._inspector.inspect(key, previous, request.service, now)
             facts = request.inspection.facts
             if facts is not None:
                 resolved = await self._resolve(request.service, facts, previous)
@@ -68,18 +68,6 @@ class SpecReader:
             if isinstance(error, MemoryUnknown):
                 request.requeue_after_s = _NODE_LABELS_S
         return request
-
-    async def _inspect(self, key: ServiceKey, previous: Manifest, service: LLMService, now: Now) -> Inspection:
-        image, hub, pods = self._settings.image(service), self._settings.hub, self._watches.pods.of_service(key)
-        jobs = [each for each in self._watches.jobs.of_service(key) if "deletionTimestamp" not in each["metadata"]]
-        found = inspect(service, image, hub, previous, jobs, pods, {}, now.wall)
-        if found.is_podless:
-            failures = await self._events.job_failures(key)
-        elif found.waiting:
-            failures = await self._events.mount_failures(key, found.waiting)
-        else:
-            return found
-        return inspect(service, image, hub, previous, jobs, pods, failures, now.wall)
 
     async def _resolve(self, service: LLMService, facts: ModelFacts, previous: Manifest) -> Resolved:
         """Runs `resolve`; in a thread where it computes with a model's sizes, which the model's author has chosen."""

@@ -11,7 +11,7 @@ from rayloom_operator.api.spec import API_VERSION, KIND
 from rayloom_operator.api.status import Status, stored_rollout
 from rayloom_operator.decide.events import events
 from rayloom_operator.errors import OperatorError
-from rayloom_operator.kube.client import NOT_FOUND, Kube, KubeError, MadeAnew
+from rayloom_operator.kube.client import NOT_FOUND, Kube, KubeError, Recreated
 from rayloom_operator.kube.packed import PackedDict
 from rayloom_operator.kube.reflector import without_managed_fields
 from rayloom_operator.names import Manifest, ServiceKey
@@ -103,7 +103,7 @@ class StatusWriter:
         manifest = {"apiVersion": API_VERSION, "kind": KIND, "metadata": identity, "status": content}
         try:
             return await self._kube.replace_status(manifest)
-        except MadeAnew as error:
+        except Recreated as error:
             self._note_gone(key, document)
             logger.info("%s/%s: was deleted and recreated", *key)
             self._on_service(error.found, False)

@@ -13,7 +13,7 @@ import msgspec
 from rayloom_operator.decide.plan import Plan
 from rayloom_operator.names import GROUP_LABEL, Manifest, ServiceKey
 from rayloom_operator.objects.old_spec import KIND_OF_OLD_SPECS
-from rayloom_operator.observe.drift import Drift, Found
+from rayloom_operator.observe.drift import Drift, ListedObjects
 from rayloom_operator.reconcile.apply.writer import ObjectWriter
 
 logger = logging.getLogger(__name__)
@@ -57,7 +57,7 @@ class ObjectApplier:
         somebody else. In a service's first reconcile, objects that exist as planned count as applied.
         """
         now = asyncio.get_running_loop().time()
-        listed = self._drift.first_look(key)
+        listed = self._drift.take_listed(key)
         # Without an entry after an error, everything is due again.
         before = self._applied.pop(key, _Applied())
         hashes = {hash(msgspec.json.encode(each)): each for each in planned.wanted}
@@ -83,7 +83,7 @@ class ObjectApplier:
         has_shared = any(each["kind"] == "Service" for each in planned.wanted)
         return has_shared and self._drift.take(key)
 
-    def _is_right(self, key: ServiceKey, manifest: Manifest, new: frozenset[str], listed: Found) -> bool:
+    def _is_right(self, key: ServiceKey, manifest: Manifest, new: frozenset[str], listed: ListedObjects) -> bool:
         if manifest["kind"] == KIND_OF_OLD_SPECS:
             return manifest["metadata"]["name"] not in new
         if manifest["kind"] in _OF_REPLICAS:
