@@ -188,7 +188,7 @@ def test_an_engine_that_was_asked_to_drain_gets_a_route_only_once_it_answers_tha
         world.ask_for(none | {"status": world.kube.objects[SERVICE]["status"]})
         await settle(world, lambda: ("DELETE", engines.asked[0][1]) in engines.asked if engines.asked else False)
         await world.rest()
-        assert not is_routed(), "all that was heard of it is from before it was told"
+        assert not is_routed(), "every answer of the engine is from before it was asked"
         assert world.kube.named("RayCluster") == [old]
         engines.are_silent = False
         await settle(world, lambda: world.reason() == "Serving" and is_routed())

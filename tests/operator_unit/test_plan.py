@@ -265,3 +265,17 @@ def test_the_last_engine_with_a_route_keeps_it_beside_one_that_is_to_go():
     assert acted.step.state == written.step.state
     assert acted.step.state.terminating.keys() == {leaver.name}
     assert routes(written) == routes(acted) == []
+
+
+def test_no_route_changes_before_the_next_rollout_state_is_written():
+    # The last engine is to be taken back, because too few serve. Until that is written, it is to be terminated.
+    group = make_serving(ONE, pods=(make_pod("head0"), make_pod("worker0", is_head=False)))
+    rollout = replace(settled(ONE), terminating={group.name: ""}, has_served=True)
+    previous = {"rollout": RolloutStatus.of(rollout).model_dump(mode="json", by_alias=True)}
+    ill = replace(group, reading=make_reading(make_said("recovering")))
+    written = turn(ONE, [ill], previous=previous, endpoints=set())
+    acted = turn(ONE, [ill], previous=written.document, endpoints=set())
+
+    assert (written.step.is_stored, acted.step.is_stored) == (False, True)
+    assert written.step.state.terminating == {}
+    assert (routes(written), routes(acted)) == ([], [("head0", True)])

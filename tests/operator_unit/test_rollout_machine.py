@@ -37,7 +37,7 @@ class Rolls(RuleBasedStateMachine):
         self.world.run(24, 3)
 
     def engine(self, pick):
-        """One of the engines that are there; None where there is none."""
+        """An engine that exists; None where none does."""
         found = self.world.running
         return found[pick % len(found)] if found else None
 
@@ -126,7 +126,7 @@ class Rolls(RuleBasedStateMachine):
         state, desired = world.stored, world.desired
         if state.step in ("Complete", "RolledBack"):
             # Otherwise engines exist that never serve, and the budget keeps those that do.
-            assert not has_cordoned, "an eviction does not pass"
+            assert not has_cordoned, "an eviction is refused"
         asked, failure = desired.revision, state.failure
         if state.step == "Complete":
             assert world.revisions() == asked * desired.replicas

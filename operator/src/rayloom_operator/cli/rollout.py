@@ -18,7 +18,7 @@ from rayloom_operator.resolve.revision import revision
 
 
 def explain_rollout(old: Resolved, new: Resolved, rollout: Rollout) -> str:
-    """A line for each change that is made on the way from `old`, whose engines all serve, to `new`."""
+    """Returns a line for each change that is made on the way from `old`, whose engines all serve, to `new`."""
     before, after = revision(old), revision(new)
     spec = new.service.spec
     num_before = old.service.spec.replicas
@@ -35,7 +35,7 @@ def explain_rollout(old: Resolved, new: Resolved, rollout: Rollout) -> str:
 
 
 def _serving(desired: Desired, name: str, revision: str, number: int) -> SimulatedService:
-    """A service with so many engines of the revision, which all serve."""
+    """Returns a service with so many engines of the revision, which all serve."""
     service = SimulatedService(desired, name)
     for each in range(number):
         engine = SimulatedEngine(
@@ -49,7 +49,7 @@ def _serving(desired: Desired, name: str, revision: str, number: int) -> Simulat
 
 
 def _changes(service: SimulatedService) -> Iterator[tuple[str, str]]:
-    """Each change with the step in which it is made, and how it ends."""
+    """Yields each change with the step in which it is made, and at last the message of the end."""
     hold_s = service.desired.rollout.analysis.hold_seconds
     seen: object = None
     while True:
@@ -73,7 +73,7 @@ def _changes(service: SimulatedService) -> Iterator[tuple[str, str]]:
 
 
 def _snapshot(service: SimulatedService) -> object:
-    """All that changes in the service while time passes, but for its requests."""
+    """Returns the parts of the service that time changes, without its requests."""
     return [
         (engine.name, engine.state, engine.is_routed, engine.is_listed, engine.ends_s)
         for engine in service.engines.values()

@@ -56,7 +56,7 @@ class SimulatedEngine:
         return RequestCounts(requests=number, first_token_seconds=dict.fromkeys(("0.25", "1", "2.5"), number))
 
     def replica(self) -> ReplicaView:
-        """The engine as the planner sees it."""
+        """Returns the engine as the planner sees it."""
         return ReplicaView(
             name=self.name,
             revision=self.revision,
@@ -112,7 +112,7 @@ class SimulatedService:
         return View(engines=tuple(engine.replica() for engine in running), num_ending=len(self.engines) - len(running))
 
     def pass_time(self, seconds: int) -> None:
-        """Lets time pass at once: the next reconcile sees the engines as they are at the end of it."""
+        """Advances the time in one go: the next reconcile sees the engines as they are at its end."""
         self.seconds += seconds
         for engine in list(self.engines.values()):
             if engine.ends_s is None:
@@ -151,7 +151,7 @@ class SimulatedService:
 
 
 def actions(step: Step) -> Iterator[Action]:
-    """The changes of a step, in their order."""
+    """Yields the changes of a step, in their order."""
     yield from (("undrain", name) for name in step.undrain)
     yield from (("route_on", name) for name in step.route_on)
     yield from (("make", revision) for revision, number in step.make.items() for _ in range(number))

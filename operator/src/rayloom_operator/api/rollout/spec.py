@@ -1,4 +1,4 @@
-"""`spec.rollout`: how a change of the spec replaces the engines that run."""
+"""`spec.rollout`: settings of the replacement of engines after a change of the spec."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _NOTHING_MAY_MOVE = "maxSurge and maxUnavailable are both 0, so nothing could ev
 
 
 class Analysis(Part):
-    """How the first engine of a new revision is compared with the old engines before others follow."""
+    """Settings of the comparison of a new revision's first engine with the old engines."""
 
     hold_seconds: int = Field(
         60,
@@ -44,7 +44,7 @@ class Analysis(Part):
 
 
 class Rollout(Part):
-    """How a change of the spec replaces the engines that run."""
+    """Settings of the replacement of engines after a change of the spec."""
 
     model_config = ConfigDict(
         json_schema_extra=rules(("self.maxSurge > 0 || self.maxUnavailable > 0", _NOTHING_MAY_MOVE))

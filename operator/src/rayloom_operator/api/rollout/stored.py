@@ -213,7 +213,7 @@ class RolloutStatus(_FormerNames):
 
     @classmethod
     def of(cls, state: RolloutState) -> RolloutStatus:
-        """The status that `state` gives back."""
+        """Returns the status from which `state` is read back."""
         return cls(
             current_revision=state.current_revision,
             update_revision=state.update_revision,
@@ -233,7 +233,7 @@ class RolloutStatus(_FormerNames):
         )
 
     def state(self) -> RolloutState:
-        """The state that `of` was given."""
+        """Returns the state from which `of` made this status."""
         return RolloutState(
             current_revision=self.current_revision,
             update_revision=self.update_revision,

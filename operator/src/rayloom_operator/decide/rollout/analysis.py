@@ -21,7 +21,7 @@ _QUANTILE = 0.99
 
 
 def total(each: Iterable[RequestCounts]) -> RequestCounts:
-    """The sum over engines."""
+    """Returns the sum over engines."""
     counts = list(each)
     edges = {edge for one in counts for edge in one.first_token_seconds}
     return RequestCounts(
@@ -34,7 +34,7 @@ def total(each: Iterable[RequestCounts]) -> RequestCounts:
 
 
 def since(begin: RequestCounts, now: RequestCounts) -> RequestCounts:
-    """The requests counted between two times; all of `now` where an engine restarted, and so counts from 0 again."""
+    """Returns the requests between two counts; all of `now` where an engine restarted, and so counts from 0 again."""
     pairs = [(begin.requests, now.requests), (begin.errors, now.errors)]
     pairs += [(number, now.first_token_seconds.get(edge, 0)) for edge, number in begin.first_token_seconds.items()]
     if any(before > after for before, after in pairs):
@@ -49,7 +49,7 @@ def since(begin: RequestCounts, now: RequestCounts) -> RequestCounts:
 
 
 def is_over(window: AnalysisWindow, new: RequestCounts, old: RequestCounts, analysis: Analysis, wall: datetime) -> bool:
-    """True once the comparison ends, given the counts of now. The revision has passed unless there is a `problem`."""
+    """Returns True once the comparison ends, given the counts of now. Without a `problem` the revision has passed."""
     begin, hold = moment(window.start_time), timedelta(seconds=analysis.hold_seconds)
     num_new = _num_first_tokens(since(window.new, new))
     num_old = _num_first_tokens(since(window.old, old))
@@ -60,7 +60,7 @@ def is_over(window: AnalysisWindow, new: RequestCounts, old: RequestCounts, anal
 def problem(
     window: AnalysisWindow, new: RequestCounts, old: RequestCounts, analysis: Analysis, *, is_over: bool
 ) -> str:
-    """Why the new revision is not good enough, as a sentence; empty while nothing speaks against it.
+    """Returns why the new revision is not good enough, as a sentence; empty while nothing speaks against it.
 
     `new` and `old` are the counts of now, of the engines of the new revision and of all others.
     """
@@ -93,7 +93,7 @@ def _num_first_tokens(counts: RequestCounts) -> int:
 
 
 def _quantile_bounds(counts: RequestCounts) -> tuple[float, float]:
-    """The edges in seconds of the histogram bucket that holds the 99th percentile of the time to the first token."""
+    """Returns the edges in seconds of the bucket that holds the 99th percentile of the time to the first token."""
     rank, lower = math.ceil(_QUANTILE * _num_first_tokens(counts)), 0.0
     for edge, number in sorted((float(edge), number) for edge, number in counts.first_token_seconds.items()):
         if number >= rank:

@@ -21,7 +21,7 @@ RolloutCondition: TypeAlias = tuple[ConditionType, bool, Verdict]
 
 
 def rollout_conditions(step: Step | None, previous: Mapping[str, Any], because: Verdict) -> Iterator[RolloutCondition]:
-    """The conditions of rollouts.
+    """Yields the conditions of rollouts.
 
     `step` is None while nothing can be planned, `because` of the spec or the model. Then the conditions in `previous`,
     the status that was written last, still hold.
@@ -46,13 +46,13 @@ def rollout_conditions(step: Step | None, previous: Mapping[str, Any], because: 
 
 
 def progress(step: Step) -> str:
-    """The step and, where a revision failed, the reason: `status.progress`, for people."""
+    """Returns the step and, where a revision failed, the reason: `status.progress`, for people."""
     state = step.state
     return state.step if state.failure is None else f"{state.step}: {state.failure.reason}"
 
 
 def rollout_status(step: Step | None, stored: RolloutState) -> RolloutStatus | None:
-    """The rollout state to write. None before the first reconcile.
+    """Returns the rollout state to write. None before the first reconcile.
 
     `step` is None while nothing can be planned. Then no deadline counts and no eviction waits.
     """

@@ -1,4 +1,4 @@
-"""How many engines each revision shall have. Pure.
+"""Computes how many engines each revision shall have. Pure.
 
 The counts are like the replicas of a Deployment's ReplicaSets: engines above a revision's count are terminated, missing
 ones are made. Two bounds hold at every moment: at most `replicas + maxSurge` engines exist, and no decision of the
@@ -7,8 +7,8 @@ planner leaves fewer than `replicas - maxUnavailable` available.
 | the rollout | engines of the target revision | engines of all other revisions together |
 |---|---|---|
 | is stopped | as many as it has | the rest of `replicas`; more where there is room |
-| has yet to prove the target revision | 1 | `replicas`; fewer where that 1 needs their room |
-| has proven it, or goes back to it | `replicas` | as many as are still missing from `min_available` |
+| has yet to prove the target revision | 1 | `replicas`; fewer where that engine needs their room |
+| has proven it, or rolls back to it | `replicas` | as many as are missing from `min_available` |
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from rayloom_operator.decide.rollout.terminating import needs_surge
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Split:
-    """How the engines are split between the target revision and all other revisions together."""
+    """The split of the engines between the target revision and all other revisions together."""
 
     of_target: int
     most_others: int
@@ -30,7 +30,7 @@ class _Split:
 
 
 def revision_counts(desired: Desired, state: RolloutState, view: View) -> dict[str, int]:
-    """How many engines each revision shall have; revisions without any are left out."""
+    """Returns the number of engines that each revision shall have, without revisions that shall have none."""
     target, current = target_revision(desired, state), state.current_revision
     split = _split(desired, state, view)
     counts = {target: split.of_target + needs_surge(desired, state, view)}
@@ -58,7 +58,7 @@ def _split(desired: Desired, state: RolloutState, view: View) -> _Split:
             num_others = sum(engine.is_available for engine in view.engines if engine.revision != target)
             most_others = min(most_others, num_others)
         return _Split(of_target=replicas, most_others=most_others, least_others=0)
-    # One engine proves the revision first. There are more where the spec went back to a revision that still runs.
+    # A single engine proves the revision first. More exist where the spec goes back to a revision that still runs.
     of_target = min(max(num_decided, 1), replicas)
     # With maxSurge 0 an old engine makes room for it, otherwise all of them stay.
     most_others = min(replicas, desired.max_engines - of_target)
@@ -67,13 +67,13 @@ def _split(desired: Desired, state: RolloutState, view: View) -> _Split:
 
 
 def _is_proven(desired: Desired, state: RolloutState) -> bool:
-    """True once only time is missing until all engines are of the target revision."""
+    """Returns True once all engines may become engines of the target revision."""
     is_back = target_revision(desired, state) == state.current_revision
     return is_back or (state.is_promoted and not is_stopped(desired, state))
 
 
 def _num_decided(desired: Desired, state: RolloutState, view: View) -> int:
-    """How many engines of the target revision the last reconcile decided on, as far as they may stay.
+    """Returns the stored count of the target revision, as far as its engines may stay.
 
     Where more engines exist than may, as after `replicas` fell, those of the unproven revision are terminated first.
     """
@@ -86,7 +86,7 @@ def _num_decided(desired: Desired, state: RolloutState, view: View) -> int:
 
 
 def _others(desired: Desired, state: RolloutState, view: View) -> list[str]:
-    """The revisions other than the target, in the order in which they are worth their engines.
+    """Returns the revisions other than the target, the one whose engines are kept for the longest first.
 
     The current revision comes first, for it has proven itself, and a failed update revision last. Once the target is
     proven, revisions without an available engine come after all others: they would hold room that the target needs.
@@ -102,7 +102,7 @@ def _others(desired: Desired, state: RolloutState, view: View) -> list[str]:
 
 
 def _num_worth_keeping(desired: Desired, state: RolloutState, view: View, revision: str) -> int:
-    """How many engines of a revision other than the target are kept where there is room for them."""
+    """Returns how many engines of a revision other than the target are kept where there is room for them."""
     current = state.current_revision
     if target_revision(desired, state) == current:
         return view.num_available(revision)

@@ -23,8 +23,10 @@ _NO_CAPACITY_S = 30
 def with_eviction_hold(
     desired: Desired, stored: RolloutState, state: RolloutState, view: View, wall: datetime
 ) -> RolloutState:
-    """`state` with the times since when evictions wait for engines to move, and since when no node has room for the
-    engines that would end the wait."""
+    """Returns `state` with the times of the eviction hold.
+
+    Evictions wait for engines to move from the one on; from the other on, no node has room for these engines.
+    """
     if not any(_is_guarded(desired, state, engine, wall) for engine in view.engines):
         return replace(state, eviction_hold_time="", no_capacity_time="")
     new_names = state.terminating.keys() - stored.terminating.keys()
@@ -37,7 +39,10 @@ def with_eviction_hold(
 
 
 def holds_evictions(desired: Desired, state: RolloutState, view: View, wall: datetime) -> bool:
-    """True while the budget lets no pod be evicted but those of `evictable` engines. `state` has the hold's times."""
+    """Returns True while the budget lets no pod be evicted but those of `evictable` engines.
+
+    `state` has the times of the hold.
+    """
     if state.eviction_hold_time:
         return all(left_s > 0 for left_s in hold_seconds_left(desired, state, wall))
     # An engine that tolerates a cordon is not moved, and without nodes to read the planner sees no cordon.
@@ -46,7 +51,7 @@ def holds_evictions(desired: Desired, state: RolloutState, view: View, wall: dat
 
 
 def evictable(state: RolloutState, view: View) -> frozenset[str]:
-    """Engines on cordoned nodes whose pods may be evicted at once, for they do not serve.
+    """Returns engines on cordoned nodes whose pods may be evicted at once, for they do not serve.
 
     Empty while evictions wait for another engine: a budget cannot tell the pods of two engines apart.
     """
@@ -54,7 +59,7 @@ def evictable(state: RolloutState, view: View) -> frozenset[str]:
 
 
 def hold_seconds_left(desired: Desired, state: RolloutState, wall: datetime) -> Iterator[float]:
-    """Seconds until evictions are held no longer, for each reason; none while no eviction waits for an engine."""
+    """Yields the seconds until the hold ends, for each reason; none while no eviction waits for an engine."""
     patience_s = desired.rollout.progress_deadline_seconds + desired.drain_seconds
     for time, seconds in ((state.eviction_hold_time, patience_s), (state.no_capacity_time, _NO_CAPACITY_S)):
         if time:
@@ -62,7 +67,7 @@ def hold_seconds_left(desired: Desired, state: RolloutState, wall: datetime) -> 
 
 
 def _is_guarded(desired: Desired, state: RolloutState, engine: ReplicaView, wall: datetime) -> bool:
-    """True for an engine on a cordoned node that serves, or finishes its requests.
+    """Returns True for an engine on a cordoned node that serves, or finishes its requests.
 
     With maxSurge 0 no engine could take its place, so none is guarded.
     """
@@ -73,7 +78,7 @@ def _is_guarded(desired: Desired, state: RolloutState, engine: ReplicaView, wall
 
 
 def _is_moving(desired: Desired, state: RolloutState, view: View, wall: datetime) -> bool:
-    """True while an engine starts, drains or is analysed that an eviction waits for, or there is room to make one."""
+    """Returns True while evictions wait for an engine that starts, drains or is analysed, or that has room to start."""
     engines = [engine for engine in view.of(target_revision(desired, state)) if not engine.is_cordoned]
     if any(engine.state == "unschedulable" for engine in engines):
         return False

@@ -22,8 +22,7 @@ IDLE: tuple[EngineState, ...] = ("pending", "unschedulable", "starting")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaView:
-    """One RayCluster that is not being deleted. Not to be confused with
-    `observed.EngineReplica`, from which it is made."""
+    """An engine replica as the planner sees it, made from an `observed.EngineReplica`."""
 
     name: str
     revision: str
@@ -43,7 +42,7 @@ class ReplicaView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Desired:
-    """What the spec asks for."""
+    """The part of the spec that the planner follows."""
 
     revision: str
     replicas: int
@@ -52,18 +51,18 @@ class Desired:
 
     @property
     def max_engines(self) -> int:
-        """Engines that may exist at once."""
+        """The number of engines that may exist at once."""
         return self.replicas + self.rollout.max_surge
 
     @property
     def min_available(self) -> int:
-        """Engines that stay available as far as the planner decides about it."""
+        """The number of available engines that the planner keeps."""
         return max(0, self.replicas - self.rollout.max_unavailable)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """What exists of a service."""
+    """The engine replicas of a service that exist."""
 
     engines: tuple[ReplicaView, ...] = ()
     num_ending: int = 0  # RayClusters that are being deleted; they hold their nodes until they are gone
@@ -73,26 +72,26 @@ class View:
     knows_nodes: bool = True  # the operator may read nodes, so it sees which of them are cordoned
 
     def of(self, revision: str) -> list[ReplicaView]:
-        """The engines of a revision."""
+        """Returns the engines of a revision."""
         return [engine for engine in self.engines if engine.revision == revision]
 
     def num_available(self, revision: str) -> int:
-        """How many engines of a revision are available."""
+        """Returns the number of available engines of a revision."""
         return sum(engine.is_available for engine in self.of(revision))
 
 
 def target_revision(desired: Desired, state: RolloutState) -> str:
-    """The revision that all engines shall have in the end."""
+    """Returns the revision that all engines shall have in the end."""
     is_rolled_back = state.failure is not None and desired.rollout.auto_rollback
     return state.current_revision if is_rolled_back else state.update_revision
 
 
 def is_stopped(desired: Desired, state: RolloutState) -> bool:
-    """True while a rollout is paused or halted. A way back to the current revision never stops."""
+    """Returns True while a rollout is paused or halted. A way back to the current revision never stops."""
     is_rolling = target_revision(desired, state) != state.current_revision
     return is_rolling and (desired.rollout.paused or state.failure is not None)
 
 
 def room(desired: Desired, view: View) -> int:
-    """How many more engines may be made now; below 0 where there are too many."""
+    """Returns how many more engines may be made now; below 0 where there are too many."""
     return desired.max_engines - len(view.engines) - view.num_ending

@@ -10,13 +10,13 @@ from rayloom_operator.decide.rollout.analysis import MAX_HOLDS, is_over, problem
 from rayloom_operator.decide.rollout.inputs import Desired, View, is_stopped, room, target_revision
 from rayloom_operator.times import moment, stamp
 
-# Crashes that fail the update revision. One may be chance, and an engine that passed its analysis is believed longer.
+# Crashes that fail the update revision. A single crash may be chance, once an engine has passed its analysis.
 _MAX_CRASHES_BEFORE_PROMOTION = 1
 _MAX_CRASHES_AFTER_PROMOTION = 2
 
 
 def judged(desired: Desired, state: RolloutState, view: View, wall: datetime) -> RolloutState:
-    """`state` after the judgement, which is the first of these that applies:
+    """Returns `state` after the judgement, which is the first of these that applies:
 
     1. no judgement: no rollout runs, or it is stopped
     2. `_try_fail_by_crashes`
@@ -132,7 +132,7 @@ def _failed(trial: _Trial, reason: FailureReason, message: str) -> RolloutState:
 
 
 def _deadline_start_time(desired: Desired, state: RolloutState, view: View, wall: datetime) -> str:
-    """Since when the deadline counts; empty while the rollout waits for something else than its new engines."""
+    """Returns the time from which the deadline counts; empty while the rollout does not wait for its new engines."""
     if _waits_for_others(desired, state, view):
         return ""
     if view.num_available(state.update_revision) > state.peak_available:
@@ -141,7 +141,7 @@ def _deadline_start_time(desired: Desired, state: RolloutState, view: View, wall
 
 
 def _waits_for_others(desired: Desired, state: RolloutState, view: View) -> bool:
-    """True while the rollout waits for nodes with room, or for old engines that drain."""
+    """Returns True while the rollout waits for nodes with room, or for old engines that drain."""
     new = view.of(state.update_revision)
     if any(engine.state == "unschedulable" for engine in new):
         return True

@@ -52,7 +52,7 @@ class _Facts:
 
 
 def step_and_message(desired: Desired, state: RolloutState, view: View, *, had_ended: bool) -> tuple[RolloutStep, str]:
-    """The step, and a sentence about it.
+    """Returns the step, and a sentence about it.
 
     `had_ended` says that the rollout had ended before, and nothing else is asked for since. Then it stays at its end
     while an engine is ill or is recreated, which the condition Degraded reports.

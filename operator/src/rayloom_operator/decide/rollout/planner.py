@@ -75,7 +75,7 @@ class Step:
 
 
 def next_step(desired: Desired, stored: RolloutState, view: View, wall: datetime) -> Step:
-    """The next step. `stored` is the state that was written last, an empty one before the first.
+    """Returns the next step. `stored` is the state that was written last, an empty one before the first.
 
     There are no changes where the new state differs from `stored`: it has to be written before it is acted on.
     """
@@ -96,7 +96,7 @@ def next_step(desired: Desired, stored: RolloutState, view: View, wall: datetime
 
 
 def _had_ended(stored: RolloutState, state: RolloutState) -> bool:
-    """True where the stored rollout had ended, and nothing else is asked for: an engine that fails is recovered."""
+    """Returns True where the stored rollout had ended, and the spec asks for nothing else since."""
     is_same = (
         stored.counts == state.counts
         and stored.current_revision == state.current_revision
@@ -107,7 +107,7 @@ def _had_ended(stored: RolloutState, state: RolloutState) -> bool:
 
 
 def _with_changes(step: Step, desired: Desired, view: View, wall: datetime) -> Step:
-    """`step` with the changes that its state asks for."""
+    """Returns `step` with the changes that its state asks for."""
     state = step.state
     barred = _barred(desired, state, view)
     terminating = [engine for engine in view.engines if engine.name in state.terminating]
@@ -136,14 +136,14 @@ def _with_changes(step: Step, desired: Desired, view: View, wall: datetime) -> S
 
 
 def _may_drain(engine: ReplicaView, state: RolloutState, wall: datetime) -> bool:
-    """True once no node sends an unlisted engine new requests, which it would refuse."""
+    """Returns True once no node sends the unlisted engine new requests, which it would refuse."""
     unlisted_at = state.terminating[engine.name]
     has_requests = engine.state in ("well", "ill")
     return has_requests and unlisted_at != "" and wall >= moment(unlisted_at) + timedelta(seconds=UNLISTED_S)
 
 
 def _barred(desired: Desired, state: RolloutState, view: View) -> set[str]:
-    """Engines that get no requests: first engines that failed and stay, because `autoRollback` is false."""
+    """Returns engines that get no requests: first engines that failed and stay, because `autoRollback` is false."""
     if not is_stopped(desired, state) or state.failure is None or state.is_promoted:
         return set()
     others = [engine for engine in view.engines if engine.revision != state.update_revision]
@@ -152,7 +152,7 @@ def _barred(desired: Desired, state: RolloutState, view: View) -> set[str]:
 
 
 def _missing(desired: Desired, state: RolloutState, view: View) -> dict[str, int]:
-    """How many engines of each revision to make, as far as there is room.
+    """Returns how many engines of each revision to make, as far as there is room.
 
     The current revision comes first until the update revision is promoted.
     """
@@ -168,7 +168,7 @@ def _missing(desired: Desired, state: RolloutState, view: View) -> dict[str, int
 
 
 def _requeue_times(desired: Desired, state: RolloutState, wall: datetime) -> Iterator[float]:
-    """Seconds until time alone changes the next step, for each reason."""
+    """Yields the seconds until time alone changes the next step, for each reason."""
     if state.window is not None or state.terminating:
         yield _REQUEUE_S
     yield from (max(left_s, _REQUEUE_S) for left_s in hold_seconds_left(desired, state, wall) if left_s > 0)

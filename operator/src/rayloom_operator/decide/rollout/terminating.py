@@ -1,4 +1,4 @@
-"""Which engines are terminated: those on cordoned nodes that others have replaced, and those above a count. Pure.
+"""Chooses the engines to terminate: those on cordoned nodes that others have replaced, and those above a count. Pure.
 
 An engine is terminated in steps: no route label, no endpoint, `POST /drain`, no request left, deletion.
 """
@@ -19,7 +19,9 @@ _NEARNESS: tuple[EngineState, ...] = ("unschedulable", "pending", "starting", "i
 
 
 def engines_to_terminate(desired: Desired, state: RolloutState, view: View) -> dict[str, str]:
-    """Names of the engines to terminate, with the times at which their drains began. `state` has the new counts.
+    """Returns the names of the engines to terminate, with the times at which their drains began.
+
+    `state` has the new counts.
 
     Engines on cordoned nodes come first, then surplus ones: of unwanted revisions before wanted ones, and of one
     revision in `_termination_order`. An available engine stays where too few would be available without it; where too
@@ -47,7 +49,7 @@ def engines_to_terminate(desired: Desired, state: RolloutState, view: View) -> d
 
 
 def engines_to_move(desired: Desired, state: RolloutState, view: View) -> list[ReplicaView]:
-    """Engines on cordoned nodes without which `replicas` engines are available; at most maxSurge of them.
+    """Returns engines on cordoned nodes without which `replicas` engines are available; at most maxSurge of them.
 
     The surge makes room for no more: further engines on cordoned nodes are surplus like any other.
     """
@@ -59,14 +61,17 @@ def engines_to_move(desired: Desired, state: RolloutState, view: View) -> list[R
 
 
 def needs_surge(desired: Desired, state: RolloutState, view: View) -> bool:
-    """True while one more engine shall be made in place of an engine on a cordoned node; one at a time."""
+    """Returns True while another engine shall be made in place of one on a cordoned node; one at a time."""
     staying, cordoned = _by_node(desired, state, view)
     is_missing = len(staying) < desired.replicas and len(cordoned) > len(engines_to_move(desired, state, view))
     return _may_move(desired, state) and is_missing
 
 
 def is_drained(engine: ReplicaView, drained_at: str, desired: Desired, wall: datetime) -> bool:
-    """True once an engine has no requests, or had `drainSeconds` to finish them; `drained_at` as in `terminating`."""
+    """Returns True once an engine has no requests, or had `drainSeconds` to finish them.
+
+    `drained_at` is the engine's value in `terminating`: empty before its drain.
+    """
     if engine.state in IDLE:
         return True
     if not drained_at:
@@ -82,14 +87,14 @@ def _may_move(desired: Desired, state: RolloutState) -> bool:
 
 
 def _by_node(desired: Desired, state: RolloutState, view: View) -> tuple[list[ReplicaView], list[ReplicaView]]:
-    """The target revision's available engines on other nodes, and its engines on cordoned nodes that can serve."""
+    """Returns engines of the target revision: available ones on other nodes, and able ones on cordoned nodes."""
     engines = view.of(target_revision(desired, state))
     staying = [engine for engine in engines if engine.is_available and not engine.is_cordoned]
     return staying, [engine for engine in engines if engine.is_cordoned and engine.state in ("well", "draining")]
 
 
 def _taken_back(desired: Desired, state: RolloutState, view: View) -> set[str]:
-    """Engines that could serve and do not, as many as are missing from `min_available`.
+    """Returns engines that could serve and do not, as many as are missing from `min_available`.
 
     The choice depends on nothing that it changes itself. Otherwise each reconcile would take back another engine.
     """
@@ -101,13 +106,13 @@ def _taken_back(desired: Desired, state: RolloutState, view: View) -> set[str]:
 
 
 def _revision_order(desired: Desired, state: RolloutState, engine: ReplicaView) -> tuple[bool, bool, str]:
-    """Sorts engines of other revisions before those of the current and of the target revision."""
+    """Returns a key that sorts engines of other revisions before those of the current and of the target revision."""
     is_target = engine.revision == target_revision(desired, state)
     return is_target, engine.revision == state.current_revision, engine.revision
 
 
 def _termination_order(state: RolloutState, engine: ReplicaView) -> tuple[bool, str, bool, int, bool, int, int]:
-    """Sorts engines of one revision in the order in which they are terminated.
+    """Returns a key that sorts engines of one revision in the order in which they are terminated.
 
     Terminating ones come first, the one that drains for the longest before all, then those that do not serve, those on
     cordoned nodes, the least busy ones, and of equal ones the newest.

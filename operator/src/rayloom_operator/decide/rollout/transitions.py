@@ -16,7 +16,7 @@ from rayloom_operator.times import stamp
 
 
 def next_state(desired: Desired, stored: RolloutState, view: View, wall: datetime) -> RolloutState:
-    """The state after `stored`, without the step's name. Each of these works on the result of the one before:
+    """Returns the state after `stored`, without the step's name. Each of these works on the result of the one before:
 
     1. `_try_begin`: nothing is stored
     2. `_try_retarget`: the spec has another revision
@@ -41,7 +41,7 @@ def next_state(desired: Desired, stored: RolloutState, view: View, wall: datetim
 
 
 def _try_begin(desired: Desired, stored: RolloutState, view: View) -> RolloutState | None:
-    """A state for the engines that exist, where none was stored or it was lost: the current revision serves."""
+    """Returns a state for the engines that exist, where none was stored or it was lost: the current revision serves."""
     if stored.update_revision:
         return None
     counts = Counter(engine.revision for engine in view.engines)
@@ -52,7 +52,7 @@ def _try_begin(desired: Desired, stored: RolloutState, view: View) -> RolloutSta
 
 
 def _try_retarget(desired: Desired, state: RolloutState) -> RolloutState | None:
-    """A state without the judgement of the revision that the spec had before."""
+    """Returns a state without the judgement of the revision that the spec had before."""
     if state.update_revision == desired.revision:
         return None
     return replace(
@@ -74,7 +74,7 @@ def _try_settle(desired: Desired, state: RolloutState, view: View) -> RolloutSta
 
 
 def _try_complete(desired: Desired, state: RolloutState, view: View) -> RolloutState | None:
-    """A state whose current revision is the update revision, once every engine is of that and serves."""
+    """Returns a state whose current revision is the update revision, once every engine is of that and serves."""
     update = state.update_revision
     is_rolling = target_revision(desired, state) != state.current_revision and not is_stopped(desired, state)
     is_proven = state.is_promoted or desired.replicas == 0
@@ -93,7 +93,7 @@ def _try_complete(desired: Desired, state: RolloutState, view: View) -> RolloutS
 
 
 def _with_drain_times(terminating: dict[str, str], stored: RolloutState, view: View, wall: datetime) -> dict[str, str]:
-    """`terminating` with the times since when no client finds an engine; its drain counts from there."""
+    """Returns `terminating` with the times since when no client finds an engine; its drain counts from there."""
     times = dict(terminating)
     for engine in view.engines:
         if engine.name not in times:
