@@ -281,3 +281,36 @@ def test_evictions_pass_while_the_spec_cannot_be_read(engines, patched):
         assert world.kube.named("RayCluster") == [old]
 
     with_world(story)
+
+
+def test_a_service_that_the_release_before_has_stored_rolls_nothing_and_gets_the_new_names(engines, patched):
+    async def story(world):
+        old = await serve(world)
+        status = world.kube.objects[SERVICE]["status"]
+        known = status["rollout"]
+        former = {
+            "currentRevision": known["currentRevision"],
+            "updateRevision": known["updateRevision"],
+            "hasServed": known["currentRevisionServed"],
+            "isPromoted": False,
+            "counts": known["enginesPerRevision"],
+            "leaving": {},
+            "rollTime": "",
+            "step": known["step"],
+            "stepTime": known["stepStartTime"],
+            "progressTime": "",
+            "mostWell": 0,
+            "heldTime": "",
+            "shortTime": "",
+        }
+        num_statuses = len(world.kube.statuses)
+        world.kube.calls.clear()
+        world.ask_for(service() | {"status": status | {"rollout": former}})
+        await settle(world, lambda: len(world.kube.statuses) > num_statuses)
+        await world.rest()
+        assert world.kube.statuses[-1]["rollout"] == known
+        assert world.kube.named("RayCluster") == [old]
+        assert [path for verb, path in world.kube.calls if verb == "delete"] == []
+        assert engines.asked == []
+
+    with_world(story)
