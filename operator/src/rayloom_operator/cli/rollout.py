@@ -19,7 +19,8 @@ from rayloom_operator.resolve.revision import revision
 
 def explain_rollout(old: Resolved, new: Resolved, rollout: Rollout) -> str:
     """Returns a line for each change that is made on the way from `old`, whose engines all serve, to `new`."""
-    before, after = revision(old), revision(new)
+    before = revision(old)
+    after = revision(new)
     spec = new.service.spec
     num_before = old.service.spec.replicas
     if before == after and spec.replicas == num_before:
@@ -53,7 +54,8 @@ def _changes(service: SimulatedService) -> Iterator[tuple[str, str]]:
     hold_s = service.desired.rollout.analysis.hold_seconds
     seen: object = None
     while True:
-        before, stored = set(service.engines), service.stored
+        before = set(service.engines)
+        stored = service.stored
         step = service.reconcile()
         names = iter(sorted(service.engines.keys() - before))
         found = list(actions(step))

@@ -147,7 +147,9 @@ class SimulatedService:
 
     def delete(self, name: str) -> None:
         engine = self.engines[name]
-        engine.ends_s, engine.is_routed, engine.is_listed = _DELETION_S, False, False
+        engine.ends_s = _DELETION_S
+        engine.is_routed = False
+        engine.is_listed = False
 
 
 def actions(step: Step) -> Iterator[Action]:

@@ -40,7 +40,8 @@ class RolloutLookups:
         That is also the image of a spec that goes back to the revision before the rollout. `previous` is the status
         that was written last.
         """
-        current, update = previous.get("currentRevision", ""), previous.get("updateRevision", "")
+        current = previous.get("currentRevision", "")
+        update = previous.get("updateRevision", "")
         resolved = with_kept_image(resolved, previous.get("image", ""), update or current)
         if update in ("", current) or revision(resolved) == update:
             return resolved

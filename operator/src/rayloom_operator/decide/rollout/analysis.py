@@ -50,7 +50,8 @@ def since(begin: RequestCounts, now: RequestCounts) -> RequestCounts:
 
 def is_over(window: AnalysisWindow, new: RequestCounts, old: RequestCounts, analysis: Analysis, wall: datetime) -> bool:
     """Returns True once the comparison ends, given the counts of now. Without a `problem` the revision has passed."""
-    begin, hold = moment(window.start_time), timedelta(seconds=analysis.hold_seconds)
+    begin = moment(window.start_time)
+    hold = timedelta(seconds=analysis.hold_seconds)
     num_new = _num_first_tokens(since(window.new, new))
     num_old = _num_first_tokens(since(window.old, old))
     has_only_old = num_new < analysis.min_requests <= num_old
@@ -64,7 +65,8 @@ def problem(
 
     `new` and `old` are the counts of now, of the engines of the new revision and of all others.
     """
-    new, old = since(window.new, new), since(window.old, old)
+    new = since(window.new, new)
+    old = since(window.old, old)
     least = analysis.min_requests
     # Fewer than minRequests count as so many, in both: 1 error in 5 may become 1 in 20, and 1 in 1 of the old excuses
     # nothing.
@@ -77,7 +79,8 @@ def problem(
         )
     if not is_over or min(_num_first_tokens(new), _num_first_tokens(old)) < least:
         return ""
-    (fast, _), (_, slow) = _quantile_bounds(new), _quantile_bounds(old)
+    fast, _ = _quantile_bounds(new)
+    _, slow = _quantile_bounds(old)
     # A histogram gives the quantile only between two edges. Neighbouring edges may be 2.5 times apart, and hold nearly
     # equal times, so the new revision's lower edge is compared with the old one's upper edge.
     if fast > analysis.max_ttft_ratio * slow:
@@ -94,7 +97,8 @@ def _num_first_tokens(counts: RequestCounts) -> int:
 
 def _quantile_bounds(counts: RequestCounts) -> tuple[float, float]:
     """Returns the edges in seconds of the bucket that holds the 99th percentile of the time to the first token."""
-    rank, lower = math.ceil(_QUANTILE * _num_first_tokens(counts)), 0.0
+    rank = math.ceil(_QUANTILE * _num_first_tokens(counts))
+    lower = 0.0
     for edge, number in sorted((float(edge), number) for edge, number in counts.first_token_seconds.items()):
         if number >= rank:
             return lower, edge

@@ -29,7 +29,8 @@ def rollout_conditions(step: Step | None, previous: Mapping[str, Any], because: 
     if step is None:
         yield from _as_before(previous, because)
         return
-    failure, name = step.state.failure, RolloutStep(step.state.step)
+    failure = step.state.failure
+    name = RolloutStep(step.state.step)
     yield "Progressing", name not in _AT_REST, Verdict(reason=Reason(name), message=step.message)
     if failure is not None:
         message = (

@@ -31,7 +31,8 @@ class _Split:
 
 def revision_counts(desired: Desired, state: RolloutState, view: View) -> dict[str, int]:
     """Returns the number of engines that each revision shall have, without revisions that shall have none."""
-    target, current = target_revision(desired, state), state.current_revision
+    target = target_revision(desired, state)
+    current = state.current_revision
     split = _split(desired, state, view)
     counts = {target: split.of_target + needs_surge(desired, state, view)}
     num_left = split.most_others
@@ -45,7 +46,8 @@ def revision_counts(desired: Desired, state: RolloutState, view: View) -> dict[s
 
 
 def _split(desired: Desired, state: RolloutState, view: View) -> _Split:
-    replicas, target = desired.replicas, target_revision(desired, state)
+    replicas = desired.replicas
+    target = target_revision(desired, state)
     num_decided = _num_decided(desired, state, view)
     if is_stopped(desired, state):
         of_target = min(num_decided, replicas)
@@ -77,7 +79,8 @@ def _num_decided(desired: Desired, state: RolloutState, view: View) -> int:
 
     Where more engines exist than may, as after `replicas` fell, those of the unproven revision are terminated first.
     """
-    target, current = target_revision(desired, state), state.current_revision
+    target = target_revision(desired, state)
+    current = state.current_revision
     number = state.counts.get(target, 0)
     if state.is_promoted or target == current:
         return number
@@ -91,7 +94,8 @@ def _others(desired: Desired, state: RolloutState, view: View) -> list[str]:
     The current revision comes first, for it has proven itself, and a failed update revision last. Once the target is
     proven, revisions without an available engine come after all others: they would hold room that the target needs.
     """
-    target, current = target_revision(desired, state), state.current_revision
+    target = target_revision(desired, state)
+    current = state.current_revision
     known = state.counts.keys() if target != current else {engine.revision for engine in view.engines}
 
     def rank(revision: str) -> tuple[bool, bool, bool, str]:

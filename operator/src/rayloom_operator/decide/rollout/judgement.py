@@ -55,8 +55,10 @@ class _Trial:
 
 def _trial(desired: Desired, state: RolloutState, view: View, wall: datetime) -> _Trial:
     num_available = view.num_available(state.update_revision)
-    window, analysis = state.window, desired.rollout.analysis
-    has_ended, found = False, ""
+    window = state.window
+    analysis = desired.rollout.analysis
+    has_ended = False
+    found = ""
     if not state.is_promoted:
         new = total(engine.counts for engine in view.of(state.update_revision))
         old = total(engine.counts for engine in view.engines if engine.revision != state.update_revision)

@@ -63,7 +63,8 @@ def step_and_message(desired: Desired, state: RolloutState, view: View, *, had_e
 
 
 def _facts(desired: Desired, state: RolloutState, view: View, *, had_ended: bool) -> _Facts:
-    target, failure = target_revision(desired, state), state.failure
+    target = target_revision(desired, state)
+    failure = state.failure
     engines = view.of(target)
     num_others = len(view.engines) - len(engines)
     is_rolling = target != state.current_revision
