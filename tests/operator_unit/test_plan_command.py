@@ -274,6 +274,6 @@ def test_two_models_need_the_facts_of_both(facts, changed, tmp_path, capsys):
 
 def test_what_is_no_change_of_one_service_is_refused(changed, capsys):
     assert main(["plan", "--rollout", changed("old"), str(SMALL)]) == 2
-    assert "a roll is a change of one" in capsys.readouterr().err
+    assert "a rollout is a change of one" in capsys.readouterr().err
     assert main(["plan", "--rollout", changed("old"), changed("new"), "-o", "yaml"]) == 2
     assert "printed as text only" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Rolls step by step, with numbers that can be checked by hand. Random ones are in test_rollout_machine."""
+"""Rollouts step by step, with numbers that can be checked by hand. Random ones are in test_rollout_machine."""
 
 from dataclasses import replace
 from datetime import timedelta
@@ -34,7 +34,7 @@ def story(world, seconds):
 
 
 def acts(world, seconds):
-    """All that is done, in its order."""
+    """All changes, in their order."""
     found = []
     for _ in range(seconds):
         world.pass_time(1)
@@ -46,7 +46,7 @@ def acts(world, seconds):
     return found
 
 
-def test_a_roll_makes_one_more_engine_and_replaces_the_others_one_by_one():
+def test_a_rollout_makes_one_more_engine_and_replaces_the_others_one_by_one():
     world = serving(replicas=2)
     world.ask(revision="b")
 
@@ -61,7 +61,7 @@ def test_a_roll_makes_one_more_engine_and_replaces_the_others_one_by_one():
     ]
 
 
-def test_an_engine_goes_without_route_then_without_endpoint_then_drained():
+def test_an_engine_loses_its_route_then_its_endpoint_then_drains_and_is_deleted():
     world = serving(replicas=1)
     world.ask(revision="b")
 
@@ -84,7 +84,7 @@ def test_streams_that_do_not_end_hold_a_drain_for_drain_seconds():
     while "a" in world.revisions():
         world.run(1)
 
-    assert world.seconds - began in (9, 10, 11)  # drainSeconds is 10, and times are remembered to the second
+    assert world.seconds - began in (9, 10, 11)  # drainSeconds is 10, and times are stored to the second
 
 
 def test_without_surge_an_old_engine_makes_room_on_a_full_cluster():
@@ -103,7 +103,7 @@ def test_without_surge_an_old_engine_makes_room_on_a_full_cluster():
     ]
 
 
-def test_a_full_cluster_is_waited_for_and_fails_no_revision():
+def test_a_rollout_waits_for_room_in_a_full_cluster_and_fails_no_revision():
     world = serving(replicas=2, capacity=2)
     world.ask(revision="b")
     world.run(500)  # The deadline is 120 s.
@@ -137,10 +137,10 @@ def test_a_bad_revision_is_rolled_back_and_not_tried_again(revision, reason, wit
     assert world.step.message.startswith(f"Revision {revision} failed ({reason}): ")
 
 
-def test_an_engine_so_slow_that_few_of_its_requests_end_is_watched_until_enough_did():
+def test_the_analysis_of_an_engine_with_few_requests_lasts_until_it_has_enough():
     world = serving(replicas=2)
     world.ask(revision=SLOW)
-    # It serves after 16 s. Of its requests 6 end within holdSeconds, 20, and 10 are to be compared.
+    # It serves after 16 s, and 6 of its requests end within holdSeconds, 20. The analysis needs 10.
     world.run(40)
     assert (world.stored.step, world.stored.failure) == ("Analyzing", None)
 
@@ -178,7 +178,7 @@ def test_a_failed_revision_is_tried_again_once_the_spec_had_another():
     assert (world.stored.step, world.revisions()) == ("Starting", "aax")
 
 
-def test_a_roll_back_takes_back_what_drains_and_makes_what_is_gone():
+def test_a_rollback_takes_back_engines_that_drain_and_recreates_those_that_are_gone():
     world = serving(replicas=2, maxSurge=0, maxUnavailable=1)
     world.has_stuck_streams = True
     world.ask(revision=CRASHES)
@@ -194,7 +194,7 @@ def test_a_roll_back_takes_back_what_drains_and_makes_what_is_gone():
     assert (world.stored.step, world.revisions(), world.num_available()) == ("RolledBack", "aa", 2)
 
 
-def test_without_auto_rollback_the_roll_stops_and_nobody_is_sent_to_the_bad_engine():
+def test_without_auto_rollback_the_rollout_stops_and_the_bad_engine_gets_no_requests():
     world = serving(replicas=2, autoRollback=False)
     world.ask(revision=FAILS_REQUESTS)
     world.run(100)
@@ -208,7 +208,7 @@ def test_without_auto_rollback_the_roll_stops_and_nobody_is_sent_to_the_bad_engi
 
 
 @pytest.mark.parametrize("after_s", [0, 5, 18, 40, 45, 60])
-def test_a_paused_roll_stands_still_and_goes_on(after_s):
+def test_a_paused_rollout_changes_nothing_and_continues_afterwards(after_s):
     world = serving(replicas=2)
     world.ask(revision="b")
     world.run(after_s)
@@ -223,7 +223,7 @@ def test_a_paused_roll_stands_still_and_goes_on(after_s):
     assert (world.stored.step, world.revisions()) == ("Complete", "bb")
 
 
-def test_a_change_in_the_middle_of_a_roll_begins_another():
+def test_a_change_in_the_middle_of_a_rollout_begins_another():
     world = serving(replicas=2)
     world.ask(revision=NEVER_STARTS)
     world.run(5)
@@ -248,20 +248,20 @@ def test_going_back_reuses_the_engines_that_still_run():
     assert kept < {each.name for each in world.running}
 
 
-def test_the_first_revision_is_no_roll_and_neither_is_one_that_never_served():
+def test_the_first_revision_needs_no_rollout_and_neither_does_one_after_a_revision_that_never_served():
     world = Rolling(make_desired(CRASHES, 2))
     world.run(60)
     assert (world.stored.step, world.stored.failure) == ("Scaling", None)
     world.ask(revision="b")
 
-    # One more than the replicas may be there at once, so the second waits until one of the old is gone.
+    # One engine above `replicas` may exist, so the second waits until one of the old engines is gone.
     assert [step for step in story(world, 60) if step[0] != "Scaling"] == [
         ("Replacing", "b", 0),
         ("Complete", "bb", 2),
     ]
 
 
-def test_more_and_fewer_replicas_in_the_middle_of_a_roll():
+def test_more_and_fewer_replicas_in_the_middle_of_a_rollout():
     world = serving(replicas=2)
     world.ask(revision="b")
     world.run(5)
@@ -274,7 +274,7 @@ def test_more_and_fewer_replicas_in_the_middle_of_a_roll():
     assert (world.stored.step, world.revisions()) == ("Complete", "b")
 
 
-def test_the_least_busy_engine_goes_when_there_are_fewer_replicas():
+def test_the_least_busy_engine_is_terminated_when_there_are_fewer_replicas():
     world = serving(replicas=3)
     view = world.view()
     busy = dict(zip(("a-0", "a-1", "a-2"), (5, 1, 4), strict=True))
@@ -294,7 +294,7 @@ def test_no_replicas_suspend_and_some_resume():
     assert (world.stored.step, world.revisions(), world.num_available()) == ("Complete", "a", 1)
 
 
-def test_nothing_is_done_before_it_is_written():
+def test_a_decision_is_written_before_it_is_acted_on():
     world = serving(replicas=2)
     world.ask(revision="b")
     first = world.reconcile()
@@ -324,7 +324,7 @@ def well(names):
 
 
 def test_an_old_engine_that_was_to_make_room_stays_once_there_may_be_one_more_also_while_paused():
-    # Written with maxSurge 0, when one of two had to go first.
+    # The state was stored with maxSurge 0, when one of two engines had to be terminated first.
     state = RolloutState(current_revision="a", update_revision="b", has_served=True, counts={"a": 1, "b": 1})
     view = View(engines=well("a-0 a-1 b-0"))
     with_surge = make_desired("b", 2, maxSurge=1, paused=True)
@@ -335,20 +335,20 @@ def test_an_old_engine_that_was_to_make_room_stays_once_there_may_be_one_more_al
 
 
 @pytest.mark.parametrize("is_paused", [False, True])
-def test_of_too_many_go_first_those_that_have_yet_to_prove_themselves(is_paused):
-    # There were 4 replicas, and that b had passed its analysis is forgotten. Now 3 engines may be there.
+def test_engines_of_an_unproven_revision_are_the_first_of_too_many_to_be_terminated(is_paused):
+    # There were 4 replicas, and the state has lost that b passed its analysis. Now 3 engines may exist.
     state = RolloutState(current_revision="a", update_revision="b", has_served=True, counts={"a": 2, "b": 2})
 
     found = revision_counts(make_desired("b", 2, paused=is_paused), state, View(engines=well("a-0 a-1 b-0 b-1")))
     assert found == {"a": 2, "b": 1}
 
 
-def test_a_roll_in_which_nothing_may_move_is_refused():
+def test_a_rollout_in_which_nothing_may_move_is_refused():
     with pytest.raises(ValidationError, match="maxSurge and maxUnavailable are both 0"):
         Rollout.model_validate({"maxSurge": 0, "maxUnavailable": 0})
 
 
-def test_what_drains_comes_back_when_too_few_serve_without_it():
+def test_an_engine_that_drains_is_taken_back_when_too_few_serve_without_it():
     world = serving(replicas=2)
     world.has_stuck_streams = True
     world.ask(replicas=1)
@@ -363,7 +363,7 @@ def test_what_drains_comes_back_when_too_few_serve_without_it():
     assert (world.stored.step, world.revisions(), world.num_available()) == ("Complete", "a", 1)
 
 
-def test_nodes_have_time_to_hear_that_an_engine_goes_before_it_refuses_requests():
+def test_nodes_have_time_to_drop_an_endpoint_before_its_engine_refuses_requests():
     world = serving(replicas=2)
     world.ask(replicas=1)
     unlisted_at = drained_at = None

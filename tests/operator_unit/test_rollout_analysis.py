@@ -45,7 +45,7 @@ def test_failed_requests_count_before_the_time_is_over(requests, errors, is_wron
     assert bool(judged(figures(requests, errors), is_over=False)) is is_wrong
 
 
-def test_what_fails_in_the_old_revision_as_well_is_no_fault_of_the_new_one():
+def test_requests_that_fail_in_both_revisions_are_no_fault_of_the_new_one():
     assert not judged(figures(100, 11), figures(100, 10))
     assert judged(figures(100, 12), figures(100, 10)) == (
         "12 of 100 requests failed in the new revision, 10 of 100 in the old; 1 % more are allowed."
@@ -57,11 +57,11 @@ def test_one_failure_of_one_old_request_excuses_little():
     assert judged(figures(20, 2), figures(1, 1))
 
 
-def test_only_what_was_counted_since_the_beginning_counts():
+def test_only_requests_since_the_beginning_count():
     assert not judged(figures(1040, 7), begin=figures(1000, 7))
 
 
-def test_an_engine_that_started_anew_counts_from_nothing():
+def test_an_engine_that_restarted_counts_from_nothing():
     assert since(figures(1000, 7, _5=900), figures(30, 2, _5=10)) == figures(30, 2, _5=10)
     assert since(figures(10, 1, _5=8), figures(30, 2, _5=20)) == figures(20, 1, _5=12)
 
@@ -106,18 +106,18 @@ def test_engines_are_summed():
     ("num_new", "num_old", "ends_after_s"),
     [
         (20, 20, 60),
-        (19, 20, 180),  # Only the new revision has too few: it is slow, or unlucky.
+        (19, 20, 180),  # Only the new revision has too few: it is slow, or gets few by chance.
         (0, 1000, 180),
-        (19, 19, 60),  # Few clients there are; time would change nothing.
+        (19, 19, 60),  # There are few clients, and more time would change nothing.
         (20, 19, 60),
         (0, 0, 60),
     ],
 )
-def test_a_comparison_goes_on_for_three_times_as_long_while_only_the_new_revision_had_too_few(
+def test_a_comparison_lasts_three_times_as_long_while_only_the_new_revision_has_too_few_requests(
     num_new, num_old, ends_after_s
 ):
     rule = RULE.model_copy(update={"hold_seconds": 60})
-    # What was counted before the window does not count.
+    # Requests before the window do not count.
     window = AnalysisWindow(start_time="2026-01-02T03:04:05Z", new=latencies(0.1, 50), old=latencies(0.1, 70))
     new, old = latencies(0.1, 50 + num_new), latencies(0.1, 70 + num_old)
 

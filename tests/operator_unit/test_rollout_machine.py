@@ -1,9 +1,10 @@
-"""Rolls over engines that fail at random, edits of the spec at any moment and operators that die between any two acts.
+"""Rollouts with engines that fail at random, edits of the spec at any moment and operators that die between any two
+changes.
 
-With every act (asserted in `rt_rolling`): no more than replicas + maxSurge engines, never fewer that serve than
-replicas - maxUnavailable by the planner's doing, no drain or deletion while clients find the engine, no old engine goes
-before the new revision has proven itself, and no failed revision is tried again.
-And once the faults stop every eviction passes, it ends well, and nothing moves any more.
+With every change (asserted in `rt_rolling`): no more than replicas + maxSurge engines, never fewer that serve than
+replicas - maxUnavailable by the planner's doing, no drain or deletion while clients find the engine, no old engine is
+terminated before the new revision has proven itself, and no failed revision is tried again.
+Once the faults stop, every eviction passes, the rollout ends, and nothing changes any more.
 """
 
 import pytest
@@ -49,13 +50,13 @@ class Rolls(RuleBasedStateMachine):
         self.world.pass_time(seconds)
 
     @rule(nums_acts=st.lists(st.integers(0, 3), min_size=1, max_size=3))
-    def the_operator_dies_in_its_turns(self, nums_acts):
+    def the_operator_dies_in_its_reconciles(self, nums_acts):
         for num_acts in nums_acts:
             self.world.reconcile(num_acts)
             self.world.pass_time(1)
 
     @rule()
-    def a_turn_comes_at_once(self):
+    def a_reconcile_comes_at_once(self):
         self.world.reconcile()
 
     @rule(revision=REVISIONS)
@@ -63,7 +64,7 @@ class Rolls(RuleBasedStateMachine):
         self.world.ask(revision=revision)
 
     @rule(revision=REVISIONS, seconds=st.integers(20, 90))
-    def a_roll_gets_on(self, revision, seconds):
+    def a_rollout_makes_progress(self, revision, seconds):
         self.world.ask(revision=revision)
         self.world.run(seconds, 3)
 
@@ -76,7 +77,7 @@ class Rolls(RuleBasedStateMachine):
         self.world.ask(max_surge=bounds[0], max_unavailable=bounds[1])
 
     @rule(is_paused=st.booleans())
-    def the_roll_is_paused_or_goes_on(self, is_paused):
+    def the_rollout_is_paused_or_continues(self, is_paused):
         self.world.ask(paused=is_paused)
 
     @rule(pick=st.integers(0, 9), seconds=st.integers(1, 40))
@@ -97,12 +98,12 @@ class Rolls(RuleBasedStateMachine):
 
     @precondition(lambda self: self.world.running)
     @rule()
-    def what_was_remembered_is_lost(self):
-        # Of a failure nothing is known then, so trying again is right.
+    def the_stored_state_is_lost(self):
+        # The failure is lost as well, so the revision may be tried again.
         self.world.stored = type(self.world.stored)()
 
     def teardown(self):
-        """Faults stop, nodes have room, and nobody pauses the roll."""
+        """Faults stop, nodes have room, and the rollout is not paused."""
         if not hasattr(self, "world"):
             return
         world = self.world
@@ -115,16 +116,16 @@ class Rolls(RuleBasedStateMachine):
             has_more = world.settle()
             world.evict()
             is_quiet = not has_more and not world.acts and world.stored == state and len(world.evicted) == num_evicted
-            # An engine starts within two of these turns, without a word of the planner's.
+            # An engine starts within two of these reconciles, in which the planner changes nothing.
             num_quiet = num_quiet + 1 if is_quiet else 0
             if num_quiet == 4:
                 break
-        assert num_quiet == 4, "it does not come to rest"
+        assert num_quiet == 4, "the rollout does not come to rest"
         has_cordoned = any(engine.is_cordoned for engine in world.running)
         assert not (world.step.holds_evictions and state.eviction_hold_time), "evictions are held for ever"
         state, desired = world.stored, world.desired
         if state.step in ("Complete", "RolledBack"):
-            # Otherwise there are engines that never serve, and what does serve is all that the budget leaves.
+            # Otherwise engines exist that never serve, and the budget keeps those that do.
             assert not has_cordoned, "an eviction does not pass"
         asked, failure = desired.revision, state.failure
         if state.step == "Complete":
@@ -138,13 +139,13 @@ class Rolls(RuleBasedStateMachine):
             assert not desired.rollout.auto_rollback
             assert asked in BAD or failure.reason == "DeadlineExceeded"
         else:
-            # The first revision ever; there is none to go back to. Who has lost its memory does not know that.
+            # It is the first revision ever, or the state of an earlier one was lost: there is none to go back to.
             assert state.step in ("Scaling", "Replacing") and asked in (CRASHES, NEVER_STARTS), state
             assert state.current_revision == asked
 
 
 class RollsAndDrains(Rolls):
-    """The same while nodes are emptied."""
+    """The same while nodes are cordoned and drained."""
 
     @rule(pick=st.integers(0, 9), is_cordoned=st.booleans())
     def a_node_is_cordoned_or_comes_back(self, pick, is_cordoned):
@@ -164,7 +165,7 @@ class RollsAndDrains(Rolls):
             self.world.evict()
 
 
-# Not made smaller: that takes minutes, and a dozen steps can be read as they are.
+# Failing examples are not shrunk: that takes minutes, and a dozen steps can be read as they are.
 Rolls.TestCase.settings = settings(
     max_examples=2000,
     stateful_step_count=12,

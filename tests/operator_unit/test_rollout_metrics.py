@@ -1,4 +1,4 @@
-"""What is counted of rolls, each told by the statuses that the planner writes."""
+"""Metrics of rollouts, counted from the statuses that the planner writes."""
 
 import re
 from datetime import datetime
@@ -9,22 +9,22 @@ from rt_rolling import BEGIN, CRASHES, FAILS_REQUESTS, Rolling, make_desired
 
 
 def counted(metrics, name):
-    """Of `name`, the value by label."""
+    """The values of the metric `name` by label."""
     found = re.findall(rf'^rayloom_operator_rollout_{name}{{\w+="(\w+)"}} (\S+)$', metrics.text().decode(), re.M)
     return {label: float(value) for label, value in found}
 
 
 def counting(world):
-    """Metrics that are told of every status from here on."""
+    """Metrics that count every status from here on."""
     metrics, reconcile = Metrics(), world.reconcile
 
-    def told(*args):
+    def counted_reconcile(*args):
         before = world.stored
         step = reconcile(*args)
         metrics.rolled(before, world.stored, world.wall)
         return step
 
-    world.reconcile = told
+    world.reconcile = counted_reconcile
     return metrics
 
 
@@ -34,11 +34,11 @@ def serving(revision="a", **rollout):
     return world
 
 
-def test_a_roll_is_counted_step_by_step_and_its_time_is_from_the_new_spec_on():
+def test_a_rollout_is_counted_step_by_step_and_its_time_begins_with_the_new_spec():
     world = serving()
     metrics = counting(world)
     world.ask(revision="b")
-    began = world.seconds + 1  # the operator sees it with its next reconcile
+    began = world.seconds + 1  # the next reconcile sees the change
     while world.stored.step != "Complete" or world.stored.current_revision != "b":
         world.run(1)
     world.run(30)
@@ -49,7 +49,7 @@ def test_a_roll_is_counted_step_by_step_and_its_time_is_from_the_new_spec_on():
     assert counted(metrics, "seconds_sum") == {"Complete": world.seconds - 30 - began}
 
 
-def test_a_revision_that_fails_is_counted_once_and_so_is_the_way_back():
+def test_a_revision_that_fails_is_counted_once_and_so_is_its_rollback():
     world = serving()
     metrics = counting(world)
     world.ask(revision=FAILS_REQUESTS)
@@ -63,10 +63,10 @@ def test_a_revision_that_fails_is_counted_once_and_so_is_the_way_back():
     assert counted(metrics, "steps_total")["RollingBack"] == counted(metrics, "steps_total")["RolledBack"] == 1
     assert counted(metrics, "seconds_count") == {"RolledBack": 1}
     assert counted(metrics, "seconds_sum") == {"RolledBack": seconds}
-    assert seconds >= 3  # it has 3 requests, and ends one a second
+    assert seconds >= 3  # the engine has 3 requests, and ends one a second
 
 
-def test_a_roll_that_stops_where_it_failed_is_no_way_back():
+def test_a_rollout_that_halts_counts_no_rollback():
     world = serving(autoRollback=False)
     metrics = counting(world)
     world.ask(revision=CRASHES)
@@ -77,7 +77,7 @@ def test_a_roll_that_stops_where_it_failed_is_no_way_back():
     assert counted(metrics, "seconds_count") == {}
 
 
-def test_a_spec_that_goes_back_ends_no_roll():
+def test_a_spec_that_goes_back_completes_no_rollout():
     world = serving()
     metrics = counting(world)
     world.ask(revision="b")
@@ -91,7 +91,7 @@ def test_a_spec_that_goes_back_ends_no_roll():
     assert counted(metrics, "seconds_count") == {}
 
 
-def test_scaling_is_a_step_and_no_roll():
+def test_scaling_is_a_step_and_no_rollout():
     world = serving()
     metrics = counting(world)
     world.ask(replicas=3)
@@ -101,7 +101,7 @@ def test_scaling_is_a_step_and_no_roll():
     assert counted(metrics, "seconds_count") == {}
 
 
-def test_what_was_never_written_counts_as_nothing():
+def test_an_empty_state_counts_as_nothing():
     metrics = Metrics()
     metrics.rolled(RolloutState(), RolloutState(), BEGIN)
 

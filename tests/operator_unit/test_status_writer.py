@@ -43,3 +43,22 @@ def test_words_alone_wait_and_all_else_is_written_at_once():
         assert await write(said("rank 4 is gone")) is None
 
     asyncio.run(story())
+
+
+def test_a_definition_that_drops_the_rollout_state_is_an_error_that_names_the_cure(caplog):
+    class OldDefinition(FakeKube):
+        async def replace_status(self, manifest):
+            rollout = {"currentRevision": manifest["status"]["rollout"]["currentRevision"]}
+            return await super().replace_status(manifest | {"status": manifest["status"] | {"rollout": rollout}})
+
+    async def story(kube):
+        services = PackedDict(Known.of)
+        services[KEY] = kube.put(service())
+        writer = StatusWriter(kube, services, Metrics(), lambda *_: None, lambda _: None)
+        await writer.write(KEY, services[KEY], said("", state="serving"))
+
+    asyncio.run(story(FakeKube()))
+    assert "status.rollout" not in caplog.text
+    asyncio.run(story(OldDefinition()))
+    assert "the API server dropped fields of status.rollout" in caplog.text
+    assert "crds/llmservices.rayloom.dev.yaml" in caplog.text

@@ -114,8 +114,8 @@ class Rolling(SimulatedService):
         super().pass_time(seconds)
 
     def evict(self):
-        """Asks for every engine on a cordoned node, as `kubectl drain` does each 5 s. Pods that are not ready always
-        go."""
+        """Evicts every engine on a cordoned node, as `kubectl drain` tries each 5 s. Pods that are not ready always
+        may be evicted."""
         for each in self.running:
             num_ready = sum(other.state == "well" for other in self.running)
             if each.is_cordoned and (each.state != "well" or num_ready > self.least_ready):
@@ -123,7 +123,7 @@ class Rolling(SimulatedService):
                 self.evicted.append((each.name, self.num_available()))
 
     def end(self, engine):
-        """Deletes an engine, as anybody may."""
+        """Deletes an engine, as any user may."""
         self.delete(engine.name)
 
     def reconcile(self, num_acts=None):
@@ -133,7 +133,7 @@ class Rolling(SimulatedService):
         assert stored == self.stored
         self.step = step = next_step(self.desired, stored, self.view(), self.wall)
         acts = list(actions(step))
-        assert not acts or step.state == stored, "acts on what is not written"
+        assert not acts or step.state == stored, "acts on a state that is not written"
         for act in acts[:num_acts]:
             self.act(act)
         if num_acts is None:
@@ -145,13 +145,13 @@ class Rolling(SimulatedService):
         return step
 
     def run(self, seconds, each_s=1):
-        """Lets time pass with a reconcile after each so many seconds, and more while there is something new."""
+        """Lets time pass with a reconcile after each so many seconds, and more while the state changes."""
         for _ in range(0, seconds, each_s):
             self.pass_time(each_s)
             self.settle()
 
     def settle(self):
-        """Reconciles until there is nothing new. Returns whether time would change something by itself."""
+        """Reconciles until the state stays. Returns True where time alone would change it."""
         for _ in range(9):
             if (requeue_after_s := self.reconcile().requeue_after_s) != 0.0:
                 return requeue_after_s is not None
@@ -166,7 +166,7 @@ class Rolling(SimulatedService):
     def _check_make(self, revision):
         assert len(self.engines) < self.desired.max_engines, "more engines than replicas + maxSurge"
         num_there = sum(each.revision == revision for each in self.running)
-        assert num_there < self.stored.counts.get(revision, 0), f"one more of {revision}, and nothing of it is written"
+        assert num_there < self.stored.counts.get(revision, 0), f"one more engine of {revision} than is written"
         failure, is_automatic = self.stored.failure, self.desired.rollout.auto_rollback
         assert failure is None or revision != failure.revision or not is_automatic, (
             f"the failed revision {revision} is tried again"
@@ -177,7 +177,7 @@ class Rolling(SimulatedService):
 
     def _check_route_off(self, name):
         each, stored = self.engines[name], self.stored
-        assert name in stored.terminating or stored.failure is not None, f"that {name} goes is not written"
+        assert name in stored.terminating or stored.failure is not None, f"the termination of {name} is not written"
         if each.is_available:
             assert self.num_available() > self.desired.min_available, f"too few serve without {name}"
             self._check_old_is_untouched(each)
@@ -186,18 +186,18 @@ class Rolling(SimulatedService):
         num_old = sum(other.revision == each.revision for other in self.running)
         is_surplus = num_old > self.desired.replicas or not self.desired.rollout.max_surge
         if each.revision == self.stored.current_revision and not is_surplus:
-            assert self.stored.is_promoted, f"{each.name} goes before the new revision has proven itself"
+            assert self.stored.is_promoted, f"{each.name} is terminated before the new revision has proven itself"
 
     def _check_drain(self, name):
         each = self.engines[name]
         assert not each.is_routed and not each.is_listed, f"{name} drains while clients find it"
 
     def _check_undrain(self, name):
-        assert name not in self.stored.terminating, f"{name} comes back, and it is written that it goes"
+        assert name not in self.stored.terminating, f"{name} is taken back while its termination is written"
 
     def _check_delete(self, name):
         each = self.engines[name]
-        assert name in self.stored.terminating, f"that {name} goes is not written"
+        assert name in self.stored.terminating, f"the termination of {name} is not written"
         assert not each.is_routed and not each.is_listed, f"{name} is deleted while clients find it"
         if each.state in ("well", "ill", "draining"):
             is_over = each.unlisted_s >= self.desired.drain_seconds

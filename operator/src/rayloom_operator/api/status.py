@@ -72,7 +72,7 @@ class Reason(StrEnum):
 
 
 _COURSE = (Reason.LOADING, Reason.INSPECTING, Reason.STARTING, Reason.PODS_PENDING, Reason.RECOVERING, Reason.DRAINING)
-# Steps of a roll that need nobody.
+# Steps of a rollout that need no action of an admin.
 STEPS = frozenset(
     {
         *(Reason.COMPLETE, Reason.SCALING, Reason.ANALYZING, Reason.PROMOTING, Reason.MOVING, Reason.REPLACING),
@@ -123,8 +123,8 @@ class Condition(_Part):
         description="Accepted: the spec can be used. ModelReady: every rank of an engine has loaded it. Scheduled: "
         "every pod has a node. Available: a token passed through every rank of an engine a moment ago, and requests "
         "reach it. Degraded: something is broken, though others may serve meanwhile. Progressing: engines are made, "
-        "replaced or taken away. RolledBack: the spec's revision failed, and the one before it runs. Paused: a roll "
-        "stands still because spec.rollout.paused says so."
+        "replaced or taken away. RolledBack: the spec's revision failed, and the one before it runs. Paused: "
+        "spec.rollout.paused stops a rollout."
     )
     status: Literal["True", "False"] = Field(description="Whether it holds.")
     reason: ReasonText = Field(description="Why, as one word of a closed list.")
@@ -266,13 +266,15 @@ class Status(_Part):
     update_revision: str = Field(
         "",
         description="Revision of the spec that is applied; other than the current one "
-        "during a roll, and after one that failed.",
+        "during a rollout, and after one that failed.",
     )
     progress: str = Field(
-        "", description="What the last roll does or came to, such as Analyzing, Complete or RolledBack: AnalysisFailed."
+        "",
+        description="Step of the last rollout, and why it failed, such as Analyzing, Complete or RolledBack: "
+        "AnalysisFailed.",
     )
     rollout: RolloutStatus | None = Field(
-        None, description="What the operator knows of rollouts. Absent before the first reconcile."
+        None, description="State of rollouts, as the operator stores it. Absent before the first reconcile."
     )
     image: str = Field(
         "",

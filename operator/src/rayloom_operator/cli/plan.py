@@ -56,7 +56,7 @@ def print_plan(
     """
     if rollout is not None:
         if output != "text":
-            raise SpecError((f"-o {output}: the steps of a roll are printed as text only; leave it out",))
+            raise SpecError((f"-o {output}: the steps of a rollout are printed as text only; leave it out",))
         old, new = (load_service(path) for path in rollout)
         print(_steps(old, new, old_facts, facts, engine_image))
         return 0
@@ -138,7 +138,7 @@ def explain(resolved: Resolved, facts: ModelFacts) -> str:
 def _steps(old: LLMService, new: LLMService, old_facts: Path | None, facts: Path | None, engine_image: str) -> str:
     if old.metadata.name != new.metadata.name:
         names = f"{old.metadata.name} and {new.metadata.name}"
-        raise SpecError((f"metadata.name: {names} are two services; a roll is a change of one",))
+        raise SpecError((f"metadata.name: {names} are two services; a rollout is a change of one",))
     after, _ = _resolved(new, facts, engine_image)
     if old_facts is None and old.spec.model.source == new.spec.model.source:
         old_facts = facts

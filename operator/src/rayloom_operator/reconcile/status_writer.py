@@ -21,6 +21,12 @@ from rayloom_operator.telemetry.metrics import Metrics
 
 logger = logging.getLogger(__name__)
 
+# Without the rollout state no engine is created, replaced or deleted.
+_OLD_DEFINITION = (
+    "the CustomResourceDefinition is older than the operator, and no engine is created, replaced or deleted before it "
+    "is updated: apply crds/llmservices.rayloom.dev.yaml, or upgrade the chart"
+)
+
 # Gets (document, is_deleted) of a service that was deleted or recreated without an event.
 OnService = Callable[[Manifest, bool], None]
 # Gets a service whose spec was edited since the reconcile began.
@@ -67,6 +73,8 @@ class StatusWriter:
         written = await self._replace(key, document, content)
         if written is None:
             return None
+        if written.get("status", {}).get("rollout") != content.get("rollout"):
+            logger.error("%s/%s: the API server dropped fields of status.rollout: %s", *key, _OLD_DEFINITION)
         self._note_written(key, document, written)
         now = datetime.now(UTC)
         if computed.rollout is not None:

@@ -23,9 +23,9 @@ class Analysis(Part):
         20,
         ge=1,
         le=100_000,
-        description="Requests of each revision within these seconds that make its figures count. Where only the new "
-        "one had fewer, it is compared for up to 3 times as long. With fewer then its own probes decide: a token "
-        "through every rank each 10 s. A change restarts none.",
+        description="Requests that each revision needs within these seconds to be compared. Where only the new "
+        "revision has fewer, the comparison lasts for up to 3 times as long. If it then still has fewer, only its own "
+        "probes count: a token through every rank each 10 s. A change restarts none.",
     )
     max_error_percent: int = Field(
         1,
@@ -38,8 +38,8 @@ class Analysis(Part):
         2,
         ge=1,
         le=1000,
-        description="How many times as long as in the old engines the new one's first token may take, each the time "
-        "that 99 percent of requests keep to. A change restarts none.",
+        description="Factor by which the first token may take longer in the new engine than in the old ones, each by "
+        "its 99th percentile. A change restarts none.",
     )
 
 
@@ -60,7 +60,9 @@ class Rollout(Part):
         description="Engines below `replicas` that may serve during a rollout. 1 with maxSurge 0 rolls where there is "
         "no room for more engines. A change restarts none.",
     )
-    analysis: Analysis = Field(default_factory=Analysis, description="What the first new engine has to show.")
+    analysis: Analysis = Field(
+        default_factory=Analysis, description="Comparison of the first new engine with the old ones."
+    )
     progress_deadline_seconds: int = Field(
         1800,
         ge=1,
@@ -70,7 +72,7 @@ class Rollout(Part):
     )
     auto_rollback: bool = Field(
         True,
-        description="Whether the old revision comes back by itself when the new one fails. Otherwise the rollout stops "
+        description="With true, the old revision comes back when the new one fails. With false, the rollout then stops "
         "where it is, and a first engine that failed gets no requests. A change restarts none.",
     )
     paused: bool = Field(

@@ -48,9 +48,11 @@ class RequestCountsStatus(_Stored):
 class AnalysisStatus(_Stored):
     """The comparison of the first new engine with the old ones."""
 
-    start_time: str = Field(description="When the comparison began.", json_schema_extra=_TIME)
-    new_revision: RequestCountsStatus = Field(description="What engines of the update revision had counted then.")
-    old_revisions: RequestCountsStatus = Field(description="What all other engines had counted then.")
+    start_time: str = Field(description="Time at which the comparison began.", json_schema_extra=_TIME)
+    new_revision: RequestCountsStatus = Field(
+        description="Requests that engines of the update revision had counted then."
+    )
+    old_revisions: RequestCountsStatus = Field(description="Requests that all other engines had counted then.")
 
     @classmethod
     def of(cls, window: AnalysisWindow) -> AnalysisStatus:
@@ -68,9 +70,11 @@ class AnalysisStatus(_Stored):
 
 class RolloutFailureStatus(_Stored):
     revision: str = Field(description="Revision that failed. It is tried again once the spec had another in between.")
-    reason: Literal["AnalysisFailed", "CrashLoop", "DeadlineExceeded"] = Field(description="Why, as one word.")
-    message: Message = Field(description="Why, as a sentence.")
-    time: str = Field(description="When it failed.", json_schema_extra=_TIME)
+    reason: Literal["AnalysisFailed", "CrashLoop", "DeadlineExceeded"] = Field(
+        description="Reason of the failure, as one word."
+    )
+    message: Message = Field(description="Reason of the failure, as a sentence.")
+    time: str = Field(description="Time of the failure.", json_schema_extra=_TIME)
 
     @classmethod
     def of(cls, failure: RolloutFailure) -> RolloutFailureStatus:
@@ -159,21 +163,22 @@ def _renamed_counts(former: Any) -> Any:
 
 
 class RolloutStatus(_FormerNames):
-    """What the operator knows of rollouts. It does nothing that is not written here first.
+    """The rollout state. The operator writes each decision here before it acts on it.
 
-    A field that has nothing to say is absent.
+    A field without a value is absent.
     """
 
     current_revision: str = Field("", description="Revision that has proven itself; empty before the first.")
     update_revision: str = Field("", description="Revision of the spec.")
-    step: str = Field("", description="What the rollout does, as one word.")
-    step_start_time: str | None = Field(None, description="When the step began.")
+    step: str = Field("", description="Step of the rollout, as one word.")
+    step_start_time: str | None = Field(None, description="Time at which the step began.")
     start_time: str | None = Field(
         None,
-        description="When the rollout began; absent once every engine is of the update revision, kept when it failed.",
+        description="Time at which the rollout began; absent once every engine is of the update revision, kept when it "
+        "failed.",
     )
     current_revision_served: bool | None = Field(
-        None, description="Whether an engine of the current revision ever served."
+        None, description="True once an engine of the current revision has served."
     )
     engines_per_revision: dict[str, int] | None = Field(
         None, description="Engines that each revision is to have.", json_schema_extra=_ATOMIC
@@ -187,22 +192,23 @@ class RolloutStatus(_FormerNames):
         None, description="The comparison of the first new engine with the old ones; absent while there is none."
     )
     analysis_passed: bool | None = Field(
-        None, description="Whether the first engine of the update revision has passed its analysis."
+        None, description="True once the first engine of the update revision has passed its analysis."
     )
     failure: RolloutFailureStatus | None = Field(
-        None, description="Why the update revision is not rolled out; absent otherwise."
+        None, description="Failure of the update revision; absent while it has not failed."
     )
     progress_deadline_start_time: str | None = Field(
-        None, description="Since when rollout.progressDeadlineSeconds count; absent while they do not."
+        None, description="Time from which rollout.progressDeadlineSeconds count; absent while they do not."
     )
     peak_available_engines: int | None = Field(
         None, description="Most engines of the update revision that served at once."
     )
     eviction_hold_start_time: str | None = Field(
-        None, description="Since when evictions wait for engines that move to another node; absent while none waits."
+        None,
+        description="Time from which evictions wait for engines that move to another node; absent while none waits.",
     )
     no_capacity_start_time: str | None = Field(
-        None, description="Since when no node has room for an engine that evictions wait for; absent otherwise."
+        None, description="Time from which no node has room for an engine that evictions wait for; absent otherwise."
     )
 
     @classmethod

@@ -21,7 +21,7 @@ from rayloom_operator.observe.observer import Observer
 from rayloom_operator.observe.poller import EnginePoller
 from rayloom_operator.observe.watches import Watches
 from rayloom_operator.reconcile.gather.inspector import Inspector
-from rayloom_operator.reconcile.gather.lookups import Roller
+from rayloom_operator.reconcile.gather.lookups import RolloutLookups
 from rayloom_operator.reconcile.gather.sizer import Sizer
 from rayloom_operator.reconcile.gather.spec_reader import Request, SpecReader
 from rayloom_operator.times import Now
@@ -41,9 +41,9 @@ class Gatherer:
         self._poller = poller
         self._observer = observer
         self._sizer = Sizer()
-        self._roller = Roller(kube, settings, observer, self._sizer)
+        self._lookups = RolloutLookups(kube, settings, observer, self._sizer)
         self._inspector = Inspector(kube, settings, watches, observer.events)
-        self._specs = SpecReader(settings, watches, self._inspector, self._roller, self._sizer)
+        self._specs = SpecReader(settings, watches, self._inspector, self._lookups, self._sizer)
         self._mounting_since: dict[ServiceKey, float] = {}  # seconds of the event loop's clock
 
     def lead(self) -> None:
@@ -57,7 +57,7 @@ class Gatherer:
     def forget(self, key: ServiceKey) -> None:
         """Drops what is kept of a deleted service."""
         self._mounting_since.pop(key, None)
-        self._roller.forget(key)
+        self._lookups.forget(key)
         self._inspector.forget(key)
 
     async def gather(self, key: ServiceKey, document: Manifest) -> Situation | None:
@@ -80,7 +80,7 @@ class Gatherer:
         step: Step | None = None
         revisions: tuple[RevisionPlaces, ...] = ()
         if request.resolved is not None:
-            step, revisions = await self._roller.next(
+            step, revisions = await self._lookups.next(
                 key, document, request.resolved, observed, memory, rollout, now=now
             )
         return Situation(

@@ -21,8 +21,8 @@ from rayloom_operator.resolve.revision import revision, with_kept_image
 from rayloom_operator.times import Now
 
 
-class Roller:
-    """Lives in one event loop."""
+class RolloutLookups:
+    """Lives in one event loop. Reads old specs and the EndpointSlices of engines that are to be drained or deleted."""
 
     def __init__(self, kube: Kube, settings: Settings, observer: Observer, sizer: Sizer) -> None:
         self._old_specs = OldSpecs(kube, settings.hub, settings.permissions, sizer)

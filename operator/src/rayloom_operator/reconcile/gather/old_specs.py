@@ -1,4 +1,4 @@
-"""Reads what engines of earlier revisions were made from, as far as a roll needs it."""
+"""Reads the specs of earlier revisions from their ControllerRevisions, as far as a rollout needs them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 
 class OldSpecs:
-    """Lives in one event loop. Holds nothing of services that do not roll."""
+    """Lives in one event loop. Keeps nothing of a service without a rollout."""
 
     def __init__(self, kube: Kube, hub: Hub, permissions: Permissions, sizer: Sizer) -> None:
         self._kube = kube
@@ -28,8 +28,12 @@ class OldSpecs:
         self._known: dict[ServiceKey, dict[str, Resolved]] = {}
 
     async def of(self, key: ServiceKey, document: Manifest, revisions: Iterable[str]) -> dict[str, Resolved]:
-        """By revision; one that is not there, or cannot be read, is left out. Others of this service are forgotten."""
-        before, found = self._known.pop(key, {}), {}
+        """Returns the specs by revision, without those that do not exist or cannot be read.
+
+        Specs of other revisions of the service are dropped.
+        """
+        before = self._known.pop(key, {})
+        found = {}
         for revision in revisions:
             resolved = before.get(revision) or await self._read(key, document, revision)
             if resolved is not None and resolved.service.metadata.uid == document["metadata"]["uid"]:
@@ -39,6 +43,7 @@ class OldSpecs:
         return found
 
     def forget(self, key: ServiceKey) -> None:
+        """Drops everything that is kept of a deleted service."""
         self._known.pop(key, None)
 
     async def _read(self, key: ServiceKey, document: Manifest, revision: str) -> Resolved | None:
@@ -48,20 +53,20 @@ class OldSpecs:
         except KubeError as error:
             if error.code != NOT_FOUND:
                 raise
-            logger.warning("%s/%s: %s is gone: no engine of that revision can be made again", *key, path)
+            logger.warning("%s/%s: %s is gone: no engine of that revision can be recreated", *key, path)
             return None
         if not is_owned(found["metadata"], document["metadata"]["uid"]):
             return None
-        # Another version of the operator may have sized it by other inputs, and whoever may write ControllerRevisions
-        # may have changed it: then its shape is computed once more.
+        # Another version of the operator may have sized the spec by other inputs, and users who may write
+        # ControllerRevisions may have changed it: then its shape is computed again.
         resolved = await self._sizer.run(resolved_of, found, document, self._hub)
         if resolved is None:
-            logger.warning("%s/%s: %s cannot be read: no engine of that revision can be made again", *key, path)
+            logger.warning("%s/%s: %s cannot be read: no engine of that revision can be recreated", *key, path)
             return None
         try:
-            # It may be older than the setting, and whoever may write ControllerRevisions may have changed it.
+            # The spec may be older than the operator's settings, and a user may have changed the ControllerRevision.
             self._permissions.check(resolved.service)
         except NotAllowed as error:
-            logger.warning("%s/%s: no engine of %s can be made again: %s", *key, path, error)
+            logger.warning("%s/%s: no engine of %s can be recreated: %s", *key, path, error)
             return None
         return resolved

@@ -16,7 +16,7 @@ from rayloom_operator.names import Manifest, ServiceKey
 from rayloom_operator.observe.observed import Verdict
 from rayloom_operator.observe.watches import Watches
 from rayloom_operator.reconcile.gather.inspector import Inspector
-from rayloom_operator.reconcile.gather.lookups import Roller
+from rayloom_operator.reconcile.gather.lookups import RolloutLookups
 from rayloom_operator.reconcile.gather.sizer import Sizer
 from rayloom_operator.resolve.resolved import Resolved, is_sized, resolve
 from rayloom_operator.times import Now
@@ -42,12 +42,12 @@ class SpecReader:
     """Lives in one event loop."""
 
     def __init__(
-        self, settings: Settings, watches: Watches, inspector: Inspector, roller: Roller, sizer: Sizer
+        self, settings: Settings, watches: Watches, inspector: Inspector, lookups: RolloutLookups, sizer: Sizer
     ) -> None:
         self._settings = settings
         self._watches = watches
         self._inspector = inspector
-        self._roller = roller
+        self._lookups = lookups
         self._sizer = sizer
 
     async def read(self, key: ServiceKey, document: Manifest, now: Now) -> Request:
@@ -61,7 +61,7 @@ class SpecReader:
             facts = request.inspection.facts
             if facts is not None:
                 resolved = await self._resolve(request.service, facts, previous)
-                request.resolved = await self._roller.with_kept_image(key, document, resolved, previous)
+                request.resolved = await self._lookups.with_kept_image(key, document, resolved, previous)
         except SpecError as error:
             reason = next((each for kind, each in _REASONS if isinstance(error, kind)), Reason.INVALID_SPEC)
             request.accepted = Verdict(reason=reason, message="; ".join(error.problems))

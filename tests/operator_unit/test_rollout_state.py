@@ -1,4 +1,4 @@
-"""What the planner of rolls makes of engines whose history nobody remembers, or that are not as it is remembered."""
+"""The rollout planner with a state that was lost, or that does not match the engines that exist."""
 
 import pytest
 
@@ -17,7 +17,7 @@ def serving(replicas, **rollout):
     return world
 
 
-def test_a_lost_state_is_made_up_from_what_serves():
+def test_a_lost_state_is_replaced_by_one_of_the_engines_that_serve():
     world = serving(replicas=2)
     world.ask(revision="b")
     world.run(5)
@@ -28,8 +28,8 @@ def test_a_lost_state_is_made_up_from_what_serves():
     assert (world.stored.step, world.revisions()) == ("Complete", "bb")
 
 
-def test_what_serves_is_not_counted_out_by_what_never_did():
-    # Nothing of "a" was decided, as after a memory that was lost; the engine of "x" holds the room that "y" needs.
+def test_engines_that_serve_are_kept_before_engines_that_never_did():
+    # The state has no count for "a", as after a loss of the state; the engine of "x" holds the room that "b" needs.
     world = serving(replicas=2, maxSurge=0, maxUnavailable=1)
     world.end(world.engines["a-0"])
     world.pass_time(9)

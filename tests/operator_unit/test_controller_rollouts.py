@@ -1,4 +1,4 @@
-"""A roll with a controller at work: endpoints, the drain of an engine, and what is remembered of revisions."""
+"""Rollouts by a running controller: endpoints, the drain of an engine, and the ControllerRevisions."""
 
 import asyncio
 
@@ -11,7 +11,7 @@ from rt_world import SERVICE, service, with_world
 
 
 class Engines:
-    """Answers for engines, by address."""
+    """The engines' answers, by address."""
 
     def __init__(self):
         self.asked = []
@@ -90,7 +90,7 @@ def patched(monkeypatch):
     monkeypatch.setattr("rt_fake_kube.FakeKube.patch", patch)
 
 
-def test_a_roll_from_the_first_engine_to_the_last_object_of_the_old_one(engines, patched):
+def test_a_rollout_from_the_first_engine_to_the_last_object_of_the_old_one(engines, patched):
     quick = {"analysis": {"holdSeconds": 0, "minRequests": 1}}
 
     def progress(world):
@@ -114,7 +114,7 @@ def test_a_roll_from_the_first_engine_to_the_last_object_of_the_old_one(engines,
         assert after["currentRevision"] == after["updateRevision"] != before["currentRevision"]
         assert world.kube.named("ControllerRevision") == [f"chat-{after['currentRevision']}"]
         assert [name for name in world.kube.named("ConfigMap") if name == old] == []
-        # First the route, then the drain, then the end.
+        # The route goes first, then the drain, then the deletion.
         calls = [path for verb, path in world.kube.calls if old in path and verb in ("patch", "delete")]
         kinds = dict.fromkeys(path.split("/")[-2] for path in calls)
         assert list(kinds) == ["pods", "secrets", "configmaps", "rayclusters"]
@@ -145,13 +145,13 @@ def test_an_engine_serves_once_clients_find_it_and_not_by_its_label_alone(engine
     with_world(story)
 
 
-def test_no_engine_drains_while_clients_find_it_whatever_the_watch_has_told(engines, patched):
+def test_no_engine_drains_while_clients_find_it_although_the_watch_has_lost_its_endpoint(engines, patched):
     async def story(world):
         old = await serve(world)
         head = f"/api/v1/namespaces/team/pods/{old}-head"
         world.kube.lists_endpoints = False
         (path, found) = next((at, each) for at, each in world.kube.objects.items() if each["kind"] == "EndpointSlice")
-        world.kube._tell("DELETED", path, found)  # It is there all the same.
+        world.kube._tell("DELETED", path, found)  # It still exists.
         none = service(replicas=0)
         none["metadata"]["generation"] = 2
         world.kube.lists.clear()
@@ -167,7 +167,7 @@ def test_no_engine_drains_while_clients_find_it_whatever_the_watch_has_told(engi
     with_world(story)
 
 
-def test_an_engine_that_is_told_to_drain_is_routed_to_only_when_it_has_said_that_it_goes_on(engines, patched):
+def test_an_engine_that_was_asked_to_drain_gets_a_route_only_once_it_answers_that_it_serves(engines, patched):
     async def story(world):
         old = await serve(world)
         head = f"/api/v1/namespaces/team/pods/{old}-head"
@@ -233,7 +233,7 @@ def cordon(world, name, is_cordoned=True):
 
 
 @pytest.mark.parametrize("node", ["n1", "n2"])  # of the head and of the worker
-def test_an_engine_on_a_node_that_is_being_emptied_is_moved(engines, patched, node):
+def test_an_engine_on_a_cordoned_node_is_moved(engines, patched, node):
     async def story(world):
         old = await serve(world)
         cordon(world, node)

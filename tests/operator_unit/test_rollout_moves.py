@@ -1,4 +1,4 @@
-"""Engines that move away from nodes that are being emptied, with numbers that can be checked by hand."""
+"""Engines that move away from cordoned nodes, with numbers that can be checked by hand."""
 
 import pytest
 
@@ -41,7 +41,7 @@ def evicting(world, seconds):
     return fewest
 
 
-def test_another_engine_is_made_first_and_the_old_one_drains_and_goes():
+def test_another_engine_is_made_first_and_the_old_one_drains_and_is_deleted():
     world = serving(replicas=2)
     cordon(world, "a-0")
 
@@ -57,12 +57,12 @@ def test_an_eviction_that_comes_with_the_cordon_is_held_already():
     world = serving(replicas=1)
     assert world.step.holds_evictions
     world.engines["a-0"].is_cordoned = True
-    world.evict()  # as `kubectl drain` does, before anybody had a look
+    world.evict()  # as `kubectl drain` does, before any reconcile
     assert world.evicted == []
 
 
 @pytest.mark.parametrize("replicas", [1, 2, 3])
-def test_every_node_is_emptied_and_as_many_serve_all_the_time(replicas):
+def test_every_node_is_emptied_while_all_replicas_serve(replicas):
     world = serving(replicas=replicas)
     cordon(world, *world.engines)
 
@@ -93,7 +93,7 @@ def test_an_engine_whose_node_comes_back_while_it_drains_is_one_too_many():
     assert (world.stored.step, [each.name for each in world.running]) == ("Complete", ["a-1", "a-2"])
 
 
-def test_an_engine_that_drains_comes_back_when_the_one_in_its_stead_fails():
+def test_an_engine_that_drains_is_taken_back_when_its_replacement_fails():
     world = serving(replicas=1)
     world.has_stuck_streams = True
     cordon(world, "a-0")
@@ -105,7 +105,7 @@ def test_an_engine_that_drains_comes_back_when_the_one_in_its_stead_fails():
     assert (world.num_available(), world.engines["a-0"].is_available) == (1, True)
 
 
-def test_where_there_is_no_room_evictions_are_held_for_30_seconds():
+def test_evictions_are_held_for_30_seconds_where_there_is_no_room():
     world = serving(replicas=2, capacity=2)
     cordon(world, "a-0")
     while world.stored.no_capacity_time == "":
@@ -115,7 +115,7 @@ def test_where_there_is_no_room_evictions_are_held_for_30_seconds():
     while world.step.holds_evictions:
         world.run(1)
 
-    assert world.seconds - began in (30, 31, 32)  # It looks again each 2 s.
+    assert world.seconds - began in (30, 31, 32)  # It reconciles again each 2 s.
     world.evict()
     assert world.evicted[0][0] == "a-0"
 
@@ -133,7 +133,7 @@ def test_a_new_engine_that_never_serves_holds_an_eviction_until_the_deadline():
 
 
 @pytest.mark.parametrize("state", ["ill", "starting"])
-def test_the_eviction_of_an_engine_that_does_not_serve_is_not_held_and_others_are(state):
+def test_the_eviction_of_an_engine_that_does_not_serve_is_not_held_while_others_are(state):
     world = serving(replicas=2)
     world.engines["a-0"].ill_s, world.engines["a-0"].age_s = (99, 99) if state == "ill" else (0, 0)
     cordon(world, "a-0")
@@ -144,14 +144,14 @@ def test_the_eviction_of_an_engine_that_does_not_serve_is_not_held_and_others_ar
     assert world.evicted == [("a-0", 1)]
 
 
-def test_where_nodes_are_not_known_or_tolerated_no_eviction_is_held():
+def test_no_eviction_is_held_where_nodes_are_not_known_or_a_cordon_is_tolerated():
     world = serving(replicas=1)
     assert world.step.holds_evictions
     world.knows_nodes = False
     assert not world.reconcile().holds_evictions
     world.knows_nodes, world.engines["a-0"].is_tolerant = True, True
     assert not world.reconcile().holds_evictions
-    # Nothing would be won by a move to the same node.
+    # A move to the same node would gain nothing.
     world.run(60)
     assert (world.stored.step, [each.name for each in world.running]) == ("Complete", ["a-0"])
 
@@ -173,7 +173,7 @@ def test_without_surge_nothing_moves_and_evictions_pass():
     assert world.evicted == [("a-0", 1)]
 
 
-def test_a_roll_goes_on_and_takes_away_first_what_is_on_nodes_that_are_being_emptied():
+def test_a_rollout_continues_and_terminates_engines_on_cordoned_nodes_first():
     world = serving(replicas=3)
     world.ask(revision="b")
     world.run(5)
@@ -186,7 +186,7 @@ def test_a_roll_goes_on_and_takes_away_first_what_is_on_nodes_that_are_being_emp
     assert (world.stored.step, world.revisions(), world.evicted) == ("Complete", "bbb", [])
 
 
-def test_what_is_cordoned_and_nobody_needs_is_deleted():
+def test_engines_on_cordoned_nodes_that_are_not_needed_are_deleted():
     world = serving(replicas=3)
     cordon(world, "a-0", "a-1", "a-2")
     world.ask(replicas=0)

@@ -38,7 +38,7 @@ def of(*groups, memory=None):
         (make_group(), "pending"),
     ],
 )
-def test_what_an_engine_does_is_one_word(group, state):
+def test_each_state_of_an_engine_is_one_word(group, state):
     (engine,) = of(group).engines
 
     assert engine.state == state
@@ -46,7 +46,7 @@ def test_what_an_engine_does_is_one_word(group, state):
 
 @pytest.mark.parametrize("is_found", [False, True])
 @pytest.mark.parametrize("route", [False, True])
-def test_whether_clients_find_an_engine_is_not_told_from_its_label(route, is_found):
+def test_an_engine_is_listed_by_its_endpoint_and_not_by_its_label(route, is_found):
     (engine,) = of(make_group(make_pod(route=route), reading=make_reading(make_said()), is_found=is_found)).engines
 
     assert (engine.is_routed, engine.is_listed) == (route, is_found)
@@ -62,7 +62,7 @@ def test_whether_clients_find_an_engine_is_not_told_from_its_label(route, is_fou
         (Reason.ENGINE_FAILED, "11111111", 0),
     ],
 )
-def test_crashes_are_the_update_s_own(reason, revision, num_crashes):
+def test_crashes_count_for_the_update_revision_alone(reason, revision, num_crashes):
     failure = Failure(uid="u", reason=reason, message="It ended.", time="2026-01-02T03:04:05Z")
     times = {"last_transition_time": "2026-01-02T03:04:05Z", "restarts": 2, "failure": failure}
     before = GroupStatus(name=f"chat-{revision}-0", revision=revision, state="BackOff", reason=reason, **times)
