@@ -97,6 +97,7 @@ def test_a_deletion_after_its_page_was_read_is_found_when_the_list_begins_again(
             if errors:
                 raise errors.pop()
 
+        world.kube.lists.clear()
         world.kube.page_size, world.kube.turn_page = 1, turn_page
         await world.controller.missed_deletions.compare()
         assert world.kube.lists.count(SERVICES) == 2
@@ -159,6 +160,28 @@ def test_objects_of_engine_replicas_are_listed_again_before_the_first_reconcile(
         assert {"rayclusters", "pods", "endpointslices"} <= {path.split("/")[-1] for path in world.kube.lists}
 
     with_world(story, prepare=lambda kube: kube.put(cluster("chat-00000000-0")), leads=leads)
+
+
+def test_an_event_of_a_pod_that_comes_before_that_of_its_service_forgets_nothing():
+    forgotten = []
+
+    async def story(world):
+        async def forget(key):
+            forgotten.append(key)
+
+        world.controller._reconciler.forget = forget
+        await world.controller._reconcile(KEY)
+        assert forgotten == []
+        world.controller.set_service(world.kube.objects[SERVICE], False)
+        await world.until(lambda: world.kube.named("RayCluster"))
+        # A service that was deleted before kopf listed it is forgotten once that is found.
+        world.kube.put(named("second"))
+        world.controller._unreported["team", "third"] = "uid-third"
+        await world.controller.missed_deletions.compare()
+        await world.until(lambda: forgotten)
+        assert forgotten == [("team", "third")]
+
+    with_world(story, prepare=lambda kube: kube.put(service()))
 
 
 @pytest.mark.parametrize("is_deleted", [False, True])

@@ -125,15 +125,16 @@ def test_a_standby_reads_services_only_once_it_leads(cluster):
     first.until(lambda: kube.statuses)
     second = start()
     second.until(lambda: second.get("/readyz") == "ok")
-    assert kube.lists.count(SERVICES) == 1
+    num_lists = kube.lists.count(SERVICES)
     server.put(service(replicas=2))
     first.until(lambda: kube.statuses[-1]["observedGeneration"] == 2)
+    assert kube.lists.count(SERVICES) == num_lists
     first.process.send_signal(signal.SIGTERM)
     assert first.end() == 0
     second.until(second.leads)
     server.put(service(replicas=3))
     second.until(lambda: kube.statuses[-1]["observedGeneration"] == 3)
-    assert kube.lists.count(SERVICES) == 2
+    assert kube.lists.count(SERVICES) > num_lists
 
 
 def test_a_standby_that_is_asked_to_stop_ends_without_a_warning(cluster):
