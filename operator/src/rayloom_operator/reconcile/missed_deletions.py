@@ -64,7 +64,7 @@ class MissedDeletions:
 
     async def list_uids(self) -> dict[ServiceKey, str]:
         """Returns the uid of every service of the cluster. A list that fails is begun again."""
-        found = {}
+        found: dict[ServiceKey, str] = {}
         for namespace in self._namespaces:
             while True:
                 try:
@@ -76,7 +76,7 @@ class MissedDeletions:
         return found
 
     async def _list(self, namespace: str) -> dict[ServiceKey, str]:
-        found = {}
+        found: dict[ServiceKey, str] = {}
         async for page, _ in self._kube.pages(object_path(API_VERSION, KIND, namespace), {}, NamedFields):
             for meta in (each["metadata"] for each in page):
                 found[meta["namespace"], meta["name"]] = meta["uid"]
