@@ -13,7 +13,7 @@ from rayloom_operator.api.status import Model, Sizing
 from rayloom_operator.errors import MemoryUnknown, SpecError
 from rayloom_operator.objects.old_spec import old_spec, resolved_of
 from rayloom_operator.observe.nodes import Nodes
-from rayloom_operator.reconcile import spec_reader
+from rayloom_operator.reconcile.gather import spec_reader
 from rayloom_operator.resolve.resolved import Hub, resolve
 from rayloom_operator.resolve.revision import revision
 from rt_operator import make_service

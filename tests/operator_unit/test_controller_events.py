@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from rayloom_operator.kube.client import KubeError
+from rt_fake_kube import FakeKube
 from rt_world import CLIENT_SERVICE, SERVICE, generation, service, with_world
 
 KEY = ("team", "chat")
@@ -97,6 +98,7 @@ def test_a_deletion_after_its_page_was_read_is_found_when_the_list_begins_again(
             if errors:
                 raise errors.pop()
 
+        world.kube.lists.clear()
         world.kube.page_size, world.kube.turn_page = 1, turn_page
         await world.controller.missed_deletions.compare()
         assert world.kube.lists.count(SERVICES) == 2
@@ -159,6 +161,52 @@ def test_objects_of_engine_replicas_are_listed_again_before_the_first_reconcile(
         assert {"rayclusters", "pods", "endpointslices"} <= {path.split("/")[-1] for path in world.kube.lists}
 
     with_world(story, prepare=lambda kube: kube.put(cluster("chat-00000000-0")), leads=leads)
+
+
+def test_an_event_of_a_pod_that_comes_before_that_of_its_service_forgets_nothing():
+    forgotten = []
+
+    async def story(world):
+        async def forget(key):
+            forgotten.append(key)
+
+        world.controller._reconciler.forget = forget
+        await world.controller._reconcile(KEY)
+        assert forgotten == []
+        world.controller.set_service(world.kube.objects[SERVICE], False)
+        await world.until(lambda: world.kube.named("RayCluster"))
+        # A service that was deleted before kopf listed it is forgotten once that is found.
+        world.kube.put(named("second"))
+        world.controller._unreported["team", "third"] = "uid-third"
+        await world.controller.missed_deletions.compare()
+        await world.until(lambda: forgotten)
+        assert forgotten == [("team", "third")]
+
+    with_world(story, prepare=lambda kube: kube.put(service()))
+
+
+def test_a_restarted_operator_writes_nothing_but_what_was_edited_in_the_meantime():
+    names = [f"chat-{number}" for number in range(40)]
+
+    async def create(world):
+        for name in names:
+            world.controller.set_service(world.kube.put(named(name)), False)
+        await world.until(lambda: len(world.kube.named("RayCluster")) == len(names))
+        await world.rest()
+
+    async def restart(world):
+        world.kube.calls.clear()
+        for path in [path for path, each in world.kube.objects.items() if each["kind"] == "LLMService"]:
+            world.controller.set_service(world.kube.objects[path], False)
+        await world.rest()
+        assert world.kube.calls == [("apply", edited)]
+        assert world.kube.objects[edited]["spec"]["ingress"]
+
+    kube = FakeKube()
+    with_world(create, kube=kube)
+    edited = "/apis/networking.k8s.io/v1/namespaces/team/networkpolicies/chat-7-rayloom"
+    kube.put(kube.objects[edited] | {"spec": {"podSelector": {}, "policyTypes": []}})
+    with_world(restart, kube=kube)
 
 
 @pytest.mark.parametrize("is_deleted", [False, True])

@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from rayloom_operator.decide.plan import Plan
+from rayloom_operator.decide.changes.plan import Plan
 from rayloom_operator.decide.requeue import requeue_after_s
 from rayloom_operator.kube.client import KubeError
 from rayloom_operator.names import group_name

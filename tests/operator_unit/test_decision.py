@@ -11,13 +11,13 @@ from datetime import timedelta
 import pytest
 
 from rayloom_operator.api.status import Reason
+from rayloom_operator.decide.changes.plan import Deletion
 from rayloom_operator.decide.conditions.accepted import VALID
 from rayloom_operator.decide.decision import decide
 from rayloom_operator.decide.inspection import Inspection
-from rayloom_operator.decide.plan import Deletion
 from rayloom_operator.decide.status import status
 from rayloom_operator.observe.observed import Observed, Verdict
-from rayloom_operator.reconcile.gatherer import Gatherer
+from rayloom_operator.reconcile.gather.gatherer import Gatherer
 from rt_operator import (
     CLOCK,
     crashed,

@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 
 import rt_world
-from rayloom_operator.decide.held import held_plan
+from rayloom_operator.decide.changes.held import held_plan
+from rayloom_operator.decide.changes.plan import Plan
+from rayloom_operator.decide.changes.routes import Route
 from rayloom_operator.decide.permissions import Permissions
-from rayloom_operator.decide.plan import Plan
-from rayloom_operator.decide.routes import Route
 from rayloom_operator.names import path_of
 from rayloom_operator.objects.companions import client_service
 from rayloom_operator.objects.guards import network_policy

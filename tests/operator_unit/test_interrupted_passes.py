@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from rayloom_operator.decide.plan import Plan, _own_objects
+from rayloom_operator.decide.changes.plan import Plan, _own_objects
 from rayloom_operator.errors import OperatorError, Refused
 from rayloom_operator.kube.client import KubeError, KubeUnreachable
 from rayloom_operator.names import path_of

@@ -8,8 +8,8 @@ from rayloom_operator.api.status import Model
 from rayloom_operator.decide.permissions import Permissions
 from rayloom_operator.names import path_of
 from rayloom_operator.objects.old_spec import old_spec, resolved_of
-from rayloom_operator.reconcile.old_specs import OldSpecs
-from rayloom_operator.reconcile.sizer import Sizer
+from rayloom_operator.reconcile.gather.old_specs import OldSpecs
+from rayloom_operator.reconcile.gather.sizer import Sizer
 from rayloom_operator.resolve.resolved import Hub, resolve
 from rayloom_operator.resolve.revision import revision
 from rt_fake_kube import FakeKube

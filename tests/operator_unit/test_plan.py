@@ -7,7 +7,7 @@ import pytest
 
 from rayloom_operator.api.rollout.state import RolloutState
 from rayloom_operator.api.rollout.stored import RolloutStatus
-from rayloom_operator.decide.plan import plan
+from rayloom_operator.decide.changes.plan import plan
 from rayloom_operator.observe.observed import Observed
 from rayloom_operator.resolve.revision import revision
 from rayloom_operator.times import Now

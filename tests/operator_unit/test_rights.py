@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from rayloom_operator.decide.plan import Plan
+from rayloom_operator.decide.changes.plan import Plan
 from rayloom_operator.kube.lease import Lease
 from rayloom_operator.names import path_of
 from rayloom_operator.objects.companions import admin_secret, config_map

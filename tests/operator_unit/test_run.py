@@ -23,11 +23,17 @@ LEASE = "/apis/coordination.k8s.io/v1/namespaces/system/leases/rayloom-operator"
 
 
 class Operator:
-    def __init__(self, folder, port):
+    def __init__(self, folder, port, *more):
         self.folder = folder
         self.port = port
         (folder / "key").write_text("0123456789abcdef")
-        flags = ["--engine-image=e", f"--key-file={folder / 'key'}", f"--health-port={port}", "--log-format=json"]
+        flags = [
+            "--engine-image=e",
+            f"--key-file={folder / 'key'}",
+            f"--health-port={port}",
+            "--log-format=json",
+            *more,
+        ]
         self.process = subprocess.Popen(
             [sys.executable, "-m", "rayloom_operator", "run", *flags, "--lease-namespace=system", "--lease-seconds=2"],
             env=os.environ | {"KUBECONFIG": str(folder / "kubeconfig")},
@@ -70,11 +76,11 @@ def cluster(tmp_path):
     """(server, a function that starts an operator of it)."""
     operators = []
 
-    def start(port=0):
+    def start(*more, port=0):
         folder = tmp_path / str(len(operators))
         folder.mkdir()
         (folder / "kubeconfig").write_text((tmp_path / "kubeconfig").read_text())
-        operators.append(Operator(folder, port or free_port()))
+        operators.append(Operator(folder, port or free_port(), *more))
         return operators[-1]
 
     with serving(tmp_path) as server:
@@ -125,15 +131,16 @@ def test_a_standby_reads_services_only_once_it_leads(cluster):
     first.until(lambda: kube.statuses)
     second = start()
     second.until(lambda: second.get("/readyz") == "ok")
-    assert kube.lists.count(SERVICES) == 1
+    num_lists = kube.lists.count(SERVICES)
     server.put(service(replicas=2))
     first.until(lambda: kube.statuses[-1]["observedGeneration"] == 2)
+    assert kube.lists.count(SERVICES) == num_lists
     first.process.send_signal(signal.SIGTERM)
     assert first.end() == 0
     second.until(second.leads)
     server.put(service(replicas=3))
     second.until(lambda: kube.statuses[-1]["observedGeneration"] == 3)
-    assert kube.lists.count(SERVICES) == 2
+    assert kube.lists.count(SERVICES) > num_lists
 
 
 def test_a_standby_that_is_asked_to_stop_ends_without_a_warning(cluster):
@@ -151,7 +158,20 @@ def test_a_port_that_is_taken_ends_the_start_and_is_named(cluster):
     _, start = cluster
     with socket.create_server(("0.0.0.0", 0)) as taken:
         port = taken.getsockname()[1]
-        operator = start(port)
+        operator = start(port=port)
         assert operator.process.wait(30) == 1
     assert operator.log().splitlines()[-1].startswith(f"rayloom-operator: cannot listen on port {port}: ")
     assert "Traceback" not in operator.log()
+
+
+def test_it_serves_the_services_of_its_namespaces_alone(cluster):
+    server, start = cluster
+    server.put(service())
+    other = service()
+    other["metadata"] |= {"namespace": "other", "uid": "uid-other"}
+    server.put(other)
+    operator = start("--watch-namespaces=team,third")
+    operator.until(lambda: server.kube.statuses)
+    operator.until(lambda: "rayloom_operator_queue_depth 0.0" in operator.get("/metrics"))
+    assert {path.split("/")[5] for _, path in server.kube.calls if "llmservices" in path} == {"team"}
+    assert SERVICES not in server.kube.lists

@@ -8,9 +8,9 @@ import pytest
 from rayloom_operator.decide.permissions import Permissions
 from rayloom_operator.errors import DoesNotFit, OperatorError, SpecError
 from rayloom_operator.objects.old_spec import old_spec
-from rayloom_operator.reconcile import old_specs, sizer, spec_reader
-from rayloom_operator.reconcile.old_specs import OldSpecs
-from rayloom_operator.reconcile.sizer import Sizer
+from rayloom_operator.reconcile.gather import old_specs, sizer, spec_reader
+from rayloom_operator.reconcile.gather.old_specs import OldSpecs
+from rayloom_operator.reconcile.gather.sizer import Sizer
 from rayloom_operator.resolve.resolved import Hub
 from rayloom_operator.resolve.revision import revision
 from rt_fake_kube import FakeKube

@@ -8,9 +8,9 @@ from rayloom_operator.api.rollout.state import RolloutState
 from rayloom_operator.api.shipped_facts import builtin_facts
 from rayloom_operator.api.spec import parse
 from rayloom_operator.api.status import Reason, stored_rollout
+from rayloom_operator.decide.changes.plan import plan
 from rayloom_operator.decide.conditions.accepted import VALID
 from rayloom_operator.decide.permissions import Permissions
-from rayloom_operator.decide.plan import plan
 from rayloom_operator.decide.recovery import remembered
 from rayloom_operator.decide.rollout.planner import next_step
 from rayloom_operator.decide.rollout.revisions import revision_places

@@ -1,4 +1,4 @@
-"""The status of an LLMService: what is true of it. The one source of the status' schema, beside `api` for the spec."""
+"""The status of an LLMService: the source of the status' schema, as `api.spec` is of the spec's."""
 
 from __future__ import annotations
 
@@ -16,39 +16,39 @@ from rayloom_operator.api.rollout.stored import RolloutStatus
 
 
 class Reason(StrEnum):
-    """Every reason that a condition may carry. A closed list: alerts and scripts may depend on each."""
+    """Every reason that a condition may have. Alerts and scripts may depend on each: the list is closed."""
 
     VALID = "Valid"  # Accepted
-    INVALID_SPEC = "InvalidSpec"  # Accepted, and Available while nothing of an earlier spec runs
-    DOES_NOT_FIT = "DoesNotFit"  # the model does not fit what it may use; where InvalidSpec is
-    NOT_ALLOWED = "NotAllowed"  # the operator's settings do not allow what the spec asks for; where InvalidSpec is
-    APPLY_REFUSED = "ApplyRefused"  # the API server refused an object of ours; Accepted
+    INVALID_SPEC = "InvalidSpec"  # Accepted, and Available unless an engine of an earlier spec runs
+    DOES_NOT_FIT = "DoesNotFit"  # the model needs more memory than there is; as InvalidSpec
+    NOT_ALLOWED = "NotAllowed"  # the operator's settings forbid a part of the spec; as InvalidSpec
+    APPLY_REFUSED = "ApplyRefused"  # the API server refused an object of the operator's; Accepted
     UNSUPPORTED_KUBERAY = "UnsupportedKubeRay"  # the cluster has no KubeRay, or one that is too old; Accepted
     LOADED = "Loaded"  # ModelReady
     LOADING = "Loading"  # ModelReady
-    INSPECTING = "Inspecting"  # a Job looks at the model, before anything is made for it
-    MODEL_NOT_FOUND = "ModelNotFound"  # the model's folder or file is not there, or its name or revision on the hub
-    MODEL_NO_ACCESS = "ModelNoAccess"  # the hub wants a token, or another one
+    INSPECTING = "Inspecting"  # a Job inspects the model before its engines are created
+    MODEL_NOT_FOUND = "ModelNotFound"  # the model's folder or file is missing, or its name or revision on the hub
+    MODEL_NO_ACCESS = "ModelNoAccess"  # the hub requires a token, or another one
     MODEL_GATED = "ModelGated"  # the token's account has not accepted the model's terms
     MODEL_UNSUPPORTED = "ModelUnsupported"  # the engine has no such architecture, or not this kind of weights
-    HUB_UNREACHABLE = "HubUnreachable"  # the hub does not answer; tried again ever more slowly
-    INSPECTION_FAILED = "InspectionFailed"  # the Job ended without a word about the model; tried again
+    HUB_UNREACHABLE = "HubUnreachable"  # the hub does not answer; retried at growing intervals
+    INSPECTION_FAILED = "InspectionFailed"  # the Job ended without a result; retried
     MODEL_UNUSABLE = "ModelUnusable"  # the engine cannot serve this model with these settings
     SERVING = "Serving"
     STARTING = "Starting"
     PODS_PENDING = "PodsPending"
     UNSCHEDULABLE = "Unschedulable"
     IMAGE_PULL_FAILED = "ImagePullFailed"
-    CONTAINER_FAILED = "ContainerFailed"  # a pod or container cannot be created, or one of Ray keeps ending
+    CONTAINER_FAILED = "ContainerFailed"  # a pod or container cannot be created, or one of Ray's keeps ending
     ENGINE_FAILED = "EngineFailed"  # the engine ended or gave up
     ENGINE_UNREACHABLE = "EngineUnreachable"
-    TOKENS_STOPPED = "TokensStopped"  # the engine says that it serves, yet no token passes through every rank
+    TOKENS_STOPPED = "TokensStopped"  # the engine reports that it serves, yet no token passes through every rank
     RECOVERING = "Recovering"
     DRAINING = "Draining"
-    HEAD_LOST = "HeadLost"  # the head pod is gone; a new RayCluster takes the place of the old one
-    ENGINE_STUCK = "EngineStuck"  # neither serves nor gets on, for longer than recovery.rebuildSeconds
+    HEAD_LOST = "HeadLost"  # the head pod is gone; the engine replica is recreated
+    ENGINE_STUCK = "EngineStuck"  # no progress for longer than recovery.rebuildSeconds
     NODE_LOST = "NodeLost"  # a node with pods of the service is not ready; Degraded
-    GROUP_BACK_OFF = "GroupBackOff"  # an engine keeps failing, and waits before it is made anew
+    GROUP_BACK_OFF = "GroupBackOff"  # an engine keeps failing, and waits before it is recreated
     SCHEDULED = "Scheduled"  # Scheduled
     HEALTHY = "Healthy"  # Degraded is False
     SUSPENDED = "Suspended"  # spec.replicas is 0; Available, Scheduled and ModelReady
@@ -79,7 +79,8 @@ STEPS = frozenset(
         *(Reason.STARTING, Reason.PAUSED),
     }
 )
-# What an admin must act on: these become Warning events. All but what is well and what passes by itself.
+# Reasons for an admin to act, which become Warning Events: all but those of health and of states that pass by
+# themselves.
 FAULTS = frozenset(Reason) - {
     *(Reason.VALID, Reason.LOADED, Reason.SERVING, Reason.SCHEDULED, Reason.HEALTHY, Reason.SUSPENDED),
     *(Reason.NOT_ROLLED_BACK, Reason.NOT_PAUSED),
@@ -95,8 +96,8 @@ GroupState: TypeAlias = Literal["Pending", "Starting", "Serving", "Recovering", 
 
 _REASONS = frozenset(Reason)
 
-# The definition in a cluster may be older than the operator (Helm never updates it); a new reason must pass it. Read
-# back, a word of a newer operator stands for the nearest: it is to cost no engine its record.
+# The CustomResourceDefinition in a cluster may be older than the operator (Helm never updates it) and must accept a new
+# reason. A reason that a newer operator wrote is read as the nearest known one, so that no engine loses its record.
 ReasonText = Annotated[
     Reason,
     BeforeValidator(lambda reason: reason if reason in _REASONS else Reason.ENGINE_FAILED),
@@ -114,7 +115,7 @@ def _first_nodes(names: object) -> object:
 
 
 class _Part(BaseModel):
-    # Read back from clusters, where an operator of another version may have written it.
+    # A status is read back from clusters, where an operator of another version may have written it.
     model_config = ConfigDict(frozen=True, extra="ignore", strict=True, alias_generator=to_camel, populate_by_name=True)
 
 
@@ -123,40 +124,40 @@ class Condition(_Part):
         description="Accepted: the spec can be used. ModelReady: every rank of an engine has loaded it. Scheduled: "
         "every pod has a node. Available: a token passed through every rank of an engine a moment ago, and requests "
         "reach it. Degraded: something is broken, though others may serve meanwhile. Progressing: engines are made, "
-        "replaced or taken away. RolledBack: the spec's revision failed, and the one before it runs. Paused: "
+        "replaced or deleted. RolledBack: the spec's revision failed, and the one before it runs. Paused: "
         "spec.rollout.paused stops a rollout."
     )
-    status: Literal["True", "False"] = Field(description="Whether it holds.")
-    reason: ReasonText = Field(description="Why, as one word of a closed list.")
-    message: Message = Field(description="Why, as a sentence, and what to do.")
-    observed_generation: int = Field(description="metadata.generation of the spec that this was said of.")
+    status: Literal["True", "False"] = Field(description="Whether the condition holds.")
+    reason: ReasonText = Field(description="The cause, as one word of a closed list.")
+    message: Message = Field(description="The cause, as a sentence, and what to do.")
+    observed_generation: int = Field(description="metadata.generation of the spec that the condition is about.")
     last_transition_time: str = Field(
         description="When `status` last changed.", json_schema_extra={"format": "date-time"}
     )
 
 
 class Failure(_Part):
-    uid: str = Field(description="uid of the RayCluster that failed last; empty once it served after all.")
-    reason: ReasonText = Field(description="Why the first one failed since the engine last served well.")
-    message: Message = Field(description="That as a sentence, with the last lines of a container that ended.")
-    time: str = Field(description="When the last one failed.", json_schema_extra={"format": "date-time"})
+    uid: str = Field(description="uid of the RayCluster that failed last; empty if it served again without a new one.")
+    reason: ReasonText = Field(description="Cause of the first failure since the engine last served for 10 minutes.")
+    message: Message = Field(description="The cause as a sentence, with the last lines of a container that ended.")
+    time: str = Field(description="Time of the last failure.", json_schema_extra={"format": "date-time"})
 
 
 class GroupStatus(_Part):
     name: str = Field(description="Name of the RayCluster.")
-    revision: str = Field(description="Hash of what rolls: spec and resolved inputs.")
-    state: StoredState = Field(description="What the engine of this group does.")
-    reason: ReasonText = Field(description="Why, as one word.")
+    revision: str = Field(description="Hash of the spec and the resolved inputs that a rollout replaces engines for.")
+    state: StoredState = Field(description="State of the engine.")
+    reason: ReasonText = Field(description="Cause of the state, as one word.")
     last_transition_time: str = Field(
         description="When `state` last changed.", json_schema_extra={"format": "date-time"}
     )
-    restarts: int = Field(0, description="How often it failed and was made anew since it last served for 10 minutes.")
+    restarts: int = Field(0, description="Number of times it was recreated since it last served for 10 minutes.")
     next_retry_time: str | None = Field(
         None,
-        description="When it is made anew; only while it waits for that.",
+        description="Time at which it is recreated; only while it waits for that.",
         json_schema_extra={"format": "date-time"},
     )
-    failure: Failure | None = Field(None, description="What it failed of; absent while `restarts` is 0.")
+    failure: Failure | None = Field(None, description="Its failure; absent while `restarts` is 0.")
     nodes: Annotated[tuple[NodeName, ...], BeforeValidator(_first_nodes)] = Field(
         (), max_length=_MAX_NODES, description="Nodes that hold its ranks, in the order of the ranks."
     )
@@ -238,11 +239,11 @@ def stored_rollout(status: Mapping[str, Any]) -> RolloutState:
 
 
 class Status(_Part):
-    observed_generation: int = Field(0, description="metadata.generation of the spec that this status is about.")
+    observed_generation: int = Field(0, description="metadata.generation of the spec that the status is about.")
     conditions: tuple[Condition, ...] = Field(
         (),
-        description="What holds: Accepted, ModelReady, Scheduled, Available, Degraded, Progressing, RolledBack, "
-        "Paused.",
+        description="The conditions Accepted, ModelReady, Scheduled, Available, Degraded, Progressing, RolledBack, "
+        "and Paused.",
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
     )
     shape: str = Field("", description="Tensor and pipeline parallelism, such as TP1xPP2.")
@@ -253,16 +254,18 @@ class Status(_Part):
     ready: str = Field("", description="Engines that serve, of those asked for, such as 1/1.")
     loading: str | None = Field(
         None,
-        description="How far the first engine that starts is, such as 41 of 131 GB; a moment old. Absent while none "
-        "loads anything that has a size.",
+        description="Bytes that the first starting engine has loaded, such as 41 of 131 GB; a moment old. Absent while "
+        "no engine counts bytes.",
     )
     endpoint: str = Field("", description="URL of the API inside the cluster.")
     replicas: int = Field(0, description="Engines that exist.")
     ready_replicas: int = Field(0, description="Engines that take requests.")
-    available_replicas: int = Field(0, description="Engines that make tokens.")
-    updated_replicas: int = Field(0, description="Engines of the spec's own revision.")
+    available_replicas: int = Field(
+        0, description="Engines that serve: tokens pass through every rank, and requests reach them."
+    )
+    updated_replicas: int = Field(0, description="Engines of the spec's revision.")
     selector: str = Field("", description="Label selector of the engines' head pods, one for each engine.")
-    current_revision: str = Field("", description="Revision that has proven itself, or the first one.")
+    current_revision: str = Field("", description="Revision that passed its rollout, or the first one.")
     update_revision: str = Field(
         "",
         description="Revision of the spec that is applied; other than the current one "

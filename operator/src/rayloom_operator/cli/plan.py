@@ -19,8 +19,8 @@ from rayloom_operator.api.shipped_facts import known_facts
 from rayloom_operator.api.spec import LLMService, Model
 from rayloom_operator.api.status import Candidate, Figures, Sizing
 from rayloom_operator.cli.rollout import explain_rollout
+from rayloom_operator.decide.changes.plan import plan
 from rayloom_operator.decide.conditions.accepted import VALID
-from rayloom_operator.decide.plan import plan
 from rayloom_operator.decide.rollout.planner import next_step
 from rayloom_operator.decide.rollout.revisions import revision_places
 from rayloom_operator.decide.rollout.view import desired_of, view_of

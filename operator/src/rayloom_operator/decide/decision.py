@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from rayloom_operator.api.status import Reason
-from rayloom_operator.decide.held import held_plan
-from rayloom_operator.decide.plan import Plan, plan
+from rayloom_operator.decide.changes.held import held_plan
+from rayloom_operator.decide.changes.plan import Plan, plan
 from rayloom_operator.decide.requeue import reapply_after_s, requeue_after_s
 from rayloom_operator.decide.situation import Situation
 

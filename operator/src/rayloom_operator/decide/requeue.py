@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rayloom_operator.decide.plan import Plan
+from rayloom_operator.decide.changes.plan import Plan
 from rayloom_operator.decide.situation import Situation
 from rayloom_operator.observe.verdict import STALE_S, is_well, unreachable_at
 

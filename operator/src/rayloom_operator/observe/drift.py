@@ -113,11 +113,10 @@ class Drift:
         uid = found["metadata"]["uid"]
         version = "" if is_gone else _version(kind, found)
         if key not in self._written:
-            listed = self._listed.setdefault(key, {})
             if is_gone:
-                listed.pop((kind, name), None)
+                self._listed.get(key, {}).pop((kind, name), None)
             else:
-                listed[kind, name] = Listed(uid, version, digest(kind, found))
+                self._listed.setdefault(key, {})[kind, name] = Listed(uid, version, digest(kind, found))
         if self._written.get(key, {}).get(uid) != version:
             self._seen.setdefault(key, {})[uid] = version
             # The next apply reads first whose object it is.

@@ -59,6 +59,7 @@ class Controller:
         self._metrics.gauge("concurrency", lambda: kube.concurrency.value)
         self._metrics.follow(self._conditions, lambda: self._poller.num_failures)
         self._services: PackedDict[ServiceKey, Known] = PackedDict(Known.of)
+        self._unreported: dict[ServiceKey, str] = {}  # uids of services that exist and that kopf has yet to report
         # Opened when this process leads: a standby would gather the keys of all services that ever existed.
         self._queue = WorkQueue(lambda: kube.concurrency.value, is_open=False, on_wait=self._metrics.waited)
         self._poller = EnginePoller(self._queue.add, lambda: self._queue.depth)
@@ -88,6 +89,7 @@ class Controller:
         meta = without_managed_fields(document)["metadata"]
         key = (meta["namespace"], meta["name"])
         known = self._services.mark(key)
+        self._unreported.pop(key, None)
         if is_deleted or "deletionTimestamp" in meta:
             self._delete_service(key, meta["uid"])
         # A status that this process wrote is known before its event, and so is every event before that.
@@ -97,6 +99,7 @@ class Controller:
             self._queue.add(key, is_changed=is_changed, is_new=known is None)
 
     def _delete_service(self, key: ServiceKey, uid: str) -> None:
+        self._unreported.pop(key, None)
         known = self._services.mark(key)
         # kopf may report the deletion after it has reported the recreated service.
         if known is None or known.uid == uid:
@@ -117,6 +120,7 @@ class Controller:
                     tasks.create_task(reflector.run())
                 await self._drift.listed()
                 self._reconciler.lead()
+                self._unreported = await self.missed_deletions.list_uids()
                 self._queue.open()
                 self.is_ready.set()
                 tasks.create_task(self.missed_deletions.run())
@@ -135,7 +139,9 @@ class Controller:
         return chain.from_iterable(each.conditions for each in self._services.marks())
 
     def _uids(self) -> dict[ServiceKey, str]:
-        return {key: known.uid for key in self._services if (known := self._services.mark(key))}
+        """Returns the uids of all services that this process expects to exist."""
+        known = {key: mark.uid for key in self._services if (mark := self._services.mark(key))}
+        return self._unreported | known
 
     def _edited(self, key: ServiceKey) -> None:
         self._queue.add(key, is_changed=True)
@@ -162,6 +168,8 @@ class Controller:
     async def _reconcile(self, key: ServiceKey) -> float | None:
         SERVICE.set("/".join(key))
         document = self._services.get(key)
+        if document is None and key in self._unreported:
+            return None  # an event of its objects came first; the event of the service queues it again
         if document is None:
             # Kubernetes deletes its objects by their owner references.
             return await self._reconciler.forget(key)

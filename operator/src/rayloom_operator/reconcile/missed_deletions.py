@@ -30,10 +30,10 @@ _RETRY_S = 1.0
 
 
 class MissedDeletions:
-    """Compares lists of names and uids with the services that are known.
+    """Compares the services of the cluster with the services that are known.
 
-    `known_uids` returns the uid of every known service. `on_deleted` gets the key and uid of each service that a list
-    lacks; it must ignore a service that has another uid by then.
+    `known_uids` returns the uid of every known service. `on_deleted` gets the key and uid of each of them that was
+    deleted; it must ignore a service that has another uid by then.
     """
 
     def __init__(
@@ -55,23 +55,29 @@ class MissedDeletions:
             await self.compare()
 
     async def compare(self) -> None:
-        """Lists all services once and reports the deleted ones. A list that fails is begun again."""
+        """Lists all services once and reports the deleted ones."""
+        known = dict(self._known_uids())
+        listed = await self.list_uids()
+        for key, uid in known.items():
+            if listed.get(key) != uid:
+                self._on_deleted(key, uid)
+
+    async def list_uids(self) -> dict[ServiceKey, str]:
+        """Returns the uid of every service of the cluster. A list that fails is begun again."""
+        found: dict[ServiceKey, str] = {}
         for namespace in self._namespaces:
             while True:
                 try:
-                    await self._compare(namespace)
+                    found |= await self._list(namespace)
                     break
                 except OperatorError as error:
                     logger.warning("LLMServices cannot be listed: %s; trying again", error)
                     await asyncio.sleep(_RETRY_S)
+        return found
 
-    async def _compare(self, namespace: str) -> None:
-        missing = {key: uid for key, uid in self._known_uids().items() if namespace in ("", key[0])}
+    async def _list(self, namespace: str) -> dict[ServiceKey, str]:
+        found: dict[ServiceKey, str] = {}
         async for page, _ in self._kube.pages(object_path(API_VERSION, KIND, namespace), {}, NamedFields):
             for meta in (each["metadata"] for each in page):
-                key = (meta["namespace"], meta["name"])
-                if missing.get(key) == meta["uid"]:
-                    del missing[key]
-        for key, uid in missing.items():
-            logger.info("%s/%s: was deleted while no watch reported it", *key)
-            self._on_deleted(key, uid)
+                found[meta["namespace"], meta["name"]] = meta["uid"]
+        return found

@@ -17,7 +17,7 @@ from rayloom_operator.observe.poller import EnginePoller
 from rayloom_operator.observe.verdict import STALE_S
 from rayloom_operator.observe.watches import Watches
 from rayloom_operator.reconcile.apply.applier import Applier
-from rayloom_operator.reconcile.gatherer import Gatherer
+from rayloom_operator.reconcile.gather.gatherer import Gatherer
 from rayloom_operator.reconcile.status_writer import StatusWriter
 
 # The requeue for what is known within moments: a list of RayClusters, an API server that answers again.

@@ -94,9 +94,9 @@ class Runtime:
         await self._parts.enter_async_context(serving(self._settings.health_port, probes, self._metrics))
         loop = asyncio.get_running_loop()
         leading = self._lease.run(lambda: loop.call_soon_threadsafe(leads.set))
-        election = asyncio.create_task(self._watched(asyncio.to_thread(asyncio.run, leading)))
+        election = asyncio.create_task(self._run_part(asyncio.to_thread(asyncio.run, leading)))
         self._parts.push_async_callback(self._release, election)
-        work = asyncio.create_task(self._watched(self.controller.run()))
+        work = asyncio.create_task(self._run_part(self.controller.run()))
         self._parts.push_async_callback(self._end, work)
         waits = {asyncio.create_task(each.wait()) for each in (self.controller.is_ready, self.stopping)}
         try:
@@ -107,7 +107,7 @@ class Runtime:
         if self.failure is not None:
             raise self.failure
 
-    async def _watched(self, part: Coroutine[Any, Any, None]) -> None:
+    async def _run_part(self, part: Coroutine[Any, Any, None]) -> None:
         try:
             await part
         except Exception as error:  # noqa: BLE001 - whatever ends a part ends the process, which reports it

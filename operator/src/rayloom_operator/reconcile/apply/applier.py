@@ -6,8 +6,8 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 
-from rayloom_operator.decide.plan import Deletion, Drain, Plan
-from rayloom_operator.decide.routes import Route
+from rayloom_operator.decide.changes.plan import Deletion, Drain, Plan
+from rayloom_operator.decide.changes.routes import Route
 from rayloom_operator.engines.request import ask_either
 from rayloom_operator.engines.status import shown
 from rayloom_operator.errors import EngineUnavailable, OperatorError, Refused

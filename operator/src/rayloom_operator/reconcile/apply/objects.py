@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from rayloom_operator.decide.plan import Plan
+from rayloom_operator.decide.changes.plan import Plan
 from rayloom_operator.names import GROUP_LABEL, Manifest, ServiceKey
 from rayloom_operator.objects.old_spec import KIND_OF_OLD_SPECS
 from rayloom_operator.observe.drift import Drift, ListedObjects

@@ -12,9 +12,9 @@ from datetime import datetime
 
 from rayloom_operator.api.rollout.state import RolloutState
 from rayloom_operator.api.spec import LLMService
+from rayloom_operator.decide.changes.routes import Route, route_changes
 from rayloom_operator.decide.recovery import Place
 from rayloom_operator.decide.rollout.planner import Step
-from rayloom_operator.decide.routes import Route, route_changes
 from rayloom_operator.decide.settings import Settings
 from rayloom_operator.decide.situation import Situation
 from rayloom_operator.names import Manifest, admin_secret_name, object_path

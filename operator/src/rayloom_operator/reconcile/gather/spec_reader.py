@@ -15,9 +15,9 @@ from rayloom_operator.errors import DoesNotFit, MemoryUnknown, NotAllowed, SpecE
 from rayloom_operator.names import Manifest, ServiceKey
 from rayloom_operator.observe.observed import Verdict
 from rayloom_operator.observe.watches import Watches
-from rayloom_operator.reconcile.inspector import Inspector
-from rayloom_operator.reconcile.lookups import RolloutLookups
-from rayloom_operator.reconcile.sizer import Sizer
+from rayloom_operator.reconcile.gather.inspector import Inspector
+from rayloom_operator.reconcile.gather.lookups import RolloutLookups
+from rayloom_operator.reconcile.gather.sizer import Sizer
 from rayloom_operator.resolve.resolved import Resolved, is_sized, resolve
 from rayloom_operator.times import Now
 

@@ -14,8 +14,8 @@ from rayloom_operator.kube.client import Kube
 from rayloom_operator.names import Manifest, ServiceKey
 from rayloom_operator.observe.observed import EngineReplica, Observed
 from rayloom_operator.observe.observer import Observer
-from rayloom_operator.reconcile.old_specs import OldSpecs
-from rayloom_operator.reconcile.sizer import Sizer
+from rayloom_operator.reconcile.gather.old_specs import OldSpecs
+from rayloom_operator.reconcile.gather.sizer import Sizer
 from rayloom_operator.resolve.resolved import Resolved
 from rayloom_operator.resolve.revision import revision, with_kept_image
 from rayloom_operator.times import Now

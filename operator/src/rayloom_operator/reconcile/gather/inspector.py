@@ -47,9 +47,9 @@ class Inspector:
         image, hub = self._settings.image(service), self._settings.hub
         jobs = [each for each in self._watches.jobs.of_service(key) if "deletionTimestamp" not in each["metadata"]]
         tried = Tried(jobs, self._watches.pods.of_service(key))
-        may_refresh = self._refreshes.may_start(key, now.mono)
+        may_refresh = self._refreshes.may_start(key, image, now.mono)
         found = inspect(service, image, hub, previous, tried, now.wall, may_refresh)
-        self._refreshes.note(key, found.refresh, now.mono)
+        self._refreshes.note(key, image, found.refresh, now.mono)
         if found.refresh_job is not None:
             await self._create_refresh_job(key, found.refresh_job)
         if found.is_podless:

@@ -20,10 +20,10 @@ from rayloom_operator.observe.observed import Observed
 from rayloom_operator.observe.observer import Observer
 from rayloom_operator.observe.poller import EnginePoller
 from rayloom_operator.observe.watches import Watches
-from rayloom_operator.reconcile.inspector import Inspector
-from rayloom_operator.reconcile.lookups import RolloutLookups
-from rayloom_operator.reconcile.sizer import Sizer
-from rayloom_operator.reconcile.spec_reader import Request, SpecReader
+from rayloom_operator.reconcile.gather.inspector import Inspector
+from rayloom_operator.reconcile.gather.lookups import RolloutLookups
+from rayloom_operator.reconcile.gather.sizer import Sizer
+from rayloom_operator.reconcile.gather.spec_reader import Request, SpecReader
 from rayloom_operator.times import Now
 
 # While a spec cannot be read, no node is given up: recovery.nodeLossSeconds is not known.

@@ -11,7 +11,7 @@ from rayloom_operator.kube.client import NOT_FOUND, Kube, KubeError
 from rayloom_operator.names import Manifest, ServiceKey
 from rayloom_operator.objects.old_spec import old_spec_path, resolved_of
 from rayloom_operator.objects.ownership import is_owned
-from rayloom_operator.reconcile.sizer import Sizer
+from rayloom_operator.reconcile.gather.sizer import Sizer
 from rayloom_operator.resolve.resolved import Hub, Resolved
 
 logger = logging.getLogger(__name__)
