@@ -57,7 +57,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Need:
-    """How many engine replicas of one revision the rollout wants."""
+    """The number of engine replicas of one revision that the rollout wants."""
 
     revision: str
     number: int  # places; more while more replicas exist

@@ -144,8 +144,10 @@ class Observer:
             and each["metadata"].get("labels", {}).get(NODE_TYPE_LABEL) == "head"
             and each["spec"].get("nodeName", "") not in unready
         }
-        evicted |= self._evicted.get(key, frozenset())
-        found = self._evicted[key] = frozenset(evicted & {each["metadata"]["uid"] for each in clusters})
+        evicted |= self._evicted.pop(key, frozenset())
+        found = frozenset(evicted & {each["metadata"]["uid"] for each in clusters})
+        if found:
+            self._evicted[key] = found
         return found
 
 

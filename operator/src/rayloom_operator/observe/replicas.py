@@ -63,7 +63,7 @@ def _is_terminating(document: Manifest) -> bool:
 
 
 def _replica(cluster: Manifest, own: Sequence[Manifest], found: Set[str], documents: Documents) -> EngineReplica:
-    """One RayCluster with its pod documents. `found` has the uids of the head pods that clients find."""
+    """Returns the engine replica of a RayCluster and its pods. `found` has the uids of head pods that clients find."""
     name, uid = cluster["metadata"]["name"], cluster["metadata"]["uid"]
     pods = tuple(pod(each, documents.mount_failures.get(each["metadata"]["uid"], "")) for each in own)
     on_cordoned = {each.stays_when_cordoned for each in pods if each.node in documents.cordoned}

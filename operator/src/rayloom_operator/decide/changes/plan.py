@@ -1,4 +1,4 @@
-"""What one reconcile changes in the cluster, so that it becomes what the spec of a service asks for. Pure.
+"""The changes of one reconcile to the cluster, by which it becomes as the spec of a service asks for. Pure.
 
 `decide.rollout` chooses how many engine replicas of each revision there are and which of them leave; `decide.recovery`
 finds those that have failed. Nothing of an engine replica that exists is ever changed but its route label.
@@ -118,7 +118,7 @@ def _num_pods(situation: Situation, resolved: Resolved, step: Step) -> int:
 
 @dataclass(slots=True)
 class _Replicas:
-    """What is created or applied for engine replicas."""
+    """The objects to create or apply for engine replicas."""
 
     wanted: list[Manifest] = field(default_factory=list)
     new: list[str] = field(default_factory=list)

@@ -28,8 +28,8 @@ _NODE_LABELS_S = 10.0
 
 
 @dataclass(slots=True, kw_only=True)
-class Request:
-    """What a service asks for, as far as it could be read."""
+class ParsedSpec:
+    """The demands of a service, as far as its spec could be read."""
 
     service: LLMService | None = None  # None while the spec cannot be read
     accepted: Verdict = VALID  # or why the spec cannot be used
@@ -50,24 +50,24 @@ class SpecReader:
         self._lookups = lookups
         self._sizer = sizer
 
-    async def read(self, key: ServiceKey, document: Manifest, now: Now) -> Request:
+    async def read(self, key: ServiceKey, document: Manifest, now: Now) -> ParsedSpec:
         """Returns what the LLMService in `document` asks for. A fault in its spec is in `accepted`, never raised."""
         previous = document.get("status", {})
-        request = Request(inspection=Inspection(model=stored_model(previous)))
+        parsed = ParsedSpec(inspection=Inspection(model=stored_model(previous)))
         try:
-            request.service = parse(document)
-            self._settings.permissions.check(request.service)
-            request.inspection = await self._inspector.inspect(key, previous, request.service, now)
-            facts = request.inspection.facts
+            parsed.service = parse(document)
+            self._settings.permissions.check(parsed.service)
+            parsed.inspection = await self._inspector.inspect(key, previous, parsed.service, now)
+            facts = parsed.inspection.facts
             if facts is not None:
-                resolved = await self._resolve(request.service, facts, previous)
-                request.resolved = await self._lookups.with_kept_image(key, document, resolved, previous)
+                resolved = await self._resolve(parsed.service, facts, previous)
+                parsed.resolved = await self._lookups.with_kept_image(key, document, resolved, previous)
         except SpecError as error:
             reason = next((each for kind, each in _REASONS if isinstance(error, kind)), Reason.INVALID_SPEC)
-            request.accepted = Verdict(reason=reason, message="; ".join(error.problems))
+            parsed.accepted = Verdict(reason=reason, message="; ".join(error.problems))
             if isinstance(error, MemoryUnknown):
-                request.requeue_after_s = _NODE_LABELS_S
-        return request
+                parsed.requeue_after_s = _NODE_LABELS_S
+        return parsed
 
     async def _resolve(self, service: LLMService, facts: ModelFacts, previous: Manifest) -> Resolved:
         """Runs `resolve`; in a thread where it computes with a model's sizes, which the model's author has chosen."""
