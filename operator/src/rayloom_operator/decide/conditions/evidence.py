@@ -49,15 +49,11 @@ class Evidence:
     is_made: bool  # replicas of the spec's revision are created, or were before an object of the plan was refused
     staying: tuple[JudgedReplica, ...]  # that exist or are to exist
     leaving: tuple[JudgedReplica, ...]  # that exist and have no place any more
+    alive: tuple[JudgedReplica, ...]  # that stay, and those that leave and still serve their last requests
 
     @property
     def is_accepted(self) -> bool:
         return self.accepted.reason is Reason.VALID
-
-    @property
-    def alive(self) -> tuple[JudgedReplica, ...]:
-        """The replicas that stay, and those that leave and still serve their last requests."""
-        return (*self.staying, *(each for each in self.leaving if each.verdict.reason is Reason.SERVING))
 
 
 def gather_evidence(situation: Situation, accepted: Verdict) -> Evidence:
@@ -79,7 +75,13 @@ def gather_evidence(situation: Situation, accepted: Verdict) -> Evidence:
         staying = (*remaining, *_failed_before(situation))
         leaving = tuple(each for each in leaving if each.place.name in leaving_names)
     return Evidence(
-        situation=situation, accepted=accepted, step=step, is_made=is_made, staying=staying, leaving=leaving
+        situation=situation,
+        accepted=accepted,
+        step=step,
+        is_made=is_made,
+        staying=staying,
+        leaving=leaving,
+        alive=(*staying, *(each for each in leaving if each.verdict.reason is Reason.SERVING)),
     )
 
 
