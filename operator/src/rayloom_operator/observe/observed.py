@@ -119,7 +119,7 @@ class Observed:
     # Names of RayClusters that are terminating, were deleted a moment ago, or belong to a deleted service of this name.
     taken: frozenset[str] = frozenset()
     num_ending: int = 0  # RayClusters that are terminating, and hold their nodes until they are gone
-    leaving: tuple[Pod, ...] = ()  # terminating pods of all RayClusters
+    terminating_pods: tuple[Pod, ...] = ()  # of all RayClusters
     lost_nodes: frozenset[str] = frozenset()  # not ready for so long that they are given up
     waits: tuple[datetime, ...] = ()  # times at which other nodes are given up
     knows_nodes: bool = True  # the watch of nodes works, so a node that is being emptied would be known

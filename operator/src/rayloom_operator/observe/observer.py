@@ -71,7 +71,7 @@ class Observer:
             replicas=tuple(replace(each, reading=self._poller.reading(key, each.name)) for each in grouped.replicas),
             taken=grouped.taken | self._names.resting(key),
             num_ending=grouped.num_ending,
-            leaving=grouped.terminating,
+            terminating_pods=grouped.terminating_pods,
             lost_nodes=frozenset(node for node, at in given_up_at.items() if at <= now),
             waits=tuple(at for at in given_up_at.values() if at > now),
             knows_nodes=self._watches.nodes.reflector.is_synced.is_set(),

@@ -30,7 +30,7 @@ class Documents:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grouped:
     replicas: tuple[EngineReplica, ...]
-    terminating: tuple[Pod, ...]  # pods of any RayCluster
+    terminating_pods: tuple[Pod, ...]  # of any RayCluster
     taken: frozenset[str]  # names of RayClusters that are terminating, or belong to a deleted service of this name
     num_ending: int  # terminating RayClusters of this service
 
@@ -52,7 +52,7 @@ def group(documents: Documents) -> Grouped:
         num_ending += is_ours
     return Grouped(
         replicas=tuple(replicas),
-        terminating=tuple(pod(each) for each in documents.pods if _is_terminating(each)),
+        terminating_pods=tuple(pod(each) for each in documents.pods if _is_terminating(each)),
         taken=frozenset(taken),
         num_ending=num_ending,
     )
