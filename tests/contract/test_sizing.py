@@ -6,12 +6,18 @@ import pytest
 import torch
 
 from rayloom_engine.config import BLOCK_SIZE, EngineConfig
+from rayloom_engine.kernels.kernel_set import choose_kernels
+from rayloom_engine.kernels.target import Target
+from rayloom_engine.kv import memory as kv_memory
+from rayloom_engine.models import step_memory
 from rayloom_engine.models.empty import empty_model
 from rayloom_engine.models.shape import ModelShape as EngineShape
 from rayloom_engine.models.shape import RopeParameters, read_shape
-from rayloom_engine.parallel import shard as shards
+from rayloom_engine.models.shard_counts import shard_counts
+from rayloom_engine.parallel.model_part import ModelPart
+from rayloom_engine.parallel.shard import Shard
 from rayloom_engine.parallel.stage import make_stages, split_layers
-from rayloom_engine.worker import kv_memory, start
+from rayloom_engine.worker import start
 from rayloom_operator.api.model_facts import ModelShape
 from rayloom_operator.resolve import rank_memory, sizing
 from rt_shapes import SHAPES
@@ -34,9 +40,9 @@ def largest_rank(shape, tensor, pipeline):
     weights, blocks = [], []
     for stage in make_stages(shape.num_layers, pipeline, shape.head_layers):
         for index in range(tensor):
-            shard = shards.Shard(index, tensor)
-            device, dtype = torch.device("meta"), torch.bfloat16
-            model, _ = empty_model(shape, stage, shard, device=device, compute_dtype=dtype)
+            shard = Shard(index, tensor)
+            kernels = choose_kernels(Target(device=torch.device("meta"), compute_dtype=torch.bfloat16))
+            model, _ = empty_model(shape, ModelPart(stage, shard), kernels)
             weights.append(model.weight_bytes)
             kv_heads = len(shard.kv_heads(shape.num_kv_heads))
             per_layer_and_head = shape.kv_bytes_per_token(2) // (shape.num_layers * shape.num_kv_heads)
@@ -68,13 +74,13 @@ def test_ranks_of_checkpoints_of_every_architecture_are_the_engines(variant, tmp
     (rank,) = rank_memory.ranks(known(shape), 1, 1)
 
     assert rank.weights * 4 == shape.weight_bytes(4)
-    for tensor in shards.shard_counts(shape):
+    for tensor in shard_counts(shape):
         assert same(shape, tensor, 1) and same(shape, tensor, 2)
 
 
 @pytest.mark.parametrize("name", SHAPES)
 def test_the_same_numbers_of_ranks_can_share_a_layer(name):
-    assert rank_memory.shard_counts(SHAPES[name]) == shards.shard_counts(engine_shape(SHAPES[name]))
+    assert rank_memory.shard_counts(SHAPES[name]) == shard_counts(engine_shape(SHAPES[name]))
 
 
 def test_stages_have_the_engines_layers():
@@ -89,7 +95,7 @@ def test_stages_have_the_engines_layers():
 def test_a_step_takes_what_the_engine_keeps_free_for_it(name):
     settings = {"element_bytes": 2, "num_tokens": 8192, "num_seqs": 64}
 
-    assert rank_memory.step_bytes(SHAPES[name], 1, **settings) == kv_memory.step_bytes(
+    assert rank_memory.step_bytes(SHAPES[name], 1, **settings) == step_memory.step_bytes(
         engine_shape(SHAPES[name]), 1, **settings
     )
 

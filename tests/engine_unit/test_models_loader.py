@@ -10,16 +10,24 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from rayloom_engine.errors import ModelError
-from rayloom_engine.models.decoder import CausalLM
 from rayloom_engine.models.loader import load_model
+from rayloom_engine.models.model import Model
 from rayloom_engine.models.shape import read_shape
-from rt_tiny import TinySequence, advance, load_tiny, make_cache, tiny_checkpoint, tiny_variant, transformers_logits
+from rt_tiny import (
+    TinySequence,
+    advance,
+    cpu_kernels,
+    load_tiny,
+    make_cache,
+    tiny_checkpoint,
+    tiny_variant,
+    transformers_logits,
+)
 
-CPU = torch.device("cpu")
 TOKEN_IDS = [5, 200, 17, 3, 3, 90, 41]
 
 
-def prompt_logits(model: CausalLM) -> torch.Tensor:
+def prompt_logits(model: Model) -> torch.Tensor:
     sequence = TinySequence(TOKEN_IDS, block_table=[3, 1])
     return advance(model, make_cache(model.shape), [(sequence, len(TOKEN_IDS))])[0]
 
@@ -43,14 +51,7 @@ def test_progress_counts_every_byte_once(tmp_path: Path) -> None:
     folder = tiny_variant(tmp_path, "llama-tied")
     shape = read_shape(folder)
     told: list[tuple[str, int, int, str]] = []
-    model = load_model(
-        folder,
-        shape,
-        device=CPU,
-        dtype=torch.bfloat16,
-        compute_dtype=torch.float32,
-        progress=lambda *now: told.append(now),
-    )
+    model = load_model(folder, shape, cpu_kernels(), dtype=torch.bfloat16, progress=lambda *now: told.append(now)).model
     total = shape.weight_bytes(2)
     assert told[0] == ("load", 0, total, "bytes") and told[-1] == ("load", total, total, "bytes")
     assert [done for _, done, _, _ in told] == sorted({done for _, done, _, _ in told})
@@ -59,7 +60,7 @@ def test_progress_counts_every_byte_once(tmp_path: Path) -> None:
 
 def test_weights_are_rounded_before_they_are_widened(tmp_path: Path) -> None:
     folder = tiny_variant(tmp_path / "exact", "llama")
-    model = load_model(folder, read_shape(folder), device=CPU, dtype=torch.bfloat16, compute_dtype=torch.float32)
+    model = load_model(folder, read_shape(folder), cpu_kernels(), dtype=torch.bfloat16).model
     rounded = tiny_variant(tmp_path / "rounded", "llama")
     rewrite(rounded, {name: t.bfloat16().float() for name, t in load_file(rounded / "model.safetensors").items()})
     expected = transformers_logits(rounded, TOKEN_IDS)
@@ -79,7 +80,7 @@ def test_a_bfloat16_file_is_widened_exactly(tmp_path: Path) -> None:
 def test_a_model_can_be_held_and_computed_in_a_short_type(dtype: torch.dtype, tmp_path: Path) -> None:
     folder = tiny_variant(tmp_path, "qwen3")
     shape = read_shape(folder)
-    model = load_model(folder, shape, device=CPU, dtype=dtype, compute_dtype=dtype)
+    model = load_model(folder, shape, cpu_kernels(dtype), dtype=dtype).model
     assert model.weight_bytes == shape.weight_bytes(2)
     cache = make_cache(shape)
     cache.pages[:] = [pages.to(dtype) for pages in cache.pages]
@@ -121,9 +122,8 @@ def test_tensors_that_do_not_fit_are_named_before_any_is_read(tmp_path: Path) ->
         load_model(
             folder,
             read_shape(folder),
-            device=CPU,
+            cpu_kernels(),
             dtype=torch.float32,
-            compute_dtype=torch.float32,
             progress=lambda phase, done, total, unit: told.append(done),
         )
     for part in (
@@ -162,4 +162,4 @@ def test_folders_without_usable_weights_are_refused(files: dict[str, bytes], mes
     for name, content in files.items():
         (tmp_path / name).write_bytes(content)
     with pytest.raises(ModelError, match=message):
-        load_model(tmp_path, shape, device=CPU, dtype=torch.float32, compute_dtype=torch.float32)
+        load_model(tmp_path, shape, cpu_kernels(), dtype=torch.float32)

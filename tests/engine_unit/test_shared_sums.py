@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from rayloom_engine.parallel import shared_sums
+from rayloom_engine.parallel.process_group import Rendezvous, join_group, leave_group, open_store
 from rayloom_engine.parallel.shared_sums import SharedTensorGroup
-from rayloom_engine.parallel.stage_link import join_group, leave_group, open_store
 from rt_readable import is_readable
 from rt_stages import processes_with_torch
 
@@ -45,7 +45,8 @@ class RankOfTest:
         """Why memory is not shared, if so. The `barred` rank cannot open the others'."""
         self._group = None
         leave_group()
-        group = join_group("127.0.0.1", port, self._rank, SIZE, 20.0, ranks_per_stage=SIZE)
+        rendezvous = Rendezvous(host="127.0.0.1", port=port, rank=self._rank, world_size=SIZE, ranks_per_stage=SIZE)
+        group = join_group(rendezvous, 20.0)
         assert group is not None
         with pytest.MonkeyPatch.context() as patch:
             if self._rank == barred:

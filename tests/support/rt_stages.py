@@ -23,11 +23,12 @@ from rayloom_engine.core.scheduler_config import SchedulerConfig
 from rayloom_engine.core.sequence import Sequence, SequenceOutput
 from rayloom_engine.core.step import StepPlan, StepResult
 from rayloom_engine.models.checkpoint.progress import no_progress
+from rayloom_engine.parallel.model_part import ModelPart
+from rayloom_engine.parallel.process_group import Rendezvous, join_group, leave_group, open_store
 from rayloom_engine.parallel.stage import make_stages
-from rayloom_engine.parallel.stage_link import join_group, leave_group, open_store
 from rayloom_engine.worker.loaded_rank import LoadedRank
 from rayloom_engine.worker.runner import Runner
-from rayloom_engine.worker.start import find_model, load_rank, shard_of, stage_of, warm_up
+from rayloom_engine.worker.start import find_model, load_rank, part_of, warm_up
 
 EPOCH = 1
 NUM_BLOCKS = 6  # of 16 tokens: not enough for the requests below at once
@@ -42,7 +43,7 @@ def stage_config(folder: Path | str, num_stages: int = 1, **changes: Any) -> Eng
 def load_stages(config: EngineConfig) -> list[LoadedRank]:
     resolved, shape = find_model(config, no_progress)
     stages = make_stages(shape.num_layers, config.pipeline_parallel_size, shape.head_layers)
-    return [load_rank(config, resolved, shape, no_progress, stage=stage) for stage in stages]
+    return [load_rank(config, resolved, shape, no_progress, part=ModelPart(stage)) for stage in stages]
 
 
 class QueueLink:
@@ -240,8 +241,7 @@ def _rank_process(config: EngineConfig, number: int, connection: Connection) -> 
         leave()
         config = new_config
         resolved, shape = find_model(config, no_progress)
-        stage, shard = stage_of(config, shape, number), shard_of(config, number)
-        rank = load_rank(config, resolved, shape, no_progress, stage=stage, shard=shard)
+        rank = load_rank(config, resolved, shape, no_progress, part=part_of(config, shape, number))
 
     def open_a_store() -> int:
         nonlocal store
@@ -256,8 +256,14 @@ def _rank_process(config: EngineConfig, number: int, connection: Connection) -> 
     def join(port: int, epoch: int, timeout_s: float) -> int:
         nonlocal runner
         leave()
-        size = config.tensor_parallel_size
-        group = join_group("127.0.0.1", port, number, config.world_size, timeout_s, ranks_per_stage=size)
+        rendezvous = Rendezvous(
+            host="127.0.0.1",
+            port=port,
+            rank=number,
+            world_size=config.world_size,
+            ranks_per_stage=config.tensor_parallel_size,
+        )
+        group = join_group(rendezvous, timeout_s)
         runner = rank.runner(NUM_BLOCKS, epoch, rank.link(), rank.tensor_group(group))
         warm_up(runner, epoch)
         return rank.num_bytes_read

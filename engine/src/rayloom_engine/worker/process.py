@@ -1,7 +1,7 @@
 """A rank's process: dials the core, loads its part of the model, runs plans. It decides nothing and outlives the core.
 
-The main thread computes; a second one sends signs of life. When the core is gone the rank keeps its
-weights and dials again for ORPHAN_SECONDS; then it ends.
+The main thread computes; a second thread sends beats. When the core is gone the rank keeps its weights and dials again
+for ORPHAN_SECONDS; then the process ends.
 """
 
 from __future__ import annotations
@@ -62,13 +62,13 @@ logger = logging.getLogger(__name__)
 ORPHAN_SECONDS = 30.0
 _DIAL_SECONDS = 0.2
 _OWN_SECONDS = 5.0
-_LAST_SECONDS = 5.0  # the main thread of a job's rank has this long to end once the core is gone
-_GROUP_SECONDS = 10.0  # for the others to come to a rendezvous; all of them are there and have loaded
+_LAST_SECONDS = 5.0  # time that the main thread of a job's rank has to end once the core is gone
+_GROUP_SECONDS = 10.0  # for other ranks to come to a rendezvous; all of them are alive and have loaded
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankPlace:
-    """Which rank this is, and whom it belongs to."""
+    """The number of this rank, and the core that it belongs to."""
 
     rank: int
     incarnation: int
@@ -81,8 +81,8 @@ class RankServer:
     """One rank, over all its connections to cores."""
 
     def __init__(self, config: EngineConfig, place: RankPlace, exit_code: Callable[[], int] | None = None) -> None:
-        """`exit_code`: this rank ends with its core, if need be by force, and with this code."""
-        self.is_refused = False  # the last answer said that settings or model cannot be used
+        """With `exit_code` the process ends when its core ends, by force if it hangs, and with this code."""
+        self.is_refused = False  # the last answer to the core was that the settings or the model cannot be used
         self._exit_code = exit_code
         self._config = config
         self._place = place
@@ -90,25 +90,25 @@ class RankServer:
         self._runner: Runner | None = None
         self._group: TensorGroup | None = None  # of the ranks that share a stage with this one
         self._store: object = None  # keeps the rendezvous store of rank 0 alive
-        self._failure: Failed | None = None  # of the loading
+        self._failure: Failed | None = None  # of loading
         self._beat = Beat(phase="start", step=0, memory_bytes=0)
         self._num_steps = 0
         self._last_problem = ""  # of dialling
-        self._had_order = False  # on the present connection
+        self._had_order = False  # on the present connection to a core
 
     def run(self) -> None:
-        """Serves one core after the other; returns when it has belonged to none for ORPHAN_SECONDS."""
+        """Serves one core after the other; returns when the rank has belonged to no core for ORPHAN_SECONDS."""
         core_seen_at = time.monotonic()  # when this rank last belonged to a core
         while time.monotonic() - core_seen_at < ORPHAN_SECONDS:
             dialled_at = time.monotonic()
-            # A core that has a newer start of this rank hangs up at once: then it is not ours.
+            # A core with a newer process of this rank hangs up at once: this process does not belong to it.
             if self.serve_core() and (self._had_order or time.monotonic() - dialled_at > _OWN_SECONDS):
                 core_seen_at = time.monotonic()
             time.sleep(_DIAL_SECONDS)
         logger.warning("no core at %s for %.0f s; rank %d ends", self._place.address, ORPHAN_SECONDS, self._place.rank)
 
     def serve_core(self) -> bool:
-        """Serves the core at the address until it is gone; False when none answers there."""
+        """Serves the core at the address until it is gone; False when no core answers there."""
         try:
             (control, _), (steps, welcomed) = self._dial("control"), self._dial("steps")
         except OSError as error:
@@ -131,7 +131,7 @@ class RankServer:
             control.close()
             steps.close()
             if self._rank is not None:
-                self._leave()  # frees peers that wait for a part of a step whose order this rank never got
+                self._leave()  # frees peers that wait for this rank's part of a step whose order never arrived
         return True
 
     def _dial(self, role: str) -> tuple[Channel, Welcomed]:
@@ -148,7 +148,7 @@ class RankServer:
         return dial(self._place.address, self._place.token, greeting)
 
     def _send_beats(self, control: Channel, cpu_clock: Callable[[], float]) -> None:
-        """`cpu_clock`: of the thread that computes."""
+        """Sends a beat every `heartbeat_seconds`, with the CPU time of the thread that computes from `cpu_clock`."""
         process = psutil.Process()
         with contextlib.suppress(ChannelClosed):
             while True:
@@ -165,14 +165,14 @@ class RankServer:
                 control.send(beat)
                 time.sleep(self._config.heartbeat_seconds)
         if self._exit_code is not None:
-            time.sleep(_LAST_SECONDS)  # the main thread sees it too, unless it waits for a peer that says nothing
+            time.sleep(_LAST_SECONDS)  # the main thread notices the end too, unless it waits for a peer that hangs
             os._exit(self._exit_code())
 
     def _progress(self, phase: str, done: int, total: int, unit: str) -> None:
         self._beat = Beat(phase=phase, step=self._num_steps, memory_bytes=0, done=done, total=total, unit=unit)
 
     def _serve(self, steps: Channel) -> None:
-        """Loads where that was not done yet, then does what the core orders. Raises ChannelClosed."""
+        """Loads the weights where they are not loaded yet, then executes the core's orders. Raises ChannelClosed."""
         loaded = self._load()
         self.is_refused = isinstance(loaded, Failed)
         steps.send(loaded)
@@ -186,27 +186,27 @@ class RankServer:
             except ConfigError as error:
                 reply = Failed(_ticket(order), "config", str(error))
             except CorruptRank as error:
-                # Damaged weights or memory last as long as this process; its successor loads them again.
+                # Weights or memory stay damaged as long as this process lives; its successor loads the weights again.
                 logger.error("rank %d: %s; the rank ends", self._place.rank, error)
                 steps.send(Failed(_ticket(order), "rank", str(error)))
                 os._exit(1)
             except Exception as error:
-                # A peer that died shows here too: the core decides whom to replace, and this process goes on.
+                # A lost peer is one of the causes. The core decides which ranks to replace; this process stays.
                 cause = f"{type(error).__name__}: {error}".splitlines()[0]
-                is_expected = isinstance(error, RuntimeError)  # what torch raises for a group that broke
+                is_expected = isinstance(error, RuntimeError)  # torch raises it for a broken group
                 logger.warning("%s failed: %s", type(order).__name__, cause, exc_info=not is_expected)
                 reply = Failed(_ticket(order), "rank", cause)
             self.is_refused = isinstance(reply, Failed) and reply.kind != "rank"
             if reply is not None:
                 steps.send(reply)
             if isinstance(reply, Failed) and self._rank is not None:
-                # Only now, so that the core hears this rank before those that its leaving frees: a peer may wait here
-                # for a part of a sum, while what broke is the connection to another one.
+                # Only after the reply, so that the core gets it before the failures of the peers that this frees: a
+                # peer may wait for this rank's part of a sum, while the broken connection is to another rank.
                 self._leave()
 
     def _load(self) -> Loaded | Failed:
         if self._rank is None and self._failure is None:
-            from rayloom_engine.worker.start import find_model, load_rank, shard_of, stage_of
+            from rayloom_engine.worker.start import find_model, load_rank, part_of
 
             try:
                 resolved, shape = find_model(self._config, self._progress)
@@ -215,8 +215,7 @@ class RankServer:
                     resolved,
                     shape,
                     self._progress,
-                    stage=stage_of(self._config, shape, self._place.rank),
-                    shard=shard_of(self._config, self._place.rank),
+                    part=part_of(self._config, shape, self._place.rank),
                     ranks_on_host=self._place.ranks_on_host,
                 )
             except ModelError as error:
@@ -239,41 +238,41 @@ class RankServer:
         )
 
     def _leave(self) -> None:
-        """Lets go of the process group, and first of all that uses it; otherwise its connections would stay."""
-        from rayloom_engine.parallel import stage_link
+        """Leaves the process group, after dropping all of its users; otherwise its connections would stay open."""
+        from rayloom_engine.parallel.process_group import leave_group
 
-        self._runner = self._group = None
-        stage_link.leave_group()
+        self._runner = None
+        self._group = None
+        leave_group()
 
     def _obey(self, order: object, local_host: str) -> StoreOpen | Done | Computed | None:
-        from rayloom_engine.parallel import stage_link
+        from rayloom_engine.parallel.process_group import Rendezvous, join_group, open_store
         from rayloom_engine.worker.start import warm_up
 
         assert self._rank is not None, "an order to a rank that could not load"
         match order:
             case Run(ticket, plan):
                 if self._runner is None:
-                    return None  # ordered before the core heard that the step before it had failed here
+                    return None  # the order crossed the reply that the step before it has failed here
                 self._progress("step", 0, 0, "")
                 result = self._runner.run(plan)
                 self._num_steps += 1
                 self._progress("idle", 0, 0, "")
                 return Computed(ticket, result) if self._runner.answers else None
             case OpenStore(ticket):
-                self._store, port = stage_link.open_store(local_host)
+                self._store, port = open_store(local_host)
                 return StoreOpen(ticket, local_host, port)
             case Join(ticket, host, port):
                 self._leave()
-                stage_group = stage_link.join_group(
-                    host,
-                    port,
-                    self._place.rank,
-                    self._config.world_size,
-                    _GROUP_SECONDS,
+                rendezvous = Rendezvous(
+                    host=host,
+                    port=port,
+                    rank=self._place.rank,
+                    world_size=self._config.world_size,
                     ranks_per_stage=self._config.tensor_parallel_size,
                     device_type=self._rank.device_type,
                 )
-                self._group = self._rank.tensor_group(stage_group)
+                self._group = self._rank.tensor_group(join_group(rendezvous, _GROUP_SECONDS))
                 return Done(ticket)
             case Allocate(ticket, epoch, num_blocks):
                 self._progress("kv_cache", 0, 0, "")
@@ -287,14 +286,15 @@ class RankServer:
 
 
 def _ticket(order: object) -> int:
+    """The number by which the core recognises the reply to an order; 0 for an order without one."""
     return int(getattr(order, "ticket", 0))
 
 
 def serve_in_job(config: EngineConfig) -> int:
-    """This process's rank of its job (executor external) until the core is gone. Returns the exit code.
+    """Runs this process's rank of its job (executor external) until the core is gone. Returns the exit code.
 
-    SIGTERM and SIGINT reach every process of a job; the core then lets requests finish, which takes its ranks. Raises
-    ConfigError.
+    SIGTERM and SIGINT reach every process of a job, but the core needs its ranks while it drains, so the rank only
+    remembers the signal. Raises ConfigError.
     """
     place = job_place(config, os.environ)
     devices = [] if config.device == "cpu" else visible_devices()
@@ -324,7 +324,7 @@ def serve_in_job(config: EngineConfig) -> int:
         time.sleep(_DIAL_SECONDS)
     if signals:
         return 0
-    logger.error("rank %d has no core any more%s", place.rank, "" if server.is_refused else "; start the job again")
+    logger.error("the core of rank %d is gone%s", place.rank, "" if server.is_refused else "; start the job again")
     return _job_code(server)
 
 
@@ -333,7 +333,7 @@ def _job_code(server: RankServer) -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """`arguments`: in place of the command line's."""
+    """Runs a rank until it ends; returns the exit code. `arguments` replace those of the command line."""
     parser = argparse.ArgumentParser(prog="python -m rayloom_engine.worker.process", description=__doc__)
     parser.add_argument("--run-dir", type=Path, required=True, help="folder with config.json and token")
     parser.add_argument("--core-address", required=True, help="HOST:PORT of the core's rank port")
