@@ -25,12 +25,17 @@ from rayloom_engine.parallel.model_part import ModelPart
 _EMBEDDING = "model.embed_tokens.weight"
 
 
-def empty_model(shape: ModelShape, part: ModelPart, kernels: KernelSet) -> tuple[CausalLM, dict[str, Destination]]:
+def empty_model(
+    shape: ModelShape, part: ModelPart, kernels: KernelSet, schemes: SchemeFactory | None = None
+) -> tuple[CausalLM, dict[str, Destination]]:
     """A rank's part of the model, and name in a Hugging Face checkpoint -> where to copy it.
 
-    Names count the layers of the whole model, the cache counts those of the stage.
+    Names count the layers of the whole model, the cache counts those of the stage. `schemes` stores the matrices;
+    without it they are dense.
     """
-    builder = _Builder(shape=shape, part=part, kernels=kernels, schemes=_schemes(kernels))
+    if schemes is None:
+        schemes = DenseSchemes(kernels.linear, kernels.target.compute_dtype, kernels.target.device)
+    builder = _Builder(shape=shape, part=part, kernels=kernels, schemes=schemes)
     stage = part.stage
     embedding_VD: torch.Tensor | None = None
     final_norm_D: torch.Tensor | None = None
@@ -43,11 +48,6 @@ def empty_model(shape: ModelShape, part: ModelPart, kernels: KernelSet) -> tuple
         head = builder.head(embedding_VD)
     weights = DecoderWeights(embedding_VD=embedding_VD, layers=layers, final_norm_D=final_norm_D, head=head)
     return CausalLM(shape, part, kernels, weights), builder.destinations
-
-
-def _schemes(kernels: KernelSet) -> SchemeFactory:
-    """The schemes of a checkpoint's matrices; `read_shape` refuses quantised checkpoints, so all of them are dense."""
-    return DenseSchemes(kernels.linear, kernels.target.compute_dtype, kernels.target.device)
 
 
 @dataclass(slots=True, kw_only=True)
