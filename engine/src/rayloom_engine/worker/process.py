@@ -61,7 +61,7 @@ logger = logging.getLogger(__name__)
 
 ORPHAN_SECONDS = 30.0
 _DIAL_SECONDS = 0.2
-_OWN_SECONDS = 5.0
+_OWN_SECONDS = 5.0  # a connection that lasts longer is to the core that this rank belongs to
 _LAST_SECONDS = 5.0  # time that the main thread of a job's rank has to end once the core is gone
 _GROUP_SECONDS = 10.0  # for other ranks to come to a rendezvous; all of them are alive and have loaded
 
@@ -110,14 +110,16 @@ class RankServer:
     def serve_core(self) -> bool:
         """Serves the core at the address until it is gone; False when no core answers there."""
         try:
-            (control, _), (steps, welcomed) = self._dial("control"), self._dial("steps")
+            control, _ = self._dial("control")
+            steps, welcomed = self._dial("steps")
         except OSError as error:
             problem = f"{type(error).__name__}: {error}"
             if problem != self._last_problem:
                 logger.info("cannot reach the core at %s: %s", self._place.address, problem)
                 self._last_problem = problem
             return False
-        self._had_order, self._last_problem = False, ""
+        self._had_order = False
+        self._last_problem = ""
         if self._rank is None and welcomed.num_kv_blocks is not None:
             sizes = {"num_kv_blocks": welcomed.num_kv_blocks, "max_model_len": welcomed.max_model_len}
             self._config = self._config.model_copy(update=sizes)
@@ -246,9 +248,7 @@ class RankServer:
         leave_group()
 
     def _obey(self, order: object, local_host: str) -> StoreOpen | Done | Computed | None:
-        from rayloom_engine.parallel.process_group import Rendezvous, join_group, open_store
-        from rayloom_engine.worker.start import warm_up
-
+        """Executes an order; returns the reply, None for a step that another rank answers."""
         assert self._rank is not None, "an order to a rank that could not load"
         match order:
             case Run(ticket, plan):
@@ -260,29 +260,43 @@ class RankServer:
                 self._progress("idle", 0, 0, "")
                 return Computed(ticket, result) if self._runner.answers else None
             case OpenStore(ticket):
+                from rayloom_engine.parallel.process_group import open_store
+
                 self._store, port = open_store(local_host)
                 return StoreOpen(ticket, local_host, port)
             case Join(ticket, host, port):
-                self._leave()
-                rendezvous = Rendezvous(
-                    host=host,
-                    port=port,
-                    rank=self._place.rank,
-                    world_size=self._config.world_size,
-                    ranks_per_stage=self._config.tensor_parallel_size,
-                    device_type=self._rank.device_type,
-                )
-                self._group = self._rank.tensor_group(join_group(rendezvous, _GROUP_SECONDS))
+                self._join(self._rank, host, port)
                 return Done(ticket)
             case Allocate(ticket, epoch, num_blocks):
-                self._progress("kv_cache", 0, 0, "")
-                self._runner = self._rank.runner(num_blocks, epoch, self._rank.link(), self._group)
-                self._progress("warm_up", 0, 0, "")
-                warm_up(self._runner, epoch)
-                self._progress("idle", 0, 0, "")
+                self._allocate(self._rank, epoch, num_blocks)
                 return Done(ticket)
             case _:
-                raise ValueError(f"a rank does not understand {type(order).__name__}")
+                raise ValueError(f"a rank has no order of the type {type(order).__name__}")
+
+    def _join(self, loaded: LoadedRank, host: str, port: int) -> None:
+        """Meets the other ranks at the store at host:port."""
+        from rayloom_engine.parallel.process_group import Rendezvous, join_group
+
+        self._leave()
+        rendezvous = Rendezvous(
+            host=host,
+            port=port,
+            rank=self._place.rank,
+            world_size=self._config.world_size,
+            ranks_per_stage=self._config.tensor_parallel_size,
+            device_type=loaded.device_type,
+        )
+        self._group = loaded.tensor_group(join_group(rendezvous, _GROUP_SECONDS))
+
+    def _allocate(self, loaded: LoadedRank, epoch: int, num_blocks: int) -> None:
+        """Makes the runner of an epoch and runs it once."""
+        from rayloom_engine.worker.start import warm_up
+
+        self._progress("kv_cache", 0, 0, "")
+        self._runner = loaded.runner(num_blocks, epoch, loaded.link(), self._group)
+        self._progress("warm_up", 0, 0, "")
+        warm_up(self._runner, epoch)
+        self._progress("idle", 0, 0, "")
 
 
 def _ticket(order: object) -> int:
