@@ -1,4 +1,4 @@
-"""How many KV blocks a rank gets, in pure arithmetic: the caller measures memory and logs the result."""
+"""KvPlan: the number of KV blocks that a rank gets, in pure arithmetic. The caller measures memory and logs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rayloom_engine.errors import ConfigError
 
 GIB = 1 << 30
 _CPU_SHARE = 0.5  # of free memory: the rest is for activations, the page cache and everything else on the machine
-# Of all ranks on a host: beyond it a CPU is too slow to use the context. kv_cache_memory_bytes overrides.
+# The most for all ranks of a host: a CPU is too slow to use more context. kv_cache_memory_bytes overrides it.
 _CPU_CAP = 4 * GIB
 _GPU_SHARE = 0.9  # of free memory: the rest is for activations and fragmentation; more where a step needs more
 

@@ -20,8 +20,10 @@ class StageLink(Protocol):
         """The hidden states [T, D] of the stage before; the caller may overwrite them. Blocks until they are there."""
 
     def send(self, hidden_TD: torch.Tensor) -> None:
-        """Starts to send hidden states to the stage after; may return before they have left. The caller never changes
-        them."""
+        """Starts to send hidden states to the stage after; may return before they have left.
+
+        The caller does not change them afterwards.
+        """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 
 from rayloom_engine.kernels.attention import AttentionBatch
 
-# One bucket more costs as much as this many padded positions (CPU: about 0.1 ms a layer against 0.25 us).
+# A further bucket costs as much as this many padded positions (CPU: about 0.1 ms a layer against 0.25 us).
 _BUCKET_COST_POSITIONS = 384
 # The gathered positions of a bucket stay below this, so that they are still in the CPU's cache when they are used.
 _BUCKET_MAX_POSITIONS = 4096
