@@ -35,13 +35,21 @@ class RunningServer:
         for child in psutil.Process(self.process.pid).children():
             with contextlib.suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
                 line = " ".join(child.cmdline())
-                for role in ("front", "core_process", "launcher", "launcher.local_ray"):
-                    if f"rayloom_engine.{role} " in line:
-                        found[role.removesuffix("_process").removeprefix("launcher.")] = child
+                for role, module in _ROLE_TO_MODULE.items():
+                    if f"rayloom_engine.{module} " in line:
+                        found[role] = child
         return found
 
     def log_text(self) -> str:
         return self.log.read_text()
+
+
+_ROLE_TO_MODULE = {
+    "front": "front",
+    "core": "core_server.process",
+    "launcher": "launcher",
+    "local_ray": "launcher.local_ray",
+}
 
 
 @contextlib.contextmanager
