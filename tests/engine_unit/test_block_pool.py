@@ -1,4 +1,4 @@
-"""Blocks: allocation order, prefix index, eviction order. 4 blocks, names checkable by hand."""
+"""Blocks: allocation order, prefix index, eviction order. Pools of 4 blocks can be checked by hand."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_least_recently_used_prefix_is_evicted_first() -> None:
     pool.register(second[0], b"b")
     pool.release(first)
     pool.release(second)
-    pool.hold(first)  # a hit makes it young again
+    pool.hold(first)  # a hit makes the block the most recent
     pool.release(first)
     assert pool.allocate(1) == second
 

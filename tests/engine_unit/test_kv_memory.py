@@ -1,4 +1,4 @@
-"""KV sizing: blocks of 1 MiB, so that the numbers can be read off."""
+"""KV sizing, with blocks of 1 MiB, so that numbers of blocks are MiB."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Loading of checkpoints: sharded, rounded, and everything that can be wrong with the files."""
+"""Loading of checkpoints: sharded and rounded ones, and every defect of the files."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def prompt_logits(model: Model) -> torch.Tensor:
 
 
 def rewrite(folder: Path, change: dict[str, torch.Tensor | None]) -> None:
-    """Replaces tensors in the folder's file; None takes one away."""
+    """Replaces tensors in the folder's file; None removes a tensor."""
     tensors: dict[str, torch.Tensor | None] = {**load_file(folder / "model.safetensors"), **change}
     kept = {name: tensor.contiguous() for name, tensor in tensors.items() if tensor is not None}
     save_file(kept, folder / "model.safetensors", metadata={"format": "pt"})
@@ -50,12 +50,12 @@ def test_shards_are_put_together(tmp_path: Path) -> None:
 def test_progress_counts_every_byte_once(tmp_path: Path) -> None:
     folder = tiny_variant(tmp_path, "llama-tied")
     shape = read_shape(folder)
-    told: list[tuple[str, int, int, str]] = []
-    model = load_model(folder, shape, cpu_kernels(), dtype=torch.bfloat16, progress=lambda *now: told.append(now)).model
+    reports: list[tuple[str, int, int, str]] = []
+    loaded = load_model(folder, shape, cpu_kernels(), dtype=torch.bfloat16, progress=lambda *now: reports.append(now))
     total = shape.weight_bytes(2)
-    assert told[0] == ("load", 0, total, "bytes") and told[-1] == ("load", total, total, "bytes")
-    assert [done for _, done, _, _ in told] == sorted({done for _, done, _, _ in told})
-    assert model.weight_bytes == shape.weight_bytes(4)
+    assert reports[0] == ("load", 0, total, "bytes") and reports[-1] == ("load", total, total, "bytes")
+    assert [done for _, done, _, _ in reports] == sorted({done for _, done, _, _ in reports})
+    assert loaded.model.weight_bytes == shape.weight_bytes(4)
 
 
 def test_weights_are_rounded_before_they_are_widened(tmp_path: Path) -> None:
@@ -117,14 +117,14 @@ def test_tensors_that_do_not_fit_are_named_before_any_is_read(tmp_path: Path) ->
             "model.layers.7.extra.weight": torch.zeros(1),
         },
     )
-    told: list[int] = []
+    reports: list[int] = []
     with pytest.raises(ModelError) as caught:
         load_model(
             folder,
             read_shape(folder),
             cpu_kernels(),
             dtype=torch.float32,
-            progress=lambda phase, done, total, unit: told.append(done),
+            progress=lambda phase, done, total, unit: reports.append(done),
         )
     for part in (
         "missing: model.norm.weight",
@@ -133,7 +133,7 @@ def test_tensors_that_do_not_fit_are_named_before_any_is_read(tmp_path: Path) ->
         "model.layers.0.self_attn.k_proj.weight has type I8, works: BF16, F16, F32",
     ):
         assert part in str(caught.value)
-    assert told == []
+    assert reports == []
 
 
 def test_long_lists_of_names_are_cut(tmp_path: Path) -> None:

@@ -105,7 +105,7 @@ def test_a_window_gathers_only_the_blocks_that_it_shows() -> None:
 
 
 def test_table_columns_of_longer_neighbours_are_not_read() -> None:
-    """A short sequence's padding (block 0) is never mistaken for context, whatever block 0 holds."""
+    """A short sequence's padding (block 0) is never taken for context, with any content of block 0."""
     batch = AttentionBatch(
         query_lens=(1, 1),
         context_lens=(2, 6),

@@ -1,6 +1,6 @@
-"""A stage cut into shards (tensor parallelism): who has which heads and rows, what is refused, which bytes are read.
+"""A stage cut into shards (tensor parallelism): heads and rows of each rank, refusals, bytes read.
 
-The ranks of a stage have to work at the same time, so what they say is in test_shard_processes.py.
+The ranks of a stage have to work at the same time, so their results are in test_shard_processes.py.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ def test_the_bytes_that_ranks_read_add_up(variant: str, tensor: int, pipeline: i
     (whole,) = load_stages(stage_config(folder))
     ranks = _load_ranks(folder, tensor, pipeline)
     norms = shape.num_layers * 2 * (shape.hidden_size + shape.head_dim * shape.qk_norm) + shape.hidden_size
-    # 2 key/value heads: with 4 shards each is read twice.
+    # 2 key/value heads: with 4 shards each head is read twice.
     copies = max(1, tensor // shape.num_kv_heads) - 1
     kv = 2 * shape.num_layers * shape.kv_size * (shape.hidden_size + shape.qkv_bias)
     embedding = shape.vocab_size * shape.hidden_size * (shape.tie_word_embeddings and pipeline > 1)

@@ -136,7 +136,7 @@ class _DiesAtStep:
 
 
 def answers_across_a_loss(engine, stages: RankProcesses):
-    """`answers`, with the group made anew by the test where the engine's step raises."""
+    """`answers`, with a new process group made by the test where the engine's step raises."""
     step = engine.step
     losses = []
 

@@ -1,4 +1,4 @@
-"""A model cut into pipeline stages: which layers, which bytes, and the same tokens as in one piece.
+"""A model cut into pipeline stages: layers and bytes of each stage, and the same tokens as in one piece.
 
 Here the stages of a model run one after the other in this process; test_stage_processes.py has them in processes.
 """
@@ -127,7 +127,7 @@ def test_stages_share_out_bytes_and_blocks(variant: str, num_stages: int, tmp_pa
 def test_a_stage_counts_its_own_bytes_and_opens_every_shard(tmp_path: Path) -> None:
     folder = tiny_checkpoint(tmp_path, num_hidden_layers=3, max_shard_size="100KB")
     shape = read_shape(folder)
-    told: list[tuple[int, int]] = []
+    reports: list[tuple[int, int]] = []
     middle = make_stages(3, 3)[1]
     loaded = load_model(
         folder,
@@ -135,10 +135,10 @@ def test_a_stage_counts_its_own_bytes_and_opens_every_shard(tmp_path: Path) -> N
         cpu_kernels(),
         dtype=torch.float32,
         part=ModelPart(middle),
-        progress=lambda phase, done, total, unit: told.append((done, total)),
+        progress=lambda phase, done, total, unit: reports.append((done, total)),
     )
     layer_bytes = 4 * (64 * (64 + 32 + 32) + 64 * 64 + 3 * 64 * 96 + 2 * 64)  # qkv, o, gate, up and down, norms
-    assert (told[0], told[-1]) == ((0, layer_bytes), (layer_bytes, layer_bytes))
+    assert (reports[0], reports[-1]) == ((0, layer_bytes), (layer_bytes, layer_bytes))
     assert loaded.num_bytes_read == loaded.model.weight_bytes == layer_bytes
 
 

@@ -48,7 +48,7 @@ _LLAMA3_ROPE = {
     "original_max_position_embeddings": 32,
 }
 
-# variant -> (architecture, what differs from the common config)
+# variant -> (architecture, differences from the common config)
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("LlamaForCausalLM", {}),
     "llama-tied": ("LlamaForCausalLM", {"tie_word_embeddings": True}),
@@ -85,7 +85,7 @@ def tiny_checkpoint(
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name.endswith("norm.weight"):
-                parameter.uniform_(0.5, 1.5)  # as made they are all 1, which would hide a norm that is left out
+                parameter.uniform_(0.5, 1.5)  # the default of 1 would hide a missing norm
             elif name.endswith(".bias"):
                 parameter.uniform_(-0.5, 0.5)
     model.to(torch.float32).save_pretrained(folder, max_shard_size=max_shard_size)
