@@ -41,7 +41,7 @@ def test_every_route_is_named():
 
 
 def test_every_error_code_has_a_row():
-    source = "".join(path.read_text(encoding="utf-8") for path in FRONT.glob("*.py") if path.name != "admin.py")
+    source = "".join(path.read_text(encoding="utf-8") for path in FRONT.rglob("*.py") if path.name != "admin.py")
     codes = set(re.findall(r'code="(\w+)"', source))
     codes |= set(re.findall(r'"(engine_\w+)"', source)) - {"engine_version"}
     codes |= set(re.findall(r'"(\w+)", (?:\d+|RETRY_AFTER_S)\)', source))  # of unavailable()
