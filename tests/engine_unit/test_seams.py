@@ -7,12 +7,14 @@ These parts stand for kernels and formats to come. They reach the model through 
 from __future__ import annotations
 
 import dataclasses
+import logging
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
+from rayloom_engine.errors import ConfigError
 from rayloom_engine.kernels.attention import AttentionBatch, AttentionPlan
 from rayloom_engine.kernels.target import Backend
 from rayloom_engine.layers.destination import Destination
@@ -26,10 +28,12 @@ from rayloom_engine.models.shape import read_shape
 from rayloom_engine.parallel.model_part import ModelPart, whole_part
 from rayloom_engine.parallel.shard import Shard
 from rayloom_engine.parallel.stage import whole_model
+from rt_stages import load_stages, stage_config
 from rt_tiny import TinySequence, advance, cpu_kernels, load_tiny, make_cache, tiny_checkpoint, tiny_variant
 
 TOKEN_IDS = [5, 200, 17, 3, 3, 90, 41, 8, 9, 150, 77]
 GROUP = 16
+LOGGER = "rayloom_engine.worker.start"
 
 
 def logits_of(model: Model) -> torch.Tensor:
@@ -44,6 +48,21 @@ def test_every_backend_computes_the_same_model(variant: str, backend: Backend, t
     folder = tiny_variant(tmp_path, variant)
     expected = logits_of(load_tiny(folder))
     torch.testing.assert_close(logits_of(load_tiny(folder, backend)), expected, atol=1e-4, rtol=0)
+
+
+def test_the_environment_chooses_the_backend_of_a_rank_and_the_log_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = stage_config(tiny_variant(tmp_path, "llama"))
+    monkeypatch.setenv("RAYLOOM_KERNELS", "reference")
+    with caplog.at_level(logging.INFO, LOGGER):
+        (rank,) = load_stages(config)
+    lines = [record.getMessage() for record in caplog.records if record.getMessage().startswith("kernels")]
+    assert lines == ["kernels: reference on cpu, float32, linear in float64"]
+    assert rank._model.kernels.target.backend == "reference"
+    monkeypatch.setenv("RAYLOOM_KERNELS", "fast")
+    with pytest.raises(ConfigError, match="RAYLOOM_KERNELS: 'fast' is not a kernel backend"):
+        load_stages(config)
 
 
 def test_a_backend_may_plan_attention_in_its_own_way(tmp_path: Path) -> None:
