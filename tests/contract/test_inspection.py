@@ -1,4 +1,4 @@
-"""What `rayloom-engine inspect` leaves is what the operator reads."""
+"""The termination message of `rayloom-engine inspect` is what the operator reads."""
 
 import json
 from typing import get_args
@@ -6,15 +6,31 @@ from typing import get_args
 import pytest
 
 from rayloom_engine.errors import ModelError, ModelFault
+from rayloom_engine.models.costs import Amounts, Costs, LayerKind, StepCosts
 from rayloom_engine.models.inspection import Inspection, Shape, failure, inspect_model
 from rayloom_engine.models.inspection import facts as engine_facts
-from rayloom_operator.api.model_facts import BUILTIN_FACTS, ModelFacts, ModelShape
-from rayloom_operator.decide.inspection import _REASONS
+from rayloom_operator.api import costs as ours
+from rayloom_operator.api.model_facts import ModelFacts, ModelShape
+from rayloom_operator.decide.inspection import _REASONS, _VERSIONS
 from rt_inspection import ended, look
+from rt_shapes import SMOLLM2
 
 
 def test_the_operator_reads_every_size_that_the_engine_leaves():
     assert set(Shape.model_fields) == set(ModelShape.model_fields)
+
+
+@pytest.mark.parametrize("part", [Costs, Amounts, LayerKind, StepCosts], ids=lambda part: part.__name__)
+def test_the_operator_reads_every_part_of_the_costs(part):
+    theirs = getattr(ours, part.__name__).model_fields
+    # A status writes an alias that is given, else camelCase.
+    read = {field.alias if field.alias_priority == 2 else name for name, field in theirs.items()}
+
+    assert read == set(part.model_fields)
+
+
+def test_the_operator_reads_the_version_that_the_engine_writes():
+    assert Inspection().version in _VERSIONS
 
 
 def _limit(field):
@@ -33,8 +49,8 @@ def test_the_engine_lets_no_more_parameters_through_than_the_operator_takes():
 def test_facts_arrive():
     words = engine_facts(*inspect_model("builtin://smollm2-135m", None)).text()
 
-    assert ModelFacts.model_validate_json(words) == BUILTIN_FACTS["smollm2-135m"]
-    assert look(ended(words)).facts == BUILTIN_FACTS["smollm2-135m"]
+    assert ModelFacts.model_validate_json(words) == SMOLLM2
+    assert look(ended(words)).facts == SMOLLM2
 
 
 @pytest.mark.parametrize("fault", get_args(ModelFault))

@@ -1,0 +1,171 @@
+"""The costs of a model: their parts by hand, and how long the document of an inspection gets.
+
+That they are what the engine allocates is in tests/contract/test_sizing.py.
+"""
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rayloom_engine.models.checkpoint import limits
+from rayloom_engine.models.checkpoint.source import ResolvedModel
+from rayloom_engine.models.costs import model_costs, run_lengths
+from rayloom_engine.models.inspection import MAX_FACTS_BYTES, facts
+from rayloom_engine.models.shape import ModelShape, RopeParameters
+from rayloom_engine.models.shard_counts import shard_counts
+from rt_facts import CONFIGS, shape_of
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+def make_shape(**changes):
+    settings = {
+        "architecture": "MistralForCausalLM",
+        "num_layers": 2,
+        "hidden_size": 8,
+        "intermediate_size": 15,
+        "num_heads": 4,
+        "num_kv_heads": 2,
+        "head_dim": 4,
+        "vocab_size": 33,
+        "max_position_embeddings": 64,
+        "rms_norm_eps": 1e-5,
+        "rope": RopeParameters(),
+        "qkv_bias": False,
+        "o_bias": False,
+        "mlp_bias": False,
+        "qk_norm": False,
+        "tie_word_embeddings": False,
+        "checkpoint_dtype": "bfloat16",
+        "eos_token_ids": (),
+    } | changes
+    return ModelShape(**({"layer_windows": (None,) * settings["num_layers"]} | settings))
+
+
+def text_of(shape):
+    return facts(ResolvedModel(path=Path(), source="", commit=COMMIT), shape).text()
+
+
+def test_each_part_is_that_of_the_rank_with_most_of_it():
+    shape = make_shape(layer_windows=(16, None))
+    costs = model_costs(shape, shard_counts(shape))
+
+    assert costs.tensor == (1, 2, 4)
+    # 33 rows of 8: halves of 17 and 16, quarters of 9 and 8. The head has the final norm of 8 as well.
+    assert costs.embedding.elements == (264, 136, 72)
+    assert costs.head.elements == (272, 144, 80)
+    assert costs.both.elements == (536, 280, 152)
+    full, windowed = costs.kinds[1], costs.kinds[0]
+    assert (windowed.window, full.window, costs.layers) == (16, None, "ab")
+    # q and o 8 x 16, k and v 8 x 8, feed-forward 3 x 8 x 15, norms 2 x 8; a half has 8 of 15 rows, a quarter 4, and
+    # four ranks have one of two key/value heads each.
+    assert full.weights.elements == windowed.weights.elements == (760, 400, 240)
+    assert full.kv.elements == (16, 8, 8)
+    # 3 x 8 and the wider of 3 x 15 over tensor, rounded up, and 2 x (16 + 8) over tensor.
+    assert costs.step.token.elements == (24 + 48, 24 + 24, 24 + 12)
+    assert costs.step.sequence_bytes == 3 * 33 * 4
+    assert costs.checkpoint_bytes == 2 * shape.num_parameters == 2 * (2 * 760 + 536)
+
+
+def test_a_shared_matrix_is_there_once_where_one_stage_has_both_uses():
+    costs = model_costs(make_shape(tie_word_embeddings=True), (1,))
+
+    assert (costs.both.elements, costs.embedding.elements, costs.head.elements) == ((272,), (264,), (272,))
+
+
+def test_biases_of_sums_are_the_first_ranks():
+    without, with_biases = (model_costs(make_shape(o_bias=each, mlp_bias=each), (1, 4)) for each in (False, True))
+
+    # One rank has biases of 2 x 15 (gate, up), 8 (down) and 8 (o). Of four ranks the first has 3 rows and 6 + 8 + 8
+    # biases; the last has 4 rows and 8 biases, which are 248 to 238.
+    assert with_biases.kinds[0].weights.elements[0] - without.kinds[0].weights.elements[0] == 46
+    assert with_biases.kinds[0].weights.elements[1] - without.kinds[0].weights.elements[1] == 8
+
+
+@given(st.lists(st.integers(0, 25), min_size=1, max_size=300))
+def test_run_lengths_say_every_layer_in_no_more_letters_than_layers(kinds):
+    text = run_lengths(kinds)
+
+    assert len(text) <= len(kinds)
+    runs = re.findall(r"(\d*)([a-z])", text)
+    assert [ord(kind) - ord("a") for number, kind in runs for _ in range(int(number or 1))] == kinds
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in CONFIGS.iterdir()))
+def test_the_facts_of_published_models_are_short(name):
+    assert len(text_of(shape_of(name)).encode()) < 1300
+
+
+ALTERNATING = (4096, None) * 100
+WORST = {
+    "alternating windows of 200 layers": make_shape(num_layers=200, layer_windows=ALTERNATING),
+    "alternating windows of 1000 layers": make_shape(num_layers=1000, layer_windows=ALTERNATING * 5),
+    "heads with 48 divisors": make_shape(num_heads=2520, num_kv_heads=2520, intermediate_size=2520, vocab_size=2520),
+    "all of it, large": make_shape(
+        num_layers=1000,
+        layer_windows=(1 << 30, None) * 500,
+        num_heads=2520,
+        num_kv_heads=2520,
+        hidden_size=1 << 18,
+        intermediate_size=1 << 18,
+        vocab_size=limits.MAX_VOCAB,
+        max_position_embeddings=limits.MAX_POSITIONS,
+        qkv_bias=True,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WORST)
+def test_the_facts_of_the_worst_models_are_short_enough(name):
+    shape = WORST[name]
+    text = text_of(shape)
+    costs = json.loads(text)["costs"]
+
+    print(f"{name}: {len(text)} bytes, {len(costs['tensor'])} of {len(shard_counts(shape))} numbers of ranks")
+    assert len(text.encode()) <= MAX_FACTS_BYTES
+    # As many of the smallest as there is room for.
+    assert costs["tensor"] == list(shard_counts(shape))[: len(costs["tensor"])]
+    assert len(costs["tensor"]) >= min(8, len(shard_counts(shape)))
+
+
+@st.composite
+def shapes(draw):
+    num_layers = draw(st.integers(1, limits.MAX_LAYERS))
+    num_kv_heads = draw(st.integers(1, 64))
+    window = draw(st.none() | st.integers(1, limits.MAX_POSITIONS))
+    period = draw(st.integers(1, 9))
+    return make_shape(
+        num_layers=num_layers,
+        layer_windows=tuple(None if layer % period else window for layer in range(num_layers)),
+        hidden_size=draw(st.integers(1, limits.MAX_SIZE)),
+        intermediate_size=draw(st.integers(1, limits.MAX_SIZE)),
+        num_kv_heads=num_kv_heads,
+        num_heads=num_kv_heads * draw(st.integers(1, limits.MAX_HEADS // num_kv_heads)),
+        head_dim=2 * draw(st.integers(1, 1024)),
+        vocab_size=draw(st.integers(1, limits.MAX_VOCAB)),
+        o_bias=draw(st.booleans()),
+        tie_word_embeddings=draw(st.booleans()),
+    )
+
+
+@settings(deadline=None, print_blob=True)
+@given(shapes())
+def test_the_facts_of_any_model_are_short_enough_and_whole(shape):
+    if shape.num_parameters > limits.MAX_PARAMETERS:
+        shape = replace(
+            shape, num_layers=1, layer_windows=shape.layer_windows[:1], hidden_size=64, intermediate_size=64
+        )
+    text = text_of(shape)
+    costs = json.loads(text)["costs"]
+
+    assert len(text.encode()) <= MAX_FACTS_BYTES
+    numbers = len(costs["tensor"])
+    assert numbers >= 1
+    parts = [costs["embedding"], costs["head"], costs["both"], costs["step"]["token"]]
+    parts += [part for kind in costs["kinds"] for part in (kind["weights"], kind["kv"])]
+    assert {len(part["elements"]) for part in parts} == {numbers}
