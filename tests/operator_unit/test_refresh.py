@@ -12,11 +12,12 @@ import pytest
 from rayloom_operator.api.model_facts import ModelFacts
 from rayloom_operator.api.spec import parse
 from rayloom_operator.api.status import Reason, stored_model
+from rayloom_operator.decide.inspection import Inspection
 from rayloom_operator.decide.refresh import JOB_SECONDS, MOST_JOBS, Refresh, Refreshes
 from rayloom_operator.errors import SpecError
 from rayloom_operator.kube.client import KubeError
 from rayloom_operator.objects.old_spec import old_spec, resolved_of
-from rayloom_operator.resolve.resolved import Hub, resolve
+from rayloom_operator.resolve.resolved import Hub, question, resolve
 from rayloom_operator.resolve.revision import revision
 from rt_inspection import COMMIT, HUB_MODEL, NOON, SHAPE, ended, facts, failure, look, make_job, make_job_pod, old_facts
 from rt_operator import make_service
@@ -24,6 +25,7 @@ from rt_shapes import LLAMA31_70B, stored, without_costs
 from rt_world import service, with_world
 
 RUNNING = {"running": {}}
+GIVEN = {"parallelism": {"tensor": 1, "pipeline": 1}}
 GPU = {"accelerator": {"memory": "80Gi", "perNode": 8}}
 SERVICES = [("team", f"chat-{number}") for number in range(10)]
 # As an operator of version 0.1.0 wrote it: the shape in camelCase, and a sizing with the hash of its inputs.
@@ -69,51 +71,54 @@ SPEC = {"model": {"source": "hf://meta-llama/Llama-3.1-70B", "maxModelLen": 131_
 
 
 def known(found=SHAPE, commit=COMMIT):
-    """The status with facts of the small model as an engine of an earlier version gave them."""
-    old = ModelFacts.model_validate_json(old_facts(commit=commit, shape=found))
-    return {"model": stored(old, HUB_MODEL["source"])}
+    """The status that an operator of an earlier version wrote: with the sizing of one rank, as CPUs have it."""
+    old = ModelFacts.model_validate_json(old_facts(commit=commit, shape=found)).model_copy(update={"version": None})
+    asked = question(make_service(model=HUB_MODEL), old)
+    sizing = {"tensor": 1, "pipeline": 1, "pods": 1, "nodes": 1, "weightsBytesPerRank": 3408, "inputs": asked.inputs}
+    return {"model": stored(old, HUB_MODEL["source"]), "sizing": sizing}
 
 
 def test_at_most_four_jobs_run_at_a_time_over_all_services():
     refreshes = Refreshes()
     started = []
     for key in SERVICES:
-        if refreshes.may_start(key, 0.0):
-            refreshes.note(key, Refresh.STARTING, 0.0)
+        if refreshes.may_start(key, "i", 0.0):
+            refreshes.note(key, "i", Refresh.STARTING, 0.0)
             started.append(key)
 
     assert started == SERVICES[:MOST_JOBS] and MOST_JOBS == 4
-    refreshes.note(SERVICES[0], Refresh.RUNNING, 5.0)
-    assert not refreshes.may_start(SERVICES[4], 5.0)
-    refreshes.note(SERVICES[0], Refresh.ENDED, 10.0)
-    assert refreshes.may_start(SERVICES[4], 10.0)
+    refreshes.note(SERVICES[0], "i", Refresh.RUNNING, 5.0)
+    assert not refreshes.may_start(SERVICES[4], "i", 5.0)
+    refreshes.note(SERVICES[0], "i", Refresh.ENDED, 10.0)
+    assert refreshes.may_start(SERVICES[4], "i", 10.0)
 
 
-def test_a_service_is_tried_once_by_a_process_whatever_its_job_found():
+def test_an_image_of_a_service_is_tried_once_by_a_process_whatever_its_job_found():
     refreshes = Refreshes()
-    refreshes.note(SERVICES[0], Refresh.STARTING, 0.0)
-    refreshes.note(SERVICES[0], Refresh.ENDED, 1.0)
+    refreshes.note(SERVICES[0], "i", Refresh.STARTING, 0.0)
+    refreshes.note(SERVICES[0], "i", Refresh.ENDED, 1.0)
 
-    assert not refreshes.may_start(SERVICES[0], 1e6)
+    assert not refreshes.may_start(SERVICES[0], "i", 1e6)
+    assert refreshes.may_start(SERVICES[0], "another", 1e6)
     refreshes.forget(SERVICES[0])
-    assert refreshes.may_start(SERVICES[0], 1e6)
+    assert refreshes.may_start(SERVICES[0], "i", 1e6)
 
 
 def test_jobs_of_the_operator_before_count_until_their_service_says_that_they_ended():
     refreshes = Refreshes()
     refreshes.found(SERVICES[:4], 0.0)
 
-    assert not refreshes.may_start(SERVICES[5], 0.0)
-    refreshes.note(SERVICES[1], Refresh.NONE, 1.0)
-    assert refreshes.may_start(SERVICES[5], 1.0)
+    assert not refreshes.may_start(SERVICES[5], "i", 0.0)
+    refreshes.note(SERVICES[1], "i", Refresh.NONE, 1.0)
+    assert refreshes.may_start(SERVICES[5], "i", 1.0)
 
 
 def test_a_job_of_which_nothing_is_known_any_more_counts_no_longer_than_its_deadline():
     refreshes = Refreshes()
     refreshes.found(SERVICES[:4], 0.0)
 
-    assert not refreshes.may_start(SERVICES[5], JOB_SECONDS - 1)
-    assert refreshes.may_start(SERVICES[5], JOB_SECONDS)
+    assert not refreshes.may_start(SERVICES[5], "i", JOB_SECONDS - 1)
+    assert refreshes.may_start(SERVICES[5], "i", JOB_SECONDS)
 
 
 def test_a_service_that_runs_has_its_stored_facts_and_a_job_only_where_there_is_a_place():
@@ -138,8 +143,10 @@ def test_the_costs_that_the_job_finds_are_stored_with_the_rest_as_it_was():
 
     assert (seen.refresh, seen.verdict) == (Refresh.ENDED, None)
     assert seen.model.costs is not None
-    assert seen.model.model_copy(update={"costs": None}) == stored_model(known())
-    assert look(stored={"model": seen.model.model_dump(by_alias=True)}).refresh is Refresh.NONE
+    assert seen.model.version == "v2"
+    assert seen.model.model_copy(update={"costs": None, "version": None}) == stored_model(known())
+    again = look(stored=known() | {"model": seen.model.model_dump(by_alias=True)})
+    assert (again.facts, again.refresh) == (seen.facts, Refresh.NONE)
 
 
 @pytest.mark.parametrize(
@@ -161,12 +168,13 @@ def test_a_job_that_fails_or_finds_less_or_another_model_changes_nothing(state):
     assert seen.refresh is (Refresh.RUNNING if state in (RUNNING, None) else Refresh.ENDED)
 
 
-def test_a_service_that_cannot_be_sized_without_costs_waits_for_its_own_job():
-    seen = look(stored=known(), **GPU)
+@pytest.mark.parametrize("change", [GPU, {"parallelism": {"tensor": 2}}, GPU | GIVEN])
+def test_a_service_that_has_to_be_sized_again_waits_for_its_own_job_at_the_commit_that_runs(change):
+    seen = look(stored=known(), **change)
 
     assert (seen.facts, seen.verdict.reason, seen.refresh) == (None, Reason.INSPECTING, Refresh.NONE)
     assert [each["kind"] for each in seen.wanted] == ["ServiceAccount", "Job"]
-    found = look(ended(facts()), stored=known(), commit=COMMIT, **GPU)
+    found = look(ended(facts()), stored=known(), commit=COMMIT, **change)
     assert found.facts.costs is not None and found.facts.commit == COMMIT
 
 
@@ -223,6 +231,26 @@ def test_an_engine_of_an_earlier_version_serves_with_the_parallelism_that_is_giv
     assert given.checkpoint_bytes == 141_107_412_992
     on_cpu = resolve(make_service(model=SPEC["model"]), "i", without_costs(LLAMA31_70B))
     assert (on_cpu.shape, on_cpu.sizing) == ("TP1xPP1", None)
+
+
+def test_facts_of_an_engine_without_costs_are_not_found_again_where_the_parallelism_is_given():
+    given = GIVEN | GPU
+    first = look(ended(old_facts()), **given)
+    status = {"model": first.model.model_dump(by_alias=True)}
+
+    assert (first.facts.version, first.facts.costs) == ("v1", None)
+    assert look(stored=status, may_refresh=True, **given) == Inspection(facts=first.model, model=first.model)
+    # Where a number is left open, the Job of another image may find costs.
+    open_again = look(stored=status, **GPU)
+    assert (open_again.facts, open_again.verdict.reason) == (None, Reason.INSPECTING)
+
+
+def test_a_service_that_was_refused_before_is_sized_and_not_made_without():
+    """Its status has facts and no sizing."""
+    status = {"model": known()["model"]}
+    seen = look(stored=status, **GIVEN, **GPU)
+
+    assert (seen.facts, seen.verdict.reason) == (None, Reason.INSPECTING)
 
 
 def named(name, status, **spec):

@@ -65,6 +65,11 @@ class ModelShape(_Part):
 class ModelFacts(_Part):
     shape: ModelShape = Field(description="Sizes, as the model's configuration gives them.")
     num_parameters: int = Field(ge=1, le=MAX_PARAMETERS, description="Weights of the model.")
+    version: str | None = Field(
+        None,
+        max_length=16,
+        description="Version of the inspection. Absent where an operator of an earlier version stored the facts.",
+    )
     commit: str | None = Field(
         None, max_length=256, description="Commit of a hub's model, by which every rank loads it."
     )

@@ -25,7 +25,7 @@ class Reason(StrEnum):
     UNSUPPORTED_KUBERAY = "UnsupportedKubeRay"  # the cluster has no KubeRay, or one that is too old; Accepted
     LOADED = "Loaded"  # ModelReady
     LOADING = "Loading"  # ModelReady
-    INSPECTING = "Inspecting"  # a Job looks at the model, before anything is made for it
+    INSPECTING = "Inspecting"  # a Job inspects the model, before anything is made for it
     MODEL_NOT_FOUND = "ModelNotFound"  # the model's folder or file is not there, or its name or revision on the hub
     MODEL_NO_ACCESS = "ModelNoAccess"  # the hub wants a token, or another one
     MODEL_GATED = "ModelGated"  # the token's account has not accepted the model's terms

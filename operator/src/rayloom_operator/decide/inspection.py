@@ -27,7 +27,7 @@ from rayloom_operator.names import INSPECT_CONTAINER, SERVICE_LABEL, Manifest
 from rayloom_operator.objects.companions import service_account
 from rayloom_operator.objects.inspect_job import attempt_of, inspect_job
 from rayloom_operator.observe.observed import Verdict, pod, refused_pod, without_suffixes
-from rayloom_operator.resolve.resolved import Hub, lacks_costs
+from rayloom_operator.resolve.resolved import Hub, is_given, is_sized
 from rayloom_operator.texts import head, plain, tail
 from rayloom_operator.times import moment
 
@@ -105,8 +105,8 @@ def inspect(
 ) -> Inspection:
     """Returns the facts of the service's model, or the Job to make and the verdict of the attempts so far.
 
-    `stored` is the service's status as it was written last. Facts without costs are found again where `may_refresh`,
-    and where the service cannot be sized without.
+    `stored` is the service's status as it was written last. Facts without costs are found again where the service has
+    to be sized; where its sizing stays, only if `may_refresh`.
     """
     model = service.spec.model
     if (facts := builtin_facts(model)) is not None:
@@ -116,8 +116,11 @@ def inspect(
     if known is not None and is_current:
         if known.costs is not None:
             return Inspection(facts=known, model=known)
-        if not lacks_costs(service, known, stored):
+        if is_sized(service, known, stored):
             return _refreshed(service, image, hub, known, tried, may_refresh)
+        if known.version is not None and is_given(service):
+            # The engine's own inspection gave no costs; the engine itself refuses what does not fit.
+            return Inspection(facts=known, model=known)
     # Ranks of engines that run have loaded the stored commit.
     commit = known.commit if known is not None and is_current else None
     first = inspect_job(service, image, hub, 0, commit)
@@ -156,7 +159,7 @@ def _refreshed(
 ) -> Inspection:
     """The facts of a service that runs without costs: with those that a Job found, else as they are stored.
 
-    A Job that fails, or finds another model in the same place, changes nothing: the service runs, and nobody waits.
+    A Job that fails, or finds another model in the same place, changes nothing: the service runs without its result.
     """
     job = inspect_job(service, image, hub, 0, known.commit)
     made = _attempts(job, tried.jobs).get(0)
@@ -167,8 +170,9 @@ def _refreshed(
     found = _outcome(service, made, _pod_of(made, tried.pods))
     if found is None:
         return Inspection(facts=known, model=known, refresh=Refresh.RUNNING)
-    if isinstance(found, ModelFacts) and (found.shape, found.commit) == (known.shape, known.commit):
-        known = _model(service, found)
+    if isinstance(found, ModelFacts) and found.costs is not None:
+        is_same = (found.shape, found.commit) == (known.shape, known.commit)
+        known = _model(service, found) if is_same else known
     return Inspection(facts=known, model=known, refresh=Refresh.ENDED)
 
 

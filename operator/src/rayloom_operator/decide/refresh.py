@@ -29,29 +29,29 @@ class Refresh(Enum):
 
 @dataclass(slots=True)
 class Refreshes:
-    """The Jobs of all services. One process tries each service once: an image that gives no costs never will."""
+    """The Jobs of all services. One process tries each image of a service once: the next answer would be the same."""
 
-    _since: dict[ServiceKey, float] = field(default_factory=dict)
-    _tried: set[ServiceKey] = field(default_factory=set)
+    _since: dict[ServiceKey, float] = field(default_factory=dict)  # when its Job was first seen
+    _tried: dict[ServiceKey, str] = field(default_factory=dict)  # the image that was tried last
 
     def found(self, keys: Iterable[ServiceKey], now: float) -> None:
         """Takes the services whose inspection ran when this process began to lead; `now` in seconds."""
         self._since |= dict.fromkeys(keys, now)
 
-    def may_start(self, key: ServiceKey, now: float) -> bool:
-        """Returns whether the service may have a Job now."""
+    def may_start(self, key: ServiceKey, image: str, now: float) -> bool:
+        """Returns whether the service may have a Job with this image now."""
         running = sum(now - since < JOB_SECONDS for since in self._since.values())
-        return key not in self._tried and running < MOST_JOBS
+        return self._tried.get(key) != image and running < MOST_JOBS
 
-    def note(self, key: ServiceKey, refresh: Refresh, now: float) -> None:
-        """Takes how far a service is, as the last reconcile found it."""
+    def note(self, key: ServiceKey, image: str, refresh: Refresh, now: float) -> None:
+        """Takes the progress of a service with this image, as the last reconcile found it."""
         if refresh in (Refresh.STARTING, Refresh.RUNNING):
             self._since.setdefault(key, now)
-            self._tried.add(key)
+            self._tried[key] = image
         else:
             self._since.pop(key, None)
 
     def forget(self, key: ServiceKey) -> None:
         """Takes that the service was deleted."""
         self._since.pop(key, None)
-        self._tried.discard(key)
+        self._tried.pop(key, None)

@@ -232,10 +232,10 @@ class Reconciler:
     async def _inspect(self, key: ServiceKey, previous: Manifest, service: LLMService, now: Now) -> Inspection:
         image, hub, pods = self._settings.image(service), self._settings.hub, self._watches.pods.of_service(key)
         jobs = [each for each in self._watches.jobs.of_service(key) if "deletionTimestamp" not in each["metadata"]]
-        may_refresh = self._refreshes.may_start(key, now.mono)
+        may_refresh = self._refreshes.may_start(key, image, now.mono)
         tried = Tried(jobs, pods)
         found = inspect(service, image, hub, previous, tried, now.wall, may_refresh)
-        self._refreshes.note(key, found.refresh, now.mono)
+        self._refreshes.note(key, image, found.refresh, now.mono)
         if found.refresh_job is not None:
             await self._make_refresh_job(key, found.refresh_job)
         if found.is_podless:

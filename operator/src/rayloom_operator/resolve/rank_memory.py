@@ -67,9 +67,9 @@ class Cut:
     def __init__(self, costs: Costs, tensor: int, element_bytes: int) -> None:
         """`tensor` is one of `costs.tensor`; an element of weights and KV cache takes `element_bytes`."""
         index = costs.tensor.index(tensor)
-        self._embedding, self._head, self._both = (
-            part.bytes_at(index, element_bytes) for part in (costs.embedding, costs.head, costs.both)
-        )
+        self._embedding = costs.embedding.bytes_at(index, element_bytes)
+        self._head = costs.head.bytes_at(index, element_bytes)
+        self._both = costs.both.bytes_at(index, element_bytes)
         self._weights = Layers(costs, [kind.weights.bytes_at(index, element_bytes) for kind in costs.kinds])
         self._kv = Layers(costs, [kind.kv.bytes_at(index, element_bytes) * BLOCK_SIZE for kind in costs.kinds])
 

@@ -93,7 +93,7 @@ def resolve(
     sizing, asking = _stored_choice(service, facts, previous)
     if sizing is None or sizing.inputs != asking.inputs:
         if facts.costs is None:
-            if not _is_given(service):
+            if not is_given(service):
                 raise SpecError((_NO_COSTS,))
             # The engine itself refuses what its ranks cannot share or hold.
             made = _as_given(service, image, hub)
@@ -124,12 +124,7 @@ def is_sized(service: LLMService, facts: ModelFacts, previous: Mapping[str, Any]
     return sizing is not None and sizing.inputs == asking.inputs
 
 
-def lacks_costs(service: LLMService, facts: ModelFacts, previous: Mapping[str, Any]) -> bool:
-    """Returns whether `resolve` would refuse the service because facts of an earlier version have no costs."""
-    return facts.costs is None and not _is_given(service) and not is_sized(service, facts, previous)
-
-
-def _is_given(service: LLMService) -> bool:
+def is_given(service: LLMService) -> bool:
     """True where the spec leaves no number of ranks open; on a CPU each number that it leaves out is 1."""
     asked = service.spec.parallelism
     return service.spec.accelerator is None or (asked.tensor is not None and asked.pipeline is not None)
