@@ -93,6 +93,10 @@ class Reflector:
         """Returns the objects of one key, by name. While `is_synced` is not set, the copies may be old."""
         return [self._objects[key[0], name] for name in self._names.get(key, ())]
 
+    def keys(self) -> list[ServiceKey]:
+        """Returns the keys that have an object."""
+        return list(self._names)
+
     def marked(self, mark: str) -> set[ServiceKey]:
         """Returns the keys that have an object with this mark, in 1 ms for 20,000 objects: nothing is unpacked."""
         return {self._key_at[at] for at in self._objects.marked(mark)}

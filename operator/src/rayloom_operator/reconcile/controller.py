@@ -120,6 +120,7 @@ class Controller:
                     tasks.create_task(reflector.run())
                 await self._drift.listed()
                 self._unreported = await self.missed_deletions.list_uids()
+                self._reconciler.lead()
                 self._queue.open()
                 self.is_ready.set()
                 tasks.create_task(self.missed_deletions.run())
