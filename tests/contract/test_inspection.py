@@ -1,18 +1,23 @@
 """The termination message of `rayloom-engine inspect` is what the operator reads."""
 
 import json
+from pathlib import Path
 from typing import get_args
 
 import pytest
+from hypothesis import given, settings
 
 from rayloom_engine.errors import ModelError, ModelFault
+from rayloom_engine.models.checkpoint.source import ResolvedModel
 from rayloom_engine.models.costs import Amounts, Costs, LayerKind, StepCosts
 from rayloom_engine.models.inspection import Inspection, Shape, failure, inspect_model
 from rayloom_engine.models.inspection import facts as engine_facts
 from rayloom_operator.api import costs as ours
 from rayloom_operator.api.model_facts import ModelFacts, ModelShape
+from rayloom_operator.api.status import stored_model
 from rayloom_operator.decide.inspection import _REASONS, _VERSIONS
-from rt_inspection import ended, look
+from rt_facts import shapes
+from rt_inspection import COMMIT, ended, look
 from rt_shapes import SMOLLM2
 
 
@@ -60,3 +65,17 @@ def test_a_fault_arrives_with_its_sentence(fault):
 
     assert (verdict.reason, json.loads(words)["error"]["reason"]) == (_REASONS[fault], fault)
     assert verdict.message.startswith("it is so.")
+
+
+@settings(deadline=None, print_blob=True)
+@given(shapes())
+def test_the_operator_takes_the_facts_of_any_model_that_the_engine_takes(shape):
+    text = engine_facts(ResolvedModel(path=Path(), source="", commit=COMMIT), shape).text()
+    seen = look(ended(text))
+
+    assert (seen.verdict, seen.facts.num_parameters) == (None, shape.num_parameters)
+    assert seen.facts.costs.num_layers == shape.num_layers
+    assert seen.facts.costs.attention_span == shape.attention_span == seen.facts.shape.attention_span
+    # The status holds it, and gives it back.
+    document = json.loads(json.dumps(seen.model.model_dump(mode="json", by_alias=True, exclude_none=True)))
+    assert stored_model({"model": document}) == seen.model

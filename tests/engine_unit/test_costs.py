@@ -5,7 +5,6 @@ That they are what the engine allocates is in tests/contract/test_sizing.py.
 
 import json
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,35 +15,10 @@ from rayloom_engine.models.checkpoint import limits
 from rayloom_engine.models.checkpoint.source import ResolvedModel
 from rayloom_engine.models.costs import model_costs, run_lengths
 from rayloom_engine.models.inspection import MAX_FACTS_BYTES, facts
-from rayloom_engine.models.shape import ModelShape, RopeParameters
 from rayloom_engine.models.shard_counts import shard_counts
-from rt_facts import CONFIGS, shape_of
+from rt_facts import CONFIGS, make_shape, shape_of, shapes
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
-
-
-def make_shape(**changes):
-    settings = {
-        "architecture": "MistralForCausalLM",
-        "num_layers": 2,
-        "hidden_size": 8,
-        "intermediate_size": 15,
-        "num_heads": 4,
-        "num_kv_heads": 2,
-        "head_dim": 4,
-        "vocab_size": 33,
-        "max_position_embeddings": 64,
-        "rms_norm_eps": 1e-5,
-        "rope": RopeParameters(),
-        "qkv_bias": False,
-        "o_bias": False,
-        "mlp_bias": False,
-        "qk_norm": False,
-        "tie_word_embeddings": False,
-        "checkpoint_dtype": "bfloat16",
-        "eos_token_ids": (),
-    } | changes
-    return ModelShape(**({"layer_windows": (None,) * settings["num_layers"]} | settings))
 
 
 def text_of(shape):
@@ -133,33 +107,9 @@ def test_the_facts_of_the_worst_models_are_short_enough(name):
     assert len(costs["tensor"]) >= min(8, len(shard_counts(shape)))
 
 
-@st.composite
-def shapes(draw):
-    num_layers = draw(st.integers(1, limits.MAX_LAYERS))
-    num_kv_heads = draw(st.integers(1, 64))
-    window = draw(st.none() | st.integers(1, limits.MAX_POSITIONS))
-    period = draw(st.integers(1, 9))
-    return make_shape(
-        num_layers=num_layers,
-        layer_windows=tuple(None if layer % period else window for layer in range(num_layers)),
-        hidden_size=draw(st.integers(1, limits.MAX_SIZE)),
-        intermediate_size=draw(st.integers(1, limits.MAX_SIZE)),
-        num_kv_heads=num_kv_heads,
-        num_heads=num_kv_heads * draw(st.integers(1, limits.MAX_HEADS // num_kv_heads)),
-        head_dim=2 * draw(st.integers(1, 1024)),
-        vocab_size=draw(st.integers(1, limits.MAX_VOCAB)),
-        o_bias=draw(st.booleans()),
-        tie_word_embeddings=draw(st.booleans()),
-    )
-
-
 @settings(deadline=None, print_blob=True)
 @given(shapes())
 def test_the_facts_of_any_model_are_short_enough_and_whole(shape):
-    if shape.num_parameters > limits.MAX_PARAMETERS:
-        shape = replace(
-            shape, num_layers=1, layer_windows=shape.layer_windows[:1], hidden_size=64, intermediate_size=64
-        )
     text = text_of(shape)
     costs = json.loads(text)["costs"]
 

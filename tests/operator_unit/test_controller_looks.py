@@ -190,7 +190,7 @@ def test_what_is_seen_of_a_service_is_of_one_moment():
         seen = await world.controller._reconciler._observer.observe(
             KEY, "uid-1", (), timedelta(seconds=15), datetime.now(UTC)
         )
-        assert (seen.replicas, seen.leaving) == ((), ())
+        assert (seen.replicas, seen.terminating_pods) == ((), ())
 
     with_world(story, leads=asyncio.Event())
 

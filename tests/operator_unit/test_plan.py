@@ -200,7 +200,7 @@ def test_requests_go_to_the_well_before_they_leave_the_ill():
 
 def test_pods_on_a_lost_node_are_taken_away_at_once():
     leaving = make_pod("old", is_head=False, node="n2", deletion_grace=30)
-    found = turn(ONE, [make_serving(ONE)], leaving=(leaving,), lost_nodes=frozenset({"n2"}))
+    found = turn(ONE, [make_serving(ONE)], terminating_pods=(leaving,), lost_nodes=frozenset({"n2"}))
 
     assert [(each.path.split("/")[-1], each.uid, each.grace_s) for each in found.plan.deletions] == [
         ("worker0", "uid-worker0", 0),

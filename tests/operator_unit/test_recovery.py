@@ -338,11 +338,11 @@ def test_the_pods_of_an_engine_beyond_help_do_not_drain():
     failed = turn(ONE, [failing("a")])
     pods = [make_pod("head", owner="a", deletion_grace=45), make_pod("other", owner="b", deletion_grace=45)]
     name = failed.status.groups[0].name
-    found = turn(ONE, previous=failed.document, taken=frozenset({name}), leaving=tuple(pods))
+    found = turn(ONE, previous=failed.document, taken=frozenset({name}), terminating_pods=tuple(pods))
 
     assert [(each.uid, each.grace_s) for each in found.plan.deletions if each.uid] == [("uid-head", 1)]
     hurried = (make_pod("head", owner="a", deletion_grace=1),)
-    assert turn(ONE, previous=failed.document, leaving=hurried).plan.deletions == ()
+    assert turn(ONE, previous=failed.document, terminating_pods=hurried).plan.deletions == ()
 
 
 def test_another_revision_begins_with_a_clean_record():
@@ -385,7 +385,7 @@ def test_words_of_a_newer_operator_cost_no_engine_its_record():
 
     assert (found.restarts, found.failure.uid, found.failure.message) == (1, "a", failed["failure"]["message"])
     again = turn(ONE, [failing("a")], previous={"groups": [newer]})
-    assert (again.slots[0].restarts, again.slots[0].is_condemned) == (1, True)
+    assert (again.slots[0].restarts, again.slots[0].has_failed) == (1, True)
     assert again.status.groups[0].failure.uid == "a"
 
 

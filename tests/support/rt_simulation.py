@@ -141,7 +141,7 @@ class Simulation:
             replicas=tuple(cluster.group(self.t, self.lost) for cluster in self.there),
             taken=frozenset(taken | {each.name for each in self.clusters.values() if each.is_leaving}),
             num_ending=len(self.clusters) - len(self.there),
-            leaving=tuple(each for each in pods if each.grace_s is not None),
+            terminating_pods=tuple(each for each in pods if each.grace_s is not None),
             lost_nodes=frozenset(node for node, since in self.lost.items() if self.t - since >= 15),
         )
 
@@ -167,7 +167,7 @@ class Simulation:
             "clock": self.clock,
             "taken": seen.taken,
             "num_ending": seen.num_ending,
-            "leaving": seen.leaving,
+            "terminating_pods": seen.terminating_pods,
             "lost_nodes": seen.lost_nodes,
         }
         found = turn(self.resolved, seen.replicas, **facts)
@@ -177,7 +177,7 @@ class Simulation:
             # What clients find is not asked for while nothing depends on it.
             found = turn(self.resolved, seen.replicas, endpoints=self.endpoints, **facts)
         failed = {slot.name: slot.failure.uid for slot in found.slots if slot.failure is not None}
-        condemned = {slot.name for slot in found.slots if slot.is_condemned}
+        condemned = {slot.name for slot in found.slots if slot.has_failed}
         planned = found.plan
         changes = [lambda each=each: self._drain(each) for each in planned.drains if not each.wanted]
         changes += [lambda each=each: self._route(each) for each in planned.routes]

@@ -1,4 +1,4 @@
-"""Why an engine replica has failed, so that only a new RayCluster helps. Pure.
+"""Finds why an engine replica has failed, so that only a new RayCluster helps. Pure.
 
 A chain of checks, each named after the failure that it finds; the first one that finds its failure names the cause.
 Other parts repair everything else: the engine replaces its ranks, the kubelet restarts containers, KubeRay recreates
@@ -59,7 +59,7 @@ def cause_to_replace(
 
 
 def has_served(replica: EngineReplica, before: GroupStatus | None) -> bool:
-    """Whether the engine has finished its start since its containers were started.
+    """Returns whether the engine has finished its start since its containers were started.
 
     Its last answer says so; or, where this operator process has no answer yet, `before`, the replica in the status.
     """
@@ -87,7 +87,7 @@ def _too_many_pods(suspect: _Suspect) -> Verdict | None:
     replica, recovery = suspect.replica, suspect.resolved.service.spec.recovery
     if replica.num_new_pods <= 2 * (1 + suspect.resolved.num_pods) + recovery.restart_budget:
         return None
-    words = f"KubeRay made {replica.num_new_pods} pods within {NEW_POD_S:.0f} s, for others kept failing. "
+    words = f"KubeRay created {replica.num_new_pods} pods within {NEW_POD_S:.0f} s, because pods kept failing. "
     fault = replica.fault
     return Verdict(reason=Reason.CONTAINER_FAILED, message=words + (fault.message if fault else ""))
 
@@ -142,12 +142,12 @@ def _stuck(suspect: _Suspect) -> Verdict | None:
     stuck_s = min(now.mono - reading.advanced_at, (now.wall - max(running_since)).total_seconds())
     if stuck_s < rebuild_s + _LATER_S:
         return None
-    words = f"The engine in pod {head.name} neither served nor got on for {rebuild_s} s. "
+    words = f"The engine in pod {head.name} made no progress for {rebuild_s} s. "
     return Verdict(reason=Reason.ENGINE_STUCK, message=words + judge(replica, now.mono).message)
 
 
 def _reading_to_doubt(suspect: _Suspect) -> Reading | None:
-    """What the poller knows of an engine whose head runs; None also for an engine that only the operator cannot reach.
+    """Returns the reading of an engine whose head runs; None also for an engine that only the operator cannot reach.
 
     Its kubelet reaches such an engine. The cause (a firewall, another key) would hide a new replica as well.
     """

@@ -17,7 +17,7 @@ from rayloom_operator.decide.situation import Situation
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """What to change now, and when to reconcile again."""
+    """The changes to make now, and the time of the next reconcile."""
 
     plan: Plan
     reapply_after_s: float  # objects that were applied are applied again after so many seconds

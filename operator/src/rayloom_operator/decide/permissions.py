@@ -82,6 +82,6 @@ class Permissions:
 
 
 def _is_below(path: str, folder: str) -> bool:
-    """Whether `path` is `folder` or below it; "/models2" is not below "/models"."""
+    """Returns whether `path` is `folder` or below it; "/models2" is not below "/models"."""
     inner, outer = (posixpath.normpath("/" + each.strip("/")) for each in (path, folder))
     return outer == "/" or inner == outer or inner.startswith(outer + "/")

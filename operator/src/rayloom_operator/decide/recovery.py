@@ -46,7 +46,7 @@ class Place:
     replica: EngineReplica | None
     restarts: int = 0
     failure: Failure | None = None
-    is_condemned: bool = False  # the replica is to be deleted, and its failure is written in the status
+    has_failed: bool = False  # the replica is to be deleted; the status has its failure
 
     def retry_at(self, recovery: Recovery) -> datetime | None:
         """Returns the time from which a replica may be created; None without a failure."""
@@ -57,7 +57,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Need:
-    """How many engine replicas of one revision the rollout wants."""
+    """The number of engine replicas of one revision that the rollout wants."""
 
     revision: str
     number: int  # places; more while more replicas exist
@@ -193,7 +193,7 @@ def _review(
             restarts = 0
         return Place(name=name, replica=replica, restarts=restarts, failure=failure if restarts else None)
     if is_recorded:
-        return Place(name=name, replica=replica, restarts=restarts, failure=failure, is_condemned=True)
+        return Place(name=name, replica=replica, restarts=restarts, failure=failure, has_failed=True)
     cause = cause_to_replace(replica, resolved, observed.lost_nodes, before, now=now)
     if cause is not None:
         # A head pod that was deleted from outside, as by a drain of its node, is no failure of the engine.

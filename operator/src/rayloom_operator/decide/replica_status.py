@@ -1,4 +1,4 @@
-"""The entry of one engine replica in `status.groups`: what it does, and what the next reconcile must remember. Pure."""
+"""The entry of one engine replica in `status.groups`: its state, and its record of failures. Pure."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def replica_status(judged: JudgedReplica, situation: Situation) -> GroupStatus:
     """Returns the entry. Its transition time is the written one while the state is the same."""
     place, now = judged.place, situation.now.wall
     before = situation.memory.get(place.name)
-    # While the spec cannot be used, no failure is judged anew, and none of the written record is lost.
+    # While the spec cannot be used, no failure is judged again, and the written record stays.
     record = before if situation.resolved is None and before is not None else place
     has_failed = place.replica is not None and record.failure is not None and record.failure.uid == place.replica.uid
     state = _state(judged, before, situation, has_failed=has_failed)

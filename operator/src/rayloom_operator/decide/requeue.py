@@ -1,4 +1,4 @@
-"""When a service is reconciled next, unless an event comes before. Pure."""
+"""The time of a service's next reconcile, unless an event comes before. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rayloom_operator.observe.verdict import STALE_S, is_well, unreachable_at
 
 # A service whose engines all serve. An engine that ceases to serve causes an event.
 REGULAR_S = 300.0
-# Objects without a watch, such as ConfigMaps, are applied again so often, because somebody may have deleted them.
+# Objects without a watch, such as ConfigMaps, are applied again so often, because a user may have deleted them.
 _REAPPLY_S = 1800.0
 # Kubelets report a mount failure only in an Event, so Events are read while a pod waits: often during the first minute,
 # while a report is likely. The ConfigMap or Secret that the head mounts may be gone, so objects are applied as often
@@ -50,7 +50,7 @@ def _reasons_to_requeue(situation: Situation, planned: Plan) -> Iterator[float]:
 
 
 def _is_well(situation: Situation) -> bool:
-    """Whether every engine serves, or none was asked yet. An engine that makes no progress causes no event."""
+    """Returns whether every engine serves, or none was asked yet. An engine that makes no progress causes no event."""
     replicas = situation.observed.replicas
     has_answers = any(each.reading is not None for each in replicas)
     return not has_answers or all(is_well(each, situation.now.mono) for each in replicas)

@@ -12,7 +12,7 @@ from rayloom_operator.resolve.resolved import Hub
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """One value for the life of the operator process."""
+    """A value for the life of the operator process."""
 
     engine_image: str  # for services whose spec names no image
     operator_key: bytes  # admin tokens are derived from it

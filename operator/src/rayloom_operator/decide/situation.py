@@ -51,10 +51,10 @@ class Situation:
 
     @property
     def can_create(self) -> bool:
-        """Whether engine replicas can be created: the spec can be used, the model is known, and there is a KubeRay."""
+        """Returns whether engine replicas can be created: spec and KubeRay can be used, and the model is known."""
         return self.resolved is not None and self.step is not None and not self.kuberay_problem
 
     def is_leaving(self, replica: str) -> bool:
-        """Whether the rollout terminates the replica of this name; as it is written while no step can be taken."""
+        """Returns whether the rollout terminates the replica of this name, by its next state if that can be reached."""
         state = self.step.state if self.step is not None and self.can_create else self.rollout
         return replica in state.terminating

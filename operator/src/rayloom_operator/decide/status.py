@@ -17,7 +17,7 @@ from rayloom_operator.objects.companions import endpoint
 
 
 def status(situation: Situation, refusal: str = "") -> Status:
-    """Returns the status to write. `refusal` is the API server's of an object that was applied, or empty.
+    """Returns the status to write. `refusal` is the API server's, of an object of the plan; or empty.
 
     While nothing can be planned, fields about the spec keep what was written last.
     """
@@ -57,7 +57,7 @@ def _asked_before(situation: Situation) -> str:
 
 
 def _loading(replicas: tuple[JudgedReplica, ...]) -> str | None:
-    """How much the first engine that starts has loaded; None where no engine counts bytes."""
+    """Returns how much the first starting engine has loaded; None where no engine counts bytes."""
     for each in replicas:
         if each.verdict.reason is not Reason.STARTING or each.replica is None:
             continue

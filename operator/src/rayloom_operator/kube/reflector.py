@@ -94,7 +94,7 @@ class Reflector:
         return [self._objects[key[0], name] for name in self._names.get(key, ())]
 
     def keys(self) -> list[ServiceKey]:
-        """The keys that have an object."""
+        """Returns the keys that have an object."""
         return list(self._names)
 
     def marked(self, mark: str) -> set[ServiceKey]:

@@ -82,7 +82,7 @@ class Nodes:
             self._on_change(name)
 
     def _note_unready(self, name: str, since: datetime | None) -> bool:
-        """Whether the node became ready, or ceased to be."""
+        """Returns whether the node became ready, or ceased to be."""
         was_unready = name in self._unready
         if since is None:
             self._unready.pop(name, None)
@@ -91,7 +91,7 @@ class Nodes:
         return was_unready != (since is not None)
 
     def _note_cordoned(self, name: str, *, is_cordoned: bool) -> bool:
-        """Whether the emptying of the node began or ended."""
+        """Returns whether the emptying of the node began or ended."""
         was_cordoned = name in self.cordoned
         if is_cordoned:
             self.cordoned.add(name)

@@ -1,4 +1,4 @@
-"""What was observed of a service: its RayClusters, their pods, and the answers of its engines. Plain data."""
+"""Observations of a service: its RayClusters, their pods, and the answers of its engines. Plain data."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MAX_MESSAGE = 600  # characters of a text by another program, within a message o
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What a pod or an engine replica does, or what keeps it from its work: a reason and a sentence."""
+    """The state or the fault of a pod or an engine replica: a reason and a sentence."""
 
     reason: Reason
     message: str
@@ -35,7 +35,7 @@ def refused_pod(message: str) -> Verdict:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pod:
-    """One pod, with its fault, if it has one."""
+    """A pod, with its fault, if it has one."""
 
     namespace: str
     name: str
@@ -58,7 +58,7 @@ class Pod:
 
     @property
     def is_running(self) -> bool:
-        """Whether every container runs."""
+        """Returns whether every container runs."""
         return self.running_since is not None
 
 
@@ -76,7 +76,7 @@ class Reading:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineReplica:
-    """One RayCluster and its pods, without terminating pods."""
+    """A RayCluster and its pods, without terminating pods."""
 
     name: str  # of the RayCluster
     revision: str
@@ -119,7 +119,7 @@ class Observed:
     # Names of RayClusters that are terminating, were deleted a moment ago, or belong to a deleted service of this name.
     taken: frozenset[str] = frozenset()
     num_ending: int = 0  # RayClusters that are terminating, and hold their nodes until they are gone
-    leaving: tuple[Pod, ...] = ()  # terminating pods of all RayClusters
+    terminating_pods: tuple[Pod, ...] = ()  # of all RayClusters
     lost_nodes: frozenset[str] = frozenset()  # not ready for so long that they are given up
     waits: tuple[datetime, ...] = ()  # times at which other nodes are given up
     knows_nodes: bool = True  # the watch of nodes works, so a node that is being emptied would be known

@@ -71,7 +71,7 @@ class Observer:
             replicas=tuple(replace(each, reading=self._poller.reading(key, each.name)) for each in grouped.replicas),
             taken=grouped.taken | self._names.resting(key),
             num_ending=grouped.num_ending,
-            leaving=grouped.terminating,
+            terminating_pods=grouped.terminating_pods,
             lost_nodes=frozenset(node for node, at in given_up_at.items() if at <= now),
             waits=tuple(at for at in given_up_at.values() if at > now),
             knows_nodes=self._watches.nodes.reflector.is_synced.is_set(),
@@ -144,8 +144,10 @@ class Observer:
             and each["metadata"].get("labels", {}).get(NODE_TYPE_LABEL) == "head"
             and each["spec"].get("nodeName", "") not in unready
         }
-        evicted |= self._evicted.get(key, frozenset())
-        found = self._evicted[key] = frozenset(evicted & {each["metadata"]["uid"] for each in clusters})
+        evicted |= self._evicted.pop(key, frozenset())
+        found = frozenset(evicted & {each["metadata"]["uid"] for each in clusters})
+        if found:
+            self._evicted[key] = found
         return found
 
 

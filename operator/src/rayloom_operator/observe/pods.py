@@ -1,4 +1,4 @@
-"""Reads one Pod document: what the pod does, and what is wrong with it. Pure."""
+"""Reads one Pod document: the pod's state and its fault. Pure."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def _running_since(status: Manifest) -> datetime | None:
 
 
 def _fault(document: Manifest, conditions: Mapping[str, Manifest], mount_failure: str) -> Verdict | None:
-    """What keeps the pod from its work: the first fault in the order of a pod's life."""
+    """Returns the pod's first fault, in the order of a pod's life."""
     name, status = document["metadata"]["name"], document.get("status", {})
     fault = (
         _unschedulable(name, conditions.get("PodScheduled", {}))
@@ -161,7 +161,7 @@ def _last_end(container: Manifest) -> Manifest:
 
 
 def _is_exhausted(container: Manifest) -> bool:
-    """Whether the container has ended and another start promises nothing."""
+    """Returns whether the container has ended and another start promises nothing."""
     ended = _last_end(container)
     if "running" in container["state"] or not ended:
         return False
@@ -179,7 +179,7 @@ def _container_fault(pod_name: str, container: Manifest) -> Verdict | None:
 
 
 def _waiting_fault(pod_name: str, container: Manifest) -> Verdict | None:
-    """Why the kubelet cannot start the container."""
+    """Returns why the kubelet cannot start the container."""
     waiting = container["state"].get("waiting", {})
     reason, message = waiting.get("reason", ""), _head(waiting.get("message", ""))
     if reason in _IMAGE_REASONS:
@@ -195,7 +195,7 @@ def _waiting_fault(pod_name: str, container: Manifest) -> Verdict | None:
 
 
 def _end_fault(pod_name: str, container: Manifest) -> Verdict | None:
-    """Why the container ended, while it is not ready again."""
+    """Returns why the container ended, while it is not ready again."""
     ended = _last_end(container)
     if not ended or container.get("ready", False) or ended["exitCode"] == 0:
         return None
@@ -219,7 +219,7 @@ def _end_fault(pod_name: str, container: Manifest) -> Verdict | None:
 
 
 def _model_fault(words: str) -> Reason:
-    """What is wrong with the model, by the engine's last message."""
+    """Returns the fault of the model, by the engine's last message."""
     for sentence, reason in HUB_SENTENCES.items():
         if sentence in words:
             return reason

@@ -220,7 +220,7 @@ def _is_serving(status: EngineStatus | None) -> bool:
 
 
 def _has_advanced(before: EngineStatus | None, status: EngineStatus) -> bool:
-    """Whether the engine serves, or its start has made progress. The seconds that phases count are no progress."""
+    """Returns whether the engine serves, or its start has made progress. Seconds of phases are no progress."""
     return _is_serving(status) or _start_of(status) != _start_of(before)
 
 
@@ -231,7 +231,7 @@ def _start_of(status: EngineStatus | None) -> object:
 
 
 def _note_essence(engine: _PolledEngine, now: float) -> bool:
-    """Whether the last answer must be reported; marks it as reported."""
+    """Returns whether the last answer must be reported; marks it as reported."""
     essence, before = _essence(engine.reading.status), engine.reported
     if essence == before:
         return False

@@ -30,7 +30,7 @@ class Documents:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grouped:
     replicas: tuple[EngineReplica, ...]
-    terminating: tuple[Pod, ...]  # pods of any RayCluster
+    terminating_pods: tuple[Pod, ...]  # of any RayCluster
     taken: frozenset[str]  # names of RayClusters that are terminating, or belong to a deleted service of this name
     num_ending: int  # terminating RayClusters of this service
 
@@ -52,7 +52,7 @@ def group(documents: Documents) -> Grouped:
         num_ending += is_ours
     return Grouped(
         replicas=tuple(replicas),
-        terminating=tuple(pod(each) for each in documents.pods if _is_terminating(each)),
+        terminating_pods=tuple(pod(each) for each in documents.pods if _is_terminating(each)),
         taken=frozenset(taken),
         num_ending=num_ending,
     )
@@ -63,7 +63,7 @@ def _is_terminating(document: Manifest) -> bool:
 
 
 def _replica(cluster: Manifest, own: Sequence[Manifest], found: Set[str], documents: Documents) -> EngineReplica:
-    """One RayCluster with its pod documents. `found` has the uids of the head pods that clients find."""
+    """Returns the engine replica of a RayCluster and its pods. `found` has the uids of head pods that clients find."""
     name, uid = cluster["metadata"]["name"], cluster["metadata"]["uid"]
     pods = tuple(pod(each, documents.mount_failures.get(each["metadata"]["uid"], "")) for each in own)
     on_cordoned = {each.stays_when_cordoned for each in pods if each.node in documents.cordoned}

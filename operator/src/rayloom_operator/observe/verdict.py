@@ -1,4 +1,4 @@
-"""What one engine replica does, judged by what was observed of it. Pure.
+"""The verdict on an engine replica, by the observations of it. Pure.
 
 Signs count from the surest to the weakest: the engine's own answer, its pods, the absence of both. Messages hold
 nothing that changes by itself.
@@ -32,7 +32,7 @@ STALLED = re.compile(r"has not advanced for|no step has ended for")
 
 
 def judge(replica: EngineReplica | None, now: float) -> Verdict:
-    """Returns what the engine replica does. `now` is a time of the event loop's clock."""
+    """Returns the verdict on the engine replica; None does not exist yet. `now` is a time of the event loop's clock."""
     if replica is None:
         return _UNMADE
     head, reading = replica.head, replica.reading
@@ -79,7 +79,7 @@ def unreachable_at(reading: Reading) -> float:
 
 
 def _counts(replica: EngineReplica, reading: Reading, now: float) -> bool:
-    """Whether the last answer still tells what the engine does.
+    """Returns whether the last answer still tells what the engine does.
 
     The pod explains the end of an engine better than the engine's last answer, so a fault of a pod outweighs the answer
     of an engine that does not answer any more.
@@ -90,7 +90,7 @@ def _counts(replica: EngineReplica, reading: Reading, now: float) -> bool:
 
 
 def _is_unreachable(head: Pod, reading: Reading, now: float) -> bool:
-    """Whether an engine that should answer has not: its container is ready, or it has answered before."""
+    """Returns whether an engine that should answer has not: its container is ready, or it has answered before."""
     should_answer = head.is_engine_ready or (reading.status is not None and head.is_running)
     return should_answer and now >= unreachable_at(reading)
 
@@ -154,7 +154,7 @@ def _verdict(reason: Reason, message: str, status: EngineStatus) -> Verdict:
 
 
 def _has_stopped(status: EngineStatus) -> bool:
-    """Whether the engine has made tokens, and makes none although it says that it serves, or because a rank hangs."""
+    """Returns whether the engine made tokens and makes none, although it reports that it serves, or as a rank hangs."""
     if status.last_token_age_seconds is None or status.has_token_within(TOKEN_AGE_LIMIT_S):
         return False
     return status.state == "serving" or STALLED.search(status.reason) is not None

@@ -119,8 +119,8 @@ class Controller:
                 for reflector in self._drift.reflectors:
                     tasks.create_task(reflector.run())
                 await self._drift.listed()
-                self._reconciler.lead()
                 self._unreported = await self.missed_deletions.list_uids()
+                self._reconciler.lead()
                 self._queue.open()
                 self.is_ready.set()
                 tasks.create_task(self.missed_deletions.run())

@@ -1,4 +1,4 @@
-"""One reconcile of an LLMService."""
+"""The reconcile of an LLMService: gather, decide, carry out, write the status."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from rayloom_operator.reconcile.status_writer import StatusWriter
 
 # The requeue for what is known within moments: a list of RayClusters, an API server that answers again.
 _SOON_S = 1.0
-# A refused object is retried at growing intervals. What time alone changes is reconciled before, but not at once.
+# A refused object is retried at growing intervals. Changes by time alone are reconciled before, but not at once.
 _REFUSED_S = 2.0
 
 
@@ -69,7 +69,7 @@ class Reconciler:
         """Brings the cluster one step closer to what the LLMService in `document` asks for.
 
         Returns after how many seconds to reconcile again, unless an event comes before. Raises Refused for an object
-        that the API server will not take before somebody changes something, and other OperatorErrors to try again.
+        that the API server will not take before a user changes something, and other OperatorErrors to try again.
         """
         # 1. Gather: read the cluster.
         if not self._watches.kuberay_problem and not self._watches.clusters.is_synced.is_set():

@@ -1,4 +1,4 @@
-"""What one reconcile changes in the cluster, so that it becomes what the spec of a service asks for. Pure.
+"""The changes of one reconcile to the cluster, by which it becomes as the spec of a service asks for. Pure.
 
 `decide.rollout` chooses how many engine replicas of each revision there are and which of them leave; `decide.recovery`
 finds those that have failed. Nothing of an engine replica that exists is ever changed but its route label.
@@ -118,7 +118,7 @@ def _num_pods(situation: Situation, resolved: Resolved, step: Step) -> int:
 
 @dataclass(slots=True)
 class _Replicas:
-    """What is created or applied for engine replicas."""
+    """The objects to create or apply for engine replicas."""
 
     wanted: list[Manifest] = field(default_factory=list)
     new: list[str] = field(default_factory=list)
@@ -133,7 +133,7 @@ def _replicas(situation: Situation, resolved: Resolved) -> _Replicas:
             waits = _waits(place, situation, resolved)
             found.waits += waits
             is_empty = place.replica is None
-            if revision.resolved is None or place.is_condemned:
+            if revision.resolved is None or place.has_failed:
                 continue
             if is_empty and (waits or num_left <= 0):
                 continue
@@ -185,7 +185,7 @@ def _deletions(situation: Situation, resolved: Resolved, step: Step) -> Iterator
     for name in sorted(gone):
         yield from _own_objects(name, namespace)
     for place in places:
-        if place.is_condemned and place.replica is not None:
+        if place.has_failed and place.replica is not None:
             yield _cluster_deletion(place.replica, namespace)
     for revision in sorted(_revisions(situation.rollout) - _revisions(step.state)):
         yield Deletion(old_spec_path(namespace, service, revision))
@@ -221,7 +221,7 @@ def _stranded_pods(situation: Situation) -> Iterator[Deletion]:
     observed = situation.observed
     failed = {place.failure.uid for place in situation.places if place.failure is not None}
     staying = [pod for replica in observed.replicas if replica.uid not in failed for pod in replica.pods]
-    for pod in (*staying, *observed.leaving):
+    for pod in (*staying, *observed.terminating_pods):
         grace_s = None
         if pod.node in observed.lost_nodes:
             grace_s = 0

@@ -1,4 +1,4 @@
-"""Which head pods begin or cease to take requests of the service."""
+"""The head pods that begin or cease to take requests of the service. Pure."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def route_changes(situation: Situation) -> tuple[Route, ...]:
 
 
 def _is_wanted(replica: EngineReplica, head: Pod, situation: Situation, *, has_serving: bool) -> bool | None:
-    """Whether the head pod is to have the route label; None while the label stays as it is.
+    """Returns whether the head pod is to have the route label; None while the label stays as it is.
 
     The rollout alone routes replicas that leave. An engine whose container is ready, but that has not answered yet,
     keeps its label.
@@ -61,7 +61,7 @@ def _is_wanted(replica: EngineReplica, head: Pod, situation: Situation, *, has_s
 
 
 def _has_routed_engine_that_serves(situation: Situation) -> bool:
-    """Whether an engine that serves, and stays, takes requests now or does so after this step."""
+    """Returns whether an engine that serves, and stays, takes requests now or does so after this step."""
     step = situation.step
     for replica in situation.observed.replicas:
         if situation.is_leaving(replica.name) or not is_well(replica, situation.now.mono):

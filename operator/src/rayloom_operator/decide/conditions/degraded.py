@@ -26,7 +26,7 @@ def degraded(evidence: Evidence) -> Finding:
 def _node_lost(evidence: Evidence) -> Verdict | None:
     observed = evidence.situation.observed
     own = [pod for each in evidence.staying if each.replica is not None for pod in each.replica.pods]
-    lost = sorted({pod.node for pod in (*own, *observed.leaving)} & observed.lost_nodes)
+    lost = sorted({pod.node for pod in (*own, *observed.terminating_pods)} & observed.lost_nodes)
     if not lost:
         return None
     which = "Node" if len(lost) == 1 else "Nodes"

@@ -16,7 +16,7 @@ from rayloom_operator.observe.verdict import is_well, judge
 
 
 class Finding(NamedTuple):
-    """One condition without its times."""
+    """A condition without its times."""
 
     type: ConditionType
     holds: bool
@@ -44,24 +44,20 @@ class Evidence:
     """`situation`, and every engine replica in it judged once."""
 
     situation: Situation
-    accepted: Verdict  # VALID, or why the spec cannot be used or an object of ours is refused
+    accepted: Verdict  # VALID, or why the spec cannot be used or an object of the plan is refused
     step: Step | None  # of the rollout; None while nothing can be planned, and without KubeRay, where no step is taken
-    is_made: bool  # replicas of the spec's revision are created, or were before an object of ours was refused
+    is_made: bool  # replicas of the spec's revision are created, or were before an object of the plan was refused
     staying: tuple[JudgedReplica, ...]  # that exist or are to exist
     leaving: tuple[JudgedReplica, ...]  # that exist and have no place any more
+    alive: tuple[JudgedReplica, ...]  # that stay, and those that leave and still serve their last requests
 
     @property
     def is_accepted(self) -> bool:
         return self.accepted.reason is Reason.VALID
 
-    @property
-    def alive(self) -> tuple[JudgedReplica, ...]:
-        """The replicas that stay, and those that leave and still serve their last requests."""
-        return (*self.staying, *(each for each in self.leaving if each.verdict.reason is Reason.SERVING))
-
 
 def gather_evidence(situation: Situation, accepted: Verdict) -> Evidence:
-    """Returns the evidence. `accepted` is VALID, or why the spec cannot be used or an object of ours is refused."""
+    """Returns the evidence. `accepted` is VALID, or why the spec cannot be used or an object of the plan is refused."""
     step = None if situation.kuberay_problem else situation.step
     is_made = accepted.reason is Reason.VALID or (step is not None and _is_made(situation, step.state.update_revision))
     leaving_names = (situation.rollout if step is None else step.state).terminating.keys()
@@ -79,12 +75,18 @@ def gather_evidence(situation: Situation, accepted: Verdict) -> Evidence:
         staying = (*remaining, *_failed_before(situation))
         leaving = tuple(each for each in leaving if each.place.name in leaving_names)
     return Evidence(
-        situation=situation, accepted=accepted, step=step, is_made=is_made, staying=staying, leaving=leaving
+        situation=situation,
+        accepted=accepted,
+        step=step,
+        is_made=is_made,
+        staying=staying,
+        leaving=leaving,
+        alive=(*staying, *(each for each in leaving if each.verdict.reason is Reason.SERVING)),
     )
 
 
 def _is_made(situation: Situation, revision: str) -> bool:
-    """Whether replicas of the revision exist, or were created before."""
+    """Returns whether replicas of the revision exist, or were created before."""
     if not revision:
         return False
     is_written = revision == situation.rollout.update_revision

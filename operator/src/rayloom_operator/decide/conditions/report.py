@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Literal
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Literal
 
 from rayloom_operator.api.status import Condition
 from rayloom_operator.decide.conditions.accepted import accepted
@@ -20,7 +20,8 @@ _CONDITIONS: tuple[Callable[[Evidence], Finding], ...] = (accepted, model_ready,
 
 def conditions(evidence: Evidence) -> tuple[Condition, ...]:
     """Returns all conditions: those about engine replicas, then those about the rollout."""
-    return tuple(_condition(finding, evidence) for finding in _findings(evidence))
+    written = {each["type"]: each for each in evidence.situation.previous.get("conditions", ())}
+    return tuple(_condition(finding, written.get(finding.type), evidence) for finding in _findings(evidence))
 
 
 def _findings(evidence: Evidence) -> Iterator[Finding]:
@@ -32,20 +33,18 @@ def _findings(evidence: Evidence) -> Iterator[Finding]:
         yield Finding(*finding)
 
 
-def _condition(finding: Finding, evidence: Evidence) -> Condition:
-    """The condition with its times: `lastTransitionTime` is kept from the written status while `status` is the same."""
-    situation = evidence.situation
+def _condition(finding: Finding, written: Mapping[str, Any] | None, evidence: Evidence) -> Condition:
+    """The condition with its times: while its status is the same, it keeps the transition time that is `written`."""
     status: Literal["True", "False"] = "True" if finding.holds else "False"
-    written = situation.previous.get("conditions", ())
-    before = next((each for each in written if each["type"] == finding.type), None)
-    time = stamp(situation.now.wall)
-    if before is not None and before["status"] == status:
-        time = before["lastTransitionTime"]
+    if written is not None and written["status"] == status:
+        time = written["lastTransitionTime"]
+    else:
+        time = stamp(evidence.situation.now.wall)
     return Condition(
         type=finding.type,
         status=status,
         reason=finding.because.reason,
         message=finding.because.message,
-        observed_generation=situation.generation,
+        observed_generation=evidence.situation.generation,
         last_transition_time=time,
     )

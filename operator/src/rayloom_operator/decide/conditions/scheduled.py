@@ -26,7 +26,7 @@ def _verdict(evidence: Evidence) -> Verdict:
 
 
 def _unscheduled(judged: JudgedReplica, num_pods: int) -> Verdict | None:
-    """What the replica lacks; None if all of its pods have nodes. `num_pods` is 0 while the number is not known."""
+    """Returns why a pod of the replica has no node; None if all have. `num_pods` is 0 while the number is not known."""
     replica = judged.replica
     if replica is None:
         return judged.verdict

@@ -41,7 +41,7 @@ class Applier:
         """Carries out the plan. Objects that were applied before are applied again after `interval_s`.
 
         A refusal of one change stops no other. Raises Refused for a change that the API server will not take before
-        somebody changes something, KubeError for any other failure.
+        a user changes something, KubeError for any other failure.
         """
         errors: list[OperatorError] = []
 
@@ -60,7 +60,7 @@ class Applier:
         await self._drain(key, [each for each in planned.drains if each.wanted])
         for deletion in planned.deletions:
             await attempt(self._delete(key, deletion))
-        # A refusal comes first: somebody has to read it. Other failures are retried.
+        # A refusal comes first, because a user has to read it. Other failures are retried.
         for error in sorted(errors, key=lambda error: not isinstance(error, Refused)):
             raise error
 

@@ -1,6 +1,6 @@
-"""Writes one object, and never one of somebody else's.
+"""Writes one object, and never an object of another owner.
 
-Names of objects follow from the name of the LLMService, so somebody else may have an object of such a name.
+Names of objects follow from the name of the LLMService, so an object of another owner may have such a name.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class ObjectWriter:
         self._kube = kube
         self._drift = drift
         self._on_cluster = on_cluster
-        # Name of a Secret that is somebody else's -> when that was found.
+        # Name of a Secret of another owner -> time of the first reconcile that found it.
         self._taken_since: dict[ServiceKey, dict[str, float]] = {}
 
     def forget(self, key: ServiceKey) -> None:
@@ -39,7 +39,7 @@ class ObjectWriter:
     async def write(self, key: ServiceKey, manifest: Manifest, *, is_new: bool) -> None:
         """Creates or applies an object. For a stored spec that `is_new`, an existing one of that name is a leftover.
 
-        Raises Refused where the name is somebody else's, OperatorError or KubeError where a retry may help.
+        Raises Refused where another owner has an object of the name, OperatorError or KubeError where a retry may help.
         """
         kind = manifest["kind"]
         if kind == KIND_OF_OLD_SPECS:
@@ -92,7 +92,7 @@ class ObjectWriter:
         """Creates a Secret, which the operator may not read.
 
         A ConfigMap of the replica that existed before was created by a reconcile that also created the Secret, or was
-        about to. If the ConfigMap `is_first`, an existing Secret is somebody else's. The ConfigMap is deleted again
+        about to. If the ConfigMap `is_first`, an existing Secret is another owner's. The ConfigMap is deleted again
         then, because it would show the Secret as ours.
         """
         meta = manifest["metadata"]
@@ -130,13 +130,13 @@ class ObjectWriter:
             return await self._claim(manifest)
 
     async def _claim(self, manifest: Manifest) -> Manifest:
-        """Applies an object, unless one of its name is somebody else's."""
+        """Applies an object, unless one of its name has another owner."""
         found = await self._found(path_of(manifest))
         if found is None:
             # Not by POST: the first apply after that would change who manages the object, and so the object.
             return await self._kube.apply(manifest, force=False)
         owner = whose(found, manifest)
-        # Clients know the Service by its name, so a Service that somebody else has created is never taken over.
+        # Clients know the Service by its name, so a Service without an owner is never taken over.
         is_taken_over = manifest["kind"] != "Service" and owner is not Whose.THEIRS
         if owner is Whose.OURS or is_taken_over:
             return await self._kube.apply(manifest)

@@ -23,7 +23,7 @@ from rayloom_operator.observe.watches import Watches
 from rayloom_operator.reconcile.gather.inspector import Inspector
 from rayloom_operator.reconcile.gather.lookups import RolloutLookups
 from rayloom_operator.reconcile.gather.sizer import Sizer
-from rayloom_operator.reconcile.gather.spec_reader import Request, SpecReader
+from rayloom_operator.reconcile.gather.spec_reader import ParsedSpec, SpecReader
 from rayloom_operator.times import Now
 
 # While a spec cannot be read, no node is given up: recovery.nodeLossSeconds is not known.
@@ -70,8 +70,8 @@ class Gatherer:
         previous = document.get("status", {})
         memory, rollout = remembered(previous), stored_rollout(previous)
         kuberay_problem = self._watches.kuberay_problem
-        request = await self._specs.read(key, document, now)
-        observed = await self._observe(key, document, request, memory, now)
+        parsed = await self._specs.read(key, document, now)
+        observed = await self._observe(key, document, parsed, memory, now)
         if _awaits_first_answer(observed):
             return None
         if kuberay_problem:
@@ -79,9 +79,9 @@ class Gatherer:
             observed = replace(observed, taken=frozenset())
         step: Step | None = None
         revisions: tuple[RevisionPlaces, ...] = ()
-        if request.resolved is not None:
+        if parsed.resolved is not None:
             step, revisions = await self._lookups.next(
-                key, document, request.resolved, observed, memory, rollout, now=now
+                key, document, parsed.resolved, observed, memory, rollout, now=now
             )
         return Situation(
             now=now,
@@ -90,26 +90,26 @@ class Gatherer:
             previous=previous,
             memory=memory,
             rollout=rollout,
-            service=request.service or without_spec(document),
-            accepted=request.accepted,
-            spec_requeue_s=request.requeue_after_s,
-            inspection=request.inspection,
-            resolved=request.resolved,
+            service=parsed.service or without_spec(document),
+            accepted=parsed.accepted,
+            spec_requeue_s=parsed.requeue_after_s,
+            inspection=parsed.inspection,
+            resolved=parsed.resolved,
             observed=observed,
             kuberay_problem=kuberay_problem,
-            mounting_s=self._mounting_s(key, observed, request.inspection, now),
+            mounting_s=self._mounting_s(key, observed, parsed.inspection, now),
             retry_interval_s=self._poller.retry_interval_s(),
             step=step,
             revisions=revisions,
         )
 
     async def _observe(
-        self, key: ServiceKey, document: Manifest, request: Request, memory: Memory, now: Now
+        self, key: ServiceKey, document: Manifest, parsed: ParsedSpec, memory: Memory, now: Now
     ) -> Observed:
         created = [name for name, each in memory.items() if each.state != "BackOff"]
         node_loss = _FOREVER
-        if request.service is not None:
-            node_loss = timedelta(seconds=request.service.spec.recovery.node_loss_seconds)
+        if parsed.service is not None:
+            node_loss = timedelta(seconds=parsed.service.spec.recovery.node_loss_seconds)
         return await self._observer.observe(key, document["metadata"]["uid"], created, node_loss, now.wall)
 
     def _mounting_s(self, key: ServiceKey, observed: Observed, inspection: Inspection, now: Now) -> float | None:

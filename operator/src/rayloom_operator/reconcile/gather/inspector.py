@@ -1,4 +1,4 @@
-"""Looks up what is known of a service's model, and what its inspection Jobs have found."""
+"""Reads the facts of a service's model, from its status or from its inspection Jobs."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from rayloom_operator.api.accelerator_memory import WITHOUT_CLUSTER
 from rayloom_operator.api.model_facts import ModelFacts
@@ -27,15 +27,15 @@ _REASONS = ((DoesNotFit, Reason.DOES_NOT_FIT), (NotAllowed, Reason.NOT_ALLOWED))
 _NODE_LABELS_S = 10.0
 
 
-@dataclass(slots=True, kw_only=True)
-class Request:
-    """What a service asks for, as far as it could be read."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParsedSpec:
+    """The demands of a service, as far as its spec could be read."""
 
-    service: LLMService | None = None  # None while the spec cannot be read
-    accepted: Verdict = VALID  # or why the spec cannot be used
-    inspection: Inspection = field(default_factory=Inspection)
-    resolved: Resolved | None = None  # None while the spec cannot be used or the model is not known
-    requeue_after_s: float | None = None  # after so many seconds the answer may be another one; None: not by time alone
+    service: LLMService | None  # None while the spec cannot be read
+    accepted: Verdict  # VALID, or why the spec cannot be used
+    inspection: Inspection
+    resolved: Resolved | None  # None while the spec cannot be used or the model is not known
+    requeue_after_s: float | None  # after so many seconds the answer may be another one; None: not by time alone
 
 
 class SpecReader:
@@ -50,24 +50,33 @@ class SpecReader:
         self._lookups = lookups
         self._sizer = sizer
 
-    async def read(self, key: ServiceKey, document: Manifest, now: Now) -> Request:
-        """Returns what the LLMService in `document` asks for. A fault in its spec is in `accepted`, never raised."""
+    async def read(self, key: ServiceKey, document: Manifest, now: Now) -> ParsedSpec:
+        """Returns the demands of the LLMService in `document`. A fault of its spec is in `accepted`, never raised."""
         previous = document.get("status", {})
-        request = Request(inspection=Inspection(model=stored_model(previous)))
+        service: LLMService | None = None
+        inspection: Inspection | None = None
+        resolved: Resolved | None = None
+        accepted = VALID
+        requeue_after_s = None
         try:
-            request.service = parse(document)
-            self._settings.permissions.check(request.service)
-            request.inspection = await self._inspector.inspect(key, previous, request.service, now)
-            facts = request.inspection.facts
-            if facts is not None:
-                resolved = await self._resolve(request.service, facts, previous)
-                request.resolved = await self._lookups.with_kept_image(key, document, resolved, previous)
+            service = parse(document)
+            self._settings.permissions.check(service)
+            inspection = await self._inspector.inspect(key, previous, service, now)
+            if inspection.facts is not None:
+                resolved = await self._resolve(service, inspection.facts, previous)
+                resolved = await self._lookups.with_kept_image(key, document, resolved, previous)
         except SpecError as error:
             reason = next((each for kind, each in _REASONS if isinstance(error, kind)), Reason.INVALID_SPEC)
-            request.accepted = Verdict(reason=reason, message="; ".join(error.problems))
-            if isinstance(error, MemoryUnknown):
-                request.requeue_after_s = _NODE_LABELS_S
-        return request
+            accepted = Verdict(reason=reason, message="; ".join(error.problems))
+            requeue_after_s = _NODE_LABELS_S if isinstance(error, MemoryUnknown) else None
+        return ParsedSpec(
+            service=service,
+            accepted=accepted,
+            # The facts that are stored stay stored while the spec cannot be used.
+            inspection=inspection or Inspection(model=stored_model(previous)),
+            resolved=resolved,
+            requeue_after_s=requeue_after_s,
+        )
 
     async def _resolve(self, service: LLMService, facts: ModelFacts, previous: Manifest) -> Resolved:
         """Runs `resolve`; in a thread where it computes with a model's sizes, which the model's author has chosen."""
