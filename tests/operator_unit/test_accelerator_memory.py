@@ -76,7 +76,7 @@ def test_another_resource_has_labels_of_its_own():
             (make_node("a", **{f"{GPU}.replicas": "4"}),),
             {},
             "node a shares each nvidia.com/gpu among several pods (nvidia.com/gpu.replicas), so its label "
-            f"nvidia.com/gpu.memory is not what one may use: {GIVE_IT}",
+            f"nvidia.com/gpu.memory is more than one pod may use: {GIVE_IT}",
         ),
     ],
 )
@@ -176,7 +176,7 @@ def test_what_is_not_known_is_an_error_that_names_the_field():
     assert caught.value.problems == (
         f"spec.accelerator.memory is left out, and no node has nvidia.com/gpu: add one, or {GIVE_IT}",
     )
-    with pytest.raises(SpecError, match="without a cluster nothing says how much memory it has"):
+    with pytest.raises(SpecError, match="without a cluster there are no node labels to read it from"):
         resolve(service_without(), "i", LLAMA31_8B)
 
 
@@ -217,7 +217,7 @@ def test_nodes_that_come_and_go_are_known_once_all_were_listed():
     nodes.reflector = Listed(node_document("g", labels={f"{GPU}.memory": "24564"}, allocatable={GPU: "1"}))
     ask = Accelerator()
     nodes._changed(("", "g"))
-    assert "does not know the cluster's nodes" in nodes.memory_of(ask, {}).why_not
+    assert "has not listed the cluster's nodes" in nodes.memory_of(ask, {}).why_not
     nodes.reflector.is_synced.set()
     assert nodes.memory_of(ask, {}).num_bytes == 24_564 * MIB
     del nodes.reflector.documents["g"]

@@ -99,7 +99,7 @@ def test_every_kind_of_source_is_accepted(source):
         ("apiVersion", "v1", "apiVersion: 'v1' is not allowed; use rayloom.dev/v1alpha1"),
         ("apiVersion", object, "apiVersion: is missing; add it. Version of this document's schema."),
         ("kind", "Deployment", "kind: 'Deployment' is not allowed; use LLMService"),
-        ("spec", object, "spec: is missing; add it. What to serve and how."),
+        ("spec", object, "spec: is missing; add it. The model and how to serve it."),
         (
             "metadata.name",
             "My_Chat",

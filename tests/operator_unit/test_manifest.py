@@ -85,4 +85,4 @@ def test_a_time_without_quotes_stays_the_text_that_it_is(load, time):
 def test_a_time_that_no_calendar_has_is_named(problems_of):
     (problem,) = problems_of(SERVICE.replace("spec: {", "spec: {restartedAt: 2026-13-01T00:00:00Z, "))
 
-    assert problem.startswith("spec.restartedAt: '2026-13-01T00:00:00Z' is no time; use a time such as ")
+    assert problem.startswith("spec.restartedAt: '2026-13-01T00:00:00Z' is not a time; use a time such as ")

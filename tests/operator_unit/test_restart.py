@@ -15,7 +15,7 @@ from rt_shapes import LLAMA31_8B, LLAMA31_70B
 
 DOCUMENT = {"metadata": {"name": "chat", "namespace": "team", "uid": "uid-1"}}
 TIME = "2026-11-24T08:00:00Z"
-HINT = "is no time; use a time such as 2026-11-24T08:00:00Z, as `date -u +%FT%TZ` prints it"
+HINT = "is not a time; use a time such as 2026-11-24T08:00:00Z, as `date -u +%FT%TZ` prints it"
 SMOLLM2 = {"source": "builtin://smollm2-135m"}
 SMALL = {"resources": {"requests": {"cpu": "250m", "memory": "1Gi"}}}
 # Written down at the commit before the field was there, with the image rayloom/engine:0.1.0.
