@@ -33,7 +33,7 @@ def refusal(body, **options):
         ({"startup": [PHASE | {"done": -1}]}, "startup.0.done"),
         ({"startup": [PHASE | {"name": "x" * 65}]}, "startup.0.name"),
         ({"requests": {"first_token_seconds": {str(n): 1 for n in range(65)}}}, "65 requests.first_token_seconds"),
-        ({"requests": {"first_token_seconds": {"1" * 60_000: 1}}}, "no number of seconds"),
+        ({"requests": {"first_token_seconds": {"1" * 60_000: 1}}}, "not a number of seconds"),
         ({"requests": {"finished": 1 << 54}}, "requests.finished"),
         ({"requests": {"failed": -1}}, "requests.failed"),
         ({"state": "x" * 100}, "state"),

@@ -78,7 +78,7 @@ def test_a_pod_template_is_said_to_have_no_effect(start):
     local = start(spec="  podTemplate: {worker: {spec: {runtimeClassName: nvidia}}}")
     local.wait_for("Serving.")
 
-    assert "spec.podTemplate has no effect here: there are no pods.\n" in local.output
+    assert "spec.podTemplate has no effect without a cluster: there are no pods.\n" in local.output
 
 
 def test_no_sample_asks_nothing(start):
@@ -109,7 +109,7 @@ def test_an_engine_that_ignores_the_stop_is_killed_with_its_children(start, engi
 
     assert local.exit_code() == 0
     wait_until_gone(*engine_pids())
-    assert "The engine did not end by itself and was killed." in local.output
+    assert "The engine did not stop in time and was killed." in local.output
 
 
 def test_a_stop_during_the_start_is_a_clean_stop(start, engine_pids):
@@ -201,12 +201,12 @@ def test_what_only_a_cluster_has_is_refused_before_anything_starts(start):
     local = start(spec="  auth: {apiKeySecretRef: {name: keys, key: keys}}")
 
     assert local.exit_code() == 2
-    assert "  spec.auth: a Secret is in a cluster; set RAYLOOM_API_KEYS to the keys, " in local.output
+    assert "  spec.auth: Secrets exist only in a cluster; set RAYLOOM_API_KEYS to the keys, " in local.output
     assert list(local.temporary.iterdir()) == []
 
 
 def test_a_model_in_a_claim_is_refused_with_the_cure():
-    with pytest.raises(SpecError, match="use a file:// path to serve the model here"):
+    with pytest.raises(SpecError, match="use a file:// path to serve the model locally"):
         _check(make_service(model={"source": "pvc://claim"}), {})
 
 
