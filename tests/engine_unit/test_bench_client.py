@@ -87,9 +87,9 @@ def test_servers_that_refuse_ignore_eos_are_not_sent_it() -> None:
     ],
 )
 def test_wrong_answer_fails_its_request_by_name_and_no_other(fault: str, reason: str) -> None:
-    one_lane = Workload(name="S", num_requests=3, concurrency=1, num_own=4, num_output=5)
+    one_at_a_time = Workload(name="S", num_requests=3, concurrency=1, num_own=4, num_output=5)
     with running(FakeOpenAI(faults={1: fault})) as fake:
-        outcome = run_workload(endpoint_of(fake), one_lane, PROMPTS[:3], label="warm-up")
+        outcome = run_workload(endpoint_of(fake), one_at_a_time, PROMPTS[:3], label="warm-up")
     assert [record.index for record in outcome.records] == [0, 2]
     (failure,) = outcome.failures
     assert failure.name == "S warm-up request 1"
@@ -181,7 +181,7 @@ def test_command_sends_text_where_ids_are_refused() -> None:
     [
         (("--url", "http://h", "--", "--max-num-seqs", "4"), "--max-num-seqs"),
         (("--url", "http://h", "--compare", "transformers"), "add --model"),
-        (("--compare", "transformers", "--text-prompts"), "leave --text-prompts out"),
+        (("--compare", "transformers", "--text-prompts"), "remove --text-prompts"),
         (("--compare-dtype", "int8"), "bfloat16, float16, float32"),
         (("--threads", "0"), "1 or more"),
         (("--json", "/no/such/folder/x.json"), "does not exist"),
