@@ -90,7 +90,11 @@ def test_no_server_means_no_status_yet(answer):
     [
         ("{}", 200, "/status has version None; this operator reads v1. Install an engine of its version"),
         ("[]", 200, "/status answered with a list; a JSON object was expected"),
-        ('{"version": "v1", "model": null}', 200, "/status does not have the schema of version v1: state: Field required"),
+        (
+            '{"version": "v1", "model": null}',
+            200,
+            "/status does not have the schema of version v1: state: Field required",
+        ),
         ("no", 401, "/status answered 401: no"),
     ],
 )
