@@ -39,7 +39,7 @@ WITHOUT_CLUSTER = NodeMemory(None, f"without a cluster there are no node labels 
 UNKNOWN_NODES = NodeMemory(None, f"the operator has not listed the cluster's nodes (yet): {_CURE}")
 
 
-def asked_of(accelerator: Accelerator, node_selector: Mapping[str, str]) -> str:
+def node_set_key(accelerator: Accelerator, node_selector: Mapping[str, str]) -> str:
     """The key of a set of nodes whose labels were read. A stored memory stays valid while its key is the same."""
     return ",".join([accelerator.resource, *(f"{name}={value}" for name, value in sorted(node_selector.items()))])
 

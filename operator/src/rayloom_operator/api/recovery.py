@@ -1,4 +1,4 @@
-"""spec.recovery: when ranks, processes, engines and pods that fail are replaced."""
+"""spec.recovery: times and limits for the replacement of failed ranks, processes, engines and pods."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _BACKOFF_IN_WORDS = "backoffMaxSeconds is less than backoffBaseSeconds: raise it
 
 
 class Recovery(Part):
-    """When failed parts are replaced. An engine replaces its ranks and processes, the operator engines and pods."""
+    """Times and limits for replacements. An engine replaces its ranks and processes, the operator engines and pods."""
 
     model_config = ConfigDict(
         json_schema_extra=rules(("self.backoffMaxSeconds >= self.backoffBaseSeconds", _BACKOFF_IN_WORDS))

@@ -89,7 +89,7 @@ class Model(_Part):
 
     source: str = Field(
         max_length=1024,
-        description=f"Where the model is: {_SOURCES_IN_WORDS}. pvc:// is a folder or .gguf file in a "
+        description=f"Source of the model: {_SOURCES_IN_WORDS}. pvc:// is a folder or .gguf file in a "
         "PersistentVolumeClaim of the service's namespace; file:// is a path on the cluster's nodes.",
         json_schema_extra=_rules(
             (
@@ -109,8 +109,8 @@ class Model(_Part):
     )
     cache: ModelCache | None = Field(
         None,
-        description="Where pods keep files of the hub, so that each file is downloaded once; only for hf://. "
-        "Default: each pod downloads for itself.",
+        description="Volume in which pods keep files of the hub, so that each file is downloaded once; only for "
+        "hf://. Default: each pod downloads for itself.",
     )
     served_name: str | None = Field(
         None, min_length=1, description="Name that clients put into `model`. Default: metadata.name."
@@ -157,7 +157,8 @@ class EngineArgs(_Part):
     """Settings that are passed to the engine as they are. Left out: the engine's default."""
 
     device: Literal["auto", "cpu", "cuda"] | None = Field(
-        None, description="Where to compute. auto, the default: in a cluster cuda with `accelerator` and cpu without."
+        None,
+        description="Device of the ranks. auto, the default: in a cluster cuda with `accelerator` and cpu without.",
     )
     max_num_seqs: int | None = Field(None, ge=1, le=4096, description="Most sequences in one step.")
     max_num_batched_tokens: int | None = Field(None, ge=1, description="Token budget of one step.")
@@ -217,7 +218,7 @@ class Engine(_Part):
         None, min_length=1, description="Image of the engine's pods. Default: the operator's setting engine.image."
     )
     image_pull_policy: Literal["Always", "IfNotPresent", "Never"] = Field(
-        "IfNotPresent", description="When a node pulls the image."
+        "IfNotPresent", description="Pull policy of the image."
     )
     image_pull_secrets: tuple[LocalObject, ...] = Field(
         (),
@@ -282,8 +283,8 @@ class Spec(_Part):
     model: Model = Field(description="The model to serve.")
     parallelism: Parallelism = Field(
         default_factory=Parallelism,
-        description="How many ranks share one replica. Numbers that are left out are computed: the fewest accelerators "
-        "on which the model fits.",
+        description="Numbers of ranks that share one replica. Numbers that are left out are computed: the fewest "
+        "accelerators on which the model fits.",
     )
     sizing: Sizing = Field(default_factory=Sizing, description="Room that an engine must have.")
     accelerator: Accelerator | None = Field(None, description="The device of each rank. Left out: a CPU.")
@@ -306,15 +307,19 @@ class Spec(_Part):
         description="A time in RFC 3339, such as 2026-11-24T08:00:00Z. A change of it starts a rollout, which replaces "
         "every engine, and has no other effect: the time may be any.",
     )
-    rollout: Rollout = Field(default_factory=Rollout, description="How a change of the spec replaces running engines.")
+    rollout: Rollout = Field(
+        default_factory=Rollout, description="Rules by which a change of the spec replaces running engines."
+    )
     recovery: Recovery = Field(
-        default_factory=Recovery, description="When failed ranks, engines and pods are replaced."
+        default_factory=Recovery, description="Times and limits for the replacement of failed ranks, engines and pods."
     )
     engine: Engine = Field(
         default_factory=Engine, description="Image, resources, environment and settings of the engine."
     )
-    auth: Auth | None = Field(None, description="Who may use the API. Default: everybody who reaches it.")
-    scheduling: Scheduling = Field(default_factory=Scheduling, description="Where the pods may run.")
+    auth: Auth | None = Field(None, description="API keys. Default: every client that reaches the API may use it.")
+    scheduling: Scheduling = Field(
+        default_factory=Scheduling, description="Node labels, tolerations and priority of the pods."
+    )
     pod_template: PodTemplates = Field(
         default_factory=PodTemplates,
         description="Additions to the pods and changes of them, as parts of PodTemplateSpecs.",

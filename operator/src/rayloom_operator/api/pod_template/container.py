@@ -161,9 +161,7 @@ class Container(_Part):
         "operator's own; any other name adds a container.",
     )
     image: str | None = Field(None, min_length=1, description="Image. For the operator's own use spec.engine.image.")
-    image_pull_policy: str | None = Field(
-        None, description="When a node pulls the image: Always, IfNotPresent or Never."
-    )
+    image_pull_policy: str | None = Field(None, description="Pull policy of the image: Always, IfNotPresent or Never.")
     command: tuple[str, ...] | None = Field(None, strict=False, description="Command instead of the image's.")
     args: tuple[str, ...] | None = Field(None, strict=False, description="Arguments instead of the image's.")
     working_dir: str | None = Field(None, description="Folder in which it starts.")

@@ -59,7 +59,7 @@ class TopologySpread(_Part):
         min_length=1, max_length=317, description="Label of nodes. Nodes with the same value of it are one domain."
     )
     when_unsatisfiable: Literal["DoNotSchedule", "ScheduleAnyway"] = Field(
-        description="What the scheduler does with a pod that would exceed maxSkew."
+        description="Treatment of a pod that would exceed maxSkew."
     )
     label_selector: Free | None = Field(None, description="Pods that are counted. Left out: none.")
     match_label_keys: tuple[str, ...] | None = Field(

@@ -136,7 +136,7 @@ class PodSpec(_Part):
         None,
         strict=False,
         max_length=16,
-        description="How the pods are spread over nodes. A constraint with topologyKey and whenUnsatisfiable of the "
+        description="Spread of the pods over nodes. A constraint with topologyKey and whenUnsatisfiable of the "
         "operator's own changes that one.",
         json_schema_extra={
             "x-kubernetes-list-type": "map",
@@ -169,7 +169,7 @@ class PodSpec(_Part):
     dns_policy: Literal["ClusterFirst", "ClusterFirstWithHostNet", "Default", "None"] | None = Field(
         None, description="Default: ClusterFirst, or ClusterFirstWithHostNet with hostNetwork."
     )
-    dns_config: DnsConfig | None = Field(None, description="How names are resolved.")
+    dns_config: DnsConfig | None = Field(None, description="DNS settings of the pods.")
     host_aliases: tuple[HostAlias, ...] | None = Field(
         None, strict=False, max_length=64, description="Further lines of /etc/hosts."
     )
@@ -287,7 +287,7 @@ class PodTemplates(_Part):
 
     user: Literal["Operator", "Cluster"] = Field(
         "Operator",
-        description="Who chooses the pods' user and group. Operator: both are 1000. Cluster: the pods name none, and "
+        description="Origin of the pods' user and group. Operator: both are 1000. Cluster: the pods name none, and "
         "the cluster assigns them, as OpenShift does.",
     )
     head: HeadTemplate = Field(
