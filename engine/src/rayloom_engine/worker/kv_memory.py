@@ -1,4 +1,4 @@
-"""How many KV blocks a rank gets. Pure arithmetic; the shell measures and logs."""
+"""The number of KV blocks of a rank. Pure arithmetic; the caller measures and logs."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from rayloom_engine.core.window import most_blocks
 from rayloom_engine.errors import ConfigError
+from rayloom_engine.models.costs import step_sequence_bytes, step_token_elements
 from rayloom_engine.models.shape import ModelShape
 
 GIB = 1 << 30
@@ -17,7 +18,7 @@ _GPU_SHARE = 0.9  # of free memory, the rest is for activations and fragmentatio
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SequenceBlocks:
-    """How many KV blocks a sequence holds."""
+    """The number of KV blocks that a sequence holds."""
 
     block_size: int  # tokens in a block
     window: int | None = None  # positions that a token sees in every layer; None when a layer sees all
@@ -37,15 +38,9 @@ class KvPlan:
 
 
 def step_bytes(shape: ModelShape, num_shards: int, *, element_bytes: int, num_tokens: int, num_seqs: int) -> int:
-    """Bytes that a rank's largest step holds at once beside weights and cache, counted off the decoder's code.
-
-    A token has the residual stream, its normed form and a block's result, and the wider of attention and MLP; a
-    sequence has its logits in float32, a copy of them and their probabilities.
-    """
-    feed_forward = 3 * -(-shape.intermediate_size // num_shards)  # gate, up, their product
-    attention = 2 * (shape.query_size + shape.kv_size) // num_shards
-    token_width = 3 * shape.hidden_size + max(feed_forward, attention)
-    return num_tokens * token_width * element_bytes + 3 * num_seqs * shape.vocab_size * 4
+    """Bytes that a rank's largest step holds at once beside weights and KV cache, as `models.costs` gives them."""
+    token_elements = step_token_elements(shape, num_shards)
+    return num_tokens * token_elements * element_bytes + num_seqs * step_sequence_bytes(shape)
 
 
 def plan_kv_memory(

@@ -127,6 +127,7 @@ class Controller:
                 for reflector in self._drift.reflectors:
                     tasks.create_task(reflector.run())
                 await self._drift.listed()
+                self._reconciler.lead()
                 self._queue.open(self._services)
                 tasks.create_task(self._watch_silence())
                 tasks.create_task(self._queue.work(self._metrics.measured(self._reconcile)))
