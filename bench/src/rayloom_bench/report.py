@@ -147,7 +147,8 @@ def _limit_cells(workload: Workload, cost: ModelCost, rates: MachineRates, ours:
 def _limit_footnote(result: RunResult) -> list[str]:
     if result.cost is None or result.rates is None:
         return []
-    cost, rates = result.cost, result.rates
+    cost = result.cost
+    rates = result.rates
     step_ms = 1e3 * cost.weight_bytes / rates.read_bytes_s
     return [
         "* decode step = max(weights / bandwidth, 2 x parameters x batch / FLOP/s), and weights / bandwidth = "

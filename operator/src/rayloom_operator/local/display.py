@@ -63,7 +63,10 @@ def phase_line(phase: Phase) -> str:
 def _amount(phase: Phase) -> str:
     if phase.total <= 0:
         return ""
-    is_bytes = phase.unit in ("B", "byte", "bytes")
-    scale, unit, digits = (1e6, "MB", 1) if is_bytes else (1, phase.unit, 0)
-    total = f"{phase.total / scale:.{digits}f} {unit}".rstrip()
-    return total if phase.finished else f"{phase.done / scale:.{digits}f} of {total}"
+    if phase.unit in ("B", "byte", "bytes"):
+        done = f"{phase.done / 1e6:.1f}"
+        total = f"{phase.total / 1e6:.1f} MB"
+    else:
+        done = str(phase.done)
+        total = f"{phase.total} {phase.unit}".rstrip()
+    return total if phase.finished else f"{done} of {total}"
