@@ -95,7 +95,8 @@ def test_memory_that_is_left_out_is_asked_for_where_there_is_no_cluster(tmp_path
     path.write_text((ROOT / "examples" / "qwen3-8b-gpu.yaml").read_text().replace("    memory: 24Gi\n", ""))
 
     assert main(["plan", "-f", str(path), "--facts", str(ROOT / "examples" / "facts" / "qwen3-8b.json")]) == 2
-    assert "spec.accelerator.memory is left out, and without a cluster there are no node labels" in capsys.readouterr().err
+    message = "spec.accelerator.memory is left out, and without a cluster there are no node labels"
+    assert message in capsys.readouterr().err
 
 
 def test_a_built_in_model_needs_no_facts_and_objects_are_named(capsys):
