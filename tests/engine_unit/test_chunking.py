@@ -74,7 +74,7 @@ def test_a_long_prompt_is_computed_in_steps_of_bounded_attention_and_a_short_one
         costs.append(sum(step.num_tokens * (step.start + step.num_tokens) for step in plan.slots))
         sampled = tuple(SampledToken(step.slot, 1) for step in plan.slots if step.samples)
         done = scheduler.update(StepResult(step_id=plan.step_id, epoch=plan.epoch, sampled=sampled))
-        if any(output.request_id == "short" for output in done):
+        if any(output.sequence_id == "short" for output in done):
             assert len(costs) == 66, "the step after it came"
         scheduler.check_integrity()
     assert max(costs) <= budget * FULL_BUDGET_CONTEXT + 3 * 3

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from rayloom_engine.front.generation import LANES_AT_ONCE, Generation
+from rayloom_engine.front.generation.generation import LANES_AT_ONCE, Generation
 from rayloom_engine.front.http.tenant import Caller
 from rayloom_engine.sampling_params import SamplingParams
 from rt_front import FrontUnderTest, running_front

@@ -15,11 +15,11 @@ import pytest
 
 from rayloom_engine.core.step import TokenLogprobs
 from rayloom_engine.errors import RequestError
+from rayloom_engine.front.generation.admission import check_num_prompt_logprobs
 from rayloom_engine.front.http.json_pieces import ITEMS_AT_ONCE, LazyList, lazy, parts, pieces
 from rayloom_engine.front.openai.answer import PART_BYTES, WholeAnswer
 from rayloom_engine.front.openai.logprobs import LogprobWriter
-from rayloom_engine.front.openai.request_size import check_num_prompt_logprobs
-from rayloom_engine.protocol.messages import Output, Outputs
+from rayloom_engine.protocol.messages import Outputs, SequenceOutput
 from rayloom_engine.sampling_params import SamplingParams
 from rayloom_engine.text.tokenizer import Tokenizer
 from rt_byte_model import byte_model
@@ -223,7 +223,7 @@ def test_a_choice_that_begins_before_the_first_one_waits_for_the_prompts_logprob
     def finish(lane: int) -> None:
         submit = front.core.submits[lane]
         logprobs = (TokenLogprobs(98, -0.5, 2),) if lane == 0 else ()
-        output = Output(
+        output = SequenceOutput(
             sequence_id=submit.sequence_id, token_ids=(65 + lane,), prompt_logprobs=logprobs, finish_reason="length"
         )
         for core_writer in front.core._writers:

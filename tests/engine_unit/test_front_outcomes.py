@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from rayloom_engine.front.service import Waits
+from rayloom_engine.front.operations.service import Waits
 from rt_front import MODEL, FrontUnderTest, running_front
 
 
@@ -78,7 +78,7 @@ def test_a_fault_of_the_front_itself_is_a_failure(front: FrontUnderTest, monkeyp
     def fail(_request: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr("rayloom_engine.front.service.Service.model_text", fail)
+    monkeypatch.setattr("rayloom_engine.front.operations.service.Service.model_text", fail)
     assert front.chat().status_code == 500
     assert counts(front) == (1, 1, 0)
 

@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from rayloom_engine.common.process import EXIT_CONFIG
-from rayloom_engine.front.service import Waits
+from rayloom_engine.front.operations.service import Waits
 from rayloom_engine.text.tokenizer import Tokenizer
 from rt_front import MODEL, running_front, text_of
 from rt_front_process import front_process, start, wait_until

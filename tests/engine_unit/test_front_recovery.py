@@ -11,9 +11,9 @@ from typing import Any
 import httpx
 import pytest
 
-from rayloom_engine.front.service import Waits
+from rayloom_engine.front.operations.service import Waits
 from rayloom_engine.protocol.framing import frame
-from rayloom_engine.protocol.messages import Output, Outputs, Refused, Submit
+from rayloom_engine.protocol.messages import Outputs, Refused, SequenceOutput, Submit
 from rayloom_engine.status import EngineStatus
 from rt_fake_core import say
 from rt_front import MODEL, FrontUnderTest, running_front, text_of
@@ -106,7 +106,7 @@ def test_ready_stays_true_during_a_recovery_and_status_tells_it(front: FrontUnde
     assert recovery.seconds is not None
     assert [(phase.name, phase.seconds) for phase in recovery.phases] == [("load", 0.5)]
     metrics = front.http.get("/metrics").text
-    assert 'rayloom:recoveries_total{model_name="tiny",cause="core_lost"} 1' in metrics
+    assert 'rayloom:recoveries_total{cause="core_lost",model_name="tiny"} 1' in metrics
     # Counted by the core from zero after each start: 2 before, 2 after.
     assert 'rayloom:num_preemptions_total{model_name="tiny"} 4' in metrics
 
@@ -131,7 +131,7 @@ def test_a_lost_rank_is_told_with_its_node_and_what_its_return_took(front: Front
     assert recovery.replayed_requests == 1
     assert [phase.name for phase in recovery.phases] == ["load"]
     metrics = front.http.get("/metrics").text
-    assert 'rayloom:recoveries_total{model_name="tiny",cause="rank_lost"} 1' in metrics
+    assert 'rayloom:recoveries_total{cause="rank_lost",model_name="tiny"} 1' in metrics
     assert 'rayloom:recovery_seconds_count{model_name="tiny"} 1' in metrics
 
 
@@ -245,7 +245,7 @@ def test_a_stream_of_which_one_choice_is_refused_at_once_is_429(tmp_path: Path) 
         thread.start()
         front.wait_until(lambda: len(front.core.submits) == 2, "the core has both")
         first, second = front.do(lambda: list(front.core.submits))
-        output = Output(sequence_id=first.sequence_id, token_ids=(65,))
+        output = SequenceOutput(sequence_id=first.sequence_id, token_ids=(65,))
         send_to_front(front, Outputs((output,)), refusal_of(second))
         thread.join(20.0)
         assert answers[0].status_code == 429

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rayloom_engine.front.errors import unavailable
+from rayloom_engine.front.http.errors import unavailable
 from rayloom_engine.front.operations.lifecycle import Lifecycle
 from rayloom_engine.linger import Look, ask, engines, linger
 

@@ -206,12 +206,12 @@ def test_every_history_ends_with_the_right_tokens_and_empty_books(
         got = ids_of(outputs, request_id)
         assert got == (ids[: len(got)] if request_id in aborted else ids)
     assert scheduler.pool.num_free == num_blocks
-    reasons = {output.request_id: output.finish_reason for output in outputs if output.finish_reason}
+    reasons = {output.sequence_id: output.finish_reason for output in outputs if output.finish_reason}
     assert set(reasons) == set(expected) - aborted
     assert {name for name, reason in reasons.items() if reason == CORRUPT} == poisoned - aborted
     for request_id, prompt in prompts.items():
         if ids_of(outputs, request_id):
-            entries = [e for output in outputs if output.request_id == request_id for e in output.prompt_logprobs]
+            entries = [e for output in outputs if output.sequence_id == request_id for e in output.prompt_logprobs]
             assert [(e.token_id, e.logprob) for e in entries] == [
                 (token_id, -float(place)) for place, token_id in enumerate(prompt) if place
             ]

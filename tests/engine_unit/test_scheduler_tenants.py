@@ -149,7 +149,7 @@ def test_a_fork_of_another_tenant_shares_nothing() -> None:
     _step(scheduler, rank)
     _step(scheduler, rank)
     scheduler.add(make_sequence("b", prompt=range(9), tenant="y", cache_key=b"y", fork_of="a", max_tokens=1))
-    assert [output.num_cached_tokens for output in run_to_end(scheduler, rank) if output.request_id == "b"] == [0]
+    assert [output.num_cached_tokens for output in run_to_end(scheduler, rank) if output.sequence_id == "b"] == [0]
 
 
 def test_one_tenant_fills_half_of_the_queue_and_the_next_half_of_the_rest() -> None:

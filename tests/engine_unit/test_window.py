@@ -124,7 +124,7 @@ def test_a_windowed_model_says_the_same_with_few_blocks_as_with_all(tmp_path: Pa
         ids: dict[str, list[int]] = {name: [] for name in prompts}
         while engine.has_unfinished:
             for output in engine.step():
-                ids[output.request_id] += output.token_ids
+                ids[output.sequence_id] += output.token_ids
             scheduler.check_integrity()
         assert window is None or scheduler.counters.num_preemptions == 0
         said.append(ids)

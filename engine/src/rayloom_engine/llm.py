@@ -19,7 +19,8 @@ from tqdm import tqdm
 
 from rayloom_engine.build import build_engine
 from rayloom_engine.config import parse_config
-from rayloom_engine.core.sequence import CORRUPT, SequenceOutput
+from rayloom_engine.core.output import SequenceOutput
+from rayloom_engine.core.sequence import CORRUPT
 from rayloom_engine.core.sequence import Sequence as CoreSequence
 from rayloom_engine.core.step import TokenLogprobs
 from rayloom_engine.errors import CORRUPT_LOGITS, ConfigError, CorruptLogits, EngineDead, RequestError
@@ -219,10 +220,10 @@ class LLM:
                 for output in self._engine.step():
                     if output.finish_reason == CORRUPT:
                         raise CorruptLogits(CORRUPT_LOGITS)
-                    if choices[output.request_id].add(output):
+                    if choices[output.sequence_id].add(output):
                         if output.finish_reason is None:  # ended by a stop string, which only the text shows
-                            self._engine.abort(output.request_id)
-                        unfinished.discard(output.request_id)
+                            self._engine.abort(output.sequence_id)
+                        unfinished.discard(output.sequence_id)
                         bar.update()
 
 

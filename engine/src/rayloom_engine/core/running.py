@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from rayloom_engine.core.block_pool import BlockPool
 from rayloom_engine.core.scheduler_config import SchedulerConfig
-from rayloom_engine.core.sequence import Sequence, SequenceState
+from rayloom_engine.core.sequence import Sequence, SequenceState, order_of
 from rayloom_engine.core.window import first_seen_block
 
 
@@ -158,7 +158,3 @@ class RunningSequences:
                 sequence.num_computed, self._config.window, self._config.block_size
             ), f"{sequence.request_id}: a block that is still seen was given back"
         self.pool.check_integrity(s.held_block_ids for s in self._sequences)
-
-
-def order_of(sequence: Sequence) -> tuple[int, float, int]:
-    return sequence.order

@@ -12,8 +12,7 @@ import heapq
 from bisect import insort
 from collections.abc import Iterable, Iterator, Mapping
 
-from rayloom_engine.core.running import order_of
-from rayloom_engine.core.sequence import Sequence
+from rayloom_engine.core.sequence import Sequence, order_of
 
 _MAX_TENANTS = 1024  # whose last admission is remembered; API keys come and go while an engine runs
 

@@ -27,7 +27,7 @@ from rayloom_engine.errors import ConfigError, EngineDead
 from rayloom_engine.launcher.process_ranks import ProcessRanks
 from rayloom_engine.launcher.starter import NO_CORE, RankStarter
 from rayloom_engine.protocol.channel import Channel, dial
-from rayloom_engine.protocol.ranks import Fence, Greeting, LaunchPhase
+from rayloom_engine.protocol.ranks import Fence, Greeting, LaunchProgress
 
 logger = logging.getLogger(__name__)
 
@@ -44,12 +44,12 @@ class CoreLine:
         self._address = address
         self._token = token
         self._channel: Channel | None = None
-        self._phase: LaunchPhase | None = None
+        self._phase: LaunchProgress | None = None
         threading.Thread(target=self._run, name="core-line", daemon=True).start()
 
     def progress(self, phase: str, done: int, total: int, unit: str) -> None:
         """Tells the core, or the next one. Implements Progress."""
-        self._phase = LaunchPhase(phase, done, total, unit)
+        self._phase = LaunchProgress(phase, done, total, unit)
         channel = self._channel
         if channel is not None:
             with contextlib.suppress(OSError):  # it is told again when it is back

@@ -11,8 +11,8 @@ import msgspec
 from starlette.requests import ClientDisconnect, Request
 
 from rayloom_engine.common.json_words import shown
-from rayloom_engine.front.errors import ApiError, ClientGone
 from rayloom_engine.front.http.body_budget import BodyBudget
+from rayloom_engine.front.http.errors import ApiError, ClientGone
 from rayloom_engine.front.http.turns import Turns
 
 MAX_DEPTH = 64  # no field of the API nests deeper than a few levels

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from rayloom_engine.front.errors import unavailable
+from rayloom_engine.front.http.errors import unavailable
 
 FREE_BYTES = 64 * 1024  # a body up to here takes nothing: the limit of connections bounds all of these together
 

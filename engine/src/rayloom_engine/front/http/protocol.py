@@ -17,8 +17,8 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
-from rayloom_engine.front.errors import ApiError, unavailable
 from rayloom_engine.front.http.connections import ConnectionTable
+from rayloom_engine.front.http.errors import ApiError, unavailable
 
 PIECE_BYTES = 16 * 1024  # the parser gets no more at once: so far beyond its bound a header is noticed at the latest
 LINGER_S = 1.0  # a refused client's bytes are read and dropped for so long: a reset would lose it the answer

@@ -13,16 +13,17 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from rayloom_engine.common.json_words import shown
-from rayloom_engine.front.errors import ApiError
-from rayloom_engine.front.generation import ChoiceDelta, ChoiceResult, Generation, watch_client
+from rayloom_engine.front.generation.admission import check_num_prompt_logprobs
+from rayloom_engine.front.generation.generation import ChoiceDelta, ChoiceResult, Generation, watch_client
 from rayloom_engine.front.http import json_pieces
+from rayloom_engine.front.http.errors import ApiError
 from rayloom_engine.front.http.json_pieces import LazyList
 from rayloom_engine.front.http.tenant import Caller, cache_key
+from rayloom_engine.front.model_text import ModelText
 from rayloom_engine.front.openai.fingerprint import fingerprint
-from rayloom_engine.front.openai.request_size import check_num_prompt_logprobs
 from rayloom_engine.front.openai.stream import EventStream
 from rayloom_engine.front.openai.wire import GenerationRequest, StreamOptions
-from rayloom_engine.front.service import ModelText, Service
+from rayloom_engine.front.operations.service import Service
 from rayloom_engine.sampling_params import SamplingParams
 
 PART_BYTES = 64 * 1024  # of a large answer; each waits until the connection has taken most of those before it

@@ -6,11 +6,11 @@ import hashlib
 import json
 
 from rayloom_engine.config import EngineConfig
-from rayloom_engine.front.service import ENGINE_VERSION
-from rayloom_engine.protocol.messages import ModelStatus
+from rayloom_engine.front.operations.service import ENGINE_VERSION
+from rayloom_engine.protocol.messages import ServedModel
 
 
-def fingerprint(config: EngineConfig, model: ModelStatus) -> str:
+def fingerprint(config: EngineConfig, model: ServedModel) -> str:
     """ "rl-" and twelve hexadecimal digits of everything that decides which tokens a seed gives.
 
     Replicas of one configuration share it: the folder that a hub's model is cached in is no part of it.

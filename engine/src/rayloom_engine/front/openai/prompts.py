@@ -6,8 +6,8 @@ import asyncio
 from typing import Any, Protocol
 
 from rayloom_engine.errors import RequestError
+from rayloom_engine.front.model_text import ENCODE_IN_THREAD_ABOVE_CHARS, ModelText
 from rayloom_engine.front.openai.wire import whole_items
-from rayloom_engine.front.service import ENCODE_IN_THREAD_ABOVE_CHARS, ModelText
 from rayloom_engine.text.chat_template import MAX_CPU_S
 from rayloom_engine.text.template_sandbox import TemplateTooSlow
 

@@ -9,8 +9,8 @@ from typing import Any, Protocol
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from rayloom_engine.front.errors import ApiError, ClientGone, api_error
-from rayloom_engine.front.generation import ChoiceDelta, Generation
+from rayloom_engine.front.generation.generation import ChoiceDelta, Generation
+from rayloom_engine.front.http.errors import ApiError, ClientGone, api_error
 from rayloom_engine.front.http.json_pieces import pieces
 
 PING = b": ping\n\n"

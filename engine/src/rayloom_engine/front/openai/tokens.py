@@ -14,7 +14,7 @@ from rayloom_engine.front.openai.answer import check_model
 from rayloom_engine.front.openai.parsing import parse_request
 from rayloom_engine.front.openai.prompts import chat_prompt
 from rayloom_engine.front.openai.wire import DetokenizeRequest, TokenizeRequest
-from rayloom_engine.front.service import Service
+from rayloom_engine.front.operations.service import Service
 from rayloom_engine.sampling_params import check_token_ids
 
 

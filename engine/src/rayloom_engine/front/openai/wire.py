@@ -12,6 +12,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from rayloom_engine.common.json_words import shown
 from rayloom_engine.errors import RequestError
+from rayloom_engine.front.http.headers import REQUEST_ID
 from rayloom_engine.sampling_params import (
     MAX_LOGIT_BIASES,
     MAX_STOP_STRING_CHARS,
@@ -21,7 +22,6 @@ from rayloom_engine.sampling_params import (
 )
 
 MAX_DETOKENIZED = 2**20  # tokens in one request to turn them back into text
-REQUEST_ID = r"[\x21-\x7e]{1,128}"  # as in the X-Request-Id header: visible ASCII
 
 
 def whole(value: object) -> object:

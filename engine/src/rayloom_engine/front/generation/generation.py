@@ -17,12 +17,13 @@ from rayloom_engine.core.step import TokenLogprobs
 from rayloom_engine.core.waiting_queue import has_room
 from rayloom_engine.errors import QueueFull
 from rayloom_engine.front.core_link.core_client import ClientSequence
-from rayloom_engine.front.core_link.request_mailbox import Mailbox
-from rayloom_engine.front.errors import ClientGone
+from rayloom_engine.front.core_link.mailbox import Mailbox
+from rayloom_engine.front.generation.admission import check_num_choices
+from rayloom_engine.front.http.errors import ClientGone
 from rayloom_engine.front.http.tenant import Caller
-from rayloom_engine.front.openai.request_size import check_num_choices
-from rayloom_engine.front.service import ModelText, Service
-from rayloom_engine.protocol.messages import Output
+from rayloom_engine.front.model_text import ModelText
+from rayloom_engine.front.operations.service import Service
+from rayloom_engine.protocol.messages import SequenceOutput
 from rayloom_engine.sampling_params import SamplingParams
 from rayloom_engine.text.output_decoder import OutputDecoder, TextDelta
 from rayloom_engine.text.stop_strings import StopAutomaton
@@ -90,7 +91,7 @@ class Generation:
         self._service = service
         self._caller = caller
         self._mailbox = Mailbox()
-        self._early: dict[int, list[Output]] = {}  # choice index -> outputs that wait for the prompt's logprobs
+        self._early: dict[int, list[SequenceOutput]] = {}  # choice index -> outputs that wait for the prompt's logprobs
         self._is_closed = False
         self.is_client_gone = False
         self._is_silent = True  # no token yet
@@ -295,7 +296,7 @@ class Generation:
                 1,
             )
 
-    def _decode(self, items: list[tuple[int, Output]]) -> list[ChoiceDelta]:
+    def _decode(self, items: list[tuple[int, SequenceOutput]]) -> list[ChoiceDelta]:
         """One delta per choice for everything that arrived together, and for what waited for it."""
         by_lane, self._early = self._early, {}
         for index, output in items:
@@ -320,7 +321,7 @@ class Generation:
         leader = self._leader(index)
         return self.params.prompt_logprobs is None or leader == index or self._lanes[leader].has_begun
 
-    def _delta(self, index: int, outputs: list[Output], now_s: float) -> ChoiceDelta:
+    def _delta(self, index: int, outputs: list[SequenceOutput], now_s: float) -> ChoiceDelta:
         lane = self._lanes[index]
         last = outputs[-1]
         prompt_logprobs: tuple[TokenLogprobs, ...] = ()

@@ -1,0 +1,189 @@
+"""Recovery: one engine on ranks in processes of their own, assembled again after every loss.
+
+    ASSEMBLING   ranks attach, load, form a process group and warm up      core_server/ranks/assembly.py
+    SERVING      steps run                                                 core_server/loop.py
+    LOST         a rank is gone: its launcher replaces it, the death is counted, sequences wait with their ids
+    GIVEN_UP     EngineDead: ranks are not back in time, too many deaths, or a job, whose ranks only the job restarts
+
+    ASSEMBLING --> SERVING     every rank is warmed up: a new epoch, and the engine replays its sequences
+    ASSEMBLING --> GIVEN_UP    `rebuild_seconds` or the restart budget is spent
+    SERVING    --> LOST        RankLost
+    LOST       --> ASSEMBLING  with the survivors, which keep their weights
+    LOST       --> GIVEN_UP    the restart budget is spent
+
+The death of the EngineCore process itself is the supervisor's to recover from: a new process begins in ASSEMBLING and
+adopts the ranks that dial it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import math
+import time
+from dataclasses import dataclass
+from enum import Enum
+from typing import NoReturn
+
+from rayloom_engine.build import EngineSizes, FoundModel, engine_on, served_model
+from rayloom_engine.common.restarts import RestartBudget
+from rayloom_engine.config import EngineConfig
+from rayloom_engine.core_server.context import CoreContext
+from rayloom_engine.core_server.loop import Core
+from rayloom_engine.core_server.ranks.assembly import assemble, let_go
+from rayloom_engine.core_server.ranks.pool import RankPool
+from rayloom_engine.core_server.ranks.remote_executor import RemoteExecutor
+from rayloom_engine.core_server.run_folder import KeptSizes
+from rayloom_engine.errors import EngineDead, RankLost
+from rayloom_engine.protocol.ranks import Loaded, Welcomed
+
+logger = logging.getLogger(__name__)
+
+
+class RecoveryState(Enum):
+    ASSEMBLING = "assembling"
+    SERVING = "serving"
+    LOST = "lost"
+    GIVEN_UP = "given_up"
+
+
+@dataclass(frozen=True, slots=True)
+class RecoveryLimits:
+    """When a loss ends the engine. Pure but for `budget`, which counts deaths."""
+
+    config: EngineConfig
+    budget: RestartBudget
+
+    @classmethod
+    def of(cls, config: EngineConfig) -> RecoveryLimits:
+        return cls(config, RestartBudget(0 if config.executor == "external" else config.restart_budget))
+
+    @property
+    def is_job(self) -> bool:
+        """Ranks of a job (executor external) are restarted with the whole job, never one by one."""
+        return self.config.executor == "external"
+
+    def deadline(self, now: float, *, is_rebuild: bool) -> float:
+        """Until when the ranks must be assembled, by the clock of `now`.
+
+        The first start has no limit: a cluster may have no room for a rank yet, and whoever waits can see that.
+        """
+        return now + self.config.rebuild_seconds if is_rebuild else math.inf
+
+    def not_assembled(self) -> str:
+        """Why ASSEMBLING ends in GIVEN_UP, to follow the cause."""
+        if self.is_job:
+            return "start the job again"
+        return f"not mended within {self.config.rebuild_seconds:g} s and {self.config.restart_budget} restarts"
+
+    def count_death(self, now: float, *, is_narrower: bool) -> str:
+        """Counts a death while serving. Why LOST ends in GIVEN_UP, to follow the cause; empty when it does not.
+
+        `is_narrower`: the death left fewer suspects. Such deaths are bounded by the number of suspects and count
+        nothing. The back-off of the budget is not applied: the ranks were up, so there is nothing to wait for.
+        """
+        if self.is_job:
+            return "start the job again"
+        if is_narrower or self.budget.wait_after_death(now) is not None:
+            return ""
+        return f"restart budget of {self.config.restart_budget} spent"
+
+
+class Recovery:
+    """For the EngineCore's main thread."""
+
+    def __init__(self, context: CoreContext, pool: RankPool, model: FoundModel, epoch: int) -> None:
+        """`epoch`: of the first assembly; later ones draw their own."""
+        self.state = RecoveryState.ASSEMBLING
+        self._context = context
+        self._pool = pool
+        self._model = model
+        self._epochs = itertools.chain([epoch], iter(context.folder.draw_epoch, 0))
+        self._limits = RecoveryLimits.of(context.config)
+        self._executor = RemoteExecutor(pool)
+        self._core: Core | None = None  # from the first assembly on; keeps the sequences over every loss
+
+    def run(self) -> NoReturn:
+        """Serves for ever. Raises EngineDead when it gives up, ModelError or ConfigError from a first assembly."""
+        is_rebuild = self._context.folder.sizes() is not None  # an EngineCore process before this one has served
+        deadline = self._limits.deadline(time.monotonic(), is_rebuild=is_rebuild)
+        while True:
+            self.state = RecoveryState.ASSEMBLING
+            epoch, loaded = self._assemble(deadline, is_rebuild=is_rebuild)
+            try:
+                self._serve(epoch, loaded, is_rebuild=is_rebuild)
+            except RankLost as first_loss:
+                self.state = RecoveryState.LOST
+                self._recover_from(first_loss, time.monotonic())
+                is_rebuild = True
+                deadline = self._limits.deadline(time.monotonic(), is_rebuild=True)
+
+    def _assemble(self, deadline: float, *, is_rebuild: bool) -> tuple[int, list[Loaded]]:
+        pool = self._pool
+        sizes = self._context.folder.sizes()
+        pool.sizes = Welcomed() if sizes is None else Welcomed(sizes.num_kv_blocks, sizes.max_model_len)
+        try:
+            return assemble(
+                pool,
+                self._epochs.__next__,
+                pool.sizes.num_kv_blocks,
+                deadline,
+                self._limits.budget,
+                self._context.state.begin_phase,
+                is_rebuild=is_rebuild,
+            )
+        except RankLost as loss:
+            self._give_up(loss, self._limits.not_assembled(), loss)
+
+    def _serve(self, epoch: int, loaded: list[Loaded], *, is_rebuild: bool) -> NoReturn:
+        """Raises RankLost."""
+        context = self._context
+        core = self._core = self._core or self._build(epoch, loaded)
+        core.begin_epoch(epoch)
+        smallest = min(loaded, key=lambda rank: rank.num_blocks)
+        began = context.prepare_to_serve(core.model, smallest.kv_explanation, is_restart=is_rebuild)
+        self.state = RecoveryState.SERVING
+        core.run(context.inbox, began)
+
+    def _build(self, epoch: int, loaded: list[Loaded]) -> Core:
+        """The engine of the first assembly, whose sizes every later assembly and process takes."""
+        context = self._context
+        kept = context.folder.sizes()
+        sizes = KeptSizes(
+            num_kv_blocks=kept.num_kv_blocks if kept else min(rank.num_blocks for rank in loaded),
+            max_model_len=kept.max_model_len if kept else min(rank.max_model_len for rank in loaded),
+        )
+        engine_sizes = EngineSizes(
+            num_blocks=sizes.num_kv_blocks,
+            max_model_len=sizes.max_model_len,
+            num_step_tokens=loaded[0].num_step_tokens,
+        )
+        engine = engine_on(context.config, self._executor, self._model.shape, engine_sizes, epoch)
+        context.folder.keep_sizes(sizes)
+        model = served_model(
+            self._model,
+            dtype=loaded[0].dtype,
+            compute_dtype=loaded[0].compute_dtype,
+            weight_bytes=sum(rank.weight_bytes for rank in loaded),
+            max_model_len=sizes.max_model_len,
+        )
+        return Core(engine, model, context.io, context.state, context.box, self._executor.check)
+
+    def _recover_from(self, first_loss: RankLost, lost_at: float) -> None:
+        """LOST: replaces ranks, reports the loss, resets the scheduler, counts the death. Raises EngineDead."""
+        context = self._context
+        nodes = {number: rank.greeting.node for number, rank in self._pool.attached.items()}
+        loss = let_go(self._pool, first_loss)
+        logger.warning("%s", loss)
+        context.state.recovering(loss.rank, nodes.get(loss.rank, ""), str(loss), lost_at)
+        context.io.flush_status()
+        assert self._core is not None
+        self._core.forget_ranks()
+        is_narrower = context.box.died(was_silent=loss.is_silent)
+        verdict = self._limits.count_death(time.monotonic(), is_narrower=is_narrower)
+        if verdict:
+            self._give_up(loss, verdict, first_loss)
+
+    def _give_up(self, loss: RankLost, verdict: str, cause: RankLost) -> NoReturn:
+        self.state = RecoveryState.GIVEN_UP
+        raise EngineDead(f"{loss}; {verdict}{self._pool.memory_kills.sentence(time.monotonic())}") from cause
