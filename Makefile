@@ -23,7 +23,7 @@ STAMP := .venv/installed-$(firstword $(shell cat $(INPUTS) | cksum))
 # The test cluster; E2E_CLUSTER=kind makes one in Docker instead.
 MODE ?= full
 # Plain Python does: removing it must not depend on an installation.
-CLUSTER := PYTHONPATH=e2e $(PYTHON) -m cluster
+CLUSTER := PYTHONPATH=tools $(PYTHON) -m local_kubernetes
 # Everything that works on the cluster carries it, so that cluster-down finds what a killed run left.
 parts e2e e2e-full e2e-tool test-api bench-operator images cluster-up cluster-down: export RAYLOOM_E2E_RUN := $(CURDIR)
 
@@ -51,10 +51,11 @@ chaos: $(STAMP) ## Break real servers 30 times under load (minutes); CHAOS_ARGS=
 faults: $(STAMP) ## Run the tests of faults that take long to notice or to mend, which `make test` leaves out
 	HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -m slow $(ARGS)
 
-lint: $(STAMP) ## Check style, formatting and import directions
+lint: $(STAMP) ## Check style, formatting and import directions, and print the lines of code of each folder
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports --no-logo
+	@$(BIN)/python tools/print_lines.py
 
 types: $(STAMP) ## Check types, strictly
 	$(BIN)/mypy
@@ -86,11 +87,11 @@ test-api: parts ## Test the operator on a real API server with KubeRay and playe
 	  echo "test-api: $$(($$(date +%s) - start)) s"; exit $$code
 
 bench-operator: parts ## Measure the operator with thousands of services on a cluster of its own (long); ARGS="--kuberay 0 --sizes 100,1000"
-	@PYTHONPATH=e2e $(BIN)/python e2e/bench_operator.py $(ARGS)
+	@PYTHONPATH=tools:tests/support $(BIN)/python bench/operator/bench_operator.py $(ARGS)
 
 e2e: parts ## Test on real pods: cluster, images, operator by Helm, then pytest; ARGS="-k name" adds pytest flags
 	@$(CLUSTER) prepare || { $(CLUSTER) dump e2e/artifacts/prepare; exit 1; }
-	@start=$$(date +%s); E2E_PREPARED=1 $(BIN)/python -m pytest e2e --ignore e2e/test_cluster_tool.py --ignore e2e/api -o timeout=900 $(ARGS); \
+	@start=$$(date +%s); E2E_PREPARED=1 $(BIN)/python -m pytest e2e/pods -o timeout=900 $(ARGS); \
 	  code=$$?; \
 	  echo "stage tests: $$(($$(date +%s) - start)) s"; exit $$code
 
@@ -98,7 +99,7 @@ e2e-full: $(STAMP) ## The same with what takes long: lost nodes, drains, two eng
 	@$(MAKE) e2e ARGS='-m "slow or not slow" $(ARGS)'
 
 e2e-tool: parts ## Test the cluster tool itself, on a second cluster that it makes and removes
-	@$(BIN)/python -m pytest e2e/test_cluster_tool.py $(ARGS)
+	@$(BIN)/python -m pytest e2e/tool $(ARGS)
 
 parts: $(STAMP)
 	@$(CLUSTER) parts

@@ -1,13 +1,23 @@
-"""The repository's layout: no folder or module of ours stands in the way of Python's own, and starts stay light."""
+"""The repository's layout: names that shadow nothing of Python's, no import circle in test code, and light starts.
 
+Import directions inside the products are contracts of import-linter, in pyproject.toml.
+"""
+
+import ast
+import graphlib
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from print_lines import lines_of_code
+
 ROOT = Path(__file__).resolve().parents[1]
 SOURCES = (ROOT / "engine" / "src", ROOT / "operator" / "src", ROOT / "bench" / "src")
+
+# Folders from which test code and tools are imported, each before the folders that it lies in.
+IMPORT_ROOTS = tuple(ROOT / name for name in ("tests/support", "e2e", "tools", "bench/operator", "."))
 
 
 def our_files():
@@ -21,6 +31,84 @@ def run_python(code):
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+def module_names(paths, roots):
+    """The name under which each file is imported: relative to the first root that it lies in."""
+    names = {}
+    for path in paths:
+        root = next(root for root in roots if path.is_relative_to(root))
+        names[path] = ".".join(path.relative_to(root).with_suffix("").parts)
+    return names
+
+
+def import_graph(paths, roots):
+    """The imported modules of each module, among these files; also imports in functions and for types alone."""
+    names = module_names(paths, roots)
+    known = set(names.values())
+    graph = {}
+    for path, name in names.items():
+        imported = set()
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                imported |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                imported |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+        graph[name] = imported & known
+    return graph
+
+
+def folder_graph(graph):
+    """The same of folders: each with the other folders that its modules import."""
+    folders = {}
+    for name, imported in graph.items():
+        folder = name.rpartition(".")[0]
+        others = folders.setdefault(folder, set())
+        others |= {other.rpartition(".")[0] for other in imported} - {folder}
+    return folders
+
+
+def circle(graph):
+    """The nodes of an import circle in order, the first one again at the end; empty when there is none."""
+    try:
+        graphlib.TopologicalSorter(graph).prepare()
+    except graphlib.CycleError as error:
+        return error.args[1]
+    return []
+
+
+def graph_outside_the_products():
+    paths = [path for path in our_files() if not any(path.is_relative_to(source) for source in SOURCES)]
+    return import_graph(paths, IMPORT_ROOTS)
+
+
+def test_test_code_and_tools_have_no_import_circle():
+    graph = graph_outside_the_products()
+
+    assert "observers.timeline" in graph["observers.rollout_timeline"], "the graph holds the imports of e2e/"
+    assert circle(graph) == []
+    assert circle(folder_graph(graph)) == []
+
+
+def test_no_helper_imports_a_conftest():
+    importers = {
+        name for name, imported in graph_outside_the_products().items() if any("conftest" in each for each in imported)
+    }
+
+    assert importers == set()
+
+
+def test_an_import_circle_is_found(tmp_path):
+    (tmp_path / "one").mkdir()
+    (tmp_path / "two").mkdir()
+    (tmp_path / "one" / "first.py").write_text("from two.second import something\n")
+    (tmp_path / "two" / "second.py").write_text("def later():\n    from one import first\n")
+    (tmp_path / "two" / "third.py").write_text("import two.second\n")
+    graph = import_graph(sorted(tmp_path.rglob("*.py")), (tmp_path,))
+
+    assert graph["two.third"] == {"two.second"}
+    assert set(circle(graph)) == {"one.first", "two.second"}
+    assert set(circle(folder_graph(graph))) == {"one", "two"}
 
 
 def test_the_standard_library_is_not_shadowed_from_the_root():
@@ -45,6 +133,23 @@ def test_no_source_file_is_longer_than_400_lines():
     sizes = {path: len(path.read_text(encoding="utf-8").splitlines()) for path in our_files()}
 
     assert {str(path.relative_to(ROOT)): size for path, size in sizes.items() if size > 400} == {}
+
+
+def test_lines_of_code_are_those_without_blanks_comments_and_docstrings():
+    source = '''"""A module.
+
+Of two paragraphs.
+"""
+
+# A comment.
+def add(a, b):  # one more
+    """Returns the sum."""
+    text = """a string
+    of two lines"""
+    return a + b
+'''
+
+    assert lines_of_code(source) == 4
 
 
 @pytest.mark.parametrize(

@@ -10,26 +10,20 @@ E2E_INDEX=6 takes another local cluster than the usual one, so that this can run
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
-from cluster.kubectl import Kubectl
-from cluster.local import LocalCluster
-from cluster.place import Place
-from standins.chart import install_chart
-from standins.kubelets import NODES
-from standins.operators import OperatorProcess
-from standins.world import World
+from api.namespaces import llm_service, new_namespace
+from api.place import PLACE, WORKER
+from local_kubernetes.clusters.local import LocalCluster
+from local_kubernetes.machine.kubectl import Kubectl
+from operator_processes.chart import install_chart
+from operator_processes.process import OperatorProcess
+from real_api_server.world import World
+from simulated_nodes.kubelets import NODES
 
-# Each process of `pytest -n` has a cluster. 1 is test_cluster_tool.py's and 5 is bench_operator.py's.
-_WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
-_INDICES = (int(os.environ.get("E2E_INDEX", "0")), 2, 3, 4)
-if len(_INDICES) <= _WORKER:
-    raise ValueError(f"at most {len(_INDICES)} processes of tests have clusters: make test-api WORKERS={len(_INDICES)}")
-PLACE = Place.of(_INDICES[_WORKER])
 _LEFT = "rayloom.dev/e2e=true"
 
 
@@ -47,7 +41,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     yield found
     kubectl("delete", "namespace", "--selector", _LEFT, "--wait=false")
     found.close()
-    if _WORKER:  # whatever runs next wants the memory and the cores, and knows of the usual cluster alone
+    if WORKER:  # whatever runs next wants the memory and the cores, and knows of the usual cluster alone
         cluster.down()
 
 
@@ -76,23 +70,3 @@ def manifest(namespace: str) -> Callable[..., dict[str, Any]]:
         return llm_service(namespace, name, **spec)
 
     return make
-
-
-def llm_service(namespace: str, name: str, **spec: Any) -> dict[str, Any]:
-    return {
-        "apiVersion": "rayloom.dev/v1alpha1",
-        "kind": "LLMService",
-        "metadata": {"name": name, "namespace": namespace},
-        "spec": {"model": {"source": "builtin://smollm2-135m"}, **spec},
-    }
-
-
-_numbers = iter(range(1_000_000))
-
-
-def new_namespace(world: World, purpose: str) -> str:
-    """Its name. Namespaces of a session go together at its end, whatever becomes of the test."""
-    slug = "".join(letter if letter.isalnum() else "-" for letter in purpose.lower())[:40].strip("-")
-    name = f"api-{slug}-{next(_numbers)}"
-    world.request("POST", "/api/v1/namespaces", {"metadata": {"name": name, "labels": {"rayloom.dev/e2e": "true"}}})
-    return name

@@ -1,7 +1,7 @@
 """What stands around a service in examples/ (routes, autoscalers) names what the operator makes of that service.
 
-That the API server takes each of them is in e2e/api/test_surroundings.py. Not here: KEDA's own definition; the shape of
-its object is written down below.
+That the API server takes each of them is in e2e/api/surroundings/test_surroundings.py. Not here: KEDA's own definition;
+the shape of its object is written down below.
 """
 
 import re

@@ -30,7 +30,8 @@ def pinned(name):
 
 
 def go_version(module, package):
-    found = re.search(rf"{re.escape(package)} v(\S+)", (ROOT / f"e2e/cluster/parts/{module}/go.mod").read_text())
+    path = ROOT / "tools/local_kubernetes/parts" / module / "go.mod"
+    found = re.search(rf"{re.escape(package)} v(\S+)", path.read_text())
     return found[1]
 
 
@@ -64,7 +65,7 @@ def test_kuberay():
     required, tested, _ = row("KubeRay")
     assert required.partition(" or newer")[0] == re.search(r"KubeRay (\S+) or newer", _CURE)[1]
     assert tested == go_version("kuberay", "github.com/ray-project/kuberay/ray-operator")
-    assert f'"--version", "{tested}"' in (ROOT / "e2e/cluster/kind.py").read_text()
+    assert f'"--version", "{tested}"' in (ROOT / "tools/local_kubernetes/clusters/kind.py").read_text()
 
 
 def test_helm():

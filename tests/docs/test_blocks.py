@@ -22,7 +22,7 @@ from rayloom_operator.api.spec import parse
 from rt_blocks import Block, blocks_of, install_stand_in_curl, runnable
 
 ROOT = Path(__file__).resolve().parents[2]
-ON_A_CLUSTER = ROOT / "docs" / "quickstart-kubernetes.md"  # its blocks are run by e2e/test_docs.py
+ON_A_CLUSTER = ROOT / "docs" / "quickstart-kubernetes.md"  # its blocks are run by e2e/pods/test_docs.py
 FILES = [ROOT / "README.md", *sorted(set((ROOT / "docs").rglob("*.md")) - {ON_A_CLUSTER})]
 BLOCKS = [block for path in FILES if path.exists() for block in blocks_of(ROOT, path)]
 SHELL = [block for block in BLOCKS if block.language in ("bash", "sh", "shell", "console")]

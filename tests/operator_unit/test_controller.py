@@ -174,7 +174,7 @@ def test_a_new_operator_gives_no_name_again_that_it_finds_in_the_status():
 
 @pytest.mark.parametrize("kind", ["ConfigMap", "Secret"])
 def test_what_a_head_cannot_mount_is_made_again(kind, monkeypatch):
-    monkeypatch.setattr("rayloom_operator.reconcile.controller._LATE_MOUNT_CHECK_S", 0.0)
+    monkeypatch.setattr("rayloom_operator.reconcile.reconciler._LATE_MOUNT_CHECK_S", 0.0)
 
     async def story(world):
         world.ask_for(service())
@@ -359,7 +359,7 @@ def test_why_a_model_cannot_be_mounted_is_asked_once_a_turn_and_the_newest_event
 
 
 def test_an_event_that_was_not_sent_is_sent_soon(monkeypatch):
-    monkeypatch.setattr("rayloom_operator.reconcile.controller._SOON_S", 0.1)
+    monkeypatch.setattr("rayloom_operator.reconcile.reconciler._SOON_S", 0.1)
 
     async def story(world):
         world.kube.refusals = {("create", ""): KubeUnreachable("POST /events: away")}

@@ -26,7 +26,7 @@ KEY = ("team", "chat")
 def test_only_a_service_that_is_well_is_left_alone_for_long(said, now, seconds):
     async def story(world):
         groups = [make_serving(make_resolved()), make_serving(make_resolved(), 1, reading=make_reading(said))]
-        assert world.controller._next_look_s(groups, None, now) == seconds
+        assert world.controller._reconciler._next_look_s(groups, None, now) == seconds
 
     with_world(story)
 
@@ -54,7 +54,7 @@ def test_a_silent_engine_is_looked_at_when_it_is_given_up_and_then_as_often_as_m
         reading = make_reading(make_said(), at=100.0, failing_since=101.0)
         groups = [make_serving(make_resolved()), make_serving(make_resolved(), 1, reading=reading)]
         world.controller._poller.num_failing = num_failing
-        assert world.controller._next_look_s(groups, mounting_s, 101.0 + silent_s) == seconds
+        assert world.controller._reconciler._next_look_s(groups, mounting_s, 101.0 + silent_s) == seconds
 
     with_world(story)
 
@@ -65,7 +65,7 @@ def test_an_engine_of_which_nothing_is_heard_has_its_service_looked_at(monkeypat
     async def story(world):
         looked_at = asyncio.Event()
         monkeypatch.setattr(world.controller._poller, "silent", lambda since: [KEY])
-        monkeypatch.setattr(world.controller._observer, "forget", lambda key, clock: looked_at.set())
+        monkeypatch.setattr(world.controller._reconciler._observer, "forget", lambda key, clock: looked_at.set())
         async with asyncio.timeout(10):
             await looked_at.wait()
 
@@ -141,7 +141,7 @@ def test_a_refused_service_waits_for_its_engines_first_answer_too(monkeypatch):
         world.kube.statuses.clear()
         world.kube.refusals["apply", "chat-rayloom"] = KubeError(403, "no")
         world.kube.calls.clear()
-        world.controller._applier.forget(KEY)
+        world.controller._reconciler._applier.forget(KEY)
         world.ask_for(service() | generation(2))
         await world.rest()
         assert (world.kube.statuses, world.kube.calls) == ([], [])
@@ -169,7 +169,9 @@ def test_what_is_seen_of_a_service_is_of_one_moment():
             return [], "1"
 
         world.kube.list = list_events
-        seen = await world.controller._observer.observe(KEY, "uid-1", (), timedelta(seconds=15), datetime.now(UTC))
+        seen = await world.controller._reconciler._observer.observe(
+            KEY, "uid-1", (), timedelta(seconds=15), datetime.now(UTC)
+        )
         assert (seen.groups, seen.leaving) == ((), ())
 
     with_world(story, leads=asyncio.Event())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from honesty import lies
+from observers.honesty import lies
 
 UP, DOWN = True, False
 

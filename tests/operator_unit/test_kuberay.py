@@ -60,7 +60,7 @@ def test_a_definition_without_schema_is_too_old():
 def quick(monkeypatch):
     monkeypatch.setattr(reflector, "_UNKNOWN_DELAY_S", 0.01)
     monkeypatch.setattr(reflector, "_FIRST_DELAY_S", 0.01)
-    monkeypatch.setattr("rayloom_operator.reconcile.controller._SOON_S", 0.01)
+    monkeypatch.setattr("rayloom_operator.reconcile.reconciler._SOON_S", 0.01)
 
 
 def without_kuberay(kube):

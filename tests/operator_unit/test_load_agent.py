@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-import load_agent
+from clients import load_agent
 
 _TOKENS = 'data: {"choices": [{"logprobs": {"tokens": ["a", "b"]}}]}\n\ndata: [DONE]\n\n'
 

@@ -8,6 +8,7 @@ from rayloom_operator.api.rollout import RolloutState
 from rayloom_operator.decide.plan import plan
 from rayloom_operator.observe.observed import Observed
 from rayloom_operator.resolve.revision import revision
+from rayloom_operator.times import Now
 from rt_operator import (
     CLOCK,
     crashed,
@@ -244,7 +245,7 @@ def test_a_held_budget_counts_every_pod_that_there_is():
 def test_evictions_are_held_no_longer_while_nothing_can_be_planned():
     service, rollout = make_service(replicas=2), RolloutState(update_revision="a")
     for seen, budgets in ((Observed(groups=(make_serving(ONE),)), [1]), (Observed(), [])):
-        planned = plan(None, seen, (), None, {}, rollout, b"", service, now=0.0, clock=CLOCK)
+        planned = plan(None, seen, (), None, {}, rollout, b"", service, now=Now(CLOCK, 0.0))
         assert [each["spec"]["minAvailable"] for each in planned.wanted] == budgets
 
 

@@ -10,6 +10,7 @@ import pytest
 from rayloom_operator.api.spec import Recovery
 from rayloom_operator.api.status import Reason
 from rayloom_operator.decide.recovery import back_off_seconds, cause_to_replace, remembered
+from rayloom_operator.times import Now
 from rt_operator import (
     CLOCK,
     NOW,
@@ -52,7 +53,7 @@ def stuck(state="starting", seconds=631.0):
 
 
 def cause(*pods, reading=None, lost=(), **facts):
-    found = cause_to_replace(make_group(*pods, reading=reading, **facts), ONE, frozenset(lost), now=NOW, clock=CLOCK)
+    found = cause_to_replace(make_group(*pods, reading=reading, **facts), ONE, frozenset(lost), now=Now(CLOCK, NOW))
     return found and found.reason
 
 

@@ -3,9 +3,9 @@
 from types import SimpleNamespace
 from xml.etree import ElementTree
 
-from plot import Picture, Span, picture, svg
-from roll import Failure, Roll, failures_of
-from roll_timeline import Engine
+from disruptions.rollout_picture import Picture, Span, picture, svg
+from disruptions.rollout_under_load import Failure, Roll, failures_of
+from observers.rollout_timeline import Engine
 
 SERVING = {"state": "serving", "last_token_age_seconds": 0.5}
 STARTING = {"state": "starting", "last_token_age_seconds": None}

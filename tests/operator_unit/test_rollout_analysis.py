@@ -6,7 +6,7 @@ import pytest
 
 from rayloom_operator.api.rollout import Analysis, Figures, Window
 from rayloom_operator.decide.rollout.analysis import is_over, problem, since, total
-from rayloom_operator.observe.observed import moment
+from rayloom_operator.times import moment
 
 RULE = Analysis.model_validate({"minRequests": 20, "maxErrorPercent": 1, "maxTtftRatio": 2})
 

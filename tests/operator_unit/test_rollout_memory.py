@@ -5,7 +5,7 @@ import pytest
 from rayloom_operator.api.rollout import RolloutState
 from rayloom_operator.decide.rollout.counts import Engine, Seen
 from rayloom_operator.decide.rollout.planner import next_step
-from rayloom_operator.observe.observed import moment
+from rayloom_operator.times import moment
 from rt_rolling import CRASHES, Rolling, Running, make_order
 
 

@@ -8,7 +8,7 @@ import pytest
 from rayloom_operator.decide.permissions import Permissions
 from rayloom_operator.errors import DoesNotFit, OperatorError, SpecError
 from rayloom_operator.objects.old_spec import old_spec
-from rayloom_operator.reconcile import controller, old_specs, sizer
+from rayloom_operator.reconcile import old_specs, reconciler, sizer
 from rayloom_operator.reconcile.old_specs import OldSpecs
 from rayloom_operator.reconcile.sizer import Sizer
 from rayloom_operator.resolve.resolved import Hub
@@ -53,28 +53,28 @@ def test_what_a_computation_raises_is_raised():
 
 
 def test_a_slow_sizing_changes_no_status_and_the_service_is_made_once_it_ends(monkeypatch):
-    real, released, asked = controller.resolve, threading.Event(), threading.Event()
+    real, released, asked = reconciler.resolve, threading.Event(), threading.Event()
 
     def slow(*arguments):
         asked.set()
         assert released.wait(30)
         return real(*arguments)
 
-    monkeypatch.setattr(controller, "resolve", slow)
+    monkeypatch.setattr(reconciler, "resolve", slow)
     monkeypatch.setattr(sizer, "_LIMIT_S", 0.05)
 
     async def story(world):
         failures = []
-        bring = world.controller._bring
+        reconcile = world.controller._reconciler.reconcile
 
         async def noted(key, document):
             try:
-                return await bring(key, document)
+                return await reconcile(key, document)
             except OperatorError as error:
                 failures.append(error)
                 raise
 
-        world.controller._bring = noted
+        world.controller._reconciler.reconcile = noted
         world.ask_for(service())
         await world.until(lambda: failures)
         assert asked.is_set()

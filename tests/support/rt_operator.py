@@ -21,6 +21,7 @@ from rayloom_operator.names import group_name
 from rayloom_operator.observe.observed import Group, Observed, Reading, Verdict, pod
 from rayloom_operator.resolve.resolved import resolve
 from rayloom_operator.resolve.revision import revision
+from rayloom_operator.times import Now
 
 NOW = 110.0  # as readings count
 CLOCK = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
@@ -173,15 +174,15 @@ def turn(
         order = order_of(resolved, revision(resolved))
         step = next_step(order, rollout, look(seen, memory, order.revision, now=now), clock)
         made_from = {revision(each): each for each in old}
-        parts = lineages(resolved, made_from, seen, memory, rollout, step, now=now, clock=clock)
+        parts = lineages(resolved, made_from, seen, memory, rollout, step, now=Now(clock, now))
     places = tuple(slot for lineage in parts for slot in lineage.slots)
     accepted = VALID
     if problems or refusal:
         reason = Reason.INVALID_SPEC if problems else Reason.APPLY_REFUSED
         accepted = Verdict(reason=reason, message="; ".join(problems) or refusal)
-    planned = plan(resolved, seen, parts, step, memory, rollout, SETTINGS, now=now, clock=clock)
+    planned = plan(resolved, seen, parts, step, memory, rollout, SETTINGS, now=Now(clock, now))
     said = status(
-        resolved, accepted, seen, places, step, generation=3, previous=previous, memory=memory, now=now, clock=clock
+        resolved, accepted, seen, places, step, generation=3, previous=previous, memory=memory, now=Now(clock, now)
     )
     document = said.model_dump(mode="json", by_alias=True, exclude_none=True)
     return SimpleNamespace(slots=places, step=step, plan=planned, status=said, document=document)

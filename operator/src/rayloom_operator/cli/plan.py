@@ -29,6 +29,7 @@ from rayloom_operator.resolve.rank_memory import in_words
 from rayloom_operator.resolve.resolved import Resolved, question, resolve
 from rayloom_operator.resolve.revision import revision
 from rayloom_operator.resolve.sizing import cost
+from rayloom_operator.times import Now
 
 # No cluster's: what depends on them is not printed.
 _SETTINGS = Settings(engine_image="", operator_key=b"")
@@ -89,8 +90,8 @@ def _objects(resolved: Resolved, clock: datetime) -> tuple[Manifest, ...]:
         current_revision=order.revision, update_revision=order.revision, counts={order.revision: order.replicas}
     )
     step = next_step(order, rollout, look(nothing, {}, order.revision, now=0.0), clock)
-    parts = lineages(resolved, {}, nothing, {}, rollout, step, now=0.0, clock=clock)
-    return plan(resolved, nothing, parts, step, {}, rollout, _SETTINGS, now=0.0, clock=clock).wanted
+    parts = lineages(resolved, {}, nothing, {}, rollout, step, now=Now(wall=clock, mono=0.0))
+    return plan(resolved, nothing, parts, step, {}, rollout, _SETTINGS, now=Now(wall=clock, mono=0.0)).wanted
 
 
 def explain(resolved: Resolved, facts: ModelFacts) -> str:

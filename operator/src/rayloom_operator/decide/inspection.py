@@ -21,9 +21,10 @@ from rayloom_operator.api.status import Model, Reason, stored_model
 from rayloom_operator.names import INSPECT_CONTAINER, SERVICE_LABEL, Manifest
 from rayloom_operator.objects.companions import service_account
 from rayloom_operator.objects.inspect_job import attempt_of, inspect_job
-from rayloom_operator.observe.observed import Verdict, moment, pod, refused_pod, without_suffixes
+from rayloom_operator.observe.observed import Verdict, pod, refused_pod, without_suffixes
 from rayloom_operator.resolve.resolved import Hub
 from rayloom_operator.texts import head, plain, tail
+from rayloom_operator.times import moment
 
 _FIRST_RETRY_S = 30.0
 _MAX_RETRY_S = 300.0

@@ -31,6 +31,7 @@ from rayloom_operator.objects.ray_cluster import ray_cluster
 from rayloom_operator.observe.observed import Group, Observed, Pod
 from rayloom_operator.observe.verdict import is_well
 from rayloom_operator.resolve.resolved import Hub, Resolved
+from rayloom_operator.times import Now
 
 # States in which an engine takes requests; while it recovers they wait in it.
 _TAKES_REQUESTS = ("serving", "recovering")
@@ -112,8 +113,7 @@ def plan(
     service: LLMService | None = None,
     model: Model | None = None,
     *,
-    now: float,
-    clock: datetime,
+    now: Now,
 ) -> Plan:
     """What to do now. `resolved` and `step` are None while the spec cannot be used: then what runs goes on as it is.
 
@@ -121,7 +121,7 @@ def plan(
     `model` is what was found of its model. An engine that failed is made anew when its time has come.
     """
     going = rollout.leaving.keys() | (step.state.leaving.keys() if step is not None else set())
-    wells = {group.name for group in seen.groups if is_well(group, now)}
+    wells = {group.name for group in seen.groups if is_well(group, now.mono)}
     slots = tuple(slot for lineage in lineages for slot in lineage.slots)
     routes = tuple(route for group in seen.groups if (route := _route(group, seen, wells, going, step)))
     if resolved is None or step is None:
@@ -139,11 +139,11 @@ def plan(
         num_left = lineage.num_new
         for slot in lineage.slots:
             retry_at = slot.retry_at(service.spec.recovery)
-            if slot.group is None and retry_at is not None and retry_at > clock:
+            if slot.group is None and retry_at is not None and retry_at > now.wall:
                 waits.append(retry_at)
             is_written = slot.name in memory or slot.failure is None
             if not is_written:
-                waits.append(clock)  # Made under a name that nobody remembers, it would have a clean record.
+                waits.append(now.wall)  # Made under a name that nobody remembers, it would have a clean record.
             if slot.is_condemned or (slot.group is None and (retry_at in waits or not is_written)):
                 continue
             if lineage.resolved is None or (slot.group is None and num_left <= 0):

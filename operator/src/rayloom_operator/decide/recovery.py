@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from itertools import chain, count, islice
 from typing import Any
 
@@ -26,9 +26,10 @@ from rayloom_operator.api.recovery import Recovery
 from rayloom_operator.api.status import Failure, Reason
 from rayloom_operator.api.status import Group as GroupStatus
 from rayloom_operator.names import group_name
-from rayloom_operator.observe.observed import NEW_POD_S, Group, Observed, Verdict, moment
+from rayloom_operator.observe.observed import NEW_POD_S, Group, Observed, Verdict
 from rayloom_operator.observe.verdict import SILENCE_LIMIT_S, is_well, judge, silence
 from rayloom_operator.resolve.resolved import Resolved
+from rayloom_operator.times import Now, moment, stamp
 
 # An engine that served for so long begins with a clean record. The engine's own budget counts over the same time.
 _STABLE_S = 600.0
@@ -87,14 +88,12 @@ def slots(
     number: int,
     num_new: int,
     leaving: Set[str] = frozenset(),
-    now: float,
-    clock: datetime,
+    now: Now,
 ) -> tuple[Slot, ...]:
     """The places for engines of one revision, by number: those that are there, those that failed and are made anew, and
     `num_new` at most for new ones; `number` in all, or as many as are there.
 
-    One whose engine went gets another name. Engines in `leaving` have no place. `resolved` is the spec's. `now` counts
-    like the readings' seconds, `clock` is the time of day.
+    One whose engine went gets another name. Engines in `leaving` have no place. `resolved` is the spec's.
     """
     service = resolved.service.metadata.name
     # What failed under one name and is remembered under the next was seen by a cache that lags.
@@ -110,7 +109,7 @@ def slots(
 
     def rank(name: str) -> tuple[int, int]:
         group, place = mine.get(name), _number(service, revision, name) or 0
-        return (2 if group is None else 0 if is_well(group, now) else 1), place
+        return (2 if group is None else 0 if is_well(group, now.mono) else 1), place
 
     kept = sorted(known, key=rank)[: max(number, len(mine))]
     # Of what went without a failure nothing is known that a new one could not do without.
@@ -124,7 +123,7 @@ def slots(
     names = {name: next(free) if name in seen.taken and name not in mine else name for name in kept}
     names |= {name: name for name in islice(free, max(missing, 0))}
     return tuple(
-        _review(name, mine.get(name), memory.get(before), resolved, seen, now, clock)
+        _review(name, mine.get(name), memory.get(before), resolved, seen, now)
         if name == before
         else _successor(name, memory[before])
         for before, name in sorted(names.items(), key=lambda each: _number(service, revision, each[1]) or 0)
@@ -152,25 +151,25 @@ def _review(
     before: GroupStatus | None,
     resolved: Resolved,
     seen: Observed,
-    now: float,
-    clock: datetime,
+    now: Now,
 ) -> Slot:
     failure, restarts = (before.failure, before.restarts) if before is not None else (None, 0)
     if group is None:
         return Slot(name=name, group=None, restarts=restarts, failure=failure)
     is_counted = failure is not None and failure.uid == group.uid
-    if before is not None and failure is not None and is_well(group, now):
+    if before is not None and failure is not None and is_well(group, now.mono):
+        serving_for = now.wall - moment(before.last_transition_time)
         if is_counted:  # It came back before anything was done.
             restarts, failure = max(restarts - 1, 0), failure.model_copy(update={"uid": ""})
-        elif before.state == "Serving" and clock - moment(before.last_transition_time) > timedelta(seconds=_STABLE_S):
+        elif before.state == "Serving" and serving_for > timedelta(seconds=_STABLE_S):
             restarts = 0
         return Slot(name=name, group=group, restarts=restarts, failure=failure if restarts else None)
-    cause = None if is_counted else cause_to_replace(group, resolved, seen.lost_nodes, before, now=now, clock=clock)
+    cause = None if is_counted else cause_to_replace(group, resolved, seen.lost_nodes, before, now=now)
     if cause is not None:
         # Whoever told the pod to go, such as a drain of its node, had no complaint of the engine.
         restarts += not group.is_told_to_go
         first = failure or Failure(uid="", reason=cause.reason, message=cause.message, time="")
-        failure = first.model_copy(update={"uid": group.uid, "time": stamp(clock)})
+        failure = first.model_copy(update={"uid": group.uid, "time": stamp(now.wall)})
     return Slot(name=name, group=group, restarts=restarts, failure=failure, is_condemned=is_counted)
 
 
@@ -180,18 +179,17 @@ def cause_to_replace(
     lost_nodes: frozenset[str],
     before: GroupStatus | None = None,
     *,
-    now: float,
-    clock: datetime,
+    now: Now,
 ) -> Verdict | None:
     """Why the group is beyond help; None while somebody else may bring it back.
 
     `before` is what is remembered of the group.
     """
     head, reading, recovery = group.head, group.reading, resolved.service.spec.recovery
-    if is_well(group, now):
+    if is_well(group, now.mono):
         return None
     if group.is_headless and head is None:
-        cause = judge(group, now)
+        cause = judge(group, now.mono)
         return replace(cause, reason=Reason.HEAD_LOST) if group.is_told_to_go else cause
     if group.num_new_pods > 2 * (1 + resolved.num_pods) + recovery.restart_budget:
         # KubeRay makes a pod in place of one that failed at once, however often.
@@ -210,7 +208,7 @@ def cause_to_replace(
         return replace(head.fault, message=head.fault.message + words)
     if reading is None or not head.is_running:
         return None
-    silent_s = silence(reading, now)
+    silent_s = silence(reading, now.mono)
     if silent_s is not None and head.is_engine_ready:
         # Its kubelet reaches it. What keeps it from us (a firewall, another key) would keep its successor from us.
         return None
@@ -223,10 +221,10 @@ def cause_to_replace(
     running = [pod.running_since for pod in group.pods if pod.running_since is not None]
     if len(running) < len(group.pods) or (reading.status is not None and reading.status.state == "draining"):
         return None
-    stuck_s = min(now - reading.advanced_at, (clock - max(running)).total_seconds())
+    stuck_s = min(now.mono - reading.advanced_at, (now.wall - max(running)).total_seconds())
     if stuck_s >= recovery.rebuild_seconds + _LATER_S:
         words = f"The engine in pod {head.name} neither served nor got on for {recovery.rebuild_seconds} s. "
-        return Verdict(reason=Reason.ENGINE_STUCK, message=words + judge(group, now).message)
+        return Verdict(reason=Reason.ENGINE_STUCK, message=words + judge(group, now.mono).message)
     return None
 
 
@@ -243,21 +241,16 @@ def has_served(group: Group, before: GroupStatus | None) -> bool:
     return moment(before.last_transition_time) >= head.running_since
 
 
-def verdict_of(slot: Slot, recovery: Recovery, *, now: float, clock: datetime) -> Verdict:
+def verdict_of(slot: Slot, recovery: Recovery, *, now: Now) -> Verdict:
     """What the slot's engine does, or why there is none."""
     if slot.failure is None or (slot.group is not None and slot.failure.uid != slot.group.uid):
-        return judge(slot.group, now)
+        return judge(slot.group, now.mono)
     cause = Verdict(reason=slot.failure.reason, message=slot.failure.message)
     if slot.group is not None:
         return cause
     retry_at = slot.retry_at(recovery)
-    if retry_at is not None and retry_at > clock:
+    if retry_at is not None and retry_at > now.wall:
         times = f"{slot.restarts} times" if slot.restarts > 1 else "once"
         words = f"The engine failed {times}, and is made anew as {slot.name} at {stamp(retry_at)}. At first: "
         return Verdict(reason=Reason.GROUP_BACK_OFF, message=words + cause.message)
     return Verdict(reason=Reason.RECOVERING, message=f"The engine is made anew as {slot.name}. {cause.message}")
-
-
-def stamp(clock: datetime) -> str:
-    """The time as documents hold it, to the second."""
-    return clock.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -1,4 +1,4 @@
-"""The status of a service, computed from what was observed. Pure; `now` is the only clock.
+"""The status of a service, computed from what was observed. Pure.
 
 Available comes from a token that passed through every rank a moment ago, and from the way that requests take to the
 engine; pods that run prove neither. Messages hold nothing that changes by itself, so a status that says the same is
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any, Literal
 
 from rayloom_operator.api.status import (
@@ -24,7 +23,7 @@ from rayloom_operator.api.status import (
     stored_sizing,
 )
 from rayloom_operator.api.status import Group as GroupStatus
-from rayloom_operator.decide.recovery import Memory, Slot, has_served, stamp, verdict_of
+from rayloom_operator.decide.recovery import Memory, Slot, has_served, verdict_of
 from rayloom_operator.decide.rollout.conditions import progress, rollout_conditions
 from rayloom_operator.decide.rollout.planner import Step
 from rayloom_operator.names import NODE_TYPE_LABEL, SERVICE_LABEL, revision_of
@@ -32,6 +31,7 @@ from rayloom_operator.objects.companions import endpoint
 from rayloom_operator.observe.observed import Group, Observed, Verdict
 from rayloom_operator.observe.verdict import is_well, judge, silence
 from rayloom_operator.resolve.resolved import Resolved
+from rayloom_operator.times import Now, stamp
 
 _GROUP_STATES: Mapping[Reason, GroupState] = {
     Reason.SERVING: "Serving",
@@ -83,16 +83,14 @@ def status(
     generation: int,
     previous: Mapping[str, Any],
     memory: Memory,
-    now: float,
-    clock: datetime,
+    now: Now,
 ) -> Status:
     """The status to write.
 
     `accepted` is VALID, or says why nothing can be made of the spec; `missing` is why the model is not known, `model`
     what is known of it. While the spec cannot be used, or the model is not known, `resolved` and `step`, the next of a
     roll, are None and `slots`, the places for engines, are empty. `previous` is the status as it was written last, for
-    times of change and for what a refused spec leaves running, `memory` the groups in it. `now` counts like the
-    readings' seconds, `clock` is the time of day.
+    times of change and for what a refused spec leaves running, `memory` the groups in it.
     """
     places, rollout = {slot.name for slot in slots}, stored_rollout(previous)
     leaving = step.state.leaving if step is not None else rollout.leaving
@@ -102,12 +100,15 @@ def status(
     made = {rollout.update_revision, *(group.revision for group in seen.groups)} - {""}
     is_made = is_accepted or update in made
     shown = [
-        _Row(slot=slot, verdict=verdict_of(slot, resolved.service.spec.recovery, now=now, clock=clock))
+        _Row(slot=slot, verdict=verdict_of(slot, resolved.service.spec.recovery, now=now))
         for slot in slots
         if resolved is not None and (slot.group is not None or slot.failure is not None or is_made)
     ]
     others = [
-        _Row(slot=Slot(name=group.name, group=group), verdict=_of_leaver(group, now, is_leaving=group.name in leaving))
+        _Row(
+            slot=Slot(name=group.name, group=group),
+            verdict=_of_leaver(group, now.mono, is_leaving=group.name in leaving),
+        )
         for group in seen.groups
         if group.name not in places
     ]
@@ -134,7 +135,9 @@ def status(
             reason=because.reason,
             message=because.message,
             observed_generation=generation,
-            last_transition_time=before["lastTransitionTime"] if before and before["status"] == said else stamp(clock),
+            last_transition_time=before["lastTransitionTime"]
+            if before and before["status"] == said
+            else stamp(now.wall),
         )
 
     is_degraded, degraded = _degraded(shown, seen, available)
@@ -180,7 +183,7 @@ def status(
         if rollout.update_revision
         else None,
         image=default_image if is_made and step is not None else previous.get("image", ""),
-        groups=tuple(_group_status(row, resolved, memory.get(row.slot.name), now, clock) for row in rows),
+        groups=tuple(_group_status(row, resolved, memory.get(row.slot.name), now) for row in rows),
     )
 
 
@@ -268,9 +271,7 @@ def _model(shown: list[_Row]) -> Verdict:
     return next((row.verdict for row in shown if row.verdict.reason in _MODEL_FAULTS), loading)
 
 
-def _group_status(
-    row: _Row, resolved: Resolved | None, before: GroupStatus | None, now: float, clock: datetime
-) -> GroupStatus:
+def _group_status(row: _Row, resolved: Resolved | None, before: GroupStatus | None, now: Now) -> GroupStatus:
     group, slot, state = row.group, row.slot, _GROUP_STATES.get(row.verdict.reason, "Failed")
     nodes: tuple[str, ...] = ()
     if group is not None:
@@ -281,7 +282,7 @@ def _group_status(
     # While the spec cannot be used nobody looks at what failed, and nothing of that is to be forgotten.
     kept = before if resolved is None and before is not None else slot
     is_given_up = group is not None and kept.failure is not None and kept.failure.uid == group.uid
-    is_silent = group is not None and silence(group.reading, now) is not None
+    is_silent = group is not None and silence(group.reading, now.mono) is not None
     if group is not None and is_silent and not is_given_up and state not in ("Serving", "Draining"):
         # Its supervisor or kubelet may bring it back. That it has served is what the next operator judges it by.
         state = "Recovering" if has_served(group, before) else state
@@ -290,9 +291,9 @@ def _group_status(
         revision=row.revision,
         state=state,
         reason=row.verdict.reason,
-        last_transition_time=before.last_transition_time if before and before.state == state else stamp(clock),
+        last_transition_time=before.last_transition_time if before and before.state == state else stamp(now.wall),
         restarts=kept.restarts,
-        next_retry_time=stamp(retry_at) if retry_at is not None and retry_at > clock else None,
+        next_retry_time=stamp(retry_at) if retry_at is not None and retry_at > now.wall else None,
         failure=kept.failure,
         nodes=nodes,
     )

@@ -11,7 +11,7 @@ from rayloom_operator.api.sizing import Accelerator
 from rayloom_operator.kube.client import Kube
 from rayloom_operator.kube.reflector import Reflector
 from rayloom_operator.names import Manifest, ServiceKey
-from rayloom_operator.observe.observed import moment
+from rayloom_operator.times import moment
 
 # Set before pods are evicted, and not by cordoning. The last is Karpenter's up to 0.37.
 _EMPTYING_TAINTS = frozenset({"ToBeDeletedByClusterAutoscaler", "karpenter.sh/disrupted", "karpenter.sh/disruption"})

@@ -23,6 +23,7 @@ from rayloom_operator.names import (
     Manifest,
 )
 from rayloom_operator.texts import head, plain, tail
+from rayloom_operator.times import moment
 
 _IMAGE_REASONS = frozenset(
     {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError"}
@@ -240,11 +241,6 @@ def pod(document: Manifest, mount_failure: str = "") -> Pod:
 
 def _volumes_beside_the_model(spec: Manifest) -> set[str]:
     return {*USER_VOLUMES, *(volume["name"] for volume in spec.get("volumes", ()))} - {MODEL_VOLUME}
-
-
-def moment(text: str) -> datetime:
-    """The time in a document; long ago where there is none."""
-    return datetime.fromisoformat(text or "1970-01-01T00:00:00Z")
 
 
 def _last_end(container: Manifest) -> Manifest:

@@ -22,11 +22,11 @@ from rayloom_operator.observe.observed import (
     cluster_refusal,
     is_headless,
     is_suspended,
-    moment,
     pod,
 )
 from rayloom_operator.observe.poller import EnginePoller, Target
 from rayloom_operator.observe.watches import Watches
+from rayloom_operator.times import moment
 
 logger = logging.getLogger(__name__)
 

@@ -1,9 +1,8 @@
-"""Brings the cluster to what each LLMService asks for, and says in its status what is true.
+"""Takes the events of LLMServices and of the objects of their engines, and reconciles each service that changed.
 
-    event of a service, RayCluster or pod, news of an engine, time  ->  queue  ->  reconcile(service)
-    reconcile:  parse -> observe -> plan -> carry out -> status -> write
+    event of a service, RayCluster or pod, answer of an engine, timer  ->  work queue  ->  Reconciler.reconcile(service)
 
-Every cause takes the same path. All memory is in the cluster, so a restarted operator goes on where the last one was.
+Every event takes the same path. All memory is in the cluster, so a restarted operator continues where the last stopped.
 """
 
 from __future__ import annotations
@@ -11,63 +10,33 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
-from datetime import UTC, datetime, timedelta
 from itertools import chain
 
-from rayloom_operator.api.accelerator_memory import WITHOUT_CLUSTER
-from rayloom_operator.api.model_facts import ModelFacts
-from rayloom_operator.api.spec import API_VERSION, KIND, LLMService, parse, without_spec
-from rayloom_operator.api.status import Reason, stored_model, stored_rollout
-from rayloom_operator.decide.held import held_plan
-from rayloom_operator.decide.inspection import Inspection, inspect
-from rayloom_operator.decide.plan import Settings, plan
-from rayloom_operator.decide.recovery import remembered
-from rayloom_operator.decide.rollout.planner import Step
-from rayloom_operator.decide.rollout.revisions import Lineage
-from rayloom_operator.decide.status import VALID, status
-from rayloom_operator.errors import DoesNotFit, MemoryUnknown, NotAllowed, OperatorError, Refused, SpecError
+from rayloom_operator.api.spec import API_VERSION, KIND
+from rayloom_operator.decide.plan import Settings
+from rayloom_operator.errors import OperatorError
 from rayloom_operator.kube.client import Kube
 from rayloom_operator.kube.packed import PackedDict
 from rayloom_operator.kube.reflector import without_managed_fields
 from rayloom_operator.names import Manifest, ServiceKey, object_path
 from rayloom_operator.observe.drift import Drift
-from rayloom_operator.observe.observed import Group, Verdict
-from rayloom_operator.observe.observer import Observer
 from rayloom_operator.observe.poller import EnginePoller
-from rayloom_operator.observe.verdict import STALE_S, is_well, mute_at
+from rayloom_operator.observe.verdict import STALE_S
 from rayloom_operator.observe.watches import Watches
-from rayloom_operator.reconcile.applier import Applier
 from rayloom_operator.reconcile.known import Known
-from rayloom_operator.reconcile.lookups import Roller
-from rayloom_operator.reconcile.sizer import Sizer
+from rayloom_operator.reconcile.reconciler import Reconciler
 from rayloom_operator.reconcile.status_writer import StatusWriter
-from rayloom_operator.reconcile.work_queue import REGULAR_S, WorkQueue
-from rayloom_operator.resolve.resolved import Resolved, is_sized, resolve
+from rayloom_operator.reconcile.work_queue import WorkQueue
 from rayloom_operator.telemetry.logs import SERVICE
 from rayloom_operator.telemetry.metrics import Metrics
 
 logger = logging.getLogger(__name__)
 
-# Objects that nobody watches, such as ConfigMaps, are made again so often in case somebody deleted them.
-_REAPPLY_S = 1800.0
-# Kubelets say why a volume cannot be mounted only in events, so those are read while a pod waits: often while it is
-# likely to be news. What a head mounts may also have been deleted, so it is made again as often as the second.
-_MOUNT_CHECK_S = 2.0
-_LATE_MOUNT_CHECK_S = 10.0
-_MOUNT_NEWS_S = 60.0
 # kopf may miss that a service was deleted, while its watch is broken.
 _RELIST_S = 300.0
-# A look at what is not known yet.
+# How soon a list that failed is asked for again.
 _SOON_S = 1.0
 _SILENCE_LOOK_S = 5.0
-# A failure that was written down is acted on in a turn of its own, that soon.
-_NEXT_TURN_S = 0.2
-_REFUSED_LOOK_S = 2.0
-# Why a spec that is right in itself cannot be used.
-_REASONS = ((DoesNotFit, Reason.DOES_NOT_FIT), (NotAllowed, Reason.NOT_ALLOWED))
-# Nodes get the labels of their accelerators some time after they joined.
-_NODES_LOOK_S = 10.0
 
 
 class Controller:
@@ -86,7 +55,6 @@ class Controller:
         metrics: Metrics | None = None,
     ) -> None:
         self._kube = kube
-        self._settings = settings
         self._namespaces = namespaces
         self._leads = leads
         self._metrics = metrics or Metrics()
@@ -106,14 +74,18 @@ class Controller:
             on_node=self._node_changed,
             on_kuberay=self._kuberay_changed,
         )
-        self._clusters, self._pods, self._jobs = self.watches.clusters, self.watches.pods, self.watches.jobs
+        self._clusters, self._pods = self.watches.clusters, self.watches.pods
         self._drift = Drift(kube, self._queue.add, namespaces=namespaces)
-        self._observer = Observer(kube, self.watches, self._poller, settings.admin_tokens)
-        self._applier = Applier(kube, self._drift, self._observer.note_cluster, self._poller.told)
-        self._sizer = Sizer()
-        self._roller = Roller(kube, settings, self._observer, self._sizer)
-        self._statuses = StatusWriter(kube, self._services, self._metrics, self.set_service, self._edited)
-        self._mounting_since: dict[ServiceKey, float] = {}
+        statuses = StatusWriter(kube, self._services, self._metrics, self.set_service, self._edited)
+        self._reconciler = Reconciler(
+            kube,
+            settings,
+            watches=self.watches,
+            poller=self._poller,
+            drift=self._drift,
+            statuses=statuses,
+            requeue_after=self._queue.add_after,
+        )
         # While services are listed: the versions of those that went meanwhile, which later pages may still have.
         self._gone: dict[ServiceKey, int] | None = None
 
@@ -159,7 +131,7 @@ class Controller:
                 tasks.create_task(self._watch_silence())
                 tasks.create_task(self._queue.work(self._metrics.measured(self._reconcile)))
         finally:
-            self._sizer.close()
+            self._reconciler.close()
             await self._poller.close()
 
     async def drain(self) -> None:
@@ -223,152 +195,12 @@ class Controller:
         document = self._services.get(key)
         if document is None:
             # Its objects go by their owner references.
-            self._applier.forget(key)
-            self._mounting_since.pop(key, None)
-            self._statuses.forget(key)
-            self._roller.forget(key)
-            return await self._observer.forget(key, datetime.now(UTC))
+            return await self._reconciler.forget(key)
         try:
-            return await self._bring(key, document)
+            return await self._reconciler.reconcile(key, document)
         except OperatorError as error:
             logger.warning("%s/%s: %s; trying again", *key, error)
             raise
         except Exception:
             logger.exception("%s/%s: this is a mistake in the operator; trying again", *key)
             raise
-
-    async def _bring(self, key: ServiceKey, document: Manifest) -> float:
-        now, clock = asyncio.get_running_loop().time(), datetime.now(UTC)
-        previous = document.get("status", {})
-        unsupported = self.watches.kuberay_problem
-        if not unsupported and not self._clusters.is_synced.is_set():
-            return _SOON_S  # KubeRay came back a moment ago, and which RayClusters are left is not known yet.
-        resolved: Resolved | None = None
-        inspection = Inspection(model=stored_model(previous))
-        # Over a spec that cannot be read no node is given up: how long the user would wait for it is not known.
-        accepted, patience = VALID, timedelta(days=36_500)
-        service: LLMService | None = None
-        try:
-            service = parse(document)
-            patience = timedelta(seconds=service.spec.recovery.node_loss_seconds)
-            self._settings.permissions.check(service)
-            inspection = await self._inspect(key, previous, service, clock)
-            if inspection.facts is not None:
-                image = self._settings.image(service)
-                resolved = await self._resolve(service, image, inspection.facts, previous)
-                resolved = await self._roller.with_kept_image(key, document, resolved, previous)
-        except SpecError as error:
-            if isinstance(error, MemoryUnknown):
-                self._queue.add_after(key, _NODES_LOOK_S)
-            reason = next((each for kind, each in _REASONS if isinstance(error, kind)), Reason.INVALID_SPEC)
-            accepted = Verdict(reason=reason, message="; ".join(error.problems))
-        memory, rollout = remembered(previous), stored_rollout(previous)
-        made = [name for name, each in memory.items() if each.state != "BackOff"]
-        seen = await self._observer.observe(key, document["metadata"]["uid"], made, patience, clock)
-        if any(each.head and each.head.ip and each.reading is None for each in seen.groups):
-            # The first answer, or its absence, is a moment away, and it starts the next turn. Without it a restarted
-            # operator would call an engine that serves unavailable, and make another.
-            return STALE_S
-        if unsupported:
-            seen = replace(seen, taken=frozenset())  # Nothing is made, so nothing needs another name.
-        step: Step | None = None
-        parts: tuple[Lineage, ...] = ()
-        if resolved is not None:
-            step, parts = await self._roller.next(key, document, resolved, seen, memory, rollout, now=now, clock=clock)
-        places = tuple(slot for lineage in parts for slot in lineage.slots)
-        wanted = None if unsupported else resolved
-        settings, model = self._settings, inspection.model
-        named = service or without_spec(document)
-        planned = plan(wanted, seen, parts, step, memory, rollout, settings, named, model, now=now, clock=clock)
-        if service is not None and accepted.reason is Reason.NOT_ALLOWED and not unsupported:
-            planned = held_plan(planned, service, seen, settings.namespace, now=now)
-        mounting_s = self._mounting_s(key, seen.groups, inspection, now)
-        refused: Refused | None = None
-        try:
-            applied = replace(planned, wanted=inspection.wanted + planned.wanted)
-            await self._applier.carry_out(key, applied, _LATE_MOUNT_CHECK_S if mounting_s is not None else _REAPPLY_S)
-        except Refused as error:
-            refused = error
-        if accepted is VALID and refused is not None:
-            accepted = Verdict(reason=Reason.APPLY_REFUSED, message=str(refused))
-        elif accepted is VALID and unsupported:
-            accepted = Verdict(reason=Reason.UNSUPPORTED_KUBERAY, message=unsupported)
-        computed = status(
-            resolved,
-            accepted,
-            seen,
-            places,
-            # Without KubeRay nothing is done of it, so nothing of it is remembered either.
-            None if unsupported else step,
-            missing=inspection.verdict,
-            model=model,
-            generation=document["metadata"]["generation"],
-            previous=previous,
-            memory=memory,
-            now=now,
-            clock=clock,
-        )
-        unwritten_s = await self._statuses.write(key, document, computed)
-        waits = [(each - clock).total_seconds() for each in (*planned.waits, *seen.waits)]
-        if unwritten_s is not None:
-            waits.append(unwritten_s)
-        if not await self._statuses.tell(key):
-            waits.append(_SOON_S)
-        # Over a spec that cannot be used, or without KubeRay, nothing is made anew.
-        if wanted is not None and any(
-            slot.group and slot.failure and slot.failure.uid == slot.group.uid for slot in places
-        ):
-            waits.append(_NEXT_TURN_S)
-        if inspection.look_again_s is not None:
-            waits.append(inspection.look_again_s)
-        if wanted is not None and step is not None and step.look_again_s is not None:
-            waits.append(step.look_again_s)
-        look_s = min([self._next_look_s(seen.groups, mounting_s, now), *waits])
-        if refused is not None:
-            # What was refused is tried again ever later; what time alone changes is not to wait for that.
-            self._queue.add_after(key, max(look_s, _REFUSED_LOOK_S))
-            raise refused
-        return look_s
-
-    def _mounting_s(self, key: ServiceKey, groups: Sequence[Group], inspection: Inspection, now: float) -> float | None:
-        """For how many seconds a pod has waited, for a volume perhaps; None when none does."""
-        if not inspection.waiting and not any(each.is_mounting for group in groups for each in group.pods):
-            self._mounting_since.pop(key, None)
-            return None
-        return now - self._mounting_since.setdefault(key, now)
-
-    def _next_look_s(self, groups: Sequence[Group], mounting_s: float | None, now: float) -> float:
-        readings = [group.reading for group in groups if group.reading is not None]
-        # An engine that gets on with nothing makes no news. One that is well does when it ceases to be.
-        is_quiet = not readings or all(is_well(group, now) for group in groups)
-        looks = [REGULAR_S if is_quiet else STALE_S]
-        if mounting_s is not None:
-            looks.append(_MOUNT_CHECK_S if mounting_s < _MOUNT_NEWS_S else _LATE_MOUNT_CHECK_S)
-        # When a silent one is called unreachable depends on time alone.
-        silent = [mute_at(reading) - now for reading in readings if reading.failing_since is not None]
-        looks += [look_s for mute_in_s in silent for look_s in (mute_in_s, self._poller.look_s()) if look_s > 0]
-        return min(looks)
-
-    async def _resolve(self, service: LLMService, image: str, facts: ModelFacts, previous: Manifest) -> Resolved:
-        """`resolve`; in a thread where it computes with a model's sizes, which somebody else has chosen."""
-        hub = self._settings.hub
-        if is_sized(service, facts, previous):
-            return resolve(service, image, facts, previous, hub)
-        accelerator = service.spec.accelerator
-        memory = WITHOUT_CLUSTER
-        if accelerator is not None and accelerator.memory is None:
-            memory = self.watches.nodes.memory_of(accelerator, service.spec.scheduling.node_selector)
-        # Nodes are read here, in the loop that changes them.
-        return await self._sizer.run(resolve, service, image, facts, previous, hub, lambda *_: memory)
-
-    async def _inspect(self, key: ServiceKey, previous: Manifest, service: LLMService, clock: datetime) -> Inspection:
-        image, hub, pods = self._settings.image(service), self._settings.hub, self._pods.of_service(key)
-        jobs = [each for each in self._jobs.of_service(key) if "deletionTimestamp" not in each["metadata"]]
-        found = inspect(service, image, hub, previous, jobs, pods, {}, clock)
-        if found.is_podless:
-            failures = await self._observer.job_failures(key)
-        elif found.waiting:
-            failures = await self._observer.mount_failures(key, found.waiting)
-        else:
-            return found
-        return inspect(service, image, hub, previous, jobs, pods, failures, clock)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import datetime
 
 from rayloom_operator.api.rollout import RolloutState
 from rayloom_operator.decide.plan import Settings
@@ -19,6 +18,7 @@ from rayloom_operator.reconcile.old_specs import OldSpecs
 from rayloom_operator.reconcile.sizer import Sizer
 from rayloom_operator.resolve.resolved import Resolved
 from rayloom_operator.resolve.revision import revision, with_kept_image
+from rayloom_operator.times import Now
 
 
 class Roller:
@@ -53,20 +53,19 @@ class Roller:
         memory: Memory,
         rollout: RolloutState,
         *,
-        now: float,
-        clock: datetime,
+        now: Now,
     ) -> tuple[Step, tuple[Lineage, ...]]:
         """What to do next, and the engines of each revision. `rollout` is what was written of rolls."""
         order = order_of(resolved, revision(resolved))
-        step = next_step(order, rollout, look(seen, memory, order.revision, now=now), clock)
+        step = next_step(order, rollout, look(seen, memory, order.revision, now=now.mono), now.wall)
         if step.drain or step.delete:
             # What ends requests is not done by the word of a watch alone, which may be behind or broken.
             found = await self._observer.found(key)
             groups = (replace(each, is_found=each.is_found or _uid(each) in found) for each in seen.groups)
             seen = replace(seen, groups=tuple(groups))
-            step = next_step(order, rollout, look(seen, memory, order.revision, now=now), clock)
+            step = next_step(order, rollout, look(seen, memory, order.revision, now=now.mono), now.wall)
         old = await self._old_specs.of(key, document, old_revisions(step))
-        return step, lineages(resolved, old, seen, memory, rollout, step, now=now, clock=clock)
+        return step, lineages(resolved, old, seen, memory, rollout, step, now=now)
 
 
 def _uid(group: Group) -> str:

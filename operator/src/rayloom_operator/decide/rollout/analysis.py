@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from datetime import datetime, timedelta
 
 from rayloom_operator.api.rollout import Analysis, Figures, Window
-from rayloom_operator.observe.observed import moment
+from rayloom_operator.times import moment
 
 MAX_HOLDS = 3  # A comparison for which only the new revision has too few requests goes on for so many holdSeconds.
 _QUANTILE = 0.99

@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 from typing import Literal, TypeAlias
 
 from rayloom_operator.api.rollout import Figures, Rollout, RolloutState
-from rayloom_operator.observe.observed import moment
+from rayloom_operator.times import moment
 
 EngineState: TypeAlias = Literal[
     "pending",  # no process of it runs; also after its container ended

@@ -11,9 +11,8 @@ from collections.abc import Iterator
 from datetime import datetime, timedelta
 
 from rayloom_operator.api.rollout import RolloutState
-from rayloom_operator.decide.recovery import stamp
 from rayloom_operator.decide.rollout.counts import Order, Seen, is_drained, target
-from rayloom_operator.observe.observed import moment
+from rayloom_operator.times import moment, stamp
 
 # For how long no room for another engine may be a chance.
 _SHORT_S = 30

@@ -35,7 +35,6 @@ from datetime import datetime, timedelta
 from typing import Literal
 
 from rayloom_operator.api.rollout import RolloutFailure, RolloutState, Window
-from rayloom_operator.decide.recovery import stamp
 from rayloom_operator.decide.rollout.analysis import MAX_HOLDS, is_over, problem, total
 from rayloom_operator.decide.rollout.counts import (
     IDLE,
@@ -50,7 +49,7 @@ from rayloom_operator.decide.rollout.counts import (
 )
 from rayloom_operator.decide.rollout.evictions import freed, holds, time_left, watched
 from rayloom_operator.decide.rollout.phases import RolloutStep, course
-from rayloom_operator.observe.observed import moment
+from rayloom_operator.times import moment, stamp
 
 # How soon to look again at an engine that drains, and at figures: one that fails requests is to be seen within 10 s.
 _LOOK_S = 2.0

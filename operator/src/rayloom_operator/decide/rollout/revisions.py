@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime
 
 from rayloom_operator.api.rollout import RolloutState
 from rayloom_operator.decide.recovery import Memory, Slot, slots
 from rayloom_operator.decide.rollout.planner import Step
 from rayloom_operator.observe.observed import Observed
 from rayloom_operator.resolve.resolved import Resolved
+from rayloom_operator.times import Now
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,8 +37,7 @@ def lineages(
     rollout: RolloutState,
     step: Step,
     *,
-    now: float,
-    clock: datetime,
+    now: Now,
 ) -> tuple[Lineage, ...]:
     """By revision. `resolved` is the spec's, `old` what engines of other revisions are made from, `rollout` what was
     written of the roll, and `step` what comes next."""
@@ -58,7 +57,6 @@ def lineages(
                 num_new=step.make.get(each, 0),
                 leaving=leaving,
                 now=now,
-                clock=clock,
             ),
             num_new=step.make.get(each, 0),
         )

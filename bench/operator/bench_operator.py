@@ -1,0 +1,298 @@
+"""`make bench-operator`: what many LLMServices cost the operator, as a real process on a real API server.
+
+First some hundred or thousand services with real KubeRay, then more of them with a stand-in for it; kubelets and
+engines are played, because here only the operator is measured. Engines are polled at the interval that is shipped.
+All of it shares this machine's cores, so seconds are an upper bound. Traffic stays on loopback.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import itertools
+import os
+import re
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from local_kubernetes.clusters.local import LocalCluster
+from local_kubernetes.machine.place import Place
+from local_kubernetes.machine.processes import Processes
+from local_kubernetes.machine.shell import say
+from operator_processes.chart import credentials, install_chart
+from operator_processes.process import OPERATOR, OperatorProcess, direct
+from real_api_server.world import ENGINE_IMAGE, LEASE, LLM, World
+from simulated_endpoint_slices import EndpointSlices
+from simulated_ray_clusters import RayClusters
+
+# Beside the clusters of tests.
+_INDEX = 5
+# Services that are on their way at a time. More only wait for the API server.
+_NUM_AT_ONCE = 24
+_PROGRESS_S = 15.0
+_PER_NAMESPACE = 100
+_IDLE_S = 30.0
+# After that services come at this pace, which leaves cores idle: how long a pass takes then is not how long it waits.
+_NUM_ARRIVALS = 60
+_ARRIVAL_S = 1.0
+_NEVER = 1_000_000_000
+_MODEL = {"source": "builtin://smollm2-135m"}
+# How long services wait for their pass, first those that go first.
+_NEWS, _NEW = ("queue", 'priority="news"'), ("queue", 'priority="new"')
+# design: restart resync, resident memory, 99th percentile of a reconcile
+_GOALS = {"resync s": 60.0, "RSS MiB": 400.0, "p99 ms": 250.0}
+
+
+@dataclass(frozen=True, slots=True)
+class Scrape:
+    """What an operator's /metrics say, and what the kernel says of its process."""
+
+    text: str
+    cpu_s: float
+
+    @classmethod
+    def of(cls, operator: OperatorProcess) -> Scrape:
+        return cls(operator.scrape(), operator.cpu_seconds())
+
+    def total(self, name: str, part: str = "") -> float:
+        pattern = rf"(?m)^rayloom_operator_{name}(\{{[^}}]*\}})? (\S+)$"
+        return sum(float(value) for labels, value in re.findall(pattern, self.text) if part in labels)
+
+    def quantile(self, share: float, before: Scrape, name: str = "reconcile", part: str = "") -> float:
+        """Milliseconds within which this share of reconciles, or waits, since `before` ended: a bound of a bucket."""
+        pattern = rf'(?m)^rayloom_operator_{name}_seconds_bucket\{{(?=.*{part}).*?le="([^"]+)".*?\}} (\S+)$'
+        old = dict(re.findall(pattern, before.text))
+        buckets = [(bound, float(value) - float(old.get(bound, 0))) for bound, value in re.findall(pattern, self.text)]
+        whole = max((count for _, count in buckets), default=0.0)
+        return next((float(bound) * 1000 for bound, count in buckets if whole and count >= share * whole), float("nan"))
+
+
+class Bench:
+    def __init__(self, world: World, folder: Path) -> None:
+        self._world = world
+        self._folder = folder
+        self._numbers = itertools.count()
+        self._credentials = credentials(world.kubeconfig)
+        self._num_services = 0
+        self.rows: list[dict[str, float | str]] = []
+        self.operator = self._start()
+
+    def _start(self) -> OperatorProcess:
+        arguments = ("run", f"--engine-image={ENGINE_IMAGE}", "--log-level=warning", *LEASE)
+        where, folder = direct(self._world.kubeconfig), self._folder / str(next(self._numbers))
+        return OperatorProcess(where, self._credentials, folder, *arguments, command=OPERATOR)
+
+    def grow(self, size: int, what: str, timeout_s: float) -> None:
+        """Makes services until there are `size`, and adds a row with what that cost."""
+        self._wait("the operator", lambda: bool(self.operator.scrape()), 180)
+        before, began = Scrape.of(self.operator), time.monotonic()
+        number = size - self._num_services
+        self._fill(range(self._num_services, size), timeout_s)
+        self._num_services = size
+        seconds, after = time.monotonic() - began, Scrape.of(self.operator)
+        polls, asked_at = self._world.engines.num_answers, time.monotonic()
+        idle_from = Scrape.of(self.operator)
+        time.sleep(_IDLE_S)
+        idle = Scrape.of(self.operator)
+        elapsed = time.monotonic() - asked_at
+        rss_mib = self.operator.rss_mib()
+        self.rows.append(
+            {
+                "services": size,
+                "with": what,
+                "converge s": seconds,
+                "per s": number / seconds,
+                "API calls each": (after.total("api_requests_total") - before.total("api_requests_total")) / number,
+                "CPU ms each": (after.cpu_s - before.cpu_s) * 1000 / number,
+                "filling p50 ms": after.quantile(0.5, before),
+                "filling p99 ms": after.quantile(0.99, before),
+                "filling news wait p50 ms": after.quantile(0.5, before, *_NEWS),
+                "filling news wait p99 ms": after.quantile(0.99, before, *_NEWS),
+                "filling new wait p99 ms": after.quantile(0.99, before, *_NEW),
+                "questions without an answer": after.total("engine_poll_failures_total")
+                - before.total("engine_poll_failures_total"),
+                "RSS MiB": rss_mib,
+                "polls/s": (self._world.engines.num_answers - polls) / elapsed,
+                "idle calls/s": (idle.total("api_requests_total") - idle_from.total("api_requests_total")) / elapsed,
+                "idle CPU %": (idle.cpu_s - idle_from.cpu_s) * 100 / elapsed,
+                **self._arrive(),
+                **self._resync(),
+            }
+        )
+        say(_table(self.rows[-1:]))
+
+    def _arrive(self) -> dict[str, float | str]:
+        """Services come one by one, and passes are those of them and of all that is there."""
+        before, began, first = Scrape.of(self.operator), time.monotonic(), self._num_services
+        self._num_services += _NUM_ARRIVALS
+        new = range(first, self._num_services)
+        for number in new:
+            self._world.do(self._make([number]))
+            time.sleep(max(0.0, began + (number - first + 1) * _ARRIVAL_S - time.monotonic()))
+        self._wait("those that came to be available", lambda: all(map(self._is_available, new)), 120)
+        after = Scrape.of(self.operator)
+        return {
+            "one a second p50 ms": after.quantile(0.5, before),
+            "one a second p99 ms": after.quantile(0.99, before),
+            "one a second news wait p99 ms": after.quantile(0.99, before, *_NEWS),
+        }
+
+    def _resync(self) -> dict[str, float | str]:
+        """The operator is killed and another one looks at every service and asks every engine."""
+        self.operator.kill()
+        self._world.take_lease()
+        engines = list(self._world.engines.by_ip.values())
+        before = {id(engine): engine.num_asked for engine in engines}
+        began = time.monotonic()
+        self.operator = self._start()
+
+        def is_done() -> bool:
+            if any(engine.num_asked == before[id(engine)] for engine in engines):
+                return False
+            said = Scrape.of(self.operator)  # empty while it is too busy to answer
+            return said.total("reconcile_total") >= len(engines) and said.total("queue_depth") == 0
+
+        self._wait("every engine to be asked", is_done, 600)
+        found = Scrape.of(self.operator)
+        writes = sum(found.total("api_requests_total", f'verb="{verb}"') for verb in ("patch", "create", "delete"))
+        seconds = time.monotonic() - began
+        nothing = Scrape("", 0.0)
+        return {
+            "resync s": seconds,
+            "resync writes": writes,
+            "resync p50 ms": found.quantile(0.5, nothing),
+            "resync p99 ms": found.quantile(0.99, nothing),
+            "resync RSS MiB": self.operator.rss_mib(),
+        }
+
+    def _fill(self, numbers: range, timeout_s: float) -> None:
+        """Makes services, a few at a time, and returns when all are available."""
+        began, told_at = time.monotonic(), time.monotonic()
+        left, on_their_way = iter(numbers), dict[int, None]()
+        num_done = 0
+
+        def is_done() -> bool:
+            nonlocal num_done, told_at
+            done = [number for number in on_their_way if self._is_available(number)]
+            for number in done:
+                del on_their_way[number]
+            num_done += len(done)
+            new = list(itertools.islice(left, _NUM_AT_ONCE - len(on_their_way)))
+            on_their_way.update(dict.fromkeys(new))
+            if new:
+                self._world.do(self._make(new))
+            if time.monotonic() - told_at > _PROGRESS_S and num_done:
+                told_at = time.monotonic()
+                rate = num_done / (told_at - began)
+                say(f"{num_done} of {len(numbers)}: {rate:.1f}/s, {(len(numbers) - num_done) / rate:.0f} s left")
+            return num_done == len(numbers)
+
+        self._wait("all services to be available", is_done, timeout_s, pause_s=0.05)
+
+    def _is_available(self, number: int) -> bool:
+        status = self._world.services.get(_key(number), {}).get("status") or {}
+        return any(each["type"] == "Available" and each["status"] == "True" for each in status.get("conditions", ()))
+
+    async def _make(self, numbers: Sequence[int]) -> None:
+        api = self._world.api
+        for number in numbers:
+            if number % _PER_NAMESPACE == 0:
+                await api.request("POST", "/api/v1/namespaces", {"metadata": {"name": _key(number)[0]}})
+
+        async def make(number: int) -> None:
+            namespace, name = _key(number)
+            manifest = {
+                "apiVersion": "rayloom.dev/v1alpha1",
+                "kind": "LLMService",
+                "metadata": {"name": name},
+                "spec": {"model": _MODEL},
+            }
+            await api.request("POST", f"{LLM}/namespaces/{namespace}/llmservices", manifest)
+
+        await asyncio.gather(*(make(number) for number in numbers))
+
+    def _wait(self, what: str, is_so: Callable[[], bool], timeout_s: float, pause_s: float = 0.5) -> None:
+        deadline = time.monotonic() + timeout_s
+        while not is_so():
+            assert self.operator.is_alive, self.operator.story()
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"waited {timeout_s:.0f} s for {what}")
+            time.sleep(pause_s)
+
+
+def _key(number: int) -> tuple[str, str]:
+    return f"bench-{number // _PER_NAMESPACE}", f"chat-{number}"
+
+
+def _table(rows: list[dict[str, float | str]]) -> str:
+    names = list(rows[0])
+    lines = [f"| {' | '.join(names)} |", f"|{'---|' * len(names)}"]
+    for row in rows:
+        cells = (
+            each if isinstance(each, str) else f"{each:.0f}" if each >= 10 else f"{each:.1f}" for each in row.values()
+        )
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--kuberay", type=int, default=1000, help="services with real KubeRay; 0 for none")
+    parser.add_argument("--sizes", default="100,1000,10000", help="services with a stand-in for KubeRay, growing")
+    parser.add_argument("--timeout", type=float, default=1800, help="seconds that one size may take")
+    arguments = parser.parse_args()
+    sizes = [int(size) for size in arguments.sizes.split(",") if size]
+    rows: list[dict[str, float | str]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        runs = [([arguments.kuberay], "KubeRay")] if arguments.kuberay else []
+        runs += [(sizes, "a stand-in")] if sizes else []
+        for index, (wanted, what) in enumerate(runs):
+            rows += _measure(wanted, what, arguments.timeout, Path(folder) / str(index))
+    say("\n" + _table(rows))
+    for name, goal in _GOALS.items():
+        say(f"goal: {name} < {goal:.0f} at 10,000 services")
+
+
+def _measure(sizes: list[int], what: str, timeout_s: float, folder: Path) -> list[dict[str, float | str]]:
+    """On an empty cluster of its own, gone afterwards."""
+    # Memory is cheaper here than the cores that the API server shares with what is measured.
+    os.environ |= {"GOGC": "300", "GOMEMLIMIT": "12GiB"}
+    # Played engines would be silent for 5 s while all documents of 10,000 services are searched for cycles of garbage.
+    youngest, middle, _ = gc.get_threshold()
+    gc.set_threshold(youngest, middle, _NEVER)
+    cluster = LocalCluster(Place.of(_INDEX))
+    cluster.down()
+    try:
+        cluster.up("api")
+        install_chart(cluster.kubeconfig)
+        world = World(cluster.kubeconfig, folder)
+        if what != "KubeRay":
+            Processes(Place.of(_INDEX).state).stop("kuberay")
+            world.kubelets.is_hasty = True
+            pods, endpoints = RayClusters(world.api), EndpointSlices(world.api)
+            world.do(_call(pods.start))
+            world.do(_call(endpoints.start))
+            # What is made here needs nothing else of either.
+            for name in ("kube-scheduler", "kube-controller-manager"):
+                Processes(Place.of(_INDEX).state).stop(name)
+        bench = Bench(world, folder)
+        try:
+            for size in sizes:
+                bench.grow(size, what, timeout_s)
+            return bench.rows
+        finally:
+            bench.operator.kill()
+    finally:
+        cluster.down()
+
+
+async def _call(function: Callable[[], None]) -> None:
+    function()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,62 @@
+"""A stand-in for the controller of EndpointSlices, which allows itself 20 requests a second: too slow for a benchmark.
+
+One slice for each service, whose pods come and do not go.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from real_api_server.traffic import SLICE_LABEL
+from simulated_nodes.api_client import Api, Document
+from simulated_nodes.kubelets import SERVICE_LABEL
+
+_NUM_AT_ONCE = 16
+_ROUTE = "rayloom.dev/route=true"
+_APPLY = "application/apply-patch+yaml"
+
+
+class EndpointSlices:
+    """Lives in one event loop."""
+
+    def __init__(self, api: Api) -> None:
+        self._api = api
+        self._slots = asyncio.Semaphore(_NUM_AT_ONCE)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._ready: dict[tuple[str, str], dict[str, str]] = {}  # (namespace, service) -> uid -> address
+
+    def start(self) -> None:
+        self._begin(self._follow())
+
+    def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+
+    def _begin(self, work: object) -> None:
+        task = asyncio.ensure_future(work)  # type: ignore[call-overload]
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _follow(self) -> None:
+        async for _, pod in self._api.follow("/api/v1/pods", labelSelector=_ROUTE):
+            meta, ip = pod["metadata"], pod["status"].get("podIP")
+            key = meta["namespace"], meta["labels"][SERVICE_LABEL]
+            ready = self._ready.setdefault(key, {})
+            if ip and meta["uid"] not in ready:
+                ready[meta["uid"]] = ip
+                self._begin(self._write(*key, dict(ready)))
+
+    async def _write(self, namespace: str, service: str, pods: dict[str, str]) -> None:
+        path = f"/apis/discovery.k8s.io/v1/namespaces/{namespace}/endpointslices/{service}-abc"
+        found: Document = {
+            "apiVersion": "discovery.k8s.io/v1",
+            "kind": "EndpointSlice",
+            "metadata": {"name": f"{service}-abc", "labels": {SLICE_LABEL: service, SERVICE_LABEL: service}},
+            "addressType": "IPv4",
+            "endpoints": [
+                {"addresses": [ip], "conditions": {"ready": True}, "targetRef": {"kind": "Pod", "uid": uid}}
+                for uid, ip in pods.items()
+            ],
+        }
+        async with self._slots:
+            await self._api.request("PATCH", path, found, content_type=_APPLY, fieldManager="standin", force="true")

@@ -1,0 +1,99 @@
+"""The examples of an admission policy and a quota hold what they say, and let everything else through."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import yaml
+
+from local_kubernetes.machine.kubectl import Kubectl
+from local_kubernetes.machine.place import REPOSITORY
+from operator_processes.process import wait_until
+from real_api_server.world import LLM, World
+from simulated_nodes.api_client import MERGE, ApiError
+
+POLICIES = REPOSITORY / "examples" / "policy"
+Make = Callable[..., dict[str, Any]]
+REFUSED: tuple[tuple[dict[str, Any], str], ...] = (
+    ({"engine": {"image": "docker.io/other/engine"}}, "must come from registry.example.com"),
+    ({"auth": {"apiKeySecretRef": {"name": "database", "key": "password"}}}, "names begin with api-keys"),
+    ({"model": {"source": "hf://a/b", "tokenSecretRef": {"name": "other", "key": "t"}}}, "the Secret hub-token"),
+    ({"scheduling": {"tolerations": [{"operator": "Exists"}]}}, "tolerate taints by their keys"),
+    (
+        {"scheduling": {"tolerations": [{"key": "node-role.kubernetes.io/control-plane", "operator": "Exists"}]}},
+        "none of the control plane",
+    ),
+    ({"scheduling": {"priorityClassName": "system-node-critical"}}, "are not for models"),
+    ({"engine": {"imagePullSecrets": [{"name": "registry"}, {"name": "other"}]}}, "in the Secret registry"),
+    (
+        {"model": {"source": "hf://a/b", "cache": {"persistentVolumeClaim": "other"}}},
+        "whose name begins with models",
+    ),
+    ({"model": {"source": "hf://a/b", "cache": {"hostPath": "/models"}}}, "must be a persistentVolumeClaim"),
+    # One engine more while a change is rolled out: 9 engines of 2 pods.
+    ({"replicas": 8}, "16 pods at most"),
+    ({"replicas": 7, "rollout": {"maxSurge": 2}}, "rollout.maxSurge together"),
+    ({"replicas": 4, "parallelism": {"pipeline": 8}}, "16 pods at most"),
+    ({"podTemplate": {"head": {"metadata": {"labels": {"a": "b"}}}}}, "for those who run the cluster"),
+)
+ALLOWED: tuple[dict[str, Any], ...] = (
+    {},
+    {"engine": {"image": "registry.example.com/rayloom/engine:1"}, "replicas": 7},
+    {"replicas": 8, "rollout": {"maxSurge": 0, "maxUnavailable": 1}},
+    {"engine": {"imagePullSecrets": [{"name": "registry"}]}},
+    {"model": {"source": "hf://a/b", "cache": {"persistentVolumeClaim": "models-of-team"}}},
+    {"scheduling": {"tolerations": [{"key": "gpu", "operator": "Exists"}], "priorityClassName": "models"}},
+    {"model": {"source": "hf://a/b", "tokenSecretRef": {"name": "hub-token", "key": "t"}}},
+)
+
+
+@pytest.fixture
+def tenants(world: World, namespace: str, kubectl: Kubectl) -> Iterator[str]:
+    """The test's namespace, with the policy."""
+    world.request(
+        "PATCH",
+        f"/api/v1/namespaces/{namespace}",
+        {"metadata": {"labels": {"rayloom-tenant": "true"}}},
+        content_type=MERGE,
+    )
+    policy = (POLICIES / "admission.yaml").read_bytes()
+    kubectl("apply", "--filename", "-", stdin=policy)
+    yield namespace
+    kubectl("delete", "--filename", "-", "--wait=false", stdin=policy)
+
+
+def test_the_policy_refuses_what_it_says_and_nothing_else(world: World, tenants: str, manifest: Make) -> None:
+    path = f"{LLM}/namespaces/{tenants}/llmservices"
+
+    def refusal(spec: dict[str, Any]) -> str:
+        try:
+            world.request("POST", path, manifest(**spec), dryRun="All")
+        except ApiError as error:
+            return str(error)
+        return ""
+
+    # An API server takes a moment to know a policy.
+    wait_until(lambda: refusal(REFUSED[0][0]) != "", "the policy to hold", 30)
+    for spec, sentence in REFUSED:
+        assert sentence in refusal(spec), spec
+    for spec in ALLOWED:
+        assert refusal(spec) == "", spec
+
+
+def test_the_quota_counts_services(world: World, namespace: str, manifest: Make) -> None:
+    quota = yaml.safe_load((POLICIES / "quota.yaml").read_text())
+    most = int(quota["spec"]["hard"]["count/llmservices.rayloom.dev"])
+    quotas = f"/api/v1/namespaces/{namespace}/resourcequotas"
+    world.request("POST", quotas, quota)
+    wait_until(
+        lambda: "used" in world.request("GET", f"{quotas}/{quota['metadata']['name']}").get("status", {}),
+        "the quota to be counted",
+        60,
+    )
+    path = f"{LLM}/namespaces/{namespace}/llmservices"
+    for number in range(most):
+        world.request("POST", path, manifest(f"a{number}", replicas=0))
+    with pytest.raises(ApiError, match="exceeded quota"):
+        world.request("POST", path, manifest("one-more", replicas=0))

@@ -1,0 +1,97 @@
+"""Two operators: one works, the other waits, and never do both write."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from operator_processes.process import OperatorProcess, wait_until
+from real_api_server.world import LLM, World
+
+Make = Callable[..., dict[str, Any]]
+
+_TAKEOVER_S = 10.0
+
+
+@pytest.fixture
+def pair(world: World) -> Iterator[tuple[OperatorProcess, OperatorProcess]]:
+    """(the leader, the one that waits)."""
+    # Or a new leader would first have to look at what goes with the namespaces of earlier tests.
+    world.operator()
+    wait_until(lambda: not world.services, "services of earlier tests to be gone", 120, world.story)
+    world.stop_operators()
+    world.take_lease()
+    first, second = world.start_operator(), world.start_operator()
+    wait_until(lambda: _leads(first) or _leads(second), "a leader", 20, world.story)
+    yield (first, second) if _leads(first) else (second, first)
+    world.stop_operators()
+
+
+def _leads(operator: OperatorProcess) -> bool:
+    return "\nrayloom_operator_leader 1" in operator.scrape()
+
+
+def test_the_one_that_waits_writes_nothing(
+    pair: tuple[OperatorProcess, OperatorProcess], world: World, namespace: str, manifest: Make
+) -> None:
+    leader, other = pair
+    world.create(manifest())
+    world.wait_serving(namespace, "chat")
+    assert leader.proxy.writes(namespace)
+    assert other.proxy.writes() == []
+
+
+def test_a_killed_leader_is_followed_within_ten_seconds(
+    pair: tuple[OperatorProcess, OperatorProcess], world: World, namespace: str, manifest: Make
+) -> None:
+    leader, other = pair
+    world.create(manifest())
+    world.wait_serving(namespace, "chat")
+    pods = {each["metadata"]["uid"] for each in world.pods(namespace, "chat")}
+    leader.kill()
+    world.create(manifest("second"))
+    seconds = wait_until(lambda: other.proxy.writes("second"), "the other one to write", _TAKEOVER_S, world.story)
+    world.wait_serving(namespace, "second")
+    print(f"taken over after {seconds:.1f} s")
+    assert {each["metadata"]["uid"] for each in world.pods(namespace, "chat")} == pods
+
+
+def test_a_leader_that_is_asked_to_stop_hands_over_at_once(
+    pair: tuple[OperatorProcess, OperatorProcess], world: World, namespace: str, manifest: Make
+) -> None:
+    leader, other = pair
+    leader.process.terminate()
+    world.create(manifest())
+    seconds = wait_until(lambda: other.proxy.writes(namespace), "the other one to write", 3.0, world.story)
+    print(f"handed over after {seconds:.1f} s")
+    assert leader.process.wait(10) == 0
+    world.wait_serving(namespace, "chat")
+
+
+def test_a_leader_that_stood_still_for_twenty_seconds_changes_nothing_any_more(
+    pair: tuple[OperatorProcess, OperatorProcess], world: World, namespace: str, manifest: Make
+) -> None:
+    leader, other = pair
+    world.create(manifest("old"))
+    world.wait_serving(namespace, "old")
+    leader.pause()
+    paused_at = time.monotonic()
+    # Work that it would do when it goes on: to make, to change, to delete.
+    world.create(manifest("new"))
+    world.create(manifest("old", engine={"args": {"threads": 2}}))
+    wait_until(lambda: other.proxy.writes("new"), "the other one to write", _TAKEOVER_S, world.story)
+    # What the first one had sent before it stood still may have come in since; from here on it counts.
+    taken_over_at = time.monotonic()
+    world.wait_serving(namespace, "new")
+    world.wait_serving(namespace, "old")
+    world.request("DELETE", f"{LLM}/namespaces/{namespace}/llmservices/new")
+    wait_until(lambda: time.monotonic() - paused_at > 20, "twenty seconds to pass", 25)
+    resumed_at = time.monotonic()
+    leader.resume()
+    wait_until(lambda: not leader.is_alive or not _leads(leader), "it to know", 10, leader.story)
+    wait_until(lambda: time.monotonic() - resumed_at > 3, "what it had begun", 5)
+    assert leader.proxy.writes(since=taken_over_at) == []
+    world.wait_serving(namespace, "old")

@@ -1,0 +1,91 @@
+"""Queues: labels reach RayClusters, and what KubeRay suspends is said to wait. Kueue itself does not run here."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from operator_processes.process import OperatorProcess, wait_until
+from real_api_server.world import ENGINE_IMAGE, LLM, World
+from simulated_nodes.api_client import MERGE
+
+Make = Callable[..., dict[str, Any]]
+_QUEUE = "kueue.x-k8s.io/queue-name"
+
+# Kueue's webhook suspends a RayCluster in the request that makes it.
+_SUSPENDED = """
+import sys
+from rayloom_operator.objects import ray_cluster
+built = ray_cluster.ray_cluster
+def suspended(*args, **options):
+    cluster = built(*args, **options)
+    cluster["spec"]["suspend"] = True
+    return cluster
+ray_cluster.ray_cluster = suspended
+from rayloom_operator.__main__ import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.fixture
+def queueing_operator(world: World) -> Iterator[None]:
+    """What this operator makes is suspended, as if a queue's webhook stood before it. It alone runs."""
+    world.stop_operators()
+    world.take_lease()
+    world.start_operator(f"--engine-image={ENGINE_IMAGE}", command=(sys.executable, "-c", _SUSPENDED))
+    yield
+    world.stop_operators()
+    world.take_lease()
+
+
+def _clusters(world: World, namespace: str) -> list[dict[str, Any]]:
+    return list(world.objects(namespace, "chat", "rayclusters").values())
+
+
+def test_engines_are_made_in_the_queue_of_their_service_and_a_restart_moves_them(
+    world: World, operator: OperatorProcess, namespace: str, manifest: Make
+) -> None:
+    def labelled(queue: str, **spec: Any) -> dict[str, Any]:
+        found = manifest(rollout={"analysis": {"holdSeconds": 0}}, **spec)
+        found["metadata"]["labels"] = {_QUEUE: queue, "team": "a"}
+        return found
+
+    def queues() -> set[str]:
+        return {each["metadata"]["labels"].get(_QUEUE, "") for each in _clusters(world, namespace)}
+
+    world.create(labelled("small"))
+    world.wait_serving(namespace, "chat")
+    (before,) = _clusters(world, namespace)
+    assert queues() == {"small"}
+    assert "team" not in before["metadata"]["labels"]
+    # A label is in no revision. The restart shows that the operator has seen it.
+    world.create(labelled("large", restartedAt="2026-11-24T08:00:00Z"))
+    wait_until(lambda: queues() == {"large"}, "the engine to be in the other queue", 60, world.story)
+    world.wait_serving(namespace, "chat")
+    assert before["metadata"]["uid"] not in {each["metadata"]["uid"] for each in _clusters(world, namespace)}
+
+
+def test_a_raycluster_that_is_suspended_is_said_to_wait_for_its_queue_and_goes_on_when_it_is_admitted(
+    world: World, queueing_operator: None, namespace: str, manifest: Make
+) -> None:
+    world.create(manifest())
+    wait_until(lambda: len(_clusters(world, namespace)) == 1, "a RayCluster", 30, world.story)
+    (cluster,) = _clusters(world, namespace)
+
+    def says() -> str:
+        return str(world.condition(namespace, "chat", "Available").get("message", ""))
+
+    wait_until(lambda: "is suspended" in says(), "the status to say it", 30, says)
+    assert world.condition(namespace, "chat", "Available")["reason"] == "PodsPending"
+    assert world.pods(namespace, "chat") == []
+    # As Kueue does when it admits it.
+    path = f"/apis/ray.io/v1/namespaces/{namespace}/rayclusters/{cluster['metadata']['name']}"
+    world.request("PATCH", path, {"spec": {"suspend": False}}, content_type=MERGE)
+    world.wait_serving(namespace, "chat", 60)
+    (after,) = _clusters(world, namespace)
+    assert after["metadata"]["uid"] == cluster["metadata"]["uid"]
+    status = world.request("GET", f"{LLM}/namespaces/{namespace}/llmservices/chat")["status"]
+    assert status["groups"][0]["restarts"] == 0

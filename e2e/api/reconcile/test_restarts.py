@@ -1,0 +1,163 @@
+"""An operator that is killed after any of its writes leaves nothing that its successor does not finish.
+
+A write counts as a step boundary: the API server has done it, and the operator has not heard of that. What a kill just
+before a write leaves is what a kill just after the write before it leaves. Rolls are in test_rollout_restarts.py.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from api.end_state import differences, end_state
+from api.namespaces import llm_service
+from operator_processes.process import OPERATOR, OperatorProcess, wait_until
+from operator_processes.proxy import Request
+from real_api_server.world import LLM, World
+
+# A story is over when no write comes for so many of them; today the longest has about 20.
+_MAX_WRITES = 60
+
+
+Act = Callable[[World, str, str], None]
+_MODEL = {"source": "builtin://smollm2-135m", "servedName": "chat"}  # else the revision would follow from the name
+
+
+def _create(world: World, namespace: str, name: str) -> None:
+    world.create(llm_service(namespace, name, model=_MODEL))
+
+
+def _make_anew(world: World, namespace: str, name: str) -> None:
+    uid = world.services[(namespace, name)]["metadata"]["uid"]
+    world.delete(f"{LLM}/namespaces/{namespace}/llmservices/{name}")
+    wait_until(
+        lambda: world.services.get((namespace, name), {}).get("metadata", {}).get("uid") != uid, "the old one's end"
+    )
+    _create(world, namespace, name)
+
+
+STORIES: dict[str, tuple[Act, ...]] = {
+    "a new service": (_create,),
+    "a service made anew": (_create, _make_anew),
+}
+
+
+@pytest.fixture
+def alone(world: World) -> Iterator[None]:
+    """No operator runs but those that the test starts."""
+    world.stop_operators()
+    yield
+    world.stop_operators()
+
+
+@pytest.mark.parametrize("story", STORIES)
+def test_killed_after_any_write_the_end_is_the_same(story: str, world: World, alone: None, namespace: str) -> None:
+    *before, last = STORIES[story]
+    # By a command: forked ones share the seed of their hashes, and so the order of their sets.
+    current, successor = world.start_operator(command=OPERATOR), world.start_operator(is_held=True)
+    undisturbed = _play(world, namespace, "chat-0", before, last, current, 0)
+    assert undisturbed is not None
+    num_kills = 0
+    for number in range(1, _MAX_WRITES):
+        assert current.is_alive
+        end = _play(world, namespace, f"chat-{number}", before, last, current, number, successor)
+        if end is None:
+            break
+        num_kills += 1
+        assert differences(end, undisturbed) == [], f"killed after write {number}"
+        current, successor = successor, world.start_operator(is_held=True)
+    assert 4 < num_kills < _MAX_WRITES - 1, "each write was a step boundary, and there is a last one"
+
+
+def _play(
+    world: World,
+    namespace: str,
+    name: str,
+    before: list[Act],
+    last: Act,
+    operator: OperatorProcess,
+    kill_at: int,
+    successor: OperatorProcess | None = None,
+) -> object:
+    """What is there in the end. `kill_at` counts the writes for the last act; None when it needed fewer."""
+    for act in before:
+        act(world, namespace, name)
+        world.wait_serving(namespace, name)
+    writes: list[Request] = []
+
+    def after_write(request: Request) -> None:
+        is_status = request.path.split("?")[0].endswith("/status")
+        # What a status says follows from all else, so only the first one is a boundary of its own.
+        names = re.findall(r"/(chat-\d+)", request.path) or [name]
+        is_own = f"/namespaces/{namespace}/" in request.path and names == [name]
+        if is_own and not (is_status and writes and "/status" in writes[-1].path):
+            writes.append(request)
+            if len(writes) == kill_at:
+                print(f"{name}: killed after {request.method} {request.path}")
+                operator.process.kill()
+
+    operator.proxy.after_write = after_write
+    last(world, namespace, name)
+    if successor is not None:
+        wait_until(
+            lambda: not operator.is_alive or (_knows(world, namespace, name) and _has_served(world, namespace, name)),
+            f"write {kill_at} or the end",
+            30,
+            operator.story,
+        )
+        if operator.is_alive:
+            return None
+        world.take_lease()
+        world.release(successor.proxy)
+    _wait_whole(world, namespace, name)
+    end = end_state(world, namespace, name)
+    world.delete(f"{LLM}/namespaces/{namespace}/llmservices/{name}")
+    return end
+
+
+def _knows(world: World, namespace: str, name: str) -> bool:
+    """Whether the news of the last act has come."""
+    meta = world.request("GET", f"{LLM}/namespaces/{namespace}/llmservices/{name}")["metadata"]
+    known = world.services.get((namespace, name), {}).get("metadata", {})
+    return (known.get("uid"), known.get("generation")) == (meta["uid"], meta["generation"])
+
+
+def _has_served(world: World, namespace: str, name: str) -> bool:
+    """Whether everything is written that this spec asks for."""
+    service = world.services.get((namespace, name), {})
+    available = world.condition(namespace, name, "Available")
+    return available.get("status") == "True" and (
+        available["observedGeneration"] == service["metadata"]["generation"] and _is_whole(world, namespace, name)
+    )
+
+
+def _is_whole(world: World, namespace: str, name: str) -> bool:
+    objects = world.objects(namespace, name)
+    uid = world.services[(namespace, name)]["metadata"]["uid"]
+    owners = {owner["uid"] for each in objects.values() for owner in each["metadata"]["ownerReferences"]}
+    clusters = [each for each in objects if each.startswith("RayCluster/")]
+    status = world.services[(namespace, name)].get("status", {})
+    held = [each["spec"]["minAvailable"] for key, each in objects.items() if key.startswith("PodDisruptionBudget/")]
+    # Until it goes, the engine of another revision may be what is available.
+    groups = [(f"RayCluster/{each['name']}", each["state"]) for each in status.get("groups", ())]
+    return (
+        len(clusters) == 1
+        and status.get("currentRevision", "none") in clusters[0]
+        and groups == [(clusters[0], "Serving")]
+        and not any("deletionTimestamp" in each["metadata"] for each in objects.values())
+        # KubeRay's own objects belong to the RayCluster.
+        and owners <= {uid, *(objects[each]["metadata"]["uid"] for each in clusters)}
+        and held == [len(world.pods(namespace, name))] == [2]
+    )
+
+
+def _wait_whole(world: World, namespace: str, name: str) -> None:
+    world.wait_serving(namespace, name, 40)
+    wait_until(
+        lambda: _has_served(world, namespace, name),
+        "one RayCluster of the last revision, and nothing of another",
+        40,
+        lambda: f"{sorted(world.objects(namespace, name))}\n{world.story()}",
+    )

@@ -1,0 +1,151 @@
+"""An operator that is killed after every one of its writes brings a roll, a rollback and a drain to the same end.
+
+Unlike in test_restarts.py one service sees all the kills: each successor does one thing more, and is killed as well. So
+none of them has any memory but the cluster's. A write that changes nothing is no step, for a new operator applies again
+what is there; and neither is an Event, which nobody reads but people. What is made ahead of what it belongs to is made
+anew by each that finds it alone, so a kill after that comes once: with one each time nothing would ever come of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import pytest
+
+from api.end_state import differences, end_state
+from api.rollouts.rolling import BETTER, CRASHES, Service
+from operator_processes.process import OperatorProcess
+from operator_processes.proxy import Request
+from real_api_server.world import World
+
+# A story is over long before.
+_MAX_KILLS = 60
+_NUM_READY = 3  # operators that have started, and wait
+_MODEL = {"source": "builtin://smollm2-135m", "servedName": "chat"}  # else the revision would follow from the name
+_AHEAD = ("/configmaps", "/secrets", "/controllerrevisions")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Story:
+    begin: Callable[[Service], None]
+    change: Callable[[Service], None]
+    end: str  # reason of Progressing
+    least_kills: int  # what is remembered, made, routed, drained and deleted, each on its own
+
+
+STORIES = {
+    "a roll": Story(
+        begin=lambda service: service.start(model=_MODEL),
+        change=lambda service: service.apply(BETTER),
+        end="Complete",
+        least_kills=10,
+    ),
+    "a rollback": Story(
+        begin=lambda service: service.start(model=_MODEL),
+        change=lambda service: service.apply(CRASHES),
+        end="RolledBack",
+        least_kills=6,
+    ),
+    "a scale-down": Story(
+        begin=lambda service: service.start(model=_MODEL, replicas=2),
+        change=lambda service: service.apply(replicas=1),
+        end="Complete",
+        least_kills=4,
+    ),
+}
+
+
+@pytest.fixture
+def alone(world: World) -> Iterator[None]:
+    """No operator runs but those that the test starts."""
+    world.stop_operators()
+    yield
+    world.stop_operators()
+
+
+class Relay:
+    """Operators, of which one works: from `kill_at_steps` on until the first write that changes something."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._versions: dict[str, str] = {}  # path -> of the object there, as the last write left it
+        self._kills = False
+        self._steps: list[tuple[str, str]] = []  # after which one was killed
+        self._waiting: list[OperatorProcess] = []
+        self.hand_over()
+
+    @property
+    def num_kills(self) -> int:
+        return len(self._steps)
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether the one that works was killed."""
+        return not self._current.is_alive
+
+    def kill_at_steps(self, kills: bool) -> None:
+        self._kills = kills
+
+    def hand_over(self) -> None:
+        """Another one works."""
+        while len(self._waiting) <= _NUM_READY:
+            self._waiting.append(self._world.start_operator(is_held=True))
+        self._current = self._waiting.pop(0)
+        self._current.proxy.after_write = self._after_write
+        self._world.take_lease()
+        self._world.release(self._current.proxy)
+
+    def _after_write(self, request: Request) -> None:
+        path = request.path.partition("?")[0]
+        has_changed = request.method == "DELETE" or self._versions.get(path) != request.version
+        self._versions[path] = request.version
+        if not self._kills or request.code >= 300 or not has_changed or "/events" in path or self.is_cut:
+            return
+        if any(kind in path for kind in _AHEAD) and (request.method, path) in self._steps:
+            return
+        self._steps.append((request.method, path))
+        self._current.process.kill()
+
+    def story(self) -> str:
+        return "\n".join(f"{method} {path}" for method, path in self._steps)
+
+
+@pytest.mark.parametrize("name", STORIES)
+def test_killed_after_every_write_the_end_is_the_same(name: str, world: World, alone: None, namespace: str) -> None:
+    story, relay = STORIES[name], Relay(world)
+    undisturbed = _end(story, Service(world, namespace, "chat-0"), relay, kills=False)
+    disturbed = _end(story, Service(world, namespace, "chat-1"), relay, kills=True)
+    print(f"{name}: {relay.num_kills} kills\n{relay.story()}")
+    assert differences(disturbed, undisturbed) == [], relay.story()
+    assert relay.num_kills >= story.least_kills
+
+
+def _end(story: Story, service: Service, relay: Relay, *, kills: bool) -> object:
+    """What is there in the end. Asserts what holds all the way."""
+    story.begin(service)
+    engines = service.world.engines_of(*service.key)
+    with service.traffic() as traffic:
+        relay.kill_at_steps(kills)
+        story.change(service)
+        while not _is_over(service, story):
+            service.wait_until(lambda: relay.is_cut or _is_over(service, story), "a step or the end")
+            if relay.is_cut:
+                assert relay.num_kills < _MAX_KILLS, relay.story()
+                relay.hand_over()
+        relay.kill_at_steps(False)
+        if relay.is_cut:
+            relay.hand_over()
+    service.wait("Available", "Serving")
+    # Pods that went are let go of in the pass after the one that says that all is over.
+    service.wait_until(lambda: service.num_held == len(service.pods), "a budget of the pods that are left")
+    assert service.most == 2
+    assert traffic.fewest == 1
+    assert traffic.failures == []
+    assert all(engine.found_at_drain == () for engine in engines.values())
+    return end_state(service.world, *service.key)
+
+
+def _is_over(service: Service, story: Story) -> bool:
+    progressing = service.condition("Progressing")
+    return progressing.get("reason") == story.end and len(service.clusters) == 1

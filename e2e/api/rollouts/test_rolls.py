@@ -1,0 +1,370 @@
+"""Changes of a service that runs: what its clients, its engines and its admin see of them.
+
+Every scene has clients where that says something: no request of theirs may fail, but by a release that fails requests.
+That a roll goes on after the operator's end is in test_rollout_restarts.py, drains of nodes are in test_node_drains.py.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pytest
+
+from api.rollouts.rolling import (
+    ANALYSIS,
+    BEST,
+    BETTER,
+    CRASHES,
+    FAILS,
+    GOOD,
+    LONG,
+    NEVER,
+    SLOW,
+    Service,
+    Stage,
+    scene,
+    staged,
+    went_by_the_book,
+)
+from local_kubernetes.machine.kubectl import Kubectl
+from real_api_server.traffic import Traffic
+from real_api_server.world import World
+from simulated_nodes.engines import Engine
+
+
+@pytest.fixture(scope="module")
+def stage(world: World, request: pytest.FixtureRequest) -> Iterator[Stage]:
+    yield from staged(world, request)
+
+
+@scene
+def test_the_old_engine_is_untouched_until_the_new_one_has_answered(it: Service) -> None:
+    it.start()
+    (old,) = it.clusters
+    engine, began = it.engine(old), time.monotonic()
+    with it.traffic() as traffic:
+        it.apply(BETTER)
+        it.wait_complete()
+    (new,) = it.clusters
+    assert (it.most, it.num_ever) == (2, 2)
+    assert traffic.failures == []
+    # Its first token, its route, the old one's end.
+    served_at, (routed_on, *more), routed_off = it.engine(new).served_at, it.routings(new), it.routings(old)[-1]
+    assert more == []
+    assert served_at is not None
+    assert began < served_at < routed_on.at < routed_off.at
+    assert len(it.routings(old)) == 2
+    went_by_the_book(it, old, engine)
+
+
+@scene
+def test_two_engines_are_replaced_one_by_one_and_two_serve_at_any_time(it: Service) -> None:
+    it.start(replicas=2)
+    engines = {name: it.engine(name) for name in it.clusters}
+    with it.traffic() as traffic:
+        it.apply(BETTER)
+        it.wait_complete()
+    assert (it.most, it.num_ever, traffic.fewest) == (3, 4, 2)
+    assert traffic.failures == []
+    for name, engine in engines.items():
+        went_by_the_book(it, name, engine)
+
+
+@scene
+def test_without_surge_one_makes_room_first_and_the_others_serve(it: Service) -> None:
+    it.start(replicas=2, rollout={"analysis": ANALYSIS, "maxSurge": 0, "maxUnavailable": 1})
+    engines = {name: it.engine(name) for name in it.clusters}
+    with it.traffic() as traffic:
+        it.apply(BETTER)
+        it.wait_complete()
+    assert (it.most, it.num_ever, traffic.fewest) == (2, 4, 1)
+    assert traffic.failures == []
+    for name, engine in engines.items():
+        went_by_the_book(it, name, engine)
+
+
+def _is_rolled_back(it: Service, image: str, reason: str, says: str, rollout: Mapping[str, object]) -> list[str]:
+    """What clients saw while `image` was tried, and given up for the reason."""
+    it.start(rollout={"analysis": ANALYSIS, **rollout})
+    before, current = it.pods, it.status["currentRevision"]
+    with it.traffic() as traffic:
+        it.apply(image)
+        it.wait("RolledBack", reason)
+        it.wait("Progressing", "RolledBack")
+        it.wait_until(lambda: len(it.clusters) == 1, "the failed engine's end")
+    assert (it.most, it.pods, traffic.fewest) == (2, before, 1)
+    bad, rolled_back = it.status["updateRevision"], it.condition("RolledBack")
+    assert it.status["currentRevision"] == current != bad
+    assert rolled_back["status"] == "True"
+    assert rolled_back["message"].startswith(f"Revision {bad} failed")
+    assert says in rolled_back["message"]
+    assert it.condition("Progressing")["status"] == "False"
+    assert it.condition("Available")["status"] == "True"
+    it.wait_until(lambda: reason in it.warnings(), f"an Event {reason}")
+    assert "RolledBack" in Kubectl(it.world.kubeconfig)("get", "llm", it.name, "--namespace", it.namespace)
+    return traffic.failures
+
+
+@scene
+def test_a_release_that_crashes_at_start_is_rolled_back(it: Service) -> None:
+    assert _is_rolled_back(it, CRASHES, "CrashLoop", "no module named attention", {}) == []
+
+
+@scene
+def test_a_release_that_fails_requests_is_rolled_back_and_ends_their_failures(it: Service) -> None:
+    # Its time is not awaited.
+    failures = _is_rolled_back(it, FAILS, "AnalysisFailed", "requests failed in the new revision", {"analysis": LONG})
+    assert failures
+    assert {each.partition(" ")[2] for each in failures} == {"answered with an error"}
+
+
+@scene
+def test_a_release_whose_first_tokens_take_long_is_rolled_back(it: Service) -> None:
+    analysis = {"analysis": {**ANALYSIS, "holdSeconds": 4}}
+    assert _is_rolled_back(it, SLOW, "AnalysisFailed", "99 % of first tokens", analysis) == []
+
+
+@scene
+def test_a_release_that_never_starts_is_rolled_back_after_the_deadline(it: Service) -> None:
+    deadline = {"progressDeadlineSeconds": 12}
+    assert _is_rolled_back(it, NEVER, "DeadlineExceeded", "rollout.progressDeadlineSeconds", deadline) == []
+
+
+@scene
+def test_no_room_for_another_engine_is_no_failure_of_the_release(it: Service) -> None:
+    # A node has 100,000 cores: one such engine fits on each of the two.
+    large = {"resources": {"requests": {"cpu": "60000"}}}
+    # The deadline counts until the pod has found no node, and KubeRay may take its time to make that.
+    it.start(replicas=2, engine=large, rollout={"analysis": ANALYSIS, "progressDeadlineSeconds": 40})
+    with it.traffic() as traffic:
+        it.apply(BETTER)
+        it.wait("Progressing", "WaitingForCapacity")
+        began = time.monotonic()
+        it.wait_until(lambda: time.monotonic() - began > 43, "more than the deadline to pass")
+        waiting = it.condition("Progressing")
+        assert (waiting["status"], waiting["reason"]) == ("True", "WaitingForCapacity")
+        assert "maxSurge 0" in waiting["message"]
+        assert it.condition("RolledBack")["status"] == "False"
+        # What the message advises.
+        it.apply(rollout={"analysis": ANALYSIS, "maxSurge": 0, "maxUnavailable": 1})
+        it.wait_complete()
+    assert it.most == 3
+    assert traffic.fewest == 1
+    assert traffic.failures == []
+
+
+@scene
+def test_a_paused_roll_stands_still_and_scales_and_goes_on(it: Service) -> None:
+    it.start()
+    (old,) = it.clusters
+    current, pods = it.status["currentRevision"], it.pods
+    with it.traffic() as traffic:
+        it.apply(BETTER, rollout={"analysis": ANALYSIS, "paused": True})
+        assert it.wait("Progressing", "Paused")["status"] == "False"
+        assert it.wait("Paused", "Paused")["status"] == "True"
+        it.apply(replicas=2)
+        it.wait_until(lambda: len(it.clusters) == 2 and it.status["availableReplicas"] == 2, "two that serve")
+        # Made of what is no longer in the manifest.
+        assert all(current in each for each in it.clusters)
+        assert old in it.clusters
+        assert pods < it.pods
+        it.apply(rollout={"analysis": ANALYSIS, "paused": False})
+        it.wait_complete()
+    assert it.condition("Paused")["status"] == "False"
+    assert not any(current in each for each in it.clusters)
+    assert it.most == 3
+    assert traffic.failures == []
+
+
+@scene
+def test_a_change_in_the_middle_of_a_roll_is_rolled_out_from_there(it: Service) -> None:
+    it.start(rollout={"analysis": LONG})
+    (old,) = it.clusters
+    with it.traffic() as traffic:
+        it.apply(BETTER)
+        it.wait("Progressing", "Analyzing")
+        (middle,) = set(it.clusters) - {old}
+        began = time.monotonic()
+        it.apply(BEST, rollout={"analysis": ANALYSIS})
+        it.wait_complete()
+    (new,) = it.clusters
+    assert new not in (old, middle)
+    assert it.most == 2
+    assert traffic.failures == []
+    # The one in between went first, for it had proven nothing.
+    assert began < it.deletion(middle).at < it.deletion(old).at
+    served_at = it.engine(new).served_at
+    assert served_at is not None
+    assert served_at < it.routings(old)[-1].at
+
+
+@scene
+def test_a_manifest_that_goes_back_keeps_the_engines_that_run(it: Service) -> None:
+    it.start(replicas=2, rollout={"analysis": LONG})
+    old, pods = it.clusters, it.pods
+    with it.traffic() as traffic:
+        it.apply(BETTER)
+        it.wait("Progressing", "Analyzing")
+        (new,) = set(it.clusters) - set(old)
+        engine = it.engine(new)
+        it.apply(GOOD)
+        it.wait_complete()
+    assert (it.clusters, it.pods) == (old, pods)
+    assert (it.most, traffic.fewest) == (3, 2)
+    assert traffic.failures == []
+    assert it.condition("RolledBack")["status"] == "False"
+    went_by_the_book(it, new, engine)
+
+
+@scene
+def test_an_engine_that_drains_already_is_taken_back(it: Service) -> None:
+    it.start(drainSeconds=90)
+    (old,) = it.clusters
+    pods, engine = it.pods, it.engine(old)
+    it.world.engine(*it.key, old, in_flight=1, finish_s=None)
+    with it.traffic() as traffic:
+        it.apply(BETTER)
+        it.wait_until(lambda: engine.drains, "the old engine to drain")
+        it.apply(GOOD)
+        it.wait_complete()
+    assert {method for _, method in engine.drains} == {"POST", "DELETE"}
+    assert engine.drains[-1][1] == "DELETE"
+    assert (it.clusters, it.pods, it.routed) == ([old], pods, {old})
+    assert it.most == 2
+    assert traffic.failures == []
+
+
+async def _num_to_fail(traffic: Traffic, engine: Engine) -> int:
+    # In the loop of both, where no request ends between the one number and the other.
+    return len(traffic.failures) + engine.num_running
+
+
+@scene
+def test_without_auto_rollback_a_failed_roll_halts_and_the_failed_engine_gets_no_requests(it: Service) -> None:
+    it.start(rollout={"analysis": LONG, "autoRollback": False})
+    (old,) = it.clusters
+    with it.traffic() as traffic:
+        it.apply(FAILS)
+        halted = it.wait("Progressing", "Halted")
+        assert halted["status"] == "False"
+        it.wait_until(lambda: it.routed == {old} and len(traffic.addresses) == 1, "requests to reach the old one alone")
+        (bad,) = set(it.clusters) - {old}
+        began, num_failed = time.monotonic(), it.world.do(_num_to_fail(traffic, it.engine(bad)))
+        it.wait_until(lambda: time.monotonic() - began > 3, "more requests")
+        assert len(traffic.failures) <= num_failed
+        assert sorted(it.clusters) == sorted([old, bad])
+        it.apply(BETTER, rollout={"analysis": ANALYSIS, "autoRollback": False})
+        it.wait_complete()
+        assert len(traffic.failures) <= num_failed
+    assert it.most == 2
+    assert old not in it.clusters
+    assert bad not in it.clusters
+
+
+@scene
+def test_scaling_down_drains_the_least_busy_and_waits_for_their_requests(it: Service) -> None:
+    it.start(drainSeconds=90)
+    kubectl = Kubectl(it.world.kubeconfig)
+    (first,) = it.clusters
+    kubectl("scale", "llm", it.name, "--replicas=3", "--namespace", it.namespace)
+    it.wait("Progressing", "Complete")
+    it.wait_until(lambda: it.status["availableReplicas"] == 3, "three that serve")
+    idle, some, most = it.clusters
+    for name, number in ((idle, 0), (some, 2), (most, 5)):
+        it.world.engine(*it.key, name, in_flight=number, finish_s=None)
+    engines = {name: it.engine(name) for name in it.clusters}
+    asked = {name: engine.num_asked for name, engine in engines.items()}
+    it.wait_until(lambda: all(engines[name].num_asked > asked[name] + 1 for name in asked), "the operator to know")
+    kubectl("scale", "llm", it.name, "--replicas=1", "--namespace", it.namespace)
+    it.wait_until(lambda: idle not in it.clusters and engines[some].drains, "the idle one to go, the next to drain")
+    assert it.clusters == sorted([some, most])
+    it.world.engine(*it.key, some, in_flight=0)
+    it.wait("Progressing", "Complete")
+    it.wait_until(lambda: it.clusters == [most], "the busiest alone")
+    assert engines[most].drains == []
+    assert it.status["ready"] == "1/1"
+    went_by_the_book(it, idle, engines[idle])
+    went_by_the_book(it, some, engines[some])
+    assert it.num_ever == 3
+    assert first in (idle, some, most)
+
+
+@scene
+def test_no_replicas_suspend_the_service_and_another_number_brings_it_back(it: Service) -> None:
+    it.start()
+    kubectl = Kubectl(it.world.kubeconfig)
+    (old,) = it.clusters
+    engine, revision = it.engine(old), it.status["currentRevision"]
+    kubectl("scale", "llm", it.name, "--replicas=0", "--namespace", it.namespace)
+    assert it.wait("Available", "Suspended")["status"] == "False"
+    it.wait_until(lambda: not it.clusters and not it.pods, "nothing to be left")
+    it.wait("Progressing", "Complete")
+    assert it.status["ready"] == "0/0"
+    went_by_the_book(it, old, engine)
+    kubectl("scale", "llm", it.name, "--replicas=1", "--namespace", it.namespace)
+    it.wait("Available", "Serving")
+    it.wait("Progressing", "Complete")
+    assert it.status["currentRevision"] == revision
+    (new,) = it.clusters
+    assert revision in new
+    assert it.num_ever == 2
+
+
+@scene
+def test_settings_of_the_operator_restart_no_engine(it: Service) -> None:
+    it.start()
+    pods, revision = it.pods, it.status["currentRevision"]
+    changes: dict[str, dict[str, Any]] = {
+        "drain": {"drainSeconds": 7},
+        "recovery": {"recovery": {"hangSeconds": 17, "rebuildSeconds": 900, "restartBudget": 2}},
+        "rollout": {"rollout": {"maxSurge": 2, "analysis": {**ANALYSIS, "maxErrorPercent": 5}}},
+        "replicas": {"replicas": 2},
+    }
+    for change in changes.values():
+        it.apply(**change)
+        it.wait_complete()
+    assert pods < it.pods
+    assert it.status["currentRevision"] == revision
+    assert it.num_ever == 2
+
+
+@scene
+def test_a_failed_revision_is_tried_again_only_after_another_one(it: Service) -> None:
+    # Time enough to make an engine, on any machine.
+    it.start(rollout={"analysis": ANALYSIS, "progressDeadlineSeconds": 12})
+    it.apply(NEVER)
+    it.wait("Progressing", "RolledBack")
+    it.wait_until(lambda: len(it.clusters) == 1, "the failed engine's end")
+    (old,) = it.clusters
+    # What is no other revision is no reason to try again.
+    it.apply(drainSeconds=9, replicas=2)
+    it.wait("Progressing", "RolledBack")
+    it.wait_until(lambda: it.status["availableReplicas"] == 2, "two of the old revision")
+    assert it.num_ever == 3
+    assert it.condition("RolledBack")["status"] == "True"
+    it.apply(BETTER, replicas=1, rollout={"analysis": ANALYSIS})
+    it.wait_complete()
+    assert it.condition("RolledBack")["status"] == "False"
+    before = it.num_ever
+    it.apply(NEVER, rollout={"analysis": ANALYSIS, "progressDeadlineSeconds": 12})
+    it.wait("RolledBack", "DeadlineExceeded")
+    assert it.num_ever == before + 1
+    assert old not in it.clusters
+
+
+@scene
+def test_a_stream_that_does_not_end_holds_a_roll_for_drain_seconds(it: Service) -> None:
+    it.start(drainSeconds=4)
+    (old,) = it.clusters
+    engine = it.engine(old)
+    it.world.engine(*it.key, old, in_flight=1, finish_s=None)
+    with it.traffic() as traffic:
+        it.apply(BETTER)
+        it.wait_complete()
+    drained_at = engine.drains[0][0]
+    # Times are kept to the second.
+    assert 3 <= it.deletion(old).at - drained_at < 12
+    assert traffic.failures == []
+    assert it.most == 2

@@ -1,0 +1,144 @@
+"""The chart on a real API server: what Helm installs, upgrades and takes away, and what goes on running meanwhile."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from local_kubernetes.install import NAMESPACE, RELEASE, helm
+from local_kubernetes.machine.kubectl import Kubectl
+from local_kubernetes.machine.shell import run
+from operator_processes.chart import CHART, install_chart, uninstall_chart
+from operator_processes.process import wait_until
+from real_api_server.world import LLM, World
+
+Make = Callable[..., dict[str, Any]]
+
+_CRD = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/llmservices.rayloom.dev"
+
+# An operator of another version that builds a group's objects in another way.
+_OTHER_BUILDER = """
+import sys
+from rayloom_operator.objects import ray_cluster
+built = ray_cluster.ray_cluster
+def other(*args, **options):
+    cluster = built(*args, **options)
+    cluster["spec"]["headGroupSpec"]["template"]["metadata"]["labels"]["built-by"] = "another"
+    return cluster
+ray_cluster.ray_cluster = other
+from rayloom_operator.__main__ import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.fixture
+def alone(world: World) -> Iterator[None]:
+    """The chart is installed and no operator runs, before and after the test."""
+    world.stop_operators()
+    yield
+    world.stop_operators()
+    install_chart(world.kubeconfig)
+
+
+def _uids(world: World, namespace: str, name: str) -> set[str]:
+    clusters = world.objects(namespace, name, "rayclusters").values()
+    return {each["metadata"]["uid"] for each in [*world.pods(namespace, name), *clusters]}
+
+
+def test_it_lints_and_renders() -> None:
+    run(helm(), "lint", "--strict", CHART)
+    assert "kind: Deployment" in run(helm(), "template", RELEASE, CHART, "--namespace", NAMESPACE)
+
+
+def test_an_upgrade_with_another_default_image_and_another_builder_rolls_nothing(
+    world: World, alone: None, namespace: str, manifest: Make
+) -> None:
+    world.create(manifest())
+    first = world.start_operator("--engine-image=rayloom/engine:1")
+    world.wait_serving(namespace, "chat")
+    before = _uids(world, namespace, "chat")
+    first.stop()
+    install_chart(world.kubeconfig, "engine.image=rayloom/engine:2", "logLevel=debug")
+    engine = world.kubelets.engine(namespace, "chat")
+    assert engine is not None
+    asked = engine.num_asked
+    world.start_operator("--engine-image=rayloom/engine:2", command=(sys.executable, "-c", _OTHER_BUILDER))
+    # A spec that is new makes the operator's turn visible, and what it makes has the new image and builder.
+    world.create(manifest("later"))
+    world.wait_serving(namespace, "later")
+    heads = {each["metadata"]["labels"].get("built-by") for each in world.pods(namespace, "later")}
+    images = {each["spec"]["containers"][0]["image"] for each in world.pods(namespace, "later")}
+    assert (heads, images) == ({"another"}, {"rayloom/engine:2"})
+    wait_until(lambda: engine.num_asked > asked, "it to look at the old one", 15, world.story)
+    assert _uids(world, namespace, "chat") == before
+    # What changes it anyway takes the new default.
+    world.create(manifest(engine={"args": {"threads": 2}}, rollout={"analysis": {"holdSeconds": 0}}))
+    world.wait_serving(namespace, "chat")
+    wait_until(lambda: not _uids(world, namespace, "chat") & before, "the old engine to go", 60, world.story)
+    assert {each["spec"]["containers"][0]["image"] for each in world.pods(namespace, "chat")} == {"rayloom/engine:2"}
+
+
+def test_a_group_lost_after_an_upgrade_comes_back_with_the_image_that_it_had(
+    world: World, alone: None, namespace: str, manifest: Make
+) -> None:
+    world.create(manifest())
+    first = world.start_operator("--engine-image=rayloom/engine:1")
+    world.wait_serving(namespace, "chat")
+    first.stop()
+    world.start_operator("--engine-image=rayloom/engine:2")
+    (cluster,) = world.objects(namespace, "chat", "rayclusters").values()
+    world.request("DELETE", f"/apis/ray.io/v1/namespaces/{namespace}/rayclusters/{cluster['metadata']['name']}")
+    wait_until(
+        lambda: (
+            [each["metadata"]["uid"] for each in world.objects(namespace, "chat", "rayclusters").values()]
+            not in ([], [cluster["metadata"]["uid"]])
+        ),
+        "another RayCluster",
+        15,
+        world.story,
+    )
+    wait_until(lambda: len(world.pods(namespace, "chat")) == 2, "its pods", 30, world.story)
+    world.wait_serving(namespace, "chat")
+    assert {each["spec"]["containers"][0]["image"] for each in world.pods(namespace, "chat")} == {"rayloom/engine:1"}
+
+
+def test_an_uninstalled_chart_leaves_services_and_strands_no_namespace(
+    world: World, kubectl: Kubectl, alone: None, namespace: str, manifest: Make
+) -> None:
+    world.create(manifest())
+    first = world.start_operator()
+    world.wait_serving(namespace, "chat")
+    before = _uids(world, namespace, "chat")
+    first.stop()
+    uninstall_chart(world.kubeconfig)
+    # What users have made is theirs: the definition stays, the service, and its engine.
+    assert world.get(_CRD) is not None
+    assert world.get(f"{LLM}/namespaces/{namespace}/llmservices/chat") is not None
+    assert _uids(world, namespace, "chat") == before
+    kubectl("delete", "namespace", namespace, "--timeout=60s", timeout_s=70)
+
+
+def test_an_installation_after_that_takes_over_what_runs(
+    world: World, alone: None, namespace: str, manifest: Make
+) -> None:
+    world.create(manifest())
+    first = world.start_operator()
+    world.wait_serving(namespace, "chat")
+    before = _uids(world, namespace, "chat")
+    first.stop()
+    world.stop_operators()  # the second gets a token of its own: this one's account goes with the chart
+    uninstall_chart(world.kubeconfig)
+    install_chart(world.kubeconfig)
+    second = world.start_operator()
+    # With the old key: the engine would answer to no other.
+    engine = world.kubelets.engine(namespace, "chat")
+    assert engine is not None
+    asked = engine.num_asked
+    wait_until(lambda: engine.num_asked > asked and second.proxy.log, "the engine to be asked", 15, world.story)
+    world.create(manifest("later"))
+    world.wait_serving(namespace, "later")
+    assert _uids(world, namespace, "chat") == before
+    assert world.condition(namespace, "chat", "Available")["status"] == "True"

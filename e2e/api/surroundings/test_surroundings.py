@@ -1,0 +1,76 @@
+"""What stands around a service in examples/ is what a real API server takes, and an autoscaler can scale a service."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from local_kubernetes.machine.kubectl import Kubectl
+from local_kubernetes.parts.build import gateway_crds
+from operator_processes.process import OperatorProcess, wait_until
+from real_api_server.world import LLM, World
+
+_EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
+_ROUTES = "gateway.networking.k8s.io_httproutes.yaml"
+_SERVICE = "smollm2-two-replicas"
+
+
+def _example(name: str, namespace: str) -> dict[str, Any]:
+    document: dict[str, Any] = yaml.safe_load((_EXAMPLES / f"{name}.yaml").read_text())
+    document["metadata"]["namespace"] = namespace
+    return document
+
+
+@pytest.fixture
+def with_gateway_api(kubectl: Kubectl) -> Iterator[None]:
+    """The API server knows HTTPRoutes, by the Gateway API's own definition."""
+    path = gateway_crds() / _ROUTES
+    kubectl("apply", "--server-side", "--filename", path)
+    kubectl("wait", "--for=condition=Established", "--filename", path, "--timeout=30s")
+    yield
+    kubectl("delete", "--filename", path, "--wait=false")
+
+
+@pytest.mark.parametrize("name", ["hpa", "ingress-tls"])
+def test_the_api_server_takes_it_without_a_warning_about_a_field(name: str, world: World, namespace: str) -> None:
+    document = _example(name, namespace)
+    plural = {"hpa": "autoscaling/v2", "ingress-tls": "networking.k8s.io/v1"}[name]
+    kind = {"hpa": "horizontalpodautoscalers", "ingress-tls": "ingresses"}[name]
+    path = f"/apis/{plural}/namespaces/{namespace}/{kind}"
+    # Strict: a field that is misspelt, or that there is twice, is refused.
+    made = world.request("POST", path, document, fieldValidation="Strict")
+    assert made["spec"].items() >= {each: made["spec"][each] for each in document["spec"]}.items()
+
+
+def test_the_gateway_apis_definition_takes_the_route(world: World, with_gateway_api: None, namespace: str) -> None:
+    path = f"/apis/gateway.networking.k8s.io/v1/namespaces/{namespace}/httproutes"
+    made = world.request("POST", path, _example("httproute", namespace), fieldValidation="Strict")
+    assert made["spec"]["rules"][0]["timeouts"] == {"request": "0s"}
+
+
+def test_the_hpas_controller_counts_a_services_engines_and_scales_it(
+    world: World, operator: OperatorProcess, namespace: str
+) -> None:
+    world.create(_example(_SERVICE, namespace))
+    world.wait_serving(namespace, _SERVICE)
+    hpa = _example("hpa", namespace)
+    # Below that it scales up whatever its metrics are, and nobody serves metrics here.
+    hpa["spec"]["minReplicas"] = 3
+    path = f"/apis/autoscaling/v2/namespaces/{namespace}/horizontalpodautoscalers"
+    world.request("POST", path, hpa)
+
+    def story() -> str:
+        return str(world.request("GET", f"{path}/{_SERVICE}").get("status"))
+
+    def replicas() -> Any:
+        return world.request("GET", f"{LLM}/namespaces/{namespace}/llmservices/{_SERVICE}")["spec"]["replicas"]
+
+    wait_until(lambda: replicas() == 3, "three replicas", 60, story)
+    status = world.request("GET", f"{path}/{_SERVICE}")["status"]
+    able = next(each for each in status["conditions"] if each["type"] == "AbleToScale")
+    assert (able["status"], status["currentReplicas"]) == ("True", 2)
+    wait_until(lambda: len(world.objects(namespace, _SERVICE, "rayclusters")) == 3, "three engines", 30, story)

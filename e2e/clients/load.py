@@ -1,0 +1,80 @@
+"""Streams and a prober in a client's pod: what they are asked to send, and what they must receive.
+
+A request has failed on any HTTP error, error event, missing [DONE], changed or missing token. Retries are off.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from clients.service import Service
+
+NUM_STREAMS = 8
+NUM_TOKENS = 64
+LATE_TOKENS = 16
+STRIKE_AT = 16
+_AGENT = Path(__file__).with_name("load_agent.py")
+
+Said = list[list[str]]  # tokens, by the number of the prompt
+
+
+class Agent:
+    """load_agent.py in the client's pod."""
+
+    def __init__(self, service: Service, **settings: Any) -> None:
+        self._service = service
+        command = ("exec", "--stdin", "--namespace", service.namespace, service.client.name, "--", "python3", "-c")
+        self.process: subprocess.Popen[str] = service.kubectl.start(*command, _AGENT.read_text())
+        asked = {
+            "model": service.name,
+            "urls": [service.url] * NUM_STREAMS,
+            "num_tokens": NUM_TOKENS,
+            "strike_at": 0,
+            "late_url": service.url,
+            "late_tokens": LATE_TOKENS,
+            "late_every_s": 1.0,
+            "late_for_s": 0.0,
+            "steady": 0,  # so many streams at a time instead, one after the other, until it is told to stop
+            "probe_url": "",
+            "probe_timeout_s": 120.0,
+            "probe_rest_s": 30.0,  # for probes on their way at the end, once the service is Available
+        }
+        self._say(asked | settings)
+
+    def _say(self, what: dict[str, Any]) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps(what) + "\n")
+        self.process.stdin.flush()
+
+    def tell(self, what: str) -> None:
+        self._say({"do": what})
+
+    def hear(self) -> dict[str, Any]:
+        """The next thing that it says."""
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert line, "the client's pod is gone, or its program failed"
+        said: dict[str, Any] = json.loads(line)
+        return said
+
+
+def undisturbed(service: Service, num_tokens: int = NUM_TOKENS) -> Said:
+    """What the streams say when nothing breaks."""
+    agent = Agent(service, num_tokens=num_tokens)
+    try:
+        streams = agent.hear()["streams"]
+    finally:
+        agent.process.kill()
+    assert [stream["failure"] for stream in streams] == [""] * NUM_STREAMS, streams
+    return [stream["tokens"] for stream in streams]
+
+
+def problem_of(stream: dict[str, Any], expected: Said) -> str:
+    """What a user would complain of, in words; empty when the stream said all that was expected."""
+    meant = expected[stream["index"]][: stream["num_tokens"]]
+    if not stream["failure"] and stream["tokens"] != meant:
+        return f"changed: {stream['tokens']} instead of {meant}"
+    return str(stream["failure"])

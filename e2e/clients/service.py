@@ -1,0 +1,142 @@
+"""An LLMService in the test cluster, as kubectl and a pod beside it see it."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from clients.client_pod import Client
+from local_kubernetes.machine.kubectl import Kubectl
+from local_kubernetes.machine.shell import ClusterError
+
+ROOT = Path(__file__).parents[2]
+OPERATOR_NAMESPACE = "rayloom-system"
+READY_SECONDS = 180.0
+_RULES_S = 5.0
+# A connection that is begun just while a node changes its rules for a Service finds nobody until it times out.
+_TRY_S = 2.0
+
+CHAT = {
+    "messages": [{"role": "user", "content": "Tell me a short story about a lighthouse and a whale."}],
+    "temperature": 0,
+    "max_tokens": 48,
+    "logprobs": True,
+}
+
+
+class Service:
+    """One LLMService, as kubectl and a pod beside it see it."""
+
+    def __init__(self, kubectl: Kubectl, client: Client, namespace: str, name: str) -> None:
+        self.kubectl = kubectl
+        self.client = client
+        self.namespace = namespace
+        self.name = name
+
+    @property
+    def url(self) -> str:
+        """Where clients in the cluster reach it."""
+        return f"http://{self.name}.{self.namespace}.svc.cluster.local:8000"
+
+    def get(self) -> dict[str, Any]:
+        return self.kubectl.json("get", "llm", self.name, "--namespace", self.namespace)
+
+    def condition(self, kind: str) -> dict[str, Any]:
+        found = [item for item in self.get().get("status", {}).get("conditions", []) if item["type"] == kind]
+        return found[0] if found else {"status": "", "reason": "", "message": ""}
+
+    def is_available(self) -> bool:
+        return self.condition("Available")["status"] == "True"
+
+    def wait_available(self, seconds: float = READY_SECONDS) -> float:
+        """Seconds until it is. Returns once requests reach it from this client's node, whose own rules follow the
+        endpoints a second or so later."""
+        found = wait(self.is_available, seconds, self.story)
+        wait(lambda: self.client.request(f"{self.url}/v1/models", None, _TRY_S)[0] != 0, _RULES_S, self.story)
+        return found
+
+    def chat(self, timeout_s: float = 120, **other: Any) -> tuple[int, str]:
+        return self.client.request(f"{self.url}/v1/chat/completions", {"model": self.name, **CHAT, **other}, timeout_s)
+
+    def tokens(self) -> list[str]:
+        status, body = self.chat()
+        assert status == 200, body
+        return tokens_of(json.loads(body))
+
+    def change(self, **spec: Any) -> None:
+        """Merges these fields into the spec; None takes one away."""
+        patch = json.dumps({"spec": spec})
+        self.kubectl("patch", "llm", self.name, "--namespace", self.namespace, "--type", "merge", "--patch", patch)
+
+    def scale(self, replicas: int) -> None:
+        self.kubectl("scale", f"llm/{self.name}", "--namespace", self.namespace, f"--replicas={replicas}")
+
+    def clusters(self) -> list[str]:
+        """Names of its RayClusters, those included that are being deleted."""
+        selector = f"rayloom.dev/service={self.name}"
+        found = self.kubectl.json("get", "rayclusters", "--namespace", self.namespace, "--selector", selector)["items"]
+        return [each["metadata"]["name"] for each in found]
+
+    def has(self, number: int) -> bool:
+        """Whether so many engines are there, and no other, and all serve."""
+        return self.get().get("status", {}).get("ready") == f"{number}/{number}" and len(self.clusters()) == number
+
+    def story(self) -> str:
+        """What a test that waited in vain says."""
+        return json.dumps(self.get().get("status"), indent=1)
+
+    def pods(self, kind: str) -> list[dict[str, Any]]:
+        """Pods of the RayCluster: kind is head or worker."""
+        selector = f"rayloom.dev/service={self.name},ray.io/node-type={kind}"
+        return self.kubectl.json("get", "pods", "--namespace", self.namespace, "--selector", selector)["items"]
+
+    def delete_pod(self, name: str, *options: str) -> None:
+        self.kubectl("delete", "pod", name, "--namespace", self.namespace, "--wait=false", *options)
+
+    def engine_status(self) -> dict[str, Any]:
+        """/status of the engine, asked from the pod beside it with the group's token."""
+        group = self.get()["status"]["groups"][0]["name"]
+        secret = self.kubectl.json("get", "secret", f"{group}-admin", "--namespace", self.namespace)
+        address = self.pods("head")[0]["status"]["podIP"]
+        code = (
+            "import base64, sys, urllib.request\n"
+            f"token = base64.b64decode({secret['data']['token']!r}).decode()\n"
+            f"request = urllib.request.Request('http://{address}:8001/status')\n"
+            "request.add_header('Authorization', 'Bearer ' + token)\n"
+            "print(urllib.request.urlopen(request, timeout=10).read().decode())"
+        )
+        return json.loads(self.client.python(code))
+
+
+def tokens_of(answer: dict[str, Any]) -> list[str]:
+    return [entry["token"] for entry in answer["choices"][0]["logprobs"]["content"]]
+
+
+def manifest(path: Path, namespace: str, **spec: Any) -> dict[str, Any]:
+    document = yaml.safe_load(path.read_text())
+    document["metadata"]["namespace"] = namespace
+    document["spec"].update(spec)
+    return document
+
+
+def wait(condition: Callable[[], bool], seconds: float, story: Callable[[], str], pause_s: float = 0.25) -> float:
+    """Seconds until `condition` held. Fails with `story` after `seconds`; a failed command is asked again till then."""
+    began = time.monotonic()
+    problem: ClusterError | None = None
+    while True:
+        try:
+            if condition():
+                return time.monotonic() - began
+        except ClusterError as error:
+            problem = error
+        assert time.monotonic() - began < seconds, f"{story()}\nlast failure: {problem}"
+        time.sleep(pause_s)
+
+
+def is_ready(pod: dict[str, Any]) -> bool:
+    return any(item["type"] == "Ready" and item["status"] == "True" for item in pod["status"].get("conditions", []))

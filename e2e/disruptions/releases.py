@@ -1,0 +1,44 @@
+"""Images built FROM the engine's with a change in them, as a release would have: shipped code has no hooks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from local_kubernetes.clusters.existing import ExistingCluster
+from local_kubernetes.clusters.interface import Cluster
+from local_kubernetes.images.build import ENGINE
+
+_FOLDER = Path(__file__).with_name("bad_images")
+NEXT_VERSION = "0.1.0+next"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Release:
+    """`patch` is a file of bad_images/, and goes to the end of `module` below rayloom_engine."""
+
+    patch: str
+    module: str
+
+    @property
+    def image(self) -> str:
+        """As a manifest names it."""
+        return f"{ENGINE.name.removeprefix('docker.io/').rpartition(':')[0]}:{self.patch.removesuffix('.py')}"
+
+
+NEXT = Release(patch="next_version.py", module="front/service.py")
+CRASHES = Release(patch="crashes_at_start.py", module="supervisor/supervisor.py")
+FAILS_REQUESTS = Release(patch="fails_requests.py", module="front/app.py")
+SLOW = Release(patch="ten_times_slower.py", module="worker/runner.py")
+
+
+def release(cluster: Cluster, wanted: Release) -> str:
+    """The release's image, which every node has. Built once, and again when the engine or the patch changes."""
+    if isinstance(cluster, ExistingCluster):
+        pytest.skip("the nodes' images are not ours to change")
+    name = f"docker.io/{wanted.image}"
+    cluster.derive_image(name, _FOLDER, {"MODULE": wanted.module, "PATCH": wanted.patch})
+    cluster.load_image(name)
+    return wanted.image

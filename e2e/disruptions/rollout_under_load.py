@@ -1,0 +1,204 @@
+"""A change of a service under steady streams, and what their clients and an administrator saw of it.
+
+The rules are those of streams.py, with one more: streams keep arriving until the roll is over, so that some run
+whenever an engine is touched. Tokens are compared across revisions, so these serve the same weights.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from clients.load import STRIKE_AT, Agent, Said, problem_of
+from clients.service import ROOT, Service, manifest, wait
+from observers.honesty import lies
+from observers.rollout_timeline import RollTimeline
+
+NUM_TOKENS = 96  # of streams that run when the change is made, which takes a moment
+LATE_TOKENS = 32
+# Streams at a time, at first and from then on: a slow machine is not to be given more and more.
+NUM_FIRST, NUM_STEADY = 4, 3
+# Time enough for a busy machine: what is tested is that streams end, not how fast.
+DRAIN_SECONDS = 90
+# How long streams go on after the end of a roll.
+_REST_S = 3.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    began: float  # Unix times
+    ended: float
+    what: str
+    is_cut: bool  # it had got tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Roll:
+    what: str
+    streams: list[dict[str, Any]]
+    probes: list[tuple[float, float, str]]  # sent, answered, failure
+    failures: list[Failure]  # of streams and probes, in the order in which they began
+    lies: list[str]
+    timeline: RollTimeline
+    over_at: float
+
+    @property
+    def num_requests(self) -> int:
+        return len(self.streams) + len(self.probes)
+
+    @property
+    def longest_pause(self) -> tuple[float, float]:
+        """Seconds between two answers that the prober got, and when they began, in seconds from the change."""
+        answers = sorted(answered for _, answered, failure in self.probes if not failure)
+        return max((later - earlier, self.timeline.seconds(earlier)) for earlier, later in itertools.pairwise(answers))
+
+    def began_between(self, since: float, until: float) -> int:
+        """Requests that clients sent in this time."""
+        began = [*(stream["began"] for stream in self.streams), *(sent for sent, _, _ in self.probes)]
+        return sum(since <= at <= until for at in began)
+
+    def early_touches(self, old: str, new: str) -> list[str]:
+        """What was done to engines of the revision `old` before one of `new` had made a token, in words."""
+        seen = [at for engine in self.timeline.of(new) if (at := engine.token_seen_at) is not None]
+        proven_at = min(seen, default=float("inf"))
+        return [
+            f"{engine.name}: {what} {proven_at - at:.1f} s before the new revision had made a token"
+            for engine in self.timeline.of(old)
+            for at, what in engine.touches
+            if self.timeline.began_at <= at < proven_at
+        ]
+
+    def row(self) -> str:
+        """A line of the table of rolls. Steps count from the change."""
+        timeline = self.timeline
+        tokens = [at for each in timeline.engines.values() if (at := each.token_seen_at) and at > timeline.began_at]
+        moments = [timeline.seconds(min(tokens)) if tokens else None]
+        moments += [timeline.step_at("Analyzing"), timeline.step_at("Promoting"), timeline.step_at("RollingBack")]
+        cells = [self.what, *("-" if each is None else f"{each:.1f}" for each in moments)]
+        cells += [f"{timeline.seconds(self.over_at):.1f}", str(timeline.most_clusters)]
+        cells += [f"{len(self.failures)} of {self.num_requests}", str(sum(each.is_cut for each in self.failures))]
+        before, after = self._first_tokens()
+        return "| " + " | ".join([*cells, f"{before:.2f} / {after:.2f}"]) + " |"
+
+    def _first_tokens(self) -> tuple[float, float]:
+        """Seconds to the first token of streams, in the median and in the longest."""
+        seconds = [each["times"][0] - each["began"] for each in self.streams if each["times"]]
+        return statistics.median(seconds), max(seconds)
+
+
+HEADER = (
+    "| change | s to a token of the new | Analyzing | Promoting | RollingBack | over | most engines | failed | cut |"
+    " s to first token, median / longest |",
+    "|---|---|---|---|---|---|---|---|---|---|",
+)
+
+
+def roll(
+    service: Service,
+    expected: Said,
+    what: str,
+    change: Callable[[], object],
+    *,
+    is_over: Callable[[], bool],
+    seconds: float = 360.0,
+    **settings: Any,
+) -> Roll:
+    """Makes the change under streams. `expected` is what `undisturbed` returned, with NUM_TOKENS tokens."""
+    load: dict[str, Any] = {"steady": NUM_STEADY, "late_tokens": LATE_TOKENS, "strike_at": STRIKE_AT}
+    load |= {"urls": [service.url] * NUM_FIRST, "num_tokens": NUM_TOKENS, "probe_url": service.url}
+    agent = Agent(service, **(load | settings))
+    try:
+        with RollTimeline(service) as timeline:
+            agent.hear()  # every stream has tokens
+            timeline.begin(what)
+            change()
+            agent.tell("struck")
+            wait(
+                is_over,
+                seconds,
+                lambda: f"{timeline.table()}\n{json.dumps(service.get().get('status'), indent=1)}",
+                1.0,
+            )
+            over_at = time.time()
+            time.sleep(_REST_S)  # what fails because of the last step is to be seen
+            agent.tell("stop")
+            said: dict[str, Any] = {}
+            while "streams" not in said:
+                said = agent.hear()
+    finally:
+        agent.process.kill()
+    assert max(said["had"]) <= NUM_TOKENS // 2, f"the change came too late: {said['had']}"
+    answers = [answered for _, answered, failure in said["probes"] if not failure]
+    return Roll(
+        what=what,
+        streams=said["streams"],
+        probes=said["probes"],
+        failures=failures_of(said["streams"], said["probes"], expected),
+        lies=lies(timeline.available, answers, min(sent for sent, _, _ in said["probes"]), over_at),
+        timeline=timeline,
+        over_at=over_at,
+    )
+
+
+def rollable(namespace: str, hold_seconds: int, min_requests: int = 20, **spec: Any) -> dict[str, Any]:
+    """The manifest of one rank in float32: two engines and all else share two cores."""
+    model = {"source": "builtin://smollm2-135m", "dtype": "float32"}
+    engine = {"args": {"threads": 1}, "resources": {"requests": {"cpu": "250m", "memory": "1Gi"}}}
+    rollout = {"analysis": {"holdSeconds": hold_seconds, "minRequests": min_requests}}
+    path = ROOT / "examples" / "smollm2.yaml"
+    return manifest(path, namespace, model=model, engine=engine, rollout=rollout, drainSeconds=DRAIN_SECONDS, **spec)
+
+
+def failures_of(
+    streams: Sequence[dict[str, Any]], probes: Sequence[tuple[float, float, str]], expected: Said
+) -> list[Failure]:
+    found = [
+        Failure(began=each["began"], ended=each["ended"], what=problem, is_cut=bool(each["tokens"]))
+        for each in streams
+        if (problem := problem_of(each, expected))
+    ]
+    found += [Failure(began=sent, ended=ended, what=what, is_cut=False) for sent, ended, what in probes if what]
+    return sorted(found, key=lambda failure: failure.began)
+
+
+def expect_unnoticed(seen: Roll, show: Callable[[Roll], None]) -> None:
+    """Shows it, and expects that no client noticed anything and that the status was true all the time."""
+    show(seen)
+    assert [failure.what for failure in seen.failures] == []
+    assert seen.lies == []
+
+
+def is_rolled(service: Service, old: str) -> Callable[[], bool]:
+    """Whether every engine is of another revision than `old`, and serves."""
+
+    def is_over() -> bool:
+        document = service.get()
+        status, number = document["status"], document["spec"].get("replicas", 1)
+        current = status.get("currentRevision")
+        is_new = current not in (None, "", old) and status.get("updateRevision") == current
+        return bool(is_new) and _is_whole(service, status, "Complete", number)
+
+    return is_over
+
+
+def is_rolled_back(service: Service, old: str) -> Callable[[], bool]:
+    """Whether the spec's revision has failed, and every engine is of the revision `old` again and serves."""
+
+    def is_over() -> bool:
+        document = service.get()
+        status, number = document["status"], document["spec"].get("replicas", 1)
+        is_old = status.get("currentRevision") == old and status.get("updateRevision") != old
+        return is_old and _is_whole(service, status, "RolledBack", number)
+
+    return is_over
+
+
+def _is_whole(service: Service, status: dict[str, Any], step: str, number: int) -> bool:
+    reasons = {each["type"]: each["reason"] for each in status["conditions"]}
+    is_ready = reasons.get("Progressing") == step and status["ready"] == f"{number}/{number}"
+    return is_ready and len(service.clusters()) == number

@@ -1,0 +1,38 @@
+"""The chart, installed by Helm on an API server without nodes: its objects are real, its Deployment has no pods."""
+
+from __future__ import annotations
+
+import base64
+from pathlib import Path
+
+from local_kubernetes.install import NAMESPACE, RELEASE, helm
+from local_kubernetes.machine.kubectl import Kubectl
+from local_kubernetes.machine.place import REPOSITORY
+from local_kubernetes.machine.shell import run
+from operator_processes.process import Credentials
+
+CHART = REPOSITORY / "charts" / "rayloom-operator"
+
+
+def install_chart(kubeconfig: Path, *values: str, namespace: str = NAMESPACE) -> None:
+    """Installs or upgrades the release. `values` are `--set` arguments. The operator then runs outside the cluster."""
+    kubectl = Kubectl(kubeconfig)
+    if (CHART / "crds").is_dir():
+        # Helm installs a chart's CRDs once and never changes them again.
+        kubectl("apply", "--server-side", "--force-conflicts", "--filename", CHART / "crds")
+    settings = [word for value in values for word in ("--set", value)]
+    options = ("--namespace", namespace, "--create-namespace", *settings)
+    run(helm(), "--kubeconfig", kubeconfig, "upgrade", "--install", RELEASE, CHART, *options)
+    kubectl("scale", "--namespace", namespace, f"deployment/{RELEASE}", "--replicas=0")
+
+
+def uninstall_chart(kubeconfig: Path, namespace: str = NAMESPACE) -> None:
+    run(helm(), "--kubeconfig", kubeconfig, "uninstall", RELEASE, "--namespace", namespace, "--ignore-not-found")
+
+
+def credentials(kubeconfig: Path, namespace: str = NAMESPACE) -> Credentials:
+    """What the chart's pods would have: its ServiceAccount's token and the key from its Secret."""
+    kubectl = Kubectl(kubeconfig)
+    secret = kubectl.json("get", "secret", f"{RELEASE}-key", "--namespace", namespace)
+    token = kubectl("create", "token", RELEASE, "--namespace", namespace, "--duration=10h").strip()
+    return Credentials(token=token, key=base64.b64decode(secret["data"]["key"]).decode())

@@ -1,0 +1,152 @@
+"""Operators as processes of this machine, with a token of the chart's ServiceAccount, each behind its own proxy."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from operator_processes.forked import ForkedOperator
+from operator_processes.proxy import Proxy
+from simulated_nodes import addresses
+from simulated_nodes.api_client import Document
+
+OPERATOR = (sys.executable, "-m", "rayloom_operator")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Credentials:
+    """What the installed chart gives to its pods."""
+
+    token: str
+    key: str
+
+
+class OperatorProcess:
+    def __init__(
+        self,
+        server: Proxy | Document,
+        credentials: Credentials,
+        folder: Path,
+        *arguments: str,
+        command: tuple[str, ...] | None = None,
+    ) -> None:
+        """Starts it. `folder` is its own; the log is in it. `arguments` are the operator's, beside what all are told.
+        Engines' addresses lead to the stand-ins.
+
+        `server` is its proxy, or the cluster of a kubeconfig. `command` is Python's, such as OPERATOR; without it the
+        process is forked.
+        """
+        folder.mkdir(parents=True)
+        if isinstance(server, Proxy):
+            self.proxy = server
+            server = {"server": f"http://127.0.0.1:{server.port}"}
+        self.log = folder / "log"
+        self.health_port = free_port()
+        (folder / "key").write_text(credentials.key)
+        config = {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "clusters": [{"name": "c", "cluster": server}],
+            "users": [{"name": "u", "user": {"token": credentials.token}}],
+            "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
+            "current-context": "x",
+        }
+        (folder / "kubeconfig").write_text(json.dumps(config))
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("KUBERNETES_")}
+        environment |= {"KUBECONFIG": str(folder / "kubeconfig")}
+        arguments = (*arguments, f"--key-file={folder / 'key'}", f"--health-port={self.health_port}")
+        self.process = _start(command, arguments, environment, self.log)
+
+    @property
+    def is_alive(self) -> bool:
+        return self.process.poll() is None
+
+    def kill(self) -> None:
+        self.process.send_signal(signal.SIGCONT)
+        self.process.kill()
+        self.process.wait()
+
+    def stop(self, timeout_s: float = 15.0) -> int:
+        """The exit code after SIGTERM."""
+        self.process.terminate()
+        try:
+            return self.process.wait(timeout_s)
+        finally:
+            self.kill()
+
+    def pause(self) -> None:
+        self.process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        self.process.send_signal(signal.SIGCONT)
+
+    def scrape(self) -> str:
+        """Its /metrics; empty while it does not answer."""
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.health_port}/metrics", timeout=2) as answer:
+                return str(answer.read().decode())
+        except OSError:
+            return ""
+
+    def rss_mib(self) -> float:
+        """Resident memory."""
+        fields = Path(f"/proc/{self.process.pid}/status").read_text()
+        return int(fields.split("VmRSS:")[1].split()[0]) / 1024
+
+    def cpu_seconds(self) -> float:
+        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def story(self) -> str:
+        """The end of its log."""
+        return "\n".join(self.log.read_text(errors="replace").splitlines()[-40:])
+
+
+def _start(
+    command: tuple[str, ...] | None, arguments: tuple[str, ...], environment: dict[str, str], log: Path
+) -> ForkedOperator | subprocess.Popen[bytes]:
+    if command is None:
+        return ForkedOperator(arguments, environment, log)
+    python, *options = command
+    with log.open("wb") as output:
+        return subprocess.Popen(
+            [python, addresses.__file__, *options, *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=environment,
+        )
+
+
+def direct(kubeconfig: Path) -> Document:
+    """Where the API server is, without a proxy."""
+    found: Document = yaml.safe_load(kubeconfig.read_text())["clusters"][0]["cluster"]
+    return found
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port: int = server.getsockname()[1]
+    return port
+
+
+def wait_until(is_so: object, what: str, timeout_s: float = 20.0, story: object = None) -> float:
+    """Seconds until `is_so()`. Fails with `what` and `story()` after `timeout_s`."""
+    assert callable(is_so)
+    began = time.monotonic()
+    while not is_so():
+        if time.monotonic() - began >= timeout_s:
+            more = f"\n{story()}" if callable(story) else ""
+            raise AssertionError(f"waited {timeout_s:g} s for {what}{more}")
+        time.sleep(0.05)
+    return time.monotonic() - began

@@ -1,0 +1,111 @@
+"""A proxy between one operator and the API server: a log of requests, a gate, and a hook after each write."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import aiohttp
+from aiohttp import web
+
+from simulated_nodes.api_client import tls
+
+_WRITES = ("POST", "PUT", "PATCH", "DELETE")
+# The first one in an object is its own.
+_VERSION = re.compile(rb'"resourceVersion": ?"(\d+)"')
+_HOP_HEADERS = {"host", "connection", "transfer-encoding", "content-length", "content-encoding", "accept-encoding"}
+
+
+class Request(NamedTuple):
+    at: float  # time.monotonic() when it arrived
+    method: str
+    path: str
+    code: int  # of the answer; 0 while there is none
+    version: str = ""  # of the object that a write left; empty where the answer has none
+
+    @property
+    def is_write(self) -> bool:
+        """Whether it changes the cluster. The lease of a leader is no such change."""
+        return self.method in _WRITES and "/leases" not in self.path
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether the API server has not answered; watches have no answer."""
+        return self.code == 0 and "watch=true" not in self.path
+
+
+class Proxy:
+    """Plain HTTP on loopback in front, TLS behind. Lives in one event loop; `log` may be read from anywhere."""
+
+    def __init__(self, kubeconfig: Path, server: str) -> None:
+        self._server = server
+        self.log: list[Request] = []
+        # Called with each write once the API server has answered it, and before the operator has that answer.
+        self.after_write: Callable[[Request], None] | None = None
+        self.is_open = asyncio.Event()  # cleared: requests wait
+        self.port = 0
+        # Watches never end by themselves.
+        self._runner = web.ServerRunner(web.Server(self._pass, access_log=None), shutdown_timeout=0.1)
+        # By the operator's own token, never by an administrator's certificate.
+        context = tls(kubeconfig, with_client=False)
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(ssl=context, limit=0),
+            timeout=aiohttp.ClientTimeout(total=None),
+            auto_decompress=False,
+        )
+
+    @classmethod
+    async def start(cls, kubeconfig: Path, server: str) -> Proxy:
+        proxy = cls(kubeconfig, server)
+        await proxy._runner.setup()
+        await web.TCPSite(proxy._runner, "127.0.0.1", 0).start()
+        proxy.port = proxy._runner.addresses[0][1]
+        return proxy
+
+    async def close(self) -> None:
+        self.is_open.set()
+        await self._session.close()
+        await self._runner.cleanup()
+
+    def requests(self, part: str = "", since: float = 0.0) -> list[Request]:
+        """Those whose path has `part` in it and that came after `since`, a time.monotonic()."""
+        return [each for each in list(self.log) if part in each.path and each.at >= since]
+
+    def writes(self, part: str = "", since: float = 0.0) -> list[Request]:
+        return [each for each in self.requests(part, since) if each.is_write]
+
+    async def _pass(self, request: web.BaseRequest) -> web.StreamResponse:
+        await self.is_open.wait()
+        if self._session.closed:
+            return web.Response(status=503)
+        body = await request.read()
+        at = time.monotonic()
+        index = len(self.log)
+        self.log.append(Request(at, request.method, request.path_qs, 0))
+        headers = {name: value for name, value in request.headers.items() if name.lower() not in _HOP_HEADERS}
+        headers["Accept-Encoding"] = "identity"  # a long answer comes packed otherwise
+        async with self._session.request(
+            request.method, self._server + request.path_qs, data=body or None, headers=headers
+        ) as upstream:
+            answer = web.StreamResponse(status=upstream.status)
+            answer.content_type = upstream.content_type
+            if "watch=true" in request.query_string:
+                await answer.prepare(request)
+                with contextlib.suppress(ConnectionError):
+                    async for chunk in upstream.content.iter_any():
+                        await answer.write(chunk)
+                return answer
+            content = await upstream.read()
+            is_write = self.log[index].is_write
+            version = _VERSION.search(content) if is_write else None
+            self.log[index] = self.log[index]._replace(
+                code=upstream.status, version="" if version is None else version[1].decode()
+            )
+            if self.after_write is not None and is_write:
+                self.after_write(self.log[index])
+            return web.Response(status=upstream.status, body=content, content_type=upstream.content_type)

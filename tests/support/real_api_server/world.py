@@ -1,0 +1,313 @@
+"""Everything that a test on the API server alone needs: the API, nodes and engines that are played, and operators.
+
+world.create({...})                          a manifest, as `kubectl apply` checks it
+world.play(ns, "chat", "head", Play(...))    what happens to its pods, from now on
+world.engine(ns, "chat", token_age=20.0)     what its engine says, from now on
+world.ship("acme/engine:2", Release(...))    what engines of this image do
+with world.traffic(ns, "chat") as traffic:   it has clients
+world.wait(ns, "chat", "Available", "Serving")
+world.operator()                             one is running
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import json
+import threading
+from collections.abc import Callable, Coroutine, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+from local_kubernetes.install import NAMESPACE
+from operator_processes.chart import credentials
+from operator_processes.process import Credentials, OperatorProcess, wait_until
+from operator_processes.proxy import Proxy
+from real_api_server.history import History
+from real_api_server.traffic import SLICE_LABEL, Traffic, ready_addresses
+from simulated_nodes.api_client import Api, ApiError, Document
+from simulated_nodes.engines import Engine, Engines
+from simulated_nodes.kubelets import SERVICE_LABEL, Kubelets
+from simulated_nodes.pod_status import Play, Release
+
+LLM = "/apis/rayloom.dev/v1alpha1"
+ENGINE_IMAGE = "rayloom/engine:test"
+# Other capabilities are not allowed.
+IN_PODS = "hostIPC,hostNetwork,hostPorts,privileged,root,volumes,IPC_LOCK"
+LEASE = (f"--lease-namespace={NAMESPACE}",)
+
+_GROUPS = {
+    "rayclusters": "/apis/ray.io/v1",
+    "controllerrevisions": "/apis/apps/v1",
+    "poddisruptionbudgets": "/apis/policy/v1",
+}
+
+_T = TypeVar("_T")
+
+
+class World:
+    def __init__(self, kubeconfig: Path, folder: Path) -> None:
+        self.kubeconfig = kubeconfig
+        self.services: dict[tuple[str, str], Document] = {}  # as the API server has them
+        self.seen: set[tuple[str, str, str]] = set()  # (type, status, reason) of all conditions so far
+        self._told: dict[tuple[str, str], dict[tuple[str, str], Document]] = {}  # service -> (type, reason) -> last one
+        self.history = History()
+        self._looks: set[asyncio.Task[None]] = set()
+        self._folder = folder
+        self._numbers = itertools.count()
+        self._operators: list[OperatorProcess] = []
+        self._credentials: Credentials | None = None
+        self._loop = asyncio.new_event_loop()
+        threading.Thread(target=self._loop.run_forever, name="stand-ins", daemon=True).start()
+        self.do(self._start())
+
+    async def _start(self) -> None:
+        self.api = Api(self.kubeconfig)
+        self.engines = Engines()
+        self.kubelets = Kubelets(self.api, self.engines)
+        self.engines.on_drain = lambda ip: self._looks.add(asyncio.create_task(self._look_at_drain(ip)))
+        await self.engines.start()
+        await self.kubelets.start()
+        self._following = [asyncio.create_task(each) for each in (self._follow(), self.history.follow(self.api))]
+
+    async def _follow(self) -> None:
+        async for kind, found in self.api.follow(f"{LLM}/llmservices"):
+            key = found["metadata"]["namespace"], found["metadata"]["name"]
+            if kind == "DELETED":
+                self.services.pop(key, None)
+                continue
+            self.services[key] = found
+            for each in found.get("status", {}).get("conditions", ()):
+                self.seen.add((each["type"], each["status"], each["reason"]))
+                self._told.setdefault(key, {})[(each["type"], each["reason"])] = each
+
+    async def _look_at_drain(self, ip: str) -> None:
+        """Writes down how clients would still find an engine that is told to drain."""
+        pod, engine = self.kubelets.pod_at(ip), self.engines.by_ip[ip]
+        assert pod is not None
+        meta = pod["metadata"]
+        path, service = f"/api/v1/namespaces/{meta['namespace']}", meta["labels"][SERVICE_LABEL]
+        labels = (await self.api.request("GET", f"{path}/pods/{meta['name']}"))["metadata"]["labels"]
+        path = path.replace("/api/v1", "/apis/discovery.k8s.io/v1")
+        slices = await self.api.request("GET", f"{path}/endpointslices", labelSelector=f"{SLICE_LABEL}={service}")
+        is_listed = any(ip in ready_addresses(each) for each in slices["items"])
+        found = {"route": labels.get("rayloom.dev/route") == "true", "endpoint": is_listed}
+        engine.found_at_drain = tuple(way for way, is_open in found.items() if is_open)
+
+    def close(self) -> None:
+        self.stop_operators()
+        self.do(self._close())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+
+    async def _close(self) -> None:
+        for each in self._following:
+            each.cancel()
+        await self.kubelets.close()
+        await self.engines.close()
+        await self.api.close()
+        # What waits in a proxy waits for an operator that is gone.
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+
+    def do(self, work: Coroutine[Any, Any, _T], timeout_s: float = 60.0) -> _T:
+        """Runs it in the stand-ins' event loop."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout_s)
+
+    def request(self, method: str, path: str, body: object = None, **options: str) -> Document:
+        """Raises ApiError."""
+        return self.do(self.api.request(method, path, body, **options))
+
+    def get(self, path: str) -> Document | None:
+        """None when it is not there."""
+        try:
+            return self.request("GET", path)
+        except ApiError as error:
+            if error.code != 404:
+                raise
+            return None
+
+    def delete(self, path: str) -> None:
+        with contextlib.suppress(ApiError):
+            self.request("DELETE", path, {"propagationPolicy": "Background"})
+
+    def create(self, manifest: Document) -> Document:
+        """Applies an LLMService as `kubectl apply` does, unknown fields refused. Raises ApiError."""
+        meta = manifest["metadata"]
+        return self.request(
+            "PATCH",
+            f"{LLM}/namespaces/{meta['namespace']}/llmservices/{meta['name']}",
+            manifest,
+            content_type="application/apply-patch+yaml",
+            fieldManager="test",
+            force="true",
+            fieldValidation="Strict",
+        )
+
+    def objects(self, namespace: str, service: str, *plurals: str) -> dict[str, Document]:
+        """Everything that is made of a service, or what is of these kinds, by kind/name, but for pods."""
+        found: dict[str, Document] = {}
+        for plural in plurals or ("services", "serviceaccounts", "configmaps", "secrets", *_GROUPS):
+            path = f"{_GROUPS.get(plural, '/api/v1')}/namespaces/{namespace}/{plural}"
+            answer = self.request("GET", path, labelSelector=f"rayloom.dev/service={service}")
+            kind = answer["kind"].removesuffix("List")
+            found |= {f"{kind}/{each['metadata']['name']}": each for each in answer["items"]}
+        return found
+
+    def pods(self, namespace: str, service: str) -> list[Document]:
+        answer = self.request(
+            "GET", f"/api/v1/namespaces/{namespace}/pods", labelSelector=f"rayloom.dev/service={service}"
+        )
+        return [each for each in answer["items"] if "deletionTimestamp" not in each["metadata"]]
+
+    def play(self, namespace: str, service: str, role: str, play: Play) -> None:
+        self.do(_called(lambda: self.kubelets.play(namespace, service, role, play)))
+
+    def ship(self, image: str, release: Release) -> None:
+        """What engines of this image do that start from now on."""
+        self.do(_called(lambda: self.kubelets.release(image, release)))
+
+    def engines_of(self, namespace: str, service: str) -> dict[str, Engine]:
+        """Those that run, by their RayClusters."""
+        return self.do(_called(lambda: self.kubelets.engines(namespace, service)))
+
+    @contextlib.contextmanager
+    def traffic(self, namespace: str, service: str, per_s: float = 10.0, seconds: float = 0.3) -> Iterator[Traffic]:
+        """Clients send so many requests, from the first endpoint on and until the end; the last ones end then."""
+        traffic = Traffic(self.api, self.engines, namespace, service, per_s=per_s, seconds=seconds)
+        self.do(_called(traffic.start))
+        try:
+            yield traffic
+        finally:
+            self.do(traffic.close())
+
+    def cordon(self, node: str, is_cordoned: bool = True) -> None:
+        self.do(self.kubelets.cordon(node, is_cordoned))
+
+    def evict(self, pod: Document) -> bool:
+        """Whether the pod may go, as `kubectl drain` asks; if so it goes."""
+        meta = pod["metadata"]
+        path = f"/api/v1/namespaces/{meta['namespace']}/pods/{meta['name']}/eviction"
+        names = {"name": meta["name"], "namespace": meta["namespace"]}
+        try:
+            self.request("POST", path, {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": names})
+        except ApiError as error:
+            if error.code not in (404, 429):
+                raise
+            return error.code == 404
+        return True
+
+    def engine(self, namespace: str, service: str, cluster: str = "", **fields: object) -> None:
+        """Sets fields of the service's engine, once it has one: of the last one, or that of a RayCluster."""
+        wait_until(
+            lambda: self.kubelets.engine(namespace, service, cluster), f"the engine of {service}", story=self.story
+        )
+
+        async def go() -> None:
+            engine = self.kubelets.engine(namespace, service, cluster)
+            for name, value in fields.items():
+                setattr(engine, name, value)
+            self.kubelets.changed(namespace, service)
+
+        self.do(go())
+
+    def condition(self, namespace: str, service: str, kind: str) -> Document:
+        """Empty while it is not there."""
+        found = self.services.get((namespace, service), {}).get("status", {}).get("conditions", ())
+        return next((each for each in found if each["type"] == kind), {})
+
+    def wait(self, namespace: str, service: str, kind: str, reason: str, timeout_s: float = 30.0) -> Document:
+        """The condition, once it has the reason."""
+
+        def story() -> str:
+            status = self.services.get((namespace, service), {}).get("status")
+            return f"{json.dumps(status, indent=1)}\n{self.story()}"
+
+        def is_so() -> bool:
+            return bool(self.condition(namespace, service, kind).get("reason") == reason)
+
+        wait_until(is_so, f"{namespace}/{service}: {kind} with reason {reason}", timeout_s, story)
+        return self.condition(namespace, service, kind)
+
+    def wait_told(self, namespace: str, service: str, kind: str, reason: str, timeout_s: float = 30.0) -> Document:
+        """The condition as it was when it last had the reason; it may have another one by now."""
+        told = self._told.setdefault((namespace, service), {})
+        wait_until(
+            lambda: (kind, reason) in told,
+            f"{namespace}/{service}: {kind} with reason {reason}, and not only {sorted(told)}",
+            timeout_s,
+            self.story,
+        )
+        return told[(kind, reason)]
+
+    def wait_serving(self, namespace: str, service: str, timeout_s: float = 30.0) -> None:
+        """Returns once the spec as it is now serves."""
+        generation = self.request("GET", f"{LLM}/namespaces/{namespace}/llmservices/{service}")["metadata"][
+            "generation"
+        ]
+
+        def is_so() -> bool:
+            found = self.condition(namespace, service, "Available")
+            return bool(found.get("status") == "True" and found["observedGeneration"] == generation)
+
+        wait_until(
+            is_so,
+            f"{namespace}/{service} to serve",
+            timeout_s,
+            lambda: json.dumps(self.services.get((namespace, service), {}).get("status"), indent=1) + self.story(),
+        )
+
+    def start_operator(
+        self, *flags: str, is_held: bool = False, command: tuple[str, ...] | None = None
+    ) -> OperatorProcess:
+        """A new operator beside what there is. `is_held`: its first request waits until `release`."""
+        proxy = self.do(Proxy.start(self.kubeconfig, self.api.server))
+        if not is_held:
+            self.release(proxy)
+        folder = self._folder / f"operator-{next(self._numbers)}"
+        flags = flags or (
+            f"--engine-image={ENGINE_IMAGE}",
+            "--allow-host-paths=/models",
+            f"--allow-in-pod-templates={IN_PODS}",
+        )
+        if self._credentials is None:
+            self._credentials = credentials(self.kubeconfig)
+        process = OperatorProcess(proxy, self._credentials, folder, "run", *flags, *LEASE, command=command)
+        self._operators.append(process)
+        return process
+
+    def take_lease(self) -> None:
+        """As if the time of the last leader's lease had passed: the next operator need not wait for that."""
+        leases = "/apis/coordination.k8s.io/v1/namespaces/rayloom-system/leases"
+        for each in self.request("GET", leases)["items"]:
+            self.delete(f"{leases}/{each['metadata']['name']}")
+
+    def release(self, proxy: Proxy) -> None:
+        self._loop.call_soon_threadsafe(proxy.is_open.set)
+
+    def operator(self) -> OperatorProcess:
+        """The usual one, which runs; a new one where there is none."""
+        for process in self._operators:
+            if process.is_alive:
+                return process
+        return self.start_operator()
+
+    def stop_operators(self) -> None:
+        """None runs afterwards, and the next one has what the chart gives it then."""
+        self._credentials = None
+        for process in self._operators:
+            process.kill()
+            self.do(process.proxy.close())
+        self._operators.clear()
+
+    def story(self) -> str:
+        last = self._operators[-2:]
+        waiting = [(each.method, each.path) for one in last for each in one.proxy.log if each.is_waiting]
+        return "\n".join(process.story() for process in last) + f"\nunanswered: {waiting}"
+
+
+async def _called(call: Callable[[], _T]) -> _T:
+    """What it returns, called in the event loop that runs this."""
+    return call()

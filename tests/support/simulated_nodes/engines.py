@@ -1,0 +1,223 @@
+"""A stand-in for engines: one HTTP server that answers `/status` at the address of each pod (`addresses.py`).
+
+It speaks the schema of the real one (schemas/status.v1.json) and asks for the same bearer token. It stands in where no
+container runs; `make e2e` runs the real engine in real pods.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from simulated_nodes.addresses import PORT, pod_ip_at
+
+_MODEL = {
+    "name": "stand-in",
+    "source": "builtin://smollm2-135m",
+    "commit": None,
+    "architecture": "LlamaForCausalLM",
+    "num_parameters": 134_515_008,
+    "dtype": "bfloat16",
+    "compute_dtype": "float32",
+    "weight_bytes": 269_030_016,
+    "max_model_len": 8192,
+}
+# Upper edges, in seconds, between which the real one counts how long first tokens take.
+_EDGES = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0)
+
+
+@dataclass(slots=True, kw_only=True)
+class Engine:
+    """One engine. It serves once it has its ranks, unless a test says otherwise."""
+
+    token: str
+    num_ranks: int
+    ranks_per_pod: int = 1
+    nodes: list[str] = field(default_factory=list)  # of the worker pods that run
+    state: str = ""  # a test's word; empty: what the ranks allow
+    reason: str = ""
+    token_age: float | None = 1.0
+    loading: tuple[int, int] = (0, 0)  # bytes of the model that are there, and all of them; 0: they are not counted
+    is_silent: bool = False  # closes connections without an answer
+    is_draining: bool = False
+    in_flight: int = 0  # requests that a test says are there, besides those of a Traffic
+    # How long after the beginning of a drain those end; None: they never do.
+    finish_s: float | None = 0.3
+    num_asked: int = 0
+    # What becomes of the requests of a Traffic.
+    first_token_s: float = 0.03
+    is_failing: bool = False  # all of them end in an error
+    num_running: int = 0
+    num_finished: int = 0
+    num_failed: int = 0
+    first_tokens: list[float] = field(default_factory=list)  # the seconds of each
+    # Times of time.monotonic(), for the order of events.
+    served_at: float | None = None  # when it first said that it serves
+    drains: list[tuple[float, str]] = field(default_factory=list)  # and the methods of the requests for /drain
+    found_at_drain: tuple[str, ...] = ()  # by which ways clients still found it at the last POST /drain
+
+    @property
+    def said_state(self) -> str:
+        return self.state or ("draining" if self.is_draining else "serving" if self._has_ranks else "starting")
+
+    @property
+    def num_in_flight(self) -> int:
+        has_ended = (
+            self.is_draining
+            and self.drains
+            and self.finish_s is not None
+            and time.monotonic() >= self.drains[-1][0] + self.finish_s
+        )
+        return self.num_running + (0 if has_ended else self.in_flight)
+
+    @property
+    def takes_requests(self) -> bool:
+        """Whether its front accepts a request; while it recovers they wait."""
+        return not self.is_silent and self.is_ready
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the readiness probe of its container would succeed."""
+        return not self.is_draining and self.said_state in ("serving", "recovering")
+
+    @property
+    def _has_ranks(self) -> bool:
+        return len(self.nodes) >= self.num_ranks
+
+    def document(self) -> dict[str, Any]:
+        """`/status`, version v1."""
+        is_loaded = self._has_ranks and self.said_state != "starting"
+        times = self.first_tokens
+        within = {f"{edge:g}": sum(each <= edge for each in times) for edge in _EDGES} | {"+Inf": len(times)}
+        return {
+            "version": "v1",
+            "engine_version": "0.1.0",
+            "state": self.said_state,
+            "reason": self.reason,
+            "executor": "ray",
+            "epoch": 1,
+            "step": 7,
+            "last_token_age_seconds": self.token_age if is_loaded else None,
+            "uptime_seconds": 60.0,
+            "model": _MODEL if is_loaded else None,
+            "startup": [
+                {
+                    "name": "load",
+                    "seconds": 1.0,
+                    "done": self.loading[0],
+                    "total": self.loading[1],
+                    "unit": "bytes" if self.loading[1] else "",
+                    "finished": is_loaded,
+                },
+            ],
+            "ranks": [_rank(index, node) for index, node in enumerate(self.nodes)],
+            "requests": {
+                "in_flight": self.num_in_flight,
+                "running": self.num_in_flight,
+                "waiting": 0,
+                "finished": self.num_finished,
+                "failed": self.num_failed,
+                "first_token_seconds": within,
+            },
+            "kv_cache": {"num_blocks": 64, "num_free_blocks": 64, "block_size": 16, "usage": 0.0},
+            "recoveries": [],
+            "api_url": "",
+        }
+
+
+class Engines:
+    """The server. Lives in one event loop; tests change the engines in it."""
+
+    def __init__(self) -> None:
+        self.by_ip: dict[str, Engine] = {}
+        self.num_answers = 0
+        # Called with the address of each engine that is told to drain, before it has answered.
+        self.on_drain: Callable[[str], None] = lambda ip: None
+        self._server: asyncio.Server | None = None
+
+    async def start(self) -> None:
+        # Pods have addresses of this machine's loopback; nothing else is answered.
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(lambda: _Connection(self), "0.0.0.0", 0, backlog=4096)
+        # For the operators that are started from here.
+        os.environ[PORT] = str(self._server.sockets[0].getsockname()[1])
+
+    async def close(self) -> None:
+        assert self._server is not None
+        self._server.close()
+
+    def answer(self, address: str, method: str, path: str, token: str) -> tuple[int, object] | None:
+        """Code and document; None closes the connection without an answer."""
+        ip = pod_ip_at(address)
+        engine = self.by_ip.get(ip)
+        if engine is None or engine.is_silent:
+            return None
+        engine.num_asked += 1
+        self.num_answers += 1
+        if token != f"Bearer {engine.token}":
+            return 401, {"error": {"message": "wrong token"}}
+        match method, path:
+            case "GET", "/status":
+                document = engine.document()
+                if engine.served_at is None and document["state"] == "serving":
+                    engine.served_at = time.monotonic()
+                return 200, document
+            case "POST" | "DELETE", "/drain":
+                engine.is_draining = method == "POST"
+                engine.drains.append((time.monotonic(), method))
+                if engine.is_draining:
+                    self.on_drain(ip)
+                return 200, {}
+        return 404, {"error": {"message": "not found"}}
+
+
+class _Connection(asyncio.Protocol):
+    """One request without a body. By hand, because thousands of engines are asked on the cores that are measured."""
+
+    def __init__(self, engines: Engines) -> None:
+        self._engines = engines
+        self._received = b""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        self._received += data
+        head, end, _ = self._received.partition(b"\r\n\r\n")
+        if not end or self._transport.is_closing():
+            return
+        first, *lines = head.decode().split("\r\n")
+        method, path, _ = first.split(" ")
+        headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+        address = self._transport.get_extra_info("sockname")[0]
+        answer = self._engines.answer(address, method, path, headers.get("authorization", ""))
+        if answer is None:
+            self._transport.abort()
+            return
+        code, document = answer
+        content = json.dumps(document).encode()
+        said = f"HTTP/1.1 {code} -\r\nContent-Type: application/json\r\nContent-Length: {len(content)}\r\n"
+        self._transport.write(f"{said}Connection: close\r\n\r\n".encode() + content)
+        self._transport.close()
+
+
+def _rank(index: int, node: str) -> dict[str, Any]:
+    return {
+        "rank": index,
+        "node": node,
+        "host": f"worker-{index}",
+        "pid": 100 + index,
+        "phase": "idle",
+        "heartbeat_age_seconds": 0.1,
+        "step": 7,
+        "memory_bytes": 1 << 30,
+        "advance": 7,
+        "communication_seconds": 0.0,
+        "weight_bytes_read": 269_030_016,
+    }

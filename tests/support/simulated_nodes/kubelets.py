@@ -1,0 +1,342 @@
+"""A stand-in for kubelets: Nodes without machines, whose pods run because it says so.
+
+The API server, the scheduler, the controllers and KubeRay are real, and so is the operator; only what needs containers
+is played, here and in `engines`. `make e2e` runs the real kubelets and the real engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+from datetime import UTC, datetime
+from typing import Any
+
+from simulated_nodes.addresses import pod_ip
+from simulated_nodes.api_client import MERGE, Api, ApiError
+from simulated_nodes.crashes import crash
+from simulated_nodes.engines import Engine, Engines
+from simulated_nodes.pod_status import RUN, Document, Play, Release, pod_status
+
+NODES = ("standin-a", "standin-b")
+SERVICE_LABEL = "rayloom.dev/service"
+_LABEL = "rayloom.dev/standin"
+# The controllers take a node for lost after 20 s of silence.
+_HEARTBEAT_S = 4.0
+_RETRY_S = 0.5
+_GOOD = Release()
+_CAPACITY = {
+    "cpu": "100000",
+    "memory": "1000000Gi",
+    "ephemeral-storage": "1000000Gi",
+    "pods": "100000",
+    "nvidia.com/gpu": "8",
+}
+
+
+class Kubelets:
+    """Lives in one event loop, and all its methods are called in it."""
+
+    def __init__(self, api: Api, engines: Engines) -> None:
+        self._api = api
+        self._engines = engines
+        self._plays: dict[tuple[str, str, str], Play] = {}  # (namespace, service, role)
+        self._releases: dict[str, Release] = {}  # by image
+        self._pods: dict[str, Document] = {}  # by uid; those on our nodes
+        self._services: dict[tuple[str, str], dict[str, None]] = {}  # (namespace, service) -> uids of its pods
+        self._ips: dict[str, str] = {}  # by uid
+        self._crashing_since: dict[str, float] = {}  # by uid
+        self._sent: dict[str, str] = {}  # uid -> the status that was sent last, without times
+        self._well: set[str] = set()  # uids of pods that are ready
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._again: set[str] = set()
+        self._lost: set[str] = set()
+        self._num_ips = 0
+        # A pod is told of once it is ready: one write instead of two, where pods are only there to be many.
+        self.is_hasty = False
+        self._background: list[asyncio.Task[None]] = []
+
+    async def start(self) -> None:
+        """The nodes are Ready and the pods on them run from now on."""
+        await asyncio.gather(*(self._make_node(name) for name in NODES))
+        self._background = [asyncio.create_task(self._beat()), asyncio.create_task(self._follow())]
+
+    async def close(self) -> None:
+        for task in (*self._background, *self._tasks.values()):
+            task.cancel()
+        for name in NODES:
+            await self._api.request("DELETE", f"/api/v1/nodes/{name}")
+
+    def play(self, namespace: str, service: str, role: str, play: Play) -> None:
+        """What happens from now on to the pods of a service that have the role head, worker or job."""
+        self._plays[(namespace, service, role)] = play
+        for uid in self._of_service(namespace, service):
+            self._sync_soon(uid)
+
+    def release(self, image: str, release: Release) -> None:
+        """What engines of this image do that start from now on."""
+        self._releases[image] = release
+
+    def engine(self, namespace: str, service: str, cluster: str = "") -> Engine | None:
+        """The engine of this RayCluster; without one, that in the head pod that came last."""
+        engines = self.engines(namespace, service)
+        return engines.get(cluster) if cluster else next(reversed(engines.values()), None)
+
+    def engines(self, namespace: str, service: str) -> dict[str, Engine]:
+        """By their RayClusters."""
+        return {
+            self._pods[uid]["metadata"]["labels"]["ray.io/cluster"]: engine
+            for uid in self._of_service(namespace, service)
+            if (engine := self._engines.by_ip.get(self._ips.get(uid, ""))) is not None
+        }
+
+    def pod_at(self, ip: str) -> Document | None:
+        return next((self._pods[uid] for uid, each in self._ips.items() if each == ip and uid in self._pods), None)
+
+    def changed(self, namespace: str, service: str) -> None:
+        """A test has changed an engine, and its pod may have become ready, or not."""
+        for uid in self._of_service(namespace, service):
+            self._sync_soon(uid)
+
+    async def lose(self, node: str) -> None:
+        """The node's machine is gone: its pods do not answer, and stay where they are. Its Node is NotReady at once."""
+        self._lost.add(node)
+        for uid, pod in self._pods.items():
+            if pod["spec"]["nodeName"] == node and (engine := self._engines.by_ip.get(self._ips.get(uid, ""))):
+                engine.is_silent = True
+        await self._report(node, "Unknown")
+
+    async def cordon(self, node: str, is_cordoned: bool = True) -> None:
+        """No more pods come to the node, or they may again."""
+        await self._api.request(
+            "PATCH", f"/api/v1/nodes/{node}", {"spec": {"unschedulable": is_cordoned}}, content_type=MERGE
+        )
+
+    async def bring_back(self, node: str) -> None:
+        """The machine has started again: none of its containers runs any more, and kubelets start them anew."""
+        self._lost.discard(node)
+        await self._report(node, "True")
+        for uid, pod in self._pods.items():
+            if pod["spec"]["nodeName"] == node:
+                self._sent.pop(uid, None)
+                self._sync_soon(uid)
+
+    def _of_service(self, namespace: str, service: str) -> tuple[str, ...]:
+        return tuple(self._services.get((namespace, service), ()))
+
+    async def _follow(self) -> None:
+        async for kind, pod in self._api.follow("/api/v1/pods"):
+            uid = pod["metadata"]["uid"]
+            if pod["spec"].get("nodeName") not in NODES:
+                continue
+            mates = self._services.setdefault(_service_of(pod), {})
+            if kind == "DELETED":
+                mates.pop(uid, None)
+                self._pods.pop(uid, None)
+                self._sent.pop(uid, None)
+                self._crashing_since.pop(uid, None)
+                self._well.discard(uid)
+                self._engines.by_ip.pop(self._ips.pop(uid, ""), None)
+                self._refresh_cluster(pod)
+            else:
+                mates[uid] = None
+                self._pods[uid] = pod
+                self._sync_soon(uid)
+
+    def _sync_soon(self, uid: str) -> None:
+        if uid in self._tasks:
+            self._again.add(uid)
+            return
+        self._tasks[uid] = asyncio.create_task(self._sync(uid))
+
+    async def _sync(self, uid: str) -> None:
+        while True:
+            self._again.discard(uid)
+            delay = 0.0
+            if (pod := self._pods.get(uid)) is not None and pod["spec"]["nodeName"] not in self._lost:
+                try:
+                    delay = await self._bring(uid, pod)
+                except ApiError as error:
+                    # Gone, or changed meanwhile: the watch says so.
+                    delay = 0.0 if error.code in (404, 409) else _RETRY_S
+            if delay:
+                await asyncio.sleep(delay)
+            elif uid not in self._again:
+                # In the same step, or what is asked for after it would be lost.
+                del self._tasks[uid]
+                return
+
+    async def _bring(self, uid: str, pod: Document) -> float:
+        """Seconds after which to look again; 0 when there is nothing to wait for."""
+        meta = pod["metadata"]
+        path = f"/api/v1/namespaces/{meta['namespace']}/pods/{meta['name']}"
+        if "deletionTimestamp" in meta:
+            self._engines.by_ip.pop(self._ips.get(uid, ""), None)
+            body = {"gracePeriodSeconds": 0, "preconditions": {"uid": uid}}
+            await self._api.request("DELETE", path, body)
+            return 0.0
+        if pod.get("status", {}).get("phase") in ("Succeeded", "Failed"):
+            return 0.0
+        play = self._play_of(pod)
+        delay = 0.0
+        ip = self._next_ip(uid)
+        if not play.runs_engine:
+            self._engines.by_ip.pop(ip, None)
+        elif missing := await self._missing(uid, pod):
+            # A kubelet tries again, and says so in an event.
+            play, delay = Play(mount_failure=missing), _RETRY_S
+        engine = self._engines.by_ip.get(ip)
+        if self.is_hasty and engine is not None and not engine.is_ready:
+            return delay
+        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        is_ready = engine is not None and engine.is_ready
+        crashed = None
+        if play.is_restarted:
+            began = self._crashing_since.setdefault(uid, asyncio.get_running_loop().time())
+            crashed = crash(asyncio.get_running_loop().time() - began)
+            delay = min(crashed.changes_in_s, _RETRY_S)
+        status = pod_status(pod, play, ip=ip, host_ip="127.0.0.1", is_ready=is_ready, now=now, crash=crashed)
+        essence = json.dumps(status).replace(now, "")
+        if self._sent.get(uid) != essence:
+            if play.mount_failure and uid not in self._sent:
+                await self._tell(pod, "FailedMount", play.mount_failure)
+            await self._api.request("PATCH", f"{path}/status", {"status": status}, content_type=MERGE)
+            self._sent[uid] = essence
+            self._well.discard(uid)
+            if all(each["ready"] for each in status["containerStatuses"]):
+                self._well.add(uid)
+            self._refresh_cluster(pod)
+        return delay
+
+    def _play_of(self, pod: Document) -> Play:
+        meta = pod["metadata"]
+        labels = meta.get("labels", {})
+        kinds = {owner["kind"] for owner in meta.get("ownerReferences", ())}
+        role = "job" if "Job" in kinds else labels.get("ray.io/node-type", "")
+        otherwise = self._release_of(pod).play if role == "head" else RUN
+        return self._plays.get((meta["namespace"], labels.get(SERVICE_LABEL, ""), role), otherwise)
+
+    def _release_of(self, pod: Document) -> Release:
+        return self._releases.get(pod["spec"]["containers"][-1]["image"], _GOOD)
+
+    async def _missing(self, uid: str, pod: Document) -> str:
+        """Why the volumes of a head pod cannot be mounted; empty when they can. Then its engine runs."""
+        meta = pod["metadata"]
+        if meta.get("labels", {}).get("ray.io/node-type") != "head" or self._ips.get(uid) in self._engines.by_ip:
+            return ""
+        base = f"/api/v1/namespaces/{meta['namespace']}"
+        sources = next(each for each in pod["spec"]["volumes"] if each["name"] == "config")["projected"]["sources"]
+        found = {}
+        for source in sources:
+            kind = "configMap" if "configMap" in source else "secret"
+            name = source[kind]["name"]
+            try:
+                found[kind] = await self._api.request("GET", f"{base}/{kind.lower()}s/{name}")
+            except ApiError as error:
+                if error.code != 404:
+                    raise
+                return f'MountVolume.SetUp failed for volume "config" : {kind.lower()} "{name}" not found'
+        config = json.loads(found["configMap"]["data"]["config.json"])
+        num_ranks = config.get("tensor_parallel_size", 1) * config.get("pipeline_parallel_size", 1)
+        token = base64.b64decode(found["secret"]["data"]["token"]).decode()
+        cluster = meta["labels"]["ray.io/cluster"]
+        num_pods = 1
+        if num_ranks > 1:
+            ray = await self._api.request(
+                "GET", f"/apis/ray.io/v1/namespaces/{meta['namespace']}/rayclusters/{cluster}"
+            )
+            num_pods = sum(group["replicas"] for group in ray["spec"]["workerGroupSpecs"])
+        self._engines.by_ip[self._next_ip(uid)] = Engine(
+            token=token,
+            num_ranks=num_ranks,
+            ranks_per_pod=max(1, num_ranks // max(1, num_pods)),
+            **self._release_of(pod).engine,
+        )
+        self._refresh_cluster(pod)
+        return ""
+
+    def _refresh_cluster(self, pod: Document) -> None:
+        """The engine of this pod's RayCluster has its ranks where the workers run."""
+        cluster = pod["metadata"].get("labels", {}).get("ray.io/cluster")
+        if cluster is None:
+            return
+        members = [
+            (uid, each)
+            for uid in self._of_service(*_service_of(pod))
+            if (each := self._pods[uid])["metadata"]["labels"].get("ray.io/cluster") == cluster
+            and "deletionTimestamp" not in each["metadata"]
+        ]
+        kinds = {uid: each["metadata"]["labels"].get("ray.io/node-type") for uid, each in members}
+        workers = [each["spec"]["nodeName"] for uid, each in members if kinds[uid] == "worker" and uid in self._well]
+        for uid, kind in kinds.items():
+            engine = self._engines.by_ip.get(self._ips.get(uid, "")) if kind == "head" else None
+            if engine is not None:
+                engine.nodes = [name for name in sorted(workers) for _ in range(engine.ranks_per_pod)]
+                self._sync_soon(uid)
+
+    def _next_ip(self, uid: str) -> str:
+        if uid not in self._ips:
+            self._num_ips += 1
+            self._ips[uid] = pod_ip(self._num_ips)
+        return self._ips[uid]
+
+    async def _tell(self, pod: Document, reason: str, message: str) -> None:
+        meta = pod["metadata"]
+        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        event: Document = {
+            "metadata": {"generateName": f"{meta['name']}.", "namespace": meta["namespace"]},
+            "involvedObject": {"kind": "Pod", "apiVersion": "v1"}
+            | {key: meta[key] for key in ("namespace", "name", "uid")},
+            "reason": reason,
+            "message": message,
+            "type": "Warning",
+            "source": {"component": "kubelet"},
+            "firstTimestamp": now,
+            "lastTimestamp": now,
+            "count": 1,
+        }
+        await self._api.request("POST", f"/api/v1/namespaces/{meta['namespace']}/events", event)
+
+    async def _make_node(self, name: str) -> None:
+        labels = {_LABEL: "true", "kubernetes.io/hostname": name, "kubernetes.io/os": "linux"}
+        node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": labels}}
+        try:
+            await self._api.request("POST", "/api/v1/nodes", node)
+        except ApiError as error:
+            if error.code != 409:
+                raise
+        await self._report(name, "True")
+
+    async def _report(self, name: str, ready: str) -> None:
+        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        condition = {"type": "Ready", "status": ready, "reason": "StandIn", "message": "", "lastHeartbeatTime": now}
+        status: dict[str, Any] = {
+            "conditions": [condition | {"lastTransitionTime": now}],
+            "capacity": _CAPACITY,
+            "allocatable": _CAPACITY,
+            "addresses": [{"type": "InternalIP", "address": "127.0.0.1"}],
+        }
+        await self._api.request("PATCH", f"/api/v1/nodes/{name}/status", {"status": status}, content_type=MERGE)
+
+    async def _beat(self) -> None:
+        path = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
+        while True:
+            for name in NODES:
+                if name in self._lost:
+                    continue
+                spec = {
+                    "holderIdentity": name,
+                    "leaseDurationSeconds": 40,
+                    "renewTime": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
+                }
+                body = {"metadata": {"name": name, "namespace": "kube-node-lease"}, "spec": spec}
+                try:
+                    await self._api.request("PATCH", f"{path}/{name}", body, content_type=MERGE)
+                except ApiError as error:
+                    if error.code == 404:
+                        await self._api.request("POST", path, body)
+            await asyncio.sleep(_HEARTBEAT_S)
+
+
+def _service_of(pod: Document) -> tuple[str, str]:
+    return pod["metadata"]["namespace"], pod["metadata"].get("labels", {}).get(SERVICE_LABEL, "")

@@ -1,0 +1,86 @@
+"""python -m local_kubernetes COMMAND: the test cluster from a shell. `make` calls it."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+from local_kubernetes.clusters.choice import chosen_cluster
+from local_kubernetes.clusters.local import LocalCluster, remove_left_builds
+from local_kubernetes.dump import dump_cluster
+from local_kubernetes.install import install_operator
+from local_kubernetes.machine.debian import ensure_packages
+from local_kubernetes.machine.kubectl import ensure_kubectl
+from local_kubernetes.machine.place import known_indices
+from local_kubernetes.machine.runs import end_runs, refuse_beside_another
+from local_kubernetes.machine.shell import ClusterError, say
+from local_kubernetes.parts.build import build_parts
+from local_kubernetes.prepare import load_images, prepare
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="local_kubernetes", description=__doc__)
+    parser.add_argument("--index", type=int, help="which of several local clusters; default 0, for down all")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    up = commands.add_parser("up", help="start the cluster, or mend it, and print the path of its kubeconfig")
+    up.add_argument("--mode", choices=("api", "full"), default="full")
+    commands.add_parser("down", help="end every run and remove everything, also what a killed run left")
+    commands.add_parser("parts", help="build what a local cluster is made of")
+    commands.add_parser("images", help="build the images")
+    commands.add_parser("load", help="give the built images to the nodes")
+    commands.add_parser("prepare", help="all of it: what the end-to-end tests need; says how long each stage took")
+    dump = commands.add_parser("dump", help="write logs, events and objects into a folder")
+    dump.add_argument("folder", type=Path)
+    commands.add_parser("install", help="install the operator by its Helm chart")
+    for command in ("stop-node", "start-node"):
+        commands.add_parser(command, help=f"{command.partition('-')[0]} a node").add_argument("name")
+    arguments = parser.parse_args()
+    try:
+        _run(arguments)
+    except (ClusterError, ValueError) as error:
+        print(f"local_kubernetes: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _run(arguments: argparse.Namespace) -> None:
+    cluster = chosen_cluster(os.environ, arguments.index or 0)
+    match arguments.command:
+        case "up":
+            cluster.up(arguments.mode)
+            say(f"up; export KUBECONFIG={cluster.kubeconfig}")
+        case "down":
+            if arguments.index is not None:
+                cluster.down()
+            else:
+                refuse_beside_another()
+                end_runs()
+                for index in known_indices():
+                    chosen_cluster(os.environ, index).down()
+                remove_left_builds()
+            say("down")
+        case "parts":
+            ensure_kubectl()
+            if isinstance(cluster, LocalCluster):
+                ensure_packages(nodes=False, images=False)  # here, because clusters that start side by side cannot
+                build_parts()
+        case "images":
+            cluster.build_images()
+        case "load":
+            load_images(cluster)
+        case "install":
+            install_operator(cluster.kubeconfig)
+        case "prepare":
+            prepare(cluster)
+        case "dump":
+            dump_cluster(cluster, arguments.folder)
+        case "stop-node":
+            cluster.stop_node(arguments.name)
+        case "start-node":
+            cluster.start_node(arguments.name)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,27 @@
+"""Which cluster a command means."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from local_kubernetes.clusters.existing import ExistingCluster
+from local_kubernetes.clusters.interface import Cluster
+from local_kubernetes.clusters.kind import KindCluster
+from local_kubernetes.clusters.local import LocalCluster
+from local_kubernetes.machine.place import Place
+
+
+def chosen_cluster(environ: Mapping[str, str], index: int = 0) -> Cluster:
+    """$E2E_CLUSTER: `local` (the default) or `kind`. With $E2E_KUBECONFIG, a cluster that is there already.
+
+    Raises ValueError for anything else.
+    """
+    if given := environ.get("E2E_KUBECONFIG"):
+        return ExistingCluster(Path(given))
+    kind = environ.get("E2E_CLUSTER") or "local"
+    if kind == "local":
+        return LocalCluster(Place.of(index))
+    if kind == "kind":
+        return KindCluster(Place.of(index))
+    raise ValueError(f"E2E_CLUSTER={kind}: local and kind are possible")

@@ -1,0 +1,185 @@
+"""etcd, the API server, controllers, scheduler, KubeRay and DNS: processes on this machine."""
+
+from __future__ import annotations
+
+import urllib.request
+from collections.abc import Callable
+from http import HTTPStatus
+
+from local_kubernetes.components.certificates import Authority
+from local_kubernetes.machine.kubectl import Kubectl
+from local_kubernetes.machine.place import Place
+from local_kubernetes.machine.processes import Processes
+from local_kubernetes.machine.shell import wait_until
+from local_kubernetes.parts.build import Parts
+
+_USUAL_API_PORT = 6443
+# What nobody reads where nodes are played: there EndpointSlices are enough.
+_OF_OLD_ENDPOINTS = ("-endpoints-controller", "-endpointslice-mirroring-controller")
+
+
+class ControlPlane:
+    """`address` is where the API server listens: the bridge's for a cluster with nodes, else 127.0.0.1."""
+
+    def __init__(self, place: Place, parts: Parts, processes: Processes, *, address: str) -> None:
+        self._place = place
+        self._parts = parts
+        self._processes = processes
+        self._address = address
+        self._has_nodes = address != "127.0.0.1"
+        self.server = f"https://{address}:{place.port(_USUAL_API_PORT)}"
+        self.authority = Authority(place.state / "certificates")
+        admin = self.authority.issue("admin", "/O=system:masters/CN=admin")
+        self.authority.kubeconfig(place.kubeconfig, self.server, admin)
+        self._kubectl = Kubectl(place.kubeconfig)
+
+    def ensure_api(self) -> None:
+        """etcd, the API server and the controllers work afterwards."""
+        place = self._place
+        client, peer = (f"http://127.0.0.1:{place.port(port)}" for port in (2379, 2380))
+        self._component(
+            "etcd",
+            data_dir=place.state / "etcd",
+            unsafe_no_fsync="true",
+            quota_backend_bytes=8 << 30,  # 10,000 services with the versions of five minutes pass the usual 2 GiB
+            listen_client_urls=client,
+            advertise_client_urls=client,
+            listen_peer_urls=peer,
+            initial_advertise_peer_urls=peer,
+            initial_cluster=f"default={peer}",
+        )
+        dns = ("kubernetes", "kubernetes.default", "kubernetes.default.svc", "localhost")
+        names = [f"DNS:{name}" for name in dns]
+        names += [f"IP:{ip}" for ip in (place.bridge_ip, place.api_service_ip, "127.0.0.1")]
+        serving = self.authority.issue("kube-apiserver", "/CN=kube-apiserver", names)
+        to_kubelets = self.authority.issue("kubelet-client", "/O=system:masters/CN=kube-apiserver-kubelet-client")
+        accounts = self.authority.signing_key("service-accounts")
+        self._component(
+            "kube-apiserver",
+            etcd_servers=client,
+            bind_address=self._address,
+            # A loopback address is no endpoint that the `kubernetes` Service could have.
+            **({"advertise_address": self._address} if self._has_nodes else {"endpoint_reconciler_type": "none"}),
+            secure_port=place.port(_USUAL_API_PORT),
+            authorization_mode="Node,RBAC",
+            allow_privileged="true",
+            service_cluster_ip_range=place.service_cidr,
+            service_account_issuer="https://kubernetes.default.svc",
+            service_account_key_file=accounts.certificate,
+            service_account_signing_key_file=accounts.key,
+            tls_cert_file=serving.certificate,
+            tls_private_key_file=serving.key,
+            client_ca_file=self.authority.ca.certificate,
+            kubelet_client_certificate=to_kubelets.certificate,
+            kubelet_client_key=to_kubelets.key,
+            kubelet_preferred_address_types="InternalIP",
+            profiling="false",
+        )
+        self._wait("the API server", lambda: self._kubectl.succeeds("get", "--raw", "/readyz"), 120, "kube-apiserver")
+        self._component(
+            "kube-controller-manager",
+            kubeconfig=self.kubeconfig("kube-controller-manager", "/CN=system:kube-controller-manager"),
+            use_service_account_credentials="true",
+            root_ca_file=self.authority.ca.certificate,
+            service_account_private_key_file=accounts.key,
+            controllers=",".join(("*", *(() if self._has_nodes else _OF_OLD_ENDPOINTS))),
+            node_monitor_grace_period="20s",  # the default of 50 s would only make tests of a lost node longer
+            leader_elect="false",
+            secure_port=0,
+        )
+        self._wait(
+            "the controllers",
+            lambda: self._kubectl.succeeds("get", "serviceaccount", "default"),
+            120,
+            "kube-controller-manager",
+        )
+
+    def ensure_kuberay(self) -> None:
+        if not self._processes.is_alive("kuberay"):
+            # Its kinds come first: it gives up for good when they do not exist. Server-side, because client-side apply
+            # would keep a copy of these manifests in an annotation, which is too small.
+            self._kubectl("apply", "--server-side", "--force-conflicts", "--filename", self._parts.kuberay_crds)
+            # kubectl waits not, and fails, while the conditions of one of them are null, as they are at first.
+            kinds = ("wait", "--for=condition=Established", "crd", "--all", "--timeout=10s")
+            self._wait("the kinds of KubeRay", lambda: self._kubectl.succeeds(*kinds), 60, "kube-apiserver")
+        self._processes.ensure(
+            "kuberay",
+            self._parts.kuberay,
+            f"--kubeconfig={self._place.kubeconfig}",
+            "--enable-leader-election=false",
+            f"--metrics-addr=127.0.0.1:{self._place.port(8080)}",
+            f"--health-probe-bind-address=127.0.0.1:{self._place.port(8082)}",
+            "--log-stdout-encoder=console",
+        )
+        self._wait("KubeRay", self._kuberay_is_ready, 30, "kuberay")
+
+    def ensure_scheduler(self) -> None:
+        self._component(
+            "kube-scheduler",
+            kubeconfig=self.kubeconfig("kube-scheduler", "/CN=system:kube-scheduler"),
+            leader_elect="false",
+            secure_port=0,
+        )
+
+    def ensure_dns(self) -> None:
+        """Names of Services resolve in pods. CoreDNS runs here and not in a pod, so a lost node never takes it away."""
+        port = self._place.port(53)
+        corefile = self._place.state / "Corefile"
+        config = (
+            f".:{port} {{\n"
+            "  errors\n"
+            f"  kubernetes cluster.local {self._place.pod_cidr} {{\n    kubeconfig {self._place.kubeconfig}\n  }}\n"
+            "  cache 5\n"
+            "}\n"
+        )
+        corefile.write_text(config)
+        self._processes.ensure("coredns", self._parts.coredns, "-conf", corefile, config=config)
+        # The Service selects no pods; the slice with its label says where it leads.
+        ports = [{"name": name, "protocol": name.upper()} for name in ("udp", "tcp")]
+        self._kubectl.apply(
+            {
+                "apiVersion": "v1",
+                "kind": "Service",
+                "metadata": {"name": "kube-dns", "namespace": "kube-system"},
+                "spec": {"clusterIP": self._place.dns_service_ip, "ports": [one | {"port": 53} for one in ports]},
+            },
+            {
+                "apiVersion": "discovery.k8s.io/v1",
+                "kind": "EndpointSlice",
+                "metadata": {
+                    "name": "kube-dns-host",
+                    "namespace": "kube-system",
+                    "labels": {"kubernetes.io/service-name": "kube-dns"},
+                },
+                "addressType": "IPv4",
+                "ports": [one | {"port": port} for one in ports],
+                "endpoints": [{"addresses": [self._place.bridge_ip], "conditions": {"ready": True}}],
+            },
+        )
+
+    def kubeconfig(self, user: str, subject: str) -> str:
+        """The path of a kubeconfig for one of the cluster's own users."""
+        path = self._place.state / "kubeconfigs" / user
+        path.parent.mkdir(exist_ok=True)
+        return str(self.authority.kubeconfig(path, self.server, self.authority.issue(user, subject)))
+
+    def _component(self, name: str, **flags: object) -> None:
+        words = [f"--{flag.replace('_', '-')}={value}" for flag, value in flags.items()]
+        self._processes.ensure(name, self._parts.kube, name, *words)
+
+    def _kuberay_is_ready(self) -> bool:
+        direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        try:
+            with direct.open(f"http://127.0.0.1:{self._place.port(8082)}/readyz", timeout=5) as answer:
+                return bool(answer.status == HTTPStatus.OK)
+        except OSError:
+            return False
+
+    def _wait(self, what: str, is_so: Callable[[], bool], timeout_s: float, process: str) -> None:
+        def is_so_with_all_alive() -> bool:
+            if is_so():
+                return True
+            self._processes.expect_all_alive()  # without one of them the wait would be in vain
+            return False
+
+        wait_until(what, is_so_with_all_alive, timeout_s, hint=f"its log is {self._processes.log(process)}")

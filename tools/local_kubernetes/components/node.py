@@ -1,0 +1,288 @@
+"""One node of the local cluster: namespaces of its own with a containerd, a kubelet and a kube-proxy in them.
+
+Network, mounts and process ids are the node's own, and a small program is its first process. When that ends, the kernel
+ends everything else in there and takes the mounts and interfaces away: nothing of a node has to be cleaned up by name
+but its control groups and its folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from pathlib import Path
+
+from local_kubernetes.images.graft import graft
+from local_kubernetes.images.store import Store
+from local_kubernetes.machine.kubectl import Kubectl
+from local_kubernetes.machine.place import NodePlace
+from local_kubernetes.machine.processes import Processes, child_of
+from local_kubernetes.machine.shell import ClusterError, run, wait_until
+from local_kubernetes.parts.build import Parts
+
+_CNI_PLUGINS = "/usr/lib/cni"
+_CGROUPS = Path("/sys/fs/cgroup")
+# What the kubelet limits pods with.
+_CONTROLLERS = ("cpu", "cpuset", "memory", "hugetlb", "pids")
+# Folders with fixed names that containerd and the kubelet write to, apart for each node. $0 is the first process.
+_OWN_FOLDERS = """\
+set -e
+mkdir -p /var/lib/kubelet
+for folder in /run /var/log /var/lib/kubelet; do mount -t tmpfs tmpfs $folder; done
+exec "$0"
+"""
+
+
+class Node:
+    def __init__(self, place: NodePlace, parts: Parts, processes: Processes) -> None:
+        self.place = place
+        self._parts = parts
+        self._processes = processes
+
+    def ensure(self, *, pause_image: str, kubelet_kubeconfig: str, proxy_kubeconfig: str, ca: Path) -> None:
+        """The node's programs run afterwards; it is Ready a few seconds later."""
+        inside = self._ensure_namespaces()
+        self._ensure_network(inside)
+        self._ensure_cgroup()
+        self._ensure_containerd(inside, pause_image)
+        self._ensure_kubelet(inside, kubelet_kubeconfig, ca)
+        self._ensure_proxy(inside, proxy_kubeconfig)
+
+    def load(self, store: Store, image: str) -> None:
+        graft(store, image, self.place.socket)
+
+    def disconnect(self) -> None:
+        """The node is lost to the cluster: its cable is cut and its kubelet gone. Its containers go on, unseen.
+
+        `ensure` brings it back.
+        """
+        self.cut_link()
+        self._processes.stop(self._name("kubelet"))
+
+    def cut_link(self) -> None:
+        run("ip", "link", "set", self.place.link, "down")
+
+    def mend_link(self) -> None:
+        place = self.place
+        run("ip", "link", "set", place.link, "master", place.cluster.bridge, "up")
+        # The kernel forgets routes by a device that is down.
+        run("ip", "route", "replace", place.pod_cidr, "via", place.ip)
+
+    def _name(self, process: str) -> str:
+        return f"{self.place.name}.{process}"
+
+    def _ensure_namespaces(self) -> int:
+        """The id of the node's first process."""
+        new = ("unshare", "--mount", "--net", "--pid", "--fork", "--kill-child", "--mount-proc")
+        parent = self._processes.ensure(self._name("init"), *new, "sh", "-c", _OWN_FOLDERS, self._parts.pause)
+        wait_until(f"{self.place.name}'s first process", lambda: child_of(parent) is not None, 10)
+        first = child_of(parent)
+        assert first is not None
+        # The program starts when the mounts are there.
+        wait_until(f"{self.place.name}'s first process", lambda: _program(first) == self._parts.pause, 10)
+        return first
+
+    def _ensure_network(self, inside: int) -> None:
+        place, cluster = self.place, self.place.cluster
+        if not self._is_connected(inside):
+            # One of a former life of the node goes with its namespace, but not at once.
+            with contextlib.suppress(ClusterError):
+                run("ip", "link", "delete", place.link)
+            run("ip", "link", "add", place.link, "type", "veth", "peer", "name", "eth0", "netns", inside)
+            self._run_inside(inside, "ip", "address", "add", f"{place.ip}/24", "dev", "eth0")
+            for device in ("lo", "eth0"):
+                self._run_inside(inside, "ip", "link", "set", device, "up")
+            self._run_inside(inside, "ip", "route", "add", "default", "via", cluster.bridge_ip)
+            self._run_inside(inside, "sysctl", "-qw", "net.ipv4.ip_forward=1")
+        self.mend_link()
+
+    def _is_connected(self, inside: int) -> bool:
+        try:
+            self._run_inside(inside, "ip", "link", "show", "eth0")
+        except ClusterError:
+            return False
+        return Path(f"/sys/class/net/{self.place.link}").exists()
+
+    def add_route(self, other: NodePlace) -> None:
+        """Pods of another node are reached over the bridge, not through the host."""
+        inside = self._ensure_namespaces()
+        self._run_inside(inside, "ip", "route", "replace", other.pod_cidr, "via", other.ip)
+
+    def _ensure_cgroup(self) -> None:
+        """The group below which the kubelet keeps its pods, in every hierarchy."""
+        for hierarchy in cgroup_hierarchies():
+            delegate_controllers(hierarchy)
+            group = hierarchy / self.place.cgroup
+            group.mkdir(exist_ok=True)
+            for name in ("cpuset.cpus", "cpuset.mems"):
+                # A new group of the first version has neither and could hold no process.
+                if hierarchy.name == "cpuset" and not (group / name).read_text().strip():
+                    (group / name).write_text((hierarchy / name).read_text())
+
+    def _ensure_containerd(self, inside: int, pause_image: str) -> None:
+        place = self.place
+        cni = place.folder / "cni"
+        cni.mkdir(parents=True, exist_ok=True)
+        network = {
+            "cniVersion": "1.0.0",
+            "name": "pods",
+            # Not a bridge: on one, an answer between two pods of a node would pass by the rules of kube-proxy unless
+            # the kernel has a module loaded for it. Here every packet is routed.
+            "plugins": [
+                {
+                    "type": "ptp",
+                    "ipam": {
+                        "type": "host-local",
+                        "ranges": [[{"subnet": place.pod_cidr}]],
+                        "routes": [{"dst": "0.0.0.0/0"}],
+                        "dataDir": str(place.folder / "addresses"),
+                    },
+                }
+            ],
+        }
+        (cni / "10-pods.conflist").write_text(json.dumps(network))
+        path = place.folder / "containerd.toml"
+        # Every path that would be shared with another containerd of this machine is given. restrict_oom_score_adj: a
+        # machine without CAP_SYS_RESOURCE may not lower the score, and every pod would fail.
+        config = f"""\
+version = 2
+root = "{place.folder}/containerd"
+state = "{place.folder}/run"
+disabled_plugins = ["io.containerd.snapshotter.v1.btrfs", "io.containerd.snapshotter.v1.zfs"]
+[grpc]
+  address = "{place.socket}"
+[plugins."io.containerd.internal.v1.opt"]
+  path = "{place.folder}/opt"
+[plugins."io.containerd.grpc.v1.cri"]
+  sandbox_image = "{pause_image}"
+  restrict_oom_score_adj = true
+  netns_mounts_under_state_dir = true
+  [plugins."io.containerd.grpc.v1.cri".cni]
+    bin_dir = "{_CNI_PLUGINS}"
+    conf_dir = "{cni}"
+  [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
+    runtime_type = "io.containerd.runc.v2"
+    [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]
+      Root = "{place.folder}/runc"
+"""
+        path.write_text(config)
+        self._ensure_inside(inside, "containerd", "containerd", "--config", path, config=config)
+        wait_until(f"{place.name}'s containerd", self._containerd_answers, 30, f"its log is {self._log('containerd')}")
+        self.load(Store.of_buildah(), pause_image)
+
+    def _containerd_answers(self) -> bool:
+        try:
+            run("ctr", "--address", self.place.socket, "version")
+        except ClusterError:
+            return False
+        return True
+
+    def _ensure_kubelet(self, inside: int, kubeconfig: str, ca: Path) -> None:
+        place = self.place
+        settings = {
+            "apiVersion": "kubelet.config.k8s.io/v1beta1",
+            "kind": "KubeletConfiguration",
+            "address": place.ip,
+            "failCgroupV1": False,
+            "cgroupDriver": "cgroupfs",
+            "cgroupRoot": f"/{place.cgroup}",
+            "containerRuntimeEndpoint": f"unix://{place.socket}",
+            "authentication": {
+                "anonymous": {"enabled": False},
+                "webhook": {"enabled": True},
+                "x509": {"clientCAFile": str(ca)},
+            },
+            "authorization": {"mode": "Webhook"},
+            "clusterDNS": [place.cluster.dns_service_ip],
+            "clusterDomain": "cluster.local",
+            "resolverConfig": "/dev/null",
+            "failSwapOn": False,
+            "nodeStatusUpdateFrequency": "4s",
+            # The images are this machine's, in buildah's storage: nothing to win by removing them here.
+            "imageGCHighThresholdPercent": 100,
+            "evictionHard": {"memory.available": "100Mi"},
+            "podLogsDir": str(place.folder / "pod-logs"),
+            "volumePluginDir": str(place.folder / "volume-plugins"),
+        }
+        path, config = place.folder / "kubelet.json", json.dumps(settings, indent=1)
+        path.write_text(config)
+        self._ensure_inside(
+            inside,
+            "kubelet",
+            self._parts.kube,
+            "kubelet",
+            f"--config={path}",
+            f"--kubeconfig={kubeconfig}",
+            f"--root-dir={place.folder / 'kubelet'}",
+            f"--cert-dir={place.folder / 'kubelet-certificates'}",
+            f"--hostname-override={place.name}",
+            f"--node-ip={place.ip}",
+            config=config,
+        )
+
+    def _ensure_proxy(self, inside: int, kubeconfig: str) -> None:
+        self._ensure_inside(
+            inside,
+            "kube-proxy",
+            self._parts.kube,
+            "kube-proxy",
+            f"--kubeconfig={kubeconfig}",
+            f"--hostname-override={self.place.name}",
+            f"--cluster-cidr={self.place.cluster.pod_cidr}",
+            "--proxy-mode=iptables",
+            # These would be settings of the whole machine.
+            "--conntrack-max-per-core=0",
+            "--conntrack-tcp-timeout-established=0",
+            "--conntrack-tcp-timeout-close-wait=0",
+        )
+
+    def _ensure_inside(self, inside: int, process: str, *command: object, config: str = "") -> None:
+        enter = ("nsenter", f"--target={inside}", "--mount", "--net", "--pid", "--")
+        self._processes.ensure(self._name(process), *enter, *command, config=config)
+
+    def _run_inside(self, inside: int, *command: object) -> None:
+        run("nsenter", f"--target={inside}", "--net", "--", *command)
+
+    def _log(self, process: str) -> Path:
+        return self._processes.log(self._name(process))
+
+
+def is_ready(kubectl: Kubectl, name: str) -> bool:
+    try:
+        node = kubectl.json("get", "node", name)
+    except ClusterError:
+        return False
+    return any(one["type"] == "Ready" and one["status"] == "True" for one in node["status"].get("conditions", []))
+
+
+def cgroup_hierarchies() -> list[Path]:
+    """The folders in which a control group is made: one per controller, or the only one in the second version.
+
+    With the first version there may be one of the second beside them, in which runc makes groups, too.
+    """
+    if (_CGROUPS / "cgroup.controllers").exists():
+        return [_CGROUPS]
+    return sorted(path for path in _CGROUPS.iterdir() if (path / "cgroup.procs").exists())
+
+
+def delegate_controllers(hierarchy: Path) -> None:
+    """Groups made in the hierarchy have the controllers that it has and the kubelet needs.
+
+    In the second version a group has only what its parent passes on. In the first there is nothing to do.
+    """
+    control = hierarchy / "cgroup.subtree_control"
+    if not control.exists():
+        return
+    available = (hierarchy / "cgroup.controllers").read_text().split()
+    if wanted := [name for name in _CONTROLLERS if name in available]:
+        try:
+            control.write_text(" ".join(f"+{name}" for name in wanted))
+        except OSError as error:
+            names = ", ".join(wanted)
+            raise ClusterError(f"{control} refuses {names}, which pods are limited with: {error.strerror}") from error
+
+
+def _program(pid: int) -> Path | None:
+    try:
+        return Path(f"/proc/{pid}/exe").readlink()
+    except OSError:
+        return None

@@ -1,0 +1,205 @@
+"""Building the two images from the Dockerfiles, quickly when nothing or little changed, and without a growing disk."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import tomllib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from local_kubernetes.images.base import BASE
+from local_kubernetes.images.store import CONTAINER, LABEL, Store, StoredImage
+from local_kubernetes.machine.place import REPOSITORY, digest
+from local_kubernetes.machine.shell import ClusterError, run, run_shown, say, stage
+
+_INPUTS_LABEL = "dev.rayloom.inputs"
+_PIP_SETTINGS = {
+    "PIP_INDEX_URL": "index-url",
+    "PIP_EXTRA_INDEX_URL": "extra-index-url",
+    "PIP_TRUSTED_HOST": "trusted-host",
+    "PIP_DEFAULT_TIMEOUT": "timeout",
+}
+_CA_BUNDLES = ("PIP_CERT", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Image:
+    project: str
+    cached_stages: tuple[str, ...]
+    """Stages that are worth keeping although the image does not contain them."""
+    scripts: tuple[str, ...]
+    """Files beside the Dockerfile that it copies."""
+    limit_bytes: int | None
+    """What the layers above the base may weigh; None: no limit."""
+
+    @property
+    def name(self) -> str:
+        """In full, as a kubelet understands `rayloom/engine:0.1.0`."""
+        version = tomllib.loads((REPOSITORY / self.project / "pyproject.toml").read_text())["project"]["version"]
+        return f"docker.io/rayloom/{self.project}:{version}"
+
+    @property
+    def dockerfile(self) -> Path:
+        return REPOSITORY / "docker" / f"{self.project}.Dockerfile"
+
+    def inputs(self, base: str) -> str:
+        """A digest of everything that decides what the image holds."""
+        folder = REPOSITORY / self.project
+        files = [REPOSITORY / "constraints.txt", self.dockerfile, folder / "pyproject.toml"]
+        files += [self.dockerfile.parent / name for name in self.scripts]
+        ignored = ("__pycache__", f"rayloom_{self.project}.egg-info")
+        files += sorted(
+            path for path in (folder / "src").rglob("*") if path.is_file() and not set(path.parts) & set(ignored)
+        )
+        named = (part for path in files for part in (str(path.relative_to(REPOSITORY)).encode(), path.read_bytes()))
+        return digest(base.encode(), *named)
+
+
+ENGINE = Image(project="engine", cached_stages=("builder", "model"), scripts=("ray",), limit_bytes=None)
+OPERATOR = Image(project="operator", cached_stages=("builder",), scripts=(), limit_bytes=120_000_000)
+IMAGES = (OPERATOR, ENGINE)
+
+
+def build_with_buildah(image: Image, base: str) -> None:
+    """Builds the image on the local base, where its inputs changed.
+
+    Raises ClusterError when it fails, or when the image is heavier than it may be.
+    """
+    store = Store.of_buildah()
+    inputs = image.inputs(base)
+    if store.label(image.name, _INPUTS_LABEL) != inputs:
+        with stage(f"image {image.name}"), _secrets() as secrets:
+            build = ["buildah", "bud", "--quiet", "--layers", "--isolation", "chroot", "--network", "host"]
+            build += ["--pull-never", "--build-arg", f"BASE={base}", "--label", f"{LABEL}={image.project}", *secrets]
+            build += ["--ignorefile", str(REPOSITORY / ".dockerignore"), "--file", str(image.dockerfile)]
+            # A name keeps what a stage holds from being removed with what nobody needs any more.
+            for name in image.cached_stages:
+                tag = f"rayloom.dev/stage/{image.project}-{name}:kept"
+                run_shown(*build, "--target", name, "--tag", tag, REPOSITORY)
+            run_shown(*build, "--label", f"{_INPUTS_LABEL}={inputs}", "--tag", image.name, REPOSITORY)
+            store = Store.of_buildah()
+    above = sum(layer.num_bytes for layer in store.layers(image.name)[len(store.layers(base)) :])
+    limit = f", {image.limit_bytes / 1e6:.0f} MB allowed" if image.limit_bytes is not None else ""
+    say(f"image {image.name}: {above / 1e6:.1f} MB above its base{limit}")
+    if image.limit_bytes is not None and above > image.limit_bytes:
+        raise ClusterError(f"{image.name} is too heavy: find what a new dependency brought, or do without it")
+
+
+def derive_with_buildah(name: str, folder: Path, arguments: Mapping[str, str]) -> None:
+    """Builds the folder's Dockerfile FROM the engine's image, under this name, where one of its inputs changed.
+
+    `remove_unused` removes it again once no node has it, if its repository is the engine's.
+    """
+    store = Store.of_buildah()
+    files = [path.read_bytes() for path in sorted(folder.iterdir()) if path.is_file()]
+    words = [f"{key}={value}" for key, value in sorted(arguments.items())]
+    engine = store.label(ENGINE.name, _INPUTS_LABEL) or ""
+    inputs = digest(engine.encode(), *files, *(word.encode() for word in words))
+    if store.label(name, _INPUTS_LABEL) == inputs:
+        return
+    with stage(f"image {name}"):
+        build = ["buildah", "bud", "--quiet", "--layers", "--isolation", "chroot", "--network", "host", "--pull-never"]
+        build += ["--label", f"{LABEL}={ENGINE.project}", "--label", f"{_INPUTS_LABEL}={inputs}", "--tag", name]
+        run_shown(*build, *_arguments(words), folder)
+
+
+def remove_unused(base: str, layers_in_use: frozenset[str]) -> None:
+    """Removes of our images what nothing needs: other versions, and those without a name.
+
+    Stays: what a named image is built on or a node has mounted.
+    """
+    remove_working_containers()
+    current = {base, *(image.name for image in IMAGES)}
+    for image in Store.of_buildah().images():
+        for name in set(image.names) - current:
+            if image.top_layer not in layers_in_use and any(_repository(name) == _repository(one) for one in current):
+                _remove(name)
+    store = Store.of_buildah()
+    needed = set(layers_in_use) | {layer.id for image in store.images() if image.names for layer in store.chain(image)}
+    # The newest first, so that none is built on one that was looked at before it.
+    for image in reversed(_our_images(store)):
+        if not image.names and image.top_layer not in needed:
+            _remove(image.id)
+
+
+def remove_working_containers() -> None:
+    """Removes what builds that were killed left. None of ours may go on: hold the storage's lock."""
+    store = Store.of_buildah()
+    ours = {layer.id for image in _our_images(store) for layer in store.chain(image)}
+    for container in store.containers():
+        if container.top_layer in ours or any(name.startswith(f"{CONTAINER}-") for name in container.names):
+            run("buildah", "rm", container.id)
+
+
+def _our_images(store: Store) -> list[StoredImage]:
+    """Those with our label or on a base of ours. Others in the storage are somebody else's."""
+    bases = {image.top_layer for image in store.images() if any(_repository(name) == BASE for name in image.names)}
+    return [
+        image
+        for image in store.images()
+        if LABEL in store.labels(image) or bases & {layer.id for layer in store.chain(image)}
+    ]
+
+
+def _repository(name: str) -> str:
+    return name.rpartition(":")[0]
+
+
+def _remove(image: str) -> None:
+    """One that another image is built on stays, and goes with it or in a later run."""
+    try:
+        run("buildah", "rmi", image)
+    except ClusterError as error:
+        if "image is in use" not in str(error) and "image not known" not in str(error):
+            raise
+
+
+def build_with_docker(image: Image) -> None:
+    """Builds the image on its public base, with Docker or Podman, for a cluster of kind."""
+    tool = docker()
+    with stage(f"image {image.name}"), _secrets() as secrets:
+        run_shown(tool, "build", *secrets, "--file", image.dockerfile, "--tag", image.name, REPOSITORY)
+
+
+def derive_with_docker(name: str, folder: Path, arguments: Mapping[str, str]) -> None:
+    """The same with Docker or Podman, for a cluster of kind."""
+    with stage(f"image {name}"):
+        words = [f"{key}={value}" for key, value in sorted(arguments.items())]
+        run_shown(docker(), "build", "--tag", name, *_arguments(words), folder)
+
+
+def _arguments(words: list[str]) -> Iterator[str]:
+    for word in (f"BASE={ENGINE.name}", *words):
+        yield from ("--build-arg", word)
+
+
+def docker() -> str:
+    """`docker` or `podman`, whichever answers. Raises ClusterError when neither does."""
+    for tool in ("docker", "podman"):
+        if shutil.which(tool) is not None:
+            try:
+                run(tool, "info", timeout_s=30)
+            except ClusterError:
+                continue
+            return tool
+    raise ClusterError("neither docker nor podman answers; start one, or use the local cluster, which needs neither")
+
+
+@contextmanager
+def _secrets() -> Iterator[tuple[str, ...]]:
+    """This machine's pip settings and certificates as build secrets: a step sees them, no layer does."""
+    with tempfile.TemporaryDirectory() as folder:
+        pip_conf = Path(folder, "pip.conf")
+        options: tuple[str, ...] = ()
+        lines = ["[global]", "disable-pip-version-check = true", "root-user-action = ignore", "progress-bar = off"]
+        lines += [f"{option} = {os.environ[name]}" for name, option in _PIP_SETTINGS.items() if os.environ.get(name)]
+        bundle = next((Path(os.environ[name]) for name in _CA_BUNDLES if os.environ.get(name)), None)
+        if bundle is not None and bundle.is_file():
+            lines.append("cert = /run/secrets/ca.crt")
+            options = ("--secret", f"id=ca,src={bundle}")
+        pip_conf.write_text("\n".join(lines) + "\n")
+        yield ("--secret", f"id=pip,src={pip_conf}", *options)

@@ -1,0 +1,41 @@
+"""The operator in the cluster, from its chart."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+
+from local_kubernetes.images.build import OPERATOR
+from local_kubernetes.machine.kubectl import Kubectl
+from local_kubernetes.machine.place import REPOSITORY
+from local_kubernetes.machine.shell import run, stage
+
+NAMESPACE = "rayloom-system"
+RELEASE = "rayloom-operator"
+_CHART = REPOSITORY / "charts" / "rayloom-operator"
+
+
+def install_operator(kubeconfig: Path, *values: str) -> None:
+    """Installs or upgrades the release and waits until it is ready. `values` are `--set` arguments of Helm."""
+    kubectl = Kubectl(kubeconfig)
+    with stage("operator"):
+        # Tests serve models from folders of this machine.
+        settings = [word for value in ("allowHostPaths=true", *values) for word in ("--set", value)]
+        # A definition that was applied by hand, or by a release of another name, becomes this release's.
+        options = ("--namespace", NAMESPACE, "--create-namespace", "--take-ownership", *settings)
+        run(helm(), "--kubeconfig", kubeconfig, "upgrade", "--install", RELEASE, _CHART, *options, timeout_s=150)
+        # The image's name says nothing about its content here, where every build has the same version.
+        annotations = {"rayloom.dev/test-image": OPERATOR.inputs("")}
+        patch = {"spec": {"template": {"metadata": {"annotations": annotations}}}}
+        deployment = ("--namespace", NAMESPACE, "deployment", RELEASE)
+        kubectl("patch", *deployment, "--patch", json.dumps(patch))
+        kubectl("rollout", "status", "--timeout=120s", *deployment, timeout_s=130)
+
+
+def helm() -> str:
+    """Helm beside this Python, else on PATH."""
+    beside = Path(sys.executable).parent / "helm"
+    return str(beside) if os.access(beside, os.X_OK) else shutil.which("helm") or "helm"

@@ -1,0 +1,49 @@
+"""The Debian packages that the local cluster needs: which are missing, and their installation."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+from local_kubernetes.machine.shell import ClusterError, run_shown, stage
+
+# A program or file that shows that the package is there -> the package.
+_NODES = {
+    "containerd": "containerd",
+    "runc": "runc",
+    "/usr/lib/cni/ptp": "containernetworking-plugins",
+    "ip": "iproute2",
+    "iptables": "iptables",
+    "conntrack": "conntrack",
+    "ipset": "ipset",
+    "nsenter": "util-linux",
+    "sysctl": "procps",
+}
+_IMAGES = {"buildah": "buildah", "debootstrap": "debootstrap"}
+_ALWAYS = {"openssl": "openssl"}
+
+
+def ensure_packages(*, nodes: bool, images: bool) -> None:
+    """Installs what is missing, as root. Raises ClusterError that lists it where that is not possible."""
+    wanted = _ALWAYS | (_NODES if nodes else {}) | (_IMAGES if images else {})
+    missing = sorted({package for program, package in wanted.items() if not _exists(program)})
+    if not missing:
+        return
+    if os.geteuid() != 0 or shutil.which("apt-get") is None:
+        command = f"apt-get install --no-install-recommends {' '.join(missing)}"
+        raise ClusterError(f"missing: {', '.join(missing)}. As root: {command}")
+    with stage(f"packages {', '.join(missing)}"):
+        environment = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
+        run_shown("apt-get", "update", "-q", env=environment, timeout_s=300)
+        install = ("apt-get", "install", "-q", "--yes", "--no-install-recommends", *missing)
+        run_shown(*install, env=environment, timeout_s=600)
+
+
+def ensure_root(purpose: str) -> None:
+    if os.geteuid() != 0:
+        raise ClusterError(f"{purpose} needs root; MODE=api needs no root, and E2E_CLUSTER=kind works with Docker")
+
+
+def _exists(program: str) -> bool:
+    return Path(program).exists() if program.startswith("/") else shutil.which(program) is not None

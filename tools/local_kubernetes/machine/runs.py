@@ -1,0 +1,83 @@
+"""Runs on the test cluster: who has one, and what is left of one that was killed.
+
+`make` and `.ci/run` put their checkout into the environment of everything that they start for the cluster. The
+cluster's own processes are started without it, so they are not part of a run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from pathlib import Path
+
+from local_kubernetes.machine.place import REPOSITORY
+from local_kubernetes.machine.processes import carriers, living_clusters
+from local_kubernetes.machine.shell import ClusterError, wait_until
+
+_RUN = "RAYLOOM_E2E_RUN"
+
+
+def refuse_beside_another() -> None:
+    """Raises ClusterError while another checkout has a run: clusters share addresses, so both would fail."""
+    for pid, checkout in carriers(_RUN).items():
+        if checkout != str(REPOSITORY):
+            raise ClusterError(
+                f"{checkout} has a run on this machine's test cluster (process {pid}). Wait for its end, or end it: "
+                f"make -C {checkout} cluster-down"
+            )
+
+
+def refuse_beside_twin(state: Path) -> None:
+    """Raises ClusterError while a cluster of the same index runs in another folder, as of another HOME.
+
+    Nothing else would tell: our API server works with its etcd, and our KubeRay is taken for ready because its own is.
+    """
+    for twin in living_clusters() - {state}:
+        if twin.name == state.name:
+            raise ClusterError(
+                f"a local cluster with the same addresses runs in {twin}. End it: "
+                f"XDG_STATE_HOME={twin.parents[2]} make cluster-down"
+            )
+
+
+def end_runs() -> None:
+    """Ends every run of this checkout with everything that it started, but not this process and those that it is in."""
+    spared = {os.getpid(), *_ancestors(os.getpid())}
+
+    def all_gone() -> bool:
+        # Again and again, because a process may have started another one since the last look.
+        found = _with_descendants({pid for pid, one in carriers(_RUN).items() if one == str(REPOSITORY)} - spared)
+        for pid in found:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        return not found
+
+    wait_until("the end of an earlier run's processes", all_gone, 30)
+
+
+def _ancestors(pid: int) -> list[int]:
+    parents = _parents()
+    found = []
+    while pid := parents.get(pid, 0):
+        found.append(pid)
+    return found
+
+
+def _with_descendants(pids: set[int]) -> set[int]:
+    """A step of an image's build has the image's environment, without the mark."""
+    parents = _parents()
+    found = set(pids)
+    while more := {pid for pid, parent in parents.items() if parent in found} - found:
+        found |= more
+    return found
+
+
+def _parents() -> dict[int, int]:
+    """The parent of every process."""
+    parents = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            # After the program's name in parentheses: state, parent.
+            parents[int(path.parent.name)] = int(path.read_text().rpartition(")")[2].split()[1])
+    return parents

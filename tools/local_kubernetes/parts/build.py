@@ -1,0 +1,133 @@
+"""What a cluster is made of, built once into the cache: Kubernetes, KubeRay, CoreDNS, and two images to start from."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from local_kubernetes.machine.files import locked, remove_folder
+from local_kubernetes.machine.place import cache_folder, digest
+from local_kubernetes.machine.shell import ClusterError, run, run_shown, stage
+
+_SOURCES = Path(__file__).parent
+# Part of every key in the cache: raise it when a part is compiled in another way.
+_RECIPE = 1
+_KUBERAY_MODULE = "github.com/ray-project/kuberay/ray-operator"
+_GATEWAY_MODULE = "sigs.k8s.io/gateway-api"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    kube: Path  # etcd and all of Kubernetes; the first argument picks
+    kuberay: Path
+    kuberay_crds: Path  # a folder of manifests
+    coredns: Path
+    pause: Path
+
+
+def build_parts() -> Parts:
+    """The programs, compiled where the cache has none of these sources yet: about 13 minutes on two cores."""
+    kube = _built("kube", _compile_kube)
+    kuberay = _built("kuberay", _compile_kuberay)
+    return Parts(
+        kube=kube / "kube",
+        kuberay=kuberay / "kuberay-operator",
+        kuberay_crds=kuberay / "crds",
+        coredns=_built("coredns", _compile_static) / "coredns",
+        pause=_built("pause", _compile_static) / "pause",
+    )
+
+
+def gateway_crds() -> Path:
+    """A folder with the definitions of the Gateway API's standard channel, fetched where the cache has none."""
+    return _built("gateway", _fetch_gateway)
+
+
+def remove_partials() -> None:
+    """Removes what builds that were killed left unfinished."""
+    for folder in cache_folder().glob(".*.partial"):
+        pid = folder.name.split(".")[-2]  # .NAME-KEY.PID.partial
+        if not Path(f"/proc/{pid}").exists():
+            remove_folder(folder)
+
+
+def partial_folder(name: str) -> Path:
+    """The folder in which this process builds the part or image `name`."""
+    remove_partials()
+    folder = cache_folder() / f".{name}.{os.getpid()}.partial"
+    remove_folder(folder)
+    folder.mkdir(parents=True)
+    return folder
+
+
+def _built(part: str, compile_into: Callable[[Path, Path], None]) -> Path:
+    """The folder of the built part. It appears under its name only when it is complete; older ones are removed."""
+    source = _SOURCES / part
+    files = [path for path in (source / "go.mod", source / "go.sum", source / "main.go") if path.exists()]
+    key = digest(*(path.read_bytes() for path in files), str(_RECIPE).encode())
+    folder = cache_folder() / f"{part}-{key}"
+    with _lock(part):
+        if folder.is_dir():
+            return folder
+        if shutil.which("go") is None:
+            raise ClusterError("building the cluster's parts needs Go 1.25 or newer: there is no 'go' on PATH")
+        partial = partial_folder(folder.name)
+        with stage(f"building {part}"):
+            compile_into(source, partial)
+        for old in cache_folder().glob(f"{part}-*"):
+            shutil.rmtree(old)
+        partial.rename(folder)
+    return folder
+
+
+def _go_build(source: Path, output: Path, *, linker: str = "", package: str = ".", static: bool = False) -> None:
+    environment = ["CGO_ENABLED=0"] if static else []
+    flags = ("-C", source, "-trimpath", "-ldflags", f"-s -w {linker}".strip(), "-o", output)
+    run_shown("env", *environment, "go", "build", *flags, package)
+
+
+def _compile_kube(source: Path, folder: Path) -> None:
+    found = re.search(r"k8s\.io/kubernetes v(\d+)\.(\d+)\.(\d+)", (source / "go.mod").read_text())
+    assert found is not None
+    major, minor, patch = found.groups()
+    # Without a version kubectl and the kubelets refuse to talk to a "v0.0.0".
+    variables = {"gitVersion": f"v{major}.{minor}.{patch}", "gitMajor": major, "gitMinor": minor}
+    linker = " ".join(f"-X k8s.io/component-base/version.{name}={value}" for name, value in variables.items())
+    _go_build(source, folder / "kube", linker=linker)
+
+
+def _compile_kuberay(source: Path, folder: Path) -> None:
+    _go_build(source, folder / "kuberay-operator", package=_KUBERAY_MODULE)
+    module = Path(run("go", "-C", source, "list", "-m", "-f", "{{.Dir}}", _KUBERAY_MODULE).strip())
+    (folder / "crds").mkdir()
+    # The module cache is read-only, and so would be a copied tree.
+    for manifest in sorted((module / "config" / "crd" / "bases").glob("*.yaml")):
+        (folder / "crds" / manifest.name).write_bytes(manifest.read_bytes())
+
+
+def _fetch_gateway(source: Path, folder: Path) -> None:
+    """Nothing of it is compiled, so its own dependencies are not needed."""
+    found = re.search(rf"{re.escape(_GATEWAY_MODULE)} (v\S+)", (source / "go.mod").read_text())
+    assert found is not None
+    module = json.loads(run("go", "mod", "download", "-json", f"{_GATEWAY_MODULE}@{found[1]}"))
+    if f"{_GATEWAY_MODULE} {found[1]} {module['Sum']}" not in (source / "go.sum").read_text().splitlines():
+        raise ClusterError(f"{_GATEWAY_MODULE} {found[1]} is not what {source / 'go.sum'} says: {module['Sum']}")
+    for manifest in sorted((Path(module["Dir"]) / "config" / "crd" / "standard").glob("*.yaml")):
+        (folder / manifest.name).write_bytes(manifest.read_bytes())
+
+
+def _compile_static(source: Path, folder: Path) -> None:
+    _go_build(source, folder / source.name, static=True)
+
+
+@contextmanager
+def _lock(part: str) -> Iterator[None]:
+    """One process builds, others wait."""
+    with locked(cache_folder() / f".{part}.lock", f"building {part}", 1500):
+        yield
