@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from rayloom_engine.launcher.local_ray import use_private_ray
-from rayloom_engine.supervisor.supervisor import _make_run_dir
+from rayloom_engine.supervisor.sockets import make_run_dir
 from rt_server import running_server
 
 ARGUMENTS = ("--executor", "ray", "--device", "cpu", "--num-kv-blocks", "64", "--threads", "1")
@@ -74,7 +74,7 @@ def test_sockets_have_short_paths(name: str, is_kept: bool, monkeypatch: pytest.
         parent = Path(root) / name
         parent.mkdir()
         monkeypatch.setattr(tempfile, "tempdir", str(parent))
-        run_dir = _make_run_dir()
+        run_dir = make_run_dir()
         try:
             assert (run_dir.parent == parent) is is_kept
             session = run_dir / "ray" / "session_2026-11-24_08-05-50_796193_1234567"

@@ -11,7 +11,7 @@ from rayloom_engine.core.decoding import DecodingParams
 from rayloom_engine.core_server.sockets import CoreIo, Inbox
 from rayloom_engine.core_server.state import CoreState
 from rayloom_engine.front.core_link.core_client import ClientSequence, CoreAddress, CoreClient
-from rayloom_engine.front.core_link.mailbox import Mailbox
+from rayloom_engine.front.core_link.request_mailbox import Mailbox
 from rt_server import wait_until
 
 

@@ -15,7 +15,7 @@ from rayloom_engine.core.step import TokenLogprobs
 from rayloom_engine.core_server.sockets import CoreIo, Disconnected, Inbox, _Front
 from rayloom_engine.core_server.state import CoreState
 from rayloom_engine.front.core_link.core_client import ClientSequence, CoreAddress, CoreClient
-from rayloom_engine.front.core_link.mailbox import Mailbox
+from rayloom_engine.front.core_link.request_mailbox import Mailbox
 from rayloom_engine.protocol.framing import core_decoder, frame, read_frame
 from rayloom_engine.protocol.messages import Abort, CoreStatus, Hello, Outputs, SequenceOutput, Submit, Welcome
 from rt_server import wait_until

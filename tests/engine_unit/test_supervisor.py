@@ -15,7 +15,8 @@ import pytest
 from rayloom_engine.common.restarts import backoff_seconds
 from rayloom_engine.config import parse_config
 from rayloom_engine.errors import ConfigError
-from rayloom_engine.supervisor.supervisor import Child, bind_sockets
+from rayloom_engine.supervisor.child import Child
+from rayloom_engine.supervisor.sockets import bind_sockets
 from rt_server import wait_until
 
 

@@ -121,7 +121,7 @@ def _model(config: EngineConfig, problems: list[str]) -> list[tuple[str, str]]:
 
 
 def _ports(config: EngineConfig, problems: list[str]) -> list[tuple[str, str]]:
-    from rayloom_engine.supervisor.supervisor import bind_sockets
+    from rayloom_engine.supervisor.sockets import bind_sockets
 
     try:
         for listener in bind_sockets(config):

@@ -18,8 +18,8 @@ import msgspec
 from rayloom_engine.common.process import node_name
 from rayloom_engine.core.decoding import DecodingParams
 from rayloom_engine.errors import CorruptLogits, EngineDead, PoisonousRequest, QueueFull, RequestError
-from rayloom_engine.front.core_link.mailbox import Mailbox
 from rayloom_engine.front.core_link.recoveries import RecoveryLog, RecoveryRecord
+from rayloom_engine.front.core_link.request_mailbox import Mailbox
 from rayloom_engine.protocol.framing import core_decoder, frame, read_frame
 from rayloom_engine.protocol.logprob_parts import LogprobParts
 from rayloom_engine.protocol.messages import (

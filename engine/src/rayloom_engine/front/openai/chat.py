@@ -7,7 +7,8 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from rayloom_engine.front.generation.generation import ChoiceDelta, ChoiceResult, Generation
+from rayloom_engine.front.generation.deltas import ChoiceDelta, ChoiceResult
+from rayloom_engine.front.generation.generation import Generation
 from rayloom_engine.front.http.body import read_json
 from rayloom_engine.front.http.json_pieces import lazy_ids
 from rayloom_engine.front.model_text import ModelText
@@ -33,7 +34,7 @@ async def chat_completions(request: Request) -> Response:
 
 
 class ChatAnswer(Answer):
-    """Documents of the chat endpoint."""
+    """Writes the documents of the chat endpoint."""
 
     id_prefix = "chatcmpl"
     full_object = "chat.completion"

@@ -1,4 +1,4 @@
-"""The system_fingerprint of answers: equal for servers that compute the same, and another where tokens may differ."""
+"""The system_fingerprint of answers: equal for servers that compute the same tokens, different where they may not."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from rayloom_engine.protocol.messages import ServedModel
 
 
 def fingerprint(config: EngineConfig, model: ServedModel) -> str:
-    """ "rl-" and twelve hexadecimal digits of everything that decides which tokens a seed gives.
+    """ "rl-" and twelve hexadecimal digits of a hash of all facts that determine the tokens of a seed.
 
-    Replicas of one configuration share it: the folder that a hub's model is cached in is no part of it.
+    Replicas of one configuration have the same one: the cache folder of a hub's model is no part of it.
     """
     parts = (
         ENGINE_VERSION,
