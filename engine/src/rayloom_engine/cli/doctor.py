@@ -1,4 +1,4 @@
-"""`rayloom-engine doctor`: what this machine has, what a config would make of it, and what stands in its way."""
+"""`rayloom-engine doctor`: prints this machine's resources, the effect of a config on it, and its problems."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the scheduler counts: its load now, and sums since the core process started."""
+"""SchedulerStats: the scheduler's present load, and sums since the EngineCore process started."""
 
 from __future__ import annotations
 
