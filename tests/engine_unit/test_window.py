@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -117,7 +118,7 @@ def test_a_windowed_model_says_the_same_with_few_blocks_as_with_all(tmp_path: Pa
         )
         scheduler.epoch = len(said) + 1
         rank = StagesInARow(ranks, epoch=scheduler.epoch)
-        engine = Engine(scheduler, LocalExecutor(rank))
+        engine = Engine(scheduler, LocalExecutor(rank), clock=time.monotonic)
         for name, prompt in prompts.items():
             params = DecodingParams(max_tokens=30, temperature=0.0, ignore_eos=True)
             engine.add(make_sequence(name, prompt, params=params))

@@ -3,13 +3,12 @@
     ASSEMBLING   ranks attach, load, form a process group and warm up      core_server/ranks/assembly.py
     SERVING      steps run                                                 core_server/loop.py
     LOST         a rank is gone: its launcher replaces it, the death is counted, sequences wait with their ids
-    GIVEN_UP     EngineDead: ranks are not back in time, too many deaths, or a job, whose ranks only the job restarts
 
     ASSEMBLING --> SERVING     every rank is warmed up: a new epoch, and the engine replays its sequences
-    ASSEMBLING --> GIVEN_UP    `rebuild_seconds` or the restart budget is spent
+    ASSEMBLING --> EngineDead  `rebuild_seconds` or the restart budget is spent
     SERVING    --> LOST        RankLost
     LOST       --> ASSEMBLING  with the survivors, which keep their weights
-    LOST       --> GIVEN_UP    the restart budget is spent
+    LOST       --> EngineDead  the restart budget is spent, or the ranks are those of a job, which only the job restarts
 
 The death of the EngineCore process itself is the supervisor's to recover from: a new process begins in ASSEMBLING and
 adopts the ranks that dial it.
@@ -44,12 +43,19 @@ class RecoveryState(Enum):
     ASSEMBLING = "assembling"
     SERVING = "serving"
     LOST = "lost"
-    GIVEN_UP = "given_up"
+
+
+@dataclass(frozen=True, slots=True)
+class Assembly:
+    """Ranks that are ready to run plans of `epoch`."""
+
+    epoch: int
+    loaded: list[Loaded]  # by rank
 
 
 @dataclass(frozen=True, slots=True)
 class RecoveryLimits:
-    """When a loss ends the engine. Pure but for `budget`, which counts deaths."""
+    """The limits after which a loss ends the engine. Pure but for `budget`, which counts deaths."""
 
     config: EngineConfig
     budget: RestartBudget
@@ -71,13 +77,13 @@ class RecoveryLimits:
         return now + self.config.rebuild_seconds if is_rebuild else math.inf
 
     def not_assembled(self) -> str:
-        """Why ASSEMBLING ends in GIVEN_UP, to follow the cause."""
+        """The reason to give up while ASSEMBLING, to follow the cause."""
         if self.is_job:
             return "start the job again"
         return f"not mended within {self.config.rebuild_seconds:g} s and {self.config.restart_budget} restarts"
 
     def count_death(self, now: float, *, is_narrower: bool) -> str:
-        """Counts a death while serving. Why LOST ends in GIVEN_UP, to follow the cause; empty when it does not.
+        """Counts a death while serving. Returns the reason to give up, to follow the cause; empty to continue.
 
         `is_narrower`: the death left fewer suspects. Such deaths are bounded by the number of suspects and count
         nothing. The back-off of the budget is not applied: the ranks were up, so there is nothing to wait for.
@@ -94,60 +100,84 @@ class Recovery:
 
     def __init__(self, context: CoreContext, pool: RankPool, model: FoundModel, epoch: int) -> None:
         """`epoch`: of the first assembly; later ones draw their own."""
-        self.state = RecoveryState.ASSEMBLING
+        self._state = RecoveryState.ASSEMBLING
         self._context = context
         self._pool = pool
         self._model = model
         self._epochs = itertools.chain([epoch], iter(context.folder.draw_epoch, 0))
         self._limits = RecoveryLimits.of(context.config)
         self._executor = RemoteExecutor(pool)
+        self._is_rebuild = context.folder.sizes() is not None  # an EngineCore process before this one has served
+        self._deadline = self._limits.deadline(time.monotonic(), is_rebuild=self._is_rebuild)
+        self._assembly = Assembly(epoch, [])  # the last one
+        self._loss = RankLost(0, "")  # the last one
         self._core: Core | None = None  # from the first assembly on; keeps the sequences over every loss
 
     def run(self) -> NoReturn:
         """Serves for ever. Raises EngineDead when it gives up, ModelError or ConfigError from a first assembly."""
-        is_rebuild = self._context.folder.sizes() is not None  # an EngineCore process before this one has served
-        deadline = self._limits.deadline(time.monotonic(), is_rebuild=is_rebuild)
+        act = {
+            RecoveryState.ASSEMBLING: self._assemble,
+            RecoveryState.SERVING: self._serve,
+            RecoveryState.LOST: self._replace,
+        }
         while True:
-            self.state = RecoveryState.ASSEMBLING
-            epoch, loaded = self._assemble(deadline, is_rebuild=is_rebuild)
-            try:
-                self._serve(epoch, loaded, is_rebuild=is_rebuild)
-            except RankLost as first_loss:
-                self.state = RecoveryState.LOST
-                self._recover_from(first_loss, time.monotonic())
-                is_rebuild = True
-                deadline = self._limits.deadline(time.monotonic(), is_rebuild=True)
+            self._state = act[self._state]()
 
-    def _assemble(self, deadline: float, *, is_rebuild: bool) -> tuple[int, list[Loaded]]:
+    def _assemble(self) -> RecoveryState:
         pool = self._pool
         sizes = self._context.folder.sizes()
         pool.sizes = Welcomed() if sizes is None else Welcomed(sizes.num_kv_blocks, sizes.max_model_len)
         try:
-            return assemble(
+            epoch, loaded = assemble(
                 pool,
                 self._epochs.__next__,
                 pool.sizes.num_kv_blocks,
-                deadline,
+                self._deadline,
                 self._limits.budget,
                 self._context.state.begin_phase,
-                is_rebuild=is_rebuild,
+                is_rebuild=self._is_rebuild,
             )
         except RankLost as loss:
-            self._give_up(loss, self._limits.not_assembled(), loss)
+            raise self._dead(loss, self._limits.not_assembled()) from loss
+        self._assembly = Assembly(epoch, loaded)
+        return RecoveryState.SERVING
 
-    def _serve(self, epoch: int, loaded: list[Loaded], *, is_rebuild: bool) -> NoReturn:
-        """Raises RankLost."""
+    def _serve(self) -> RecoveryState:
         context = self._context
-        core = self._core = self._core or self._build(epoch, loaded)
-        core.begin_epoch(epoch)
-        smallest = min(loaded, key=lambda rank: rank.num_blocks)
-        began = context.prepare_to_serve(core.model, smallest.kv_explanation, is_restart=is_rebuild)
-        self.state = RecoveryState.SERVING
-        core.run(context.inbox, began)
+        core = self._core = self._core or self._build()
+        core.begin_epoch(self._assembly.epoch)
+        smallest = min(self._assembly.loaded, key=lambda rank: rank.num_blocks)
+        began = context.prepare_to_serve(core.model, smallest.kv_explanation, is_restart=self._is_rebuild)
+        self._is_rebuild = True
+        try:
+            core.run(context.inbox, began)
+        except RankLost as loss:
+            self._loss = loss
+            return RecoveryState.LOST
 
-    def _build(self, epoch: int, loaded: list[Loaded]) -> Core:
+    def _replace(self) -> RecoveryState:
+        """Drops the lost ranks, reports the loss, resets the scheduler and counts the death. Raises EngineDead."""
+        context = self._context
+        lost_at = time.monotonic()
+        nodes = {number: rank.greeting.node for number, rank in self._pool.attached.items()}
+        loss = let_go(self._pool, self._loss)
+        logger.warning("%s", loss)
+        context.state.recovering(loss.rank, nodes.get(loss.rank, ""), str(loss), lost_at)
+        context.io.flush_status()
+        assert self._core is not None
+        self._core.forget_ranks()
+        self._deadline = self._limits.deadline(time.monotonic(), is_rebuild=True)
+        is_narrower = context.box.died(was_silent=loss.is_silent)
+        verdict = self._limits.count_death(time.monotonic(), is_narrower=is_narrower)
+        if verdict:
+            raise self._dead(loss, verdict) from self._loss
+        return RecoveryState.ASSEMBLING
+
+    def _build(self) -> Core:
         """The engine of the first assembly, whose sizes every later assembly and process takes."""
         context = self._context
+        epoch = self._assembly.epoch
+        loaded = self._assembly.loaded
         kept = context.folder.sizes()
         sizes = KeptSizes(
             num_kv_blocks=kept.num_kv_blocks if kept else min(rank.num_blocks for rank in loaded),
@@ -169,21 +199,5 @@ class Recovery:
         )
         return Core(engine, model, context.io, context.state, context.box, self._executor.check)
 
-    def _recover_from(self, first_loss: RankLost, lost_at: float) -> None:
-        """LOST: replaces ranks, reports the loss, resets the scheduler, counts the death. Raises EngineDead."""
-        context = self._context
-        nodes = {number: rank.greeting.node for number, rank in self._pool.attached.items()}
-        loss = let_go(self._pool, first_loss)
-        logger.warning("%s", loss)
-        context.state.recovering(loss.rank, nodes.get(loss.rank, ""), str(loss), lost_at)
-        context.io.flush_status()
-        assert self._core is not None
-        self._core.forget_ranks()
-        is_narrower = context.box.died(was_silent=loss.is_silent)
-        verdict = self._limits.count_death(time.monotonic(), is_narrower=is_narrower)
-        if verdict:
-            self._give_up(loss, verdict, first_loss)
-
-    def _give_up(self, loss: RankLost, verdict: str, cause: RankLost) -> NoReturn:
-        self.state = RecoveryState.GIVEN_UP
-        raise EngineDead(f"{loss}; {verdict}{self._pool.memory_kills.sentence(time.monotonic())}") from cause
+    def _dead(self, loss: RankLost, verdict: str) -> EngineDead:
+        return EngineDead(f"{loss}; {verdict}{self._pool.memory_kills.sentence(time.monotonic())}")
