@@ -48,12 +48,12 @@ def operator(cluster: Cluster) -> Iterator[Kubectl]:
     if not os.environ.get("E2E_PREPARED"):  # `make e2e` has run `prepare` just before
         prepare(cluster)
     kubectl = Kubectl(cluster.kubeconfig)
-    # Namespaces that a killed run left.
+    # A killed run may have left namespaces.
     delete = ("delete", "namespace", "--selector", "rayloom.dev/e2e=true", "--timeout=120s")
     kubectl(*delete, timeout_s=130)
     yield kubectl
     # No finalizer of ours may keep a namespace. The namespace controller waits for half of a pod's grace period before
-    # it looks again, so the namespaces of the last tests may need a little longer.
+    # it checks again, so the namespaces of the last tests may need a little longer.
     selected = kubectl.json("get", "namespaces", "--selector", "rayloom.dev/e2e=true")["items"]
     deleted = {one["metadata"]["name"]: one["metadata"].get("deletionTimestamp") for one in selected}
     assert [name for name, at in deleted.items() if at is None or _age_s(at) > _NAMESPACE_ENDS_S] == []
@@ -92,7 +92,7 @@ def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
-    # Here the fixtures of a failed test still exist, except after a failure in a fixture's own clean-up.
+    # At this point the fixtures of a failed test still exist, except after a failure in a fixture's clean-up.
     if report.failed:
         for index, used in enumerate(_clusters(item)):
             folder = ARTIFACTS / slug(f"{item.name} {call.when if call.when == 'teardown' else ''} {index or ''}")

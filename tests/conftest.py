@@ -1,4 +1,4 @@
-"""For processes of tests side by side: what takes long begins first, and what was measured is printed at the end."""
+"""Order and output for parallel test processes: long files run first, and measurements are printed at the end."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from collections.abc import Callable
 import pytest
 
 _MEASURED = "measured"
-# Parts of the paths of what takes long, the longest first.
+# Parts of the paths of long tests, the longest first.
 _LONG = ("engine_real", "_machine.py")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """So that no process waits at the end for another one's last file."""
+    """Sorts long tests first, so that no process waits for another one's last file at the end."""
     items.sort(key=lambda item: next((place for place, part in enumerate(_LONG) if part in item.nodeid), len(_LONG)))
 
 
 @pytest.fixture
 def measured(request: pytest.FixtureRequest) -> Callable[[str], None]:
-    """measured("tokens again after 1.20 s") adds a line to the table at the end."""
+    """measured("next token after 1.20 s") adds a line to the table at the end."""
     return lambda line: request.node.user_properties.append((_MEASURED, line))
 
 

@@ -21,7 +21,7 @@ ROOTS = (
     "ErrorResponse",
 )
 PREFIX = "#/components/schemas/"
-# Prose, and notes for generators of documentation; none of it says what is valid.
+# Keywords of prose and of documentation generators. They decide nothing about validity.
 _LEFT_OUT = ("description", "example", "examples", "x-oaiMeta", "x-stainless-const")
 _NOTICE = """\
 MIT License. Copyright (c) OpenAI (https://openai.com). Permission is hereby granted, free of charge, to any person \

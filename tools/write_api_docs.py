@@ -1,6 +1,6 @@
 """Writes the tables of docs/api.md from the code that they describe: `make schemas`.
 
-A table stands between `<!-- begin NAME -->` and `<!-- end NAME -->`; everything else on the page is written by hand.
+A table lies between `<!-- begin NAME -->` and `<!-- end NAME -->`; the rest of the page is written by hand.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ DEFAULTS = {field.name: field.default for field in dataclasses.fields(SamplingPa
 
 
 def tables() -> dict[str, str]:
-    """Each table as Markdown, by its name."""
+    """Name -> table in Markdown."""
     shared = set(GenerationRequest.model_fields)
     return {
         "shared fields": _fields(GenerationRequest, shared),
@@ -64,10 +64,10 @@ def tables() -> dict[str, str]:
 
 
 def written(page: str) -> str:
-    """`page` with every table as the code has it. Raises ValueError for a table that has no place on it."""
+    """`page` with every table as generated from the code. Raises ValueError for a table without a place on it."""
     for name, table in tables().items():
         pattern = rf"(?<=<!-- begin {name} -->\n).*?(?=<!-- end {name} -->)"
-        page, count = re.subn(pattern, lambda _match, table=table: table, page, flags=re.DOTALL)
+        page, count = re.subn(pattern, table.replace("\\", r"\\"), page, flags=re.DOTALL)
         if count != 1:
             raise ValueError(f"{PAGE.name} has {count} places for the table {name!r}; it needs one")
     return page
@@ -97,7 +97,7 @@ def _default(name: str, field: FieldInfo) -> str:
 
 
 def _kind(schema: dict[str, Any]) -> str:
-    """The type in one word or two, null left out: it is allowed everywhere."""
+    """The type in one or two words, without null, which every field allows."""
     for part in schema.get("anyOf", [schema]):
         if part.get("type") != "null":
             break

@@ -1,8 +1,8 @@
 """Writes the CustomResourceDefinition into `crds/` and into the chart, with equal bytes: `make crds`.
 
-It is made from the typed models. The API server takes a structural schema only (https://kubernetes.io/docs/tasks/
-extend-kubernetes/custom-resources/custom-resource-definitions/#specifying-a-structural-schema): no references, no
-alternatives, no null, no closed maps. It prunes unknown fields, and `kubectl` refuses them before.
+Its schema comes from the typed models. The API server accepts structural schemas only (https://kubernetes.io/docs/
+tasks/extend-kubernetes/custom-resources/custom-resource-definitions/#specifying-a-structural-schema): no references, no
+alternatives, no null, no closed maps. The API server prunes unknown fields; `kubectl` refuses them before.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ _COLUMNS = (
     ("URL", "string", ".status.endpoint", "URL of the API inside the cluster."),
     ("Age", "date", ".metadata.creationTimestamp", "Time since it was created."),
 )
-# With the definition would go every LLMService, so Helm leaves it when the release is uninstalled.
+# Helm keeps the definition when the release is uninstalled, since deleting it would delete every LLMService.
 _ANNOTATIONS = {"helm.sh/resource-policy": "keep"}
-# What `kubectl scale` and autoscalers read and write.
+# Paths that `kubectl scale` and autoscalers read and write.
 _SCALE = {
     "specReplicasPath": ".spec.replicas",
     "statusReplicasPath": ".status.replicas",
     "labelSelectorPath": ".status.selector",
 }
-# Words of JSON schema that say nothing to the API server, or that it refuses.
+# Keywords of JSON schema that the API server ignores or refuses.
 _DROPPED = frozenset({"$defs", "title", "additionalProperties", "const", "anyOf", "$ref", "default"})
 
 
 def custom_resource_definition() -> Schema:
-    """The whole object, ready to apply."""
+    """The complete object, ready to apply."""
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
@@ -82,7 +82,7 @@ def custom_resource_definition() -> Schema:
 
 
 def crd_text() -> str:
-    """The definition as the file holds it."""
+    """The definition as YAML, with the file's header."""
     head = "# Made by `make crds` from the typed models of the operator. Change those, not this file.\n"
     return head + yaml.safe_dump(custom_resource_definition(), sort_keys=False, width=120, allow_unicode=True)
 
@@ -98,14 +98,14 @@ def _root_schema() -> Schema:
             "apiVersion": {"type": "string"},
             "kind": {"type": "string"},
             "metadata": {"type": "object"},
-            "spec": structural_schema(Spec) | {"description": "What to serve and how."},
-            "status": structural_schema(Status) | {"description": "What is true of it; written by the operator."},
+            "spec": structural_schema(Spec) | {"description": "The model to serve, and how."},
+            "status": structural_schema(Status) | {"description": "The observed state, written by the operator."},
         },
     }
 
 
 def structural_schema(model: type[BaseModel]) -> Schema:
-    """The model's schema in the form that the API server takes."""
+    """The model's schema in the form that the API server accepts."""
     document = model.model_json_schema(by_alias=True)
     return _structural(document, document.get("$defs", {}))
 
@@ -116,7 +116,7 @@ def _structural(schema: Schema, definitions: dict[str, Schema]) -> Schema:
         target = definitions[schema["$ref"].removeprefix("#/$defs/")]
         return _structural(target | {key: value for key, value in schema.items() if key != "$ref"}, definitions)
     if "anyOf" in schema:
-        # A value that may be left out: here that is said by `required` alone.
+        # A field that may be absent: in a structural schema only `required` expresses that.
         (only,) = (option for option in schema["anyOf"] if option != {"type": "null"})
         return _structural(only | {key: value for key, value in schema.items() if key != "anyOf"}, definitions)
     result = {key: value for key, value in schema.items() if key not in _DROPPED}

@@ -59,13 +59,13 @@ Row = tuple[str, str, tuple[str, ...], str]  # name, kind, labels, meaning
 
 
 def engine_rows() -> tuple[Row, ...]:
-    """In the order of the exposition."""
+    """Rows of the engine's metrics, in the order of its /metrics."""
     families = EngineMetrics("").families
     return tuple((each.name, each.kind, each.label_names, each.meaning) for each in families)
 
 
 def operator_rows() -> tuple[Row, ...]:
-    """By name, also those that a running operator adds."""
+    """Rows of the operator's metrics by name, with the gauges that only a running operator registers."""
     metrics = OperatorMetrics()
     for name in GAUGES:
         metrics.gauge(name, lambda: 0.0)

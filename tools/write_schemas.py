@@ -1,7 +1,8 @@
 """Writes the JSON schemas of the contract between operator and engine: `make schemas`.
 
-`schemas/engine-config.v1.json` is what the operator writes and the engine reads; `schemas/status.v1.json` is what the
-engine's admin port answers; `schemas/inspection.v1.json` is what `rayloom-engine inspect` leaves for the operator.
+`schemas/engine-config.v1.json` describes the file that the operator writes and the engine reads,
+`schemas/status.v1.json` the answer of the engine's admin port, and `schemas/inspection.v1.json` the result of
+`rayloom-engine inspect` for the operator.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ SCHEMAS: dict[str, type[BaseModel]] = {
 
 
 def schema_text(model: type[BaseModel]) -> str:
-    """The model's JSON schema as the file holds it."""
+    """The text of the model's JSON schema file."""
     schema = {"$schema": "https://json-schema.org/draft/2020-12/schema", **model.model_json_schema()}
     return json.dumps(schema, indent=2, ensure_ascii=False) + "\n"
 

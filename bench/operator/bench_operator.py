@@ -1,8 +1,8 @@
-"""`make bench-operator`: what many LLMServices cost the operator, as a real process on a real API server.
+"""`make bench-operator`: measures the operator, as a real process on a real API server, with many LLMServices.
 
-First some hundred or thousand services with real KubeRay, then more of them with a stand-in for it; kubelets and
-engines are played, because here only the operator is measured. Engines are polled at the interval that is shipped.
-All of it shares this machine's cores, so seconds are an upper bound. Traffic stays on loopback.
+The first run has some hundred or thousand services with real KubeRay, the second one more services with a simulated
+KubeRay. Kubelets and engines are simulated, because only the operator is measured. The operator polls engines at its
+default interval. All processes share this machine's cores, so seconds are upper bounds. Traffic stays on loopback.
 """
 
 from __future__ import annotations
@@ -29,27 +29,28 @@ from real_api_server.world import ENGINE_IMAGE, LEASE, LLM, World
 from simulated_endpoint_slices import EndpointSlices
 from simulated_ray_clusters import RayClusters
 
-# Beside the clusters of tests.
+# Index of the local cluster. Tests use other ones.
 _INDEX = 5
-# Services that are on their way at a time. More only wait for the API server.
+# Services that are created at a time. More of them would only wait for the API server.
 _NUM_AT_ONCE = 24
 _PROGRESS_S = 15.0
 _PER_NAMESPACE = 100
 _IDLE_S = 30.0
-# After that services come at this pace, which leaves cores idle: how long a pass takes then is not how long it waits.
+# Afterwards services are created at this rate, which leaves cores idle, so that a reconcile's duration holds no wait
+# for a core.
 _NUM_ARRIVALS = 60
 _ARRIVAL_S = 1.0
 _NEVER = 1_000_000_000
 _MODEL = {"source": "builtin://smollm2-135m"}
-# How long services wait for their pass, first those that go first.
+# Waiting times in the work queue: of services with an event, which have priority, and of new ones.
 _NEWS, _NEW = ("queue", 'priority="news"'), ("queue", 'priority="new"')
-# design: restart resync, resident memory, 99th percentile of a reconcile
+# goals of the design: resync after a restart, resident memory, 99th percentile of a reconcile
 _GOALS = {"resync s": 60.0, "RSS MiB": 400.0, "p99 ms": 250.0}
 
 
 @dataclass(frozen=True, slots=True)
 class Scrape:
-    """What an operator's /metrics say, and what the kernel says of its process."""
+    """An operator's /metrics, and the CPU time of its process."""
 
     text: str
     cpu_s: float
@@ -63,7 +64,7 @@ class Scrape:
         return sum(float(value) for labels, value in re.findall(pattern, self.text) if part in labels)
 
     def quantile(self, share: float, before: Scrape, name: str = "reconcile", part: str = "") -> float:
-        """Milliseconds within which this share of reconciles, or waits, since `before` ended: a bound of a bucket."""
+        """Milliseconds within which this share of reconciles (or waits) since `before` ended: the bound of a bucket."""
         pattern = rf'(?m)^rayloom_operator_{name}_seconds_bucket\{{(?=.*{part}).*?le="([^"]+)".*?\}} (\S+)$'
         old = dict(re.findall(pattern, before.text))
         buckets = [(bound, float(value) - float(old.get(bound, 0))) for bound, value in re.findall(pattern, self.text)]
@@ -87,7 +88,7 @@ class Bench:
         return OperatorProcess(where, self._credentials, folder, *arguments, command=OPERATOR)
 
     def grow(self, size: int, what: str, timeout_s: float) -> None:
-        """Makes services until there are `size`, and adds a row with what that cost."""
+        """Creates services up to the number `size`, and adds a row with the measurements."""
         self._wait("the operator", lambda: bool(self.operator.scrape()), 180)
         before, began = Scrape.of(self.operator), time.monotonic()
         number = size - self._num_services
@@ -126,7 +127,7 @@ class Bench:
         say(_table(self.rows[-1:]))
 
     def _arrive(self) -> dict[str, float | str]:
-        """Services come one by one, and passes are those of them and of all that is there."""
+        """Creates services one by one. The reconciles measured are those of new and of existing services."""
         before, began, first = Scrape.of(self.operator), time.monotonic(), self._num_services
         self._num_services += _NUM_ARRIVALS
         new = range(first, self._num_services)
@@ -142,7 +143,7 @@ class Bench:
         }
 
     def _resync(self) -> dict[str, float | str]:
-        """The operator is killed and another one looks at every service and asks every engine."""
+        """Kills the operator and measures how long a new one takes to reconcile every service and poll every engine."""
         self.operator.kill()
         self._world.take_lease()
         engines = list(self._world.engines.by_ip.values())
@@ -170,7 +171,7 @@ class Bench:
         }
 
     def _fill(self, numbers: range, timeout_s: float) -> None:
-        """Makes services, a few at a time, and returns when all are available."""
+        """Creates services, a few at a time, and returns when all are Available."""
         began, told_at = time.monotonic(), time.monotonic()
         left, on_their_way = iter(numbers), dict[int, None]()
         num_done = 0
@@ -242,14 +243,14 @@ def _table(rows: list[dict[str, float | str]]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kuberay", type=int, default=1000, help="services with real KubeRay; 0 for none")
-    parser.add_argument("--sizes", default="100,1000,10000", help="services with a stand-in for KubeRay, growing")
+    parser.add_argument("--sizes", default="100,1000,10000", help="services with a simulated KubeRay, growing")
     parser.add_argument("--timeout", type=float, default=1800, help="seconds that one size may take")
     arguments = parser.parse_args()
     sizes = [int(size) for size in arguments.sizes.split(",") if size]
     rows: list[dict[str, float | str]] = []
     with tempfile.TemporaryDirectory() as folder:
         runs = [([arguments.kuberay], "KubeRay")] if arguments.kuberay else []
-        runs += [(sizes, "a stand-in")] if sizes else []
+        runs += [(sizes, "simulated KubeRay")] if sizes else []
         for index, (wanted, what) in enumerate(runs):
             rows += _measure(wanted, what, arguments.timeout, Path(folder) / str(index))
     say("\n" + _table(rows))
@@ -258,10 +259,10 @@ def main() -> None:
 
 
 def _measure(sizes: list[int], what: str, timeout_s: float, folder: Path) -> list[dict[str, float | str]]:
-    """On an empty cluster of its own, gone afterwards."""
-    # Memory is cheaper here than the cores that the API server shares with what is measured.
+    """The rows of all sizes, measured on a new cluster that is removed afterwards."""
+    # The API server shares the cores with the operator, so it gets memory instead of garbage collections.
     os.environ |= {"GOGC": "300", "GOMEMLIMIT": "12GiB"}
-    # Played engines would be silent for 5 s while all documents of 10,000 services are searched for cycles of garbage.
+    # A full garbage collection over the documents of 10,000 services would keep simulated engines silent for 5 s.
     youngest, middle, _ = gc.get_threshold()
     gc.set_threshold(youngest, middle, _NEVER)
     cluster = LocalCluster(Place.of(_INDEX))
@@ -272,11 +273,11 @@ def _measure(sizes: list[int], what: str, timeout_s: float, folder: Path) -> lis
         world = World(cluster.kubeconfig, folder)
         if what != "KubeRay":
             Processes(Place.of(_INDEX).state).stop("kuberay")
-            world.kubelets.is_hasty = True
+            world.kubelets.skips_unready_pods = True
             pods, endpoints = RayClusters(world.api), EndpointSlices(world.api)
             world.do(_call(pods.start))
             world.do(_call(endpoints.start))
-            # What is made here needs nothing else of either.
+            # The simulated controllers do the work of both for these pods.
             for name in ("kube-scheduler", "kube-controller-manager"):
                 Processes(Place.of(_INDEX).state).stop(name)
         bench = Bench(world, folder)

@@ -1,6 +1,6 @@
-"""A stand-in for the controller of EndpointSlices, which allows itself 20 requests a second: too slow for a benchmark.
+"""A simulated EndpointSlice controller. The real one limits itself to 20 requests a second.
 
-One slice for each service, whose pods come and do not go.
+It writes one slice for each service and adds pods to it. It never removes a pod.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _APPLY = "application/apply-patch+yaml"
 
 
 class EndpointSlices:
-    """Lives in one event loop."""
+    """The controller, in one event loop."""
 
     def __init__(self, api: Api) -> None:
         self._api = api

@@ -1,6 +1,6 @@
-"""A stand-in for KubeRay and the scheduler, for more services than KubeRay makes in the time of a benchmark.
+"""A simulated KubeRay and scheduler, since the real KubeRay would take too long for thousands of services.
 
-It makes the pods of each RayCluster once, on the played nodes. What goes is taken away by the real garbage collector.
+It creates the pods of each RayCluster once, on simulated nodes. The real garbage collector deletes them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _NUM_AT_ONCE = 16
 
 
 class RayClusters:
-    """Lives in one event loop."""
+    """The controller, in one event loop."""
 
     def __init__(self, api: Api) -> None:
         self._api = api

@@ -1,11 +1,12 @@
-"""Tests on a real API server, with real controllers, scheduler and KubeRay, and operators as real processes.
+"""Fixtures of tests on a real API server, with real controllers, scheduler and KubeRay, and operators as processes.
 
-    world        see standins/world.py; one for the session
-    namespace    the name of a new namespace, removed after the test
-    operator     an operator runs; the same one for all tests that ask for nothing else
+world        a World (tests/support/real_api_server/world.py), one for the session
+namespace    the name of a new namespace, deleted after the test
+operator     a running operator with the default flags, which tests share
+manifest     a function that returns the manifest of an LLMService in `namespace`
 
-Nodes and engines are played (standins/): what only they can show is tested in real pods by `make e2e`.
-E2E_INDEX=6 takes another local cluster than the usual one, so that this can run beside a cluster with nodes.
+Nodes and engines are simulated (tests/support/simulated_nodes/). `make e2e` tests real ones.
+E2E_INDEX=6 chooses another local cluster, so that these tests can run beside a cluster with nodes.
 """
 
 from __future__ import annotations
@@ -33,15 +34,15 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     cluster.up("api")
     kubectl = Kubectl(cluster.kubeconfig)
     others = {each["metadata"]["name"] for each in kubectl.json("get", "nodes")["items"]} - set(NODES)
-    assert not others, f"these tests play the nodes, and this cluster has its own ({others}): make cluster-down"
+    assert not others, f"these tests simulate the nodes, and this cluster has others ({others}): make cluster-down"
     install_chart(cluster.kubeconfig)
     found = World(cluster.kubeconfig, tmp_path_factory.mktemp("operators"))
-    # What a run that was killed left; its pods end only now that their nodes are back.
+    # A killed run may have left namespaces. Their pods end only now, after the start of their kubelets.
     kubectl("delete", "namespace", "--selector", _LEFT, "--timeout=60s", timeout_s=70)
     yield found
     kubectl("delete", "namespace", "--selector", _LEFT, "--wait=false")
     found.close()
-    if WORKER:  # whatever runs next wants the memory and the cores, and knows of the usual cluster alone
+    if WORKER:  # the next tests need its memory and cores, and `up` finds cluster 0 alone
         cluster.down()
 
 
@@ -64,7 +65,7 @@ def operator(world: World) -> OperatorProcess:
 
 @pytest.fixture
 def manifest(namespace: str) -> Callable[..., dict[str, Any]]:
-    """manifest("chat", replicas=2) is an LLMService in the test's namespace."""
+    """manifest("chat", replicas=2) returns the manifest of an LLMService in the test's namespace."""
 
     def make(name: str = "chat", **spec: Any) -> dict[str, Any]:
         return llm_service(namespace, name, **spec)

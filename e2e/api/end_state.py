@@ -1,4 +1,4 @@
-"""All that is there of a service, to compare one story's end with another's."""
+"""The end state of a service, to compare a run with another one."""
 
 from __future__ import annotations
 
@@ -18,31 +18,37 @@ _NOTHING = "nothing"
 
 
 def end_state(world: World, namespace: str, name: str) -> object:
-    """All objects of the service and its status, without what differs from one time to the next."""
+    """All objects of the service and its status, without fields that differ between runs."""
     status = world.services[(namespace, name)]["status"]
     objects: dict[str, Any] = {"status": status}
     for path, each in world.objects(namespace, name).items():
         if path.startswith(("RayCluster/", "PodDisruptionBudget/")):
-            each = each | {"status": {}}  # somebody else's, and it may be behind
+            each = each | {"status": {}}  # other controllers write it, with delay
         if path.startswith("Secret/"):
-            each = each | {"data": sorted(each["data"])}  # tokens hang on the service's uid
+            each = each | {"data": sorted(each["data"])}  # tokens depend on the service's uid
         objects[path] = each
     pods = world.pods(namespace, name)
     objects["pods"] = sorted((each["metadata"]["labels"] for each in pods), key=json.dumps)
     text = json.dumps(_plain(objects)).replace(name, "NAME")
-    # Which number was free hangs on when the old engine went; and the names of pods are KubeRay's.
+    # The number of an engine replica depends on the time of the old one's end, and KubeRay chooses the names of pods.
     text = re.sub(r"(NAME-[0-9a-f]{8})-\d+", r"\1-N", text)
     return json.loads(re.sub(r"-N-head-[a-z0-9]{5}\b", "-N-head", text))
 
 
 def differences(found: Any, wanted: Any, path: str = "") -> list[str]:
-    """Where two such ends differ, a line each: a whole end is too long to be read in a failed test's output."""
+    """Differences of two end states, a line each, since a failed test cannot show whole end states."""
     if isinstance(found, dict) and isinstance(wanted, dict):
-        pairs = ((key, found.get(key, _NOTHING), wanted.get(key, _NOTHING)) for key in sorted({*found, *wanted}))
-        return [line for key, *pair in pairs for line in differences(*pair, f"{path}.{key}".lstrip("."))]
+        return [
+            line
+            for key in sorted({*found, *wanted})
+            for line in differences(found.get(key, _NOTHING), wanted.get(key, _NOTHING), f"{path}.{key}".lstrip("."))
+        ]
     if isinstance(found, list) and isinstance(wanted, list) and len(found) == len(wanted):
-        numbered = enumerate(zip(found, wanted, strict=True))
-        return [line for number, pair in numbered for line in differences(*pair, f"{path}[{number}]")]
+        return [
+            line
+            for number, (one, other) in enumerate(zip(found, wanted, strict=True))
+            for line in differences(one, other, f"{path}[{number}]")
+        ]
     return [] if found == wanted else [f"{path}: {found!r} instead of {wanted!r}"]
 
 

@@ -18,11 +18,11 @@ LATE_TOKENS = 16
 STRIKE_AT = 16
 _AGENT = Path(__file__).with_name("load_agent.py")
 
-Said = list[list[str]]  # tokens, by the number of the prompt
+StreamTokens = list[list[str]]  # index of the prompt -> tokens
 
 
-class Agent:
-    """load_agent.py in the client's pod."""
+class LoadAgent:
+    """The program load_agent.py, running in the client's pod."""
 
     def __init__(self, service: Service, **settings: Any) -> None:
         self._service = service
@@ -37,23 +37,23 @@ class Agent:
             "late_tokens": LATE_TOKENS,
             "late_every_s": 1.0,
             "late_for_s": 0.0,
-            "steady": 0,  # so many streams at a time instead, one after the other, until it is told to stop
+            "steady": 0,  # number of streams at a time, repeated until "stop"; 0: new streams at an interval
             "probe_url": "",
             "probe_timeout_s": 120.0,
-            "probe_rest_s": 30.0,  # for probes on their way at the end, once the service is Available
+            "probe_rest_s": 30.0,  # for the last probes, once the service is Available
         }
-        self._say(asked | settings)
+        self._write(asked | settings)
 
-    def _say(self, what: dict[str, Any]) -> None:
+    def _write(self, what: dict[str, Any]) -> None:
         assert self.process.stdin is not None
         self.process.stdin.write(json.dumps(what) + "\n")
         self.process.stdin.flush()
 
-    def tell(self, what: str) -> None:
-        self._say({"do": what})
+    def send(self, what: str) -> None:
+        self._write({"do": what})
 
-    def hear(self) -> dict[str, Any]:
-        """The next thing that it says."""
+    def receive(self) -> dict[str, Any]:
+        """The next message of the program."""
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         assert line, "the client's pod is gone, or its program failed"
@@ -61,19 +61,19 @@ class Agent:
         return said
 
 
-def undisturbed(service: Service, num_tokens: int = NUM_TOKENS) -> Said:
-    """What the streams say when nothing breaks."""
-    agent = Agent(service, num_tokens=num_tokens)
+def undisturbed(service: Service, num_tokens: int = NUM_TOKENS) -> StreamTokens:
+    """The streams' tokens without a fault."""
+    agent = LoadAgent(service, num_tokens=num_tokens)
     try:
-        streams = agent.hear()["streams"]
+        streams = agent.receive()["streams"]
     finally:
         agent.process.kill()
     assert [stream["failure"] for stream in streams] == [""] * NUM_STREAMS, streams
     return [stream["tokens"] for stream in streams]
 
 
-def problem_of(stream: dict[str, Any], expected: Said) -> str:
-    """What a user would complain of, in words; empty when the stream said all that was expected."""
+def problem_of(stream: dict[str, Any], expected: StreamTokens) -> str:
+    """The failure of a stream, in words; empty when it delivered all expected tokens."""
     meant = expected[stream["index"]][: stream["num_tokens"]]
     if not stream["failure"] and stream["tokens"] != meant:
         return f"changed: {stream['tokens']} instead of {meant}"

@@ -1,9 +1,9 @@
-"""Runs inside a pod, by `python -c` of this text: streams, requests that keep arriving, and a prober. No retries.
+"""A load generator that runs in a pod as the text of `python -c`: streams, arriving requests and a prober. No retries.
 
-stdin, a JSON object a line: first the settings, then {"do": "struck"} when the fault was made and {"do": "stop"}.
-stdout: {"ready": time} once every stream has as many tokens as the fault waits for; {"ended": time} once nothing runs
-or arrives any more; at the end all that was seen.
-Times are Unix times. Tokens of a stream are compared by whoever reads this.
+stdin holds a JSON object a line: first the settings, then {"do": "struck"} after the fault, and {"do": "stop"}.
+stdout: {"ready": time} once every stream has the number of tokens that the fault waits for; {"ended": time} once no
+request runs and none will arrive; at the end the records of all streams and probes.
+Times are Unix times. The reader of stdout compares the tokens.
 """
 
 from __future__ import annotations
@@ -27,12 +27,14 @@ PROMPTS = [
     "In the year 2350, humanity",
     "The recipe needs the following ingredients:",
 ]
-# The engine sends a comment every 10 s while a stream waits.
+# The engine sends an SSE comment every 10 s while a stream waits.
 SILENCE_S = 25.0
+
+Tasks = set["asyncio.Task[None]"]
 
 
 def body(model: str, index: int, max_tokens: int) -> dict[str, Any]:
-    """A request whose tokens can be compared: greedy for even indices, seeded for odd ones."""
+    """A request with reproducible tokens: greedy for even indices, seeded for odd ones."""
     seeded = {"temperature": 0.9, "top_p": 0.95, "seed": 100 + index}
     sampling = seeded if index % 2 else {"temperature": 0.0}
     return {
@@ -47,7 +49,7 @@ def body(model: str, index: int, max_tokens: int) -> dict[str, Any]:
 
 
 class Stream:
-    """One streamed completion. `failure` is set for anything that a user would call one."""
+    """One streamed completion. `failure` is empty only if the stream ended as a client expects."""
 
     def __init__(self, url: str, index: int, num_tokens: int, is_late: bool) -> None:
         self.url, self.index, self.num_tokens, self.is_late = url, index, num_tokens, is_late
@@ -108,14 +110,15 @@ class Agent:
         self.settings = settings
         self.streams: list[Stream] = []
         self.probes: list[tuple[float, float, str]] = []  # sent, answered, failure
-        self.had: list[int] = []  # tokens of the first streams when the fault was made
+        self.had: list[int] = []  # tokens of the first streams at the time of the fault
         self.struck = asyncio.Event()
         self.stop = asyncio.Event()
 
     async def run(self) -> None:
-        asked, tasks = self.settings, set()
+        asked = self.settings
+        tasks: Tasks = set()
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=10.0, sock_read=SILENCE_S)
-        # A connection for each request: a kept one would hide which pod a Service leads to now.
+        # A new connection for each request, since a kept one would stay with its pod whatever the Service selects.
         connector = aiohttp.TCPConnector(limit=0, force_close=True)
         async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
             listening = asyncio.create_task(self._listen())
@@ -149,8 +152,8 @@ class Agent:
         await self.struck.wait()
         self.had = [len(each.tokens) for each in first]
 
-    async def _arrive(self, session: aiohttp.ClientSession, tasks: set[Any], running: asyncio.Future[Any]) -> None:
-        """New requests, from the fault on, for `late_for_s` and until nobody waits for its end any more."""
+    async def _arrive(self, session: aiohttp.ClientSession, tasks: Tasks, running: asyncio.Future[Any]) -> None:
+        """Sends new requests from the fault on, for at least `late_for_s` and until the first streams have ended."""
         asked = self.settings
         await self.struck.wait()
         if asked["steady"]:
@@ -162,8 +165,8 @@ class Agent:
             number += 1
             await asyncio.sleep(asked["late_every_s"])
 
-    async def _repeat(self, session: aiohttp.ClientSession, tasks: set[Any], number: int) -> None:
-        """One stream after the other until `stop`, but no more than one in `late_every_s`: what fails fails fast."""
+    async def _repeat(self, session: aiohttp.ClientSession, tasks: Tasks, number: int) -> None:
+        """Sends stream after stream until `stop`, at most one in `late_every_s`, which bounds failing requests."""
         asked = self.settings
         while not self.stop.is_set():
             pause = asyncio.create_task(asyncio.sleep(asked["late_every_s"]))
@@ -172,7 +175,13 @@ class Agent:
             number += asked["steady"]
 
     def _start(
-        self, session: aiohttp.ClientSession, tasks: set[Any], index: int, url: str, num_tokens: int, is_late: bool
+        self,
+        session: aiohttp.ClientSession,
+        tasks: Tasks,
+        index: int,
+        url: str,
+        num_tokens: int,
+        is_late: bool,
     ) -> Stream:
         stream = Stream(url, index, num_tokens, is_late)
         self.streams.append(stream)
@@ -181,7 +190,7 @@ class Agent:
         return stream
 
     async def _probe(self, session: aiohttp.ClientSession) -> None:
-        """One token a second until `stop`. A probe may wait for a recovery; the next one is sent all the same."""
+        """Requests one token a second until `stop`. A probe that waits for a recovery does not delay the next one."""
         probes: set[asyncio.Task[None]] = set()
         while not self.stop.is_set():
             probes.add(asyncio.create_task(self._ask(session)))
@@ -221,7 +230,7 @@ def say(what: dict[str, Any]) -> None:
 if __name__ == "__main__":
     with contextlib.suppress(KeyboardInterrupt):
         asyncio.run(Agent(json.loads(sys.stdin.readline())).run())
-        # The thread that reads stdin would keep this process.
+        # The thread that reads stdin would keep this process alive.
         import os
 
         os._exit(0)

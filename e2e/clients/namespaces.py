@@ -15,7 +15,7 @@ def new_namespace(kubectl: Kubectl, purpose: str) -> Iterator[str]:
     """A new namespace. Its pods are deleted when the block ends, since the next test needs their memory and cores.
 
     The namespace itself disappears a little later: the namespace controller waits for half of a pod's grace period
-    before it looks at a terminating namespace again.
+    before it checks a terminating namespace again.
     """
     name = f"e2e-{slug(purpose)[:40].strip('-')}-{time.time_ns() // 1_000_000 % 100_000}"
     kubectl("create", "namespace", name)
@@ -24,8 +24,7 @@ def new_namespace(kubectl: Kubectl, purpose: str) -> Iterator[str]:
         yield name
     finally:
         kubectl("delete", "namespace", name, "--wait=false")
-        # The pods are deleted here because the namespace controller deletes them later. New pods cannot be created in a
-        # terminating namespace. Other tests cover how pods end in order.
+        # The namespace controller would delete the pods later. No new pod can be created in a terminating namespace.
         kubectl("delete", "pods", "--all", "--now", "--namespace", name, "--timeout=120s", timeout_s=130)
 
 

@@ -1,4 +1,4 @@
-"""An LLMService in the test cluster, as kubectl and a pod beside it see it."""
+"""An LLMService in the test cluster: its objects through kubectl, its API from a client's pod."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 OPERATOR_NAMESPACE = "rayloom-system"
 READY_SECONDS = 180.0
 _RULES_S = 5.0
-# A connection that is begun just while a node changes its rules for a Service finds nobody until it times out.
+# A connection that begins while a node changes its rules for a Service hangs until its timeout.
 _TRY_S = 2.0
 
 CHAT = {
@@ -30,7 +30,7 @@ CHAT = {
 
 
 class Service:
-    """One LLMService, as kubectl and a pod beside it see it."""
+    """One LLMService, with the client's pod that sends its requests."""
 
     def __init__(self, kubectl: Kubectl, client: Client, namespace: str, name: str) -> None:
         self.kubectl = kubectl
@@ -40,22 +40,26 @@ class Service:
 
     @property
     def url(self) -> str:
-        """Where clients in the cluster reach it."""
+        """The base URL for clients in the cluster."""
         return f"http://{self.name}.{self.namespace}.svc.cluster.local:8000"
 
     def get(self) -> dict[str, Any]:
-        return self.kubectl.json("get", "llm", self.name, "--namespace", self.namespace)
+        document: dict[str, Any] = self.kubectl.json("get", "llm", self.name, "--namespace", self.namespace)
+        return document
 
     def condition(self, kind: str) -> dict[str, Any]:
         found = [item for item in self.get().get("status", {}).get("conditions", []) if item["type"] == kind]
         return found[0] if found else {"status": "", "reason": "", "message": ""}
 
     def is_available(self) -> bool:
-        return self.condition("Available")["status"] == "True"
+        return bool(self.condition("Available")["status"] == "True")
 
     def wait_available(self, seconds: float = READY_SECONDS) -> float:
-        """Seconds until it is. Returns once requests reach it from this client's node, whose own rules follow the
-        endpoints a second or so later."""
+        """Seconds until the service is Available.
+
+        Returns once requests from the client's node reach it: kube-proxy's rules there follow the EndpointSlices about
+        a second later.
+        """
         found = wait(self.is_available, seconds, self.story)
         wait(lambda: self.client.request(f"{self.url}/v1/models", None, _TRY_S)[0] != 0, _RULES_S, self.story)
         return found
@@ -69,7 +73,7 @@ class Service:
         return tokens_of(json.loads(body))
 
     def change(self, **spec: Any) -> None:
-        """Merges these fields into the spec; None takes one away."""
+        """Merges these fields into the spec; None removes a field."""
         patch = json.dumps({"spec": spec})
         self.kubectl("patch", "llm", self.name, "--namespace", self.namespace, "--type", "merge", "--patch", patch)
 
@@ -77,29 +81,31 @@ class Service:
         self.kubectl("scale", f"llm/{self.name}", "--namespace", self.namespace, f"--replicas={replicas}")
 
     def clusters(self) -> list[str]:
-        """Names of its RayClusters, those included that are being deleted."""
+        """Names of its RayClusters, with terminating ones."""
         selector = f"rayloom.dev/service={self.name}"
         found = self.kubectl.json("get", "rayclusters", "--namespace", self.namespace, "--selector", selector)["items"]
         return [each["metadata"]["name"] for each in found]
 
     def has(self, number: int) -> bool:
-        """Whether so many engines are there, and no other, and all serve."""
+        """True when exactly this number of engine replicas exist and all serve."""
         return self.get().get("status", {}).get("ready") == f"{number}/{number}" and len(self.clusters()) == number
 
     def story(self) -> str:
-        """What a test that waited in vain says."""
+        """The service's status, for the message of a failed wait."""
         return json.dumps(self.get().get("status"), indent=1)
 
     def pods(self, kind: str) -> list[dict[str, Any]]:
-        """Pods of the RayCluster: kind is head or worker."""
+        """Pods of its RayClusters of the kind "head" or "worker"."""
         selector = f"rayloom.dev/service={self.name},ray.io/node-type={kind}"
-        return self.kubectl.json("get", "pods", "--namespace", self.namespace, "--selector", selector)["items"]
+        found: dict[str, list[dict[str, Any]]]
+        found = self.kubectl.json("get", "pods", "--namespace", self.namespace, "--selector", selector)
+        return found["items"]
 
     def delete_pod(self, name: str, *options: str) -> None:
         self.kubectl("delete", "pod", name, "--namespace", self.namespace, "--wait=false", *options)
 
     def engine_status(self) -> dict[str, Any]:
-        """/status of the engine, asked from the pod beside it with the group's token."""
+        """/status of the first engine replica, requested by the client's pod with the replica's token."""
         group = self.get()["status"]["groups"][0]["name"]
         secret = self.kubectl.json("get", "secret", f"{group}-admin", "--namespace", self.namespace)
         address = self.pods("head")[0]["status"]["podIP"]
@@ -110,7 +116,8 @@ class Service:
             "request.add_header('Authorization', 'Bearer ' + token)\n"
             "print(urllib.request.urlopen(request, timeout=10).read().decode())"
         )
-        return json.loads(self.client.python(code))
+        status: dict[str, Any] = json.loads(self.client.python(code))
+        return status
 
 
 def tokens_of(answer: dict[str, Any]) -> list[str]:
@@ -118,14 +125,14 @@ def tokens_of(answer: dict[str, Any]) -> list[str]:
 
 
 def manifest(path: Path, namespace: str, **spec: Any) -> dict[str, Any]:
-    document = yaml.safe_load(path.read_text())
+    document: dict[str, Any] = yaml.safe_load(path.read_text())
     document["metadata"]["namespace"] = namespace
     document["spec"].update(spec)
     return document
 
 
 def wait(condition: Callable[[], bool], seconds: float, story: Callable[[], str], pause_s: float = 0.25) -> float:
-    """Seconds until `condition` held. Fails with `story` after `seconds`; a failed command is asked again till then."""
+    """Seconds until `condition` held. Fails with `story` after `seconds`; failed commands are repeated until then."""
     began = time.monotonic()
     problem: ClusterError | None = None
     while True:

@@ -1,7 +1,8 @@
-"""Streams in a pod of the cluster while something breaks, and what their clients saw of it.
+"""Breaks something while a client's pod receives streams, and reports what its clients saw.
 
-The rules: retries off; new requests keep arriving; the fault lands when every stream has at least 16 and at most half
-of its tokens; float32; a request has failed on any HTTP error, error event, missing [DONE], changed or missing token.
+The rules: retries are off; new requests keep arriving; the fault happens when every stream has at least 16 and at most
+half of its tokens; weights are float32; a request has failed on any HTTP error, error event, missing [DONE], changed or
+missing token.
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from clients.load import STRIKE_AT, Agent, Said, problem_of
+from clients.load import STRIKE_AT, LoadAgent, StreamTokens, problem_of
 from clients.service import Service, wait
-from observers.honesty import lies
+from observers.availability import untrue_times
 from observers.timeline import Timeline
 
 HEADER = (
@@ -25,17 +26,17 @@ HEADER = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
-    """What clients saw of a fault. Seconds count from the fault."""
+class FaultRecord:
+    """The observations of clients during a fault. Seconds count from the fault."""
 
     streams: list[dict[str, Any]]
-    failures: list[str]  # of requests and probes, in words; empty = clients saw a pause
-    failed_probes: list[tuple[float, float, str]]  # when it was sent, when it failed (Unix time), and how
+    failures: list[str]  # of requests, in words; empty when clients saw a pause at most
+    failed_probes: list[tuple[float, float, str]]  # Unix times of request and failure, and its reason
     num_requests: int
-    tokens_s: float  # until a stream that was running got its next token
-    available_s: float | None  # until Available was True again; None where it never was False
+    tokens_s: float  # until the next token of a running stream
+    available_s: float | None  # until Available was True again; None when it was never False
     timeline: Timeline
-    lies: list[str]
+    untrue_times: list[str]
 
     @property
     def probe_failures(self) -> list[str]:
@@ -45,7 +46,7 @@ class Seen:
         return self.timeline.table()
 
     def row(self, what: str) -> str:
-        """A line of the table of measured seconds."""
+        """A row of the table of faults."""
         again = "never False" if self.available_s is None else f"{self.available_s:.1f}"
         tokens = f"{self.tokens_s:.1f}" if self.tokens_s > 0 else "-"
         return (
@@ -56,7 +57,7 @@ class Seen:
 
 def disturb(
     service: Service,
-    expected: Said,
+    expected: StreamTokens,
     what: str,
     strike: Callable[[], object],
     *,
@@ -64,46 +65,48 @@ def disturb(
     seconds: float = 90.0,
     mend: Callable[[Timeline], None] | None = None,
     **settings: Any,
-) -> Seen:
-    """Breaks something under streams, by the rules above.
+) -> FaultRecord:
+    """Calls `strike` under streams, by the rules above.
 
-    `expected` is what `undisturbed` returned. Returns when every request has ended, the service is Available and
-    `is_over()`. `mend` runs right after `strike`, which may return when it happened.
+    `expected` is the result of `undisturbed`. Returns when every request has ended, the service is Available and
+    `is_over()`. `strike` may return the Unix time of the fault. `mend` runs right after `strike`.
     """
     wait(service.is_available, 60.0, lambda: json.dumps(service.get().get("status"), indent=1))
     num_tokens = len(expected[0])
-    agent = Agent(service, num_tokens=num_tokens, strike_at=STRIKE_AT, probe_url=service.url, **settings)
+    agent = LoadAgent(service, num_tokens=num_tokens, strike_at=STRIKE_AT, probe_url=service.url, **settings)
     try:
         with Timeline(service) as timeline:
-            agent.hear()  # ready
+            agent.receive()  # ready
             timeline.begin(what)
             landed_at = strike()
             if isinstance(landed_at, float):
                 timeline.begin(what, landed_at)
-            agent.tell("struck")
+            agent.send("struck")
             if mend is not None:
                 mend(timeline)
-            assert "ended" in agent.hear()
+            assert "ended" in agent.receive()
             wait(
                 lambda: is_over() and service.is_available(),
                 seconds,
                 lambda: f"{timeline.table()}\n{json.dumps(service.get().get('status'), indent=1)}",
             )
             over_at = time.time()
-            agent.tell("stop")
-            said = agent.hear()
+            agent.send("stop")
+            said = agent.receive()
     finally:
         agent.process.kill()
     return _seen(service, expected, timeline, said, over_at)
 
 
-def _seen(service: Service, expected: Said, timeline: Timeline, said: dict[str, Any], over_at: float) -> Seen:
+def _seen(
+    service: Service, expected: StreamTokens, timeline: Timeline, said: dict[str, Any], over_at: float
+) -> FaultRecord:
     began, streams = timeline.began_at, said["streams"]
     half = len(expected[0]) // 2
     assert max(said["had"]) <= half, f"the fault came too late:\n{timeline.table()}\n{said['had']}"
     failures = [problem for stream in streams if (problem := problem_of(stream, expected))]
     recoveries = [each for each in service.engine_status()["recoveries"] if each["at"] >= began - 1.0]
-    # A rank of a pod that is deleted lives on for seconds, in which the first streams may end.
+    # A rank of a deleted pod lives for some more seconds, in which the first streams may end.
     felt_at = max(began, recoveries[0]["at"]) if recoveries else began
     running = [each["times"] for each in streams if each["began"] <= felt_at < each["ended"]]
     assert running, f"nobody waited when it was felt:\n{timeline.table()}"
@@ -120,7 +123,7 @@ def _seen(service: Service, expected: Said, timeline: Timeline, said: dict[str, 
         timeline.note(same[0][1], "probe", f"{failure}: {len(same)}, until {timeline.seconds(same[-1][1]):.1f} s")
     was_lost = [at for at, is_available in timeline.available if not is_available and at >= began]
     back = [at for at, is_available in timeline.available if is_available and was_lost and at > was_lost[-1]]
-    return Seen(
+    return FaultRecord(
         streams=streams,
         failures=failures,
         failed_probes=failed_probes,
@@ -128,11 +131,11 @@ def _seen(service: Service, expected: Said, timeline: Timeline, said: dict[str, 
         tokens_s=tokens_at - began,
         available_s=back[-1] - began if back else None,
         timeline=timeline,
-        lies=lies(timeline.available, answers, min(sent for sent, _, _ in said["probes"]), over_at),
+        untrue_times=untrue_times(timeline.available, answers, min(sent for sent, _, _ in said["probes"]), over_at),
     )
 
 
 def _end_of_pause(times: list[float], since: float) -> float:
-    """When tokens flowed again: the end of the longest pause after `since`. What was on its way comes before it."""
+    """The end of the longest pause after `since`. Tokens in transit at the fault arrive before it."""
     moments = [since, *(moment for moment in times if moment > since)]
     return max(itertools.pairwise(moments), key=lambda pause: pause[1] - pause[0], default=(since, since))[1]

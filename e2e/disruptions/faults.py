@@ -1,4 +1,4 @@
-"""Faults, made from outside: signals to processes of a pod. Shipped code has no hooks."""
+"""Faults by signals to processes of a pod. The products have no hooks for faults."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 from local_kubernetes.machine.kubectl import Kubectl
 
-# Looks through command lines; the pattern is not to find the shell that has it in its own.
+# Searches all command lines. The pattern must not match the searching shell's own.
 _SIGNAL = """\
 for process in /proc/[0-9]*; do
   if tr '\\0' ' ' < $process/cmdline 2>/dev/null | grep -q -- "$2"; then kill -"$1" "${process#/proc/}" && found=1; fi
@@ -16,7 +16,7 @@ done
 
 
 def signal_rank(kubectl: Kubectl, namespace: str, rank: dict[str, Any], signal: str) -> float:
-    """`rank` is an entry of the engine's /status. Returns when it got the signal, in Unix time of its node."""
+    """Sends a signal to `rank`, an entry of the engine's /status. Returns the Unix time on its node."""
     target = ("exec", "--namespace", namespace, rank["host"], "--container", "ray-worker", "--")
     return float(kubectl(*target, "sh", "-c", f"kill -{signal} {rank['pid']} && date +%s.%N"))
 
@@ -24,7 +24,9 @@ def signal_rank(kubectl: Kubectl, namespace: str, rank: dict[str, Any], signal: 
 def signal_process(
     kubectl: Kubectl, namespace: str, pod: str, container: str, pattern: str, signal: str = "KILL"
 ) -> None:
-    """`signal` for the processes of a container whose command line holds `pattern`, a regular expression that does not
-    match itself, such as gcs[_]server. Raises ClusterError when there is none."""
+    """Sends a signal to the processes of a container whose command line matches `pattern`.
+
+    The regular expression must not match itself; gcs[_]server does not. Raises ClusterError without a match.
+    """
     target = ("exec", "--namespace", namespace, pod, "--container", container, "--")
     kubectl(*target, "sh", "-c", _SIGNAL, "sh", signal, pattern)

@@ -1,4 +1,4 @@
-"""Services that cannot serve as they are, each for a reason outside of its spec, and what takes the reason away."""
+"""Services that cannot serve for a reason outside of their spec, and the removal of each reason."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from local_kubernetes.machine.shell import run
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mistake:
-    """What a service says that has it, and how many pods of KubeRay it gets: none is made twice."""
+    """The expected condition of a service with the mistake, and its number of pods: none is created twice."""
 
     reason: str
-    said: tuple[str, ...]  # what is wrong, and what to do
+    said: tuple[str, ...]  # parts of the message: the problem and the cure
     num_pods: int
 
 
@@ -52,12 +52,12 @@ MISTAKES = {
 IMAGE = "docker.io/rayloom/engine:not-there-yet"
 FOLDER = Path("/var/tmp/rayloom-e2e-not-there-yet")
 FILLER = "filler"
-# Of a node's memory. A rank asks for more than half as well, so one of two finds a node.
+# Share of a node's memory. Each of two ranks requests it as well, so only one of them finds a node.
 _MORE_THAN_HALF = 0.6
 
 
 def services(kubectl: Kubectl, namespace: str) -> list[dict[str, Any]]:
-    """An LLMService for each mistake, and a pod that takes the room of the last."""
+    """An LLMService for each mistake, and a pod that takes the memory of the last one."""
     node = kubectl.json("get", "nodes")["items"][0]
     much = f"{int(_kibibytes(node['status']['allocatable']['memory']) * _MORE_THAN_HALF)}Ki"
     little = {"resources": {"requests": {"cpu": "100m", "memory": "256Mi"}}}
@@ -96,7 +96,7 @@ def _kibibytes(amount: str) -> int:
 
 @contextmanager
 def image_on_the_nodes(cluster: Cluster) -> Iterator[None]:
-    """Every node has the engine's image under the name IMAGE as well."""
+    """Gives the engine's image the additional name IMAGE on every node for the block."""
     for node in cluster.node_names():
         run(*_containerd(cluster, node), "images", "tag", "--force", ENGINE.name, IMAGE)
     try:
@@ -115,9 +115,9 @@ def _containerd(cluster: Cluster, node: str) -> tuple[object, ...]:
 
 
 def too_little_memory(namespace: str) -> list[dict[str, Any]]:
-    """A limit that nobody's manifest has: the namespace gives it to every container without one of its own.
+    """A LimitRange whose default memory limit applies to every container without a limit, and a service.
 
-    It is enough for the head pod, and for Ray and a rank without the weights.
+    The limit suffices for the head pod, and for Ray and a rank without the weights.
     """
     item = {"type": "Container", "default": {"memory": "720Mi"}}
     limit = {
@@ -141,7 +141,7 @@ def remove_folder() -> None:
 
 
 class PodCounter:
-    """Counts the pods that are made for each service, with a watch of its own."""
+    """Counts the created pods of each service by a watch."""
 
     def __init__(self, kubectl: Kubectl, namespace: str) -> None:
         path = r'{.metadata.uid} {.metadata.labels.rayloom\.dev/service} {.metadata.labels.ray\.io/cluster}{"\n"}'
@@ -157,7 +157,7 @@ class PodCounter:
             self._seen.add(tuple(line.split()))
 
     def by_service(self) -> dict[str, int]:
-        """Pods of RayClusters."""
+        """Service -> number of created pods of its RayClusters."""
         return Counter(row[1] for row in set(self._seen) if len(row) == 3)
 
     def close(self) -> None:

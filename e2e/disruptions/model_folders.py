@@ -1,4 +1,4 @@
-"""The embedded model as a folder that every node has at the same path."""
+"""The embedded model in a folder that has the same path on every node."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from local_kubernetes.machine.kubectl import Kubectl
 
 
 def model_on_the_nodes() -> Path:
-    """Readable for everybody. Skips where the nodes do not see this machine's folders."""
+    """A folder that every user can read. Skips the test where nodes do not see this machine's folders."""
     from rayloom_engine.models.checkpoint.source import resolve
 
     converted = resolve("builtin://smollm2-135m").path
     if os.environ.get("E2E_CLUSTER") == "kind" or os.environ.get("E2E_KUBECONFIG"):
         pytest.skip("the nodes do not see this machine's folders")
-    # Not below HOME, which other users cannot enter. Its name is that of the conversion, so it is never out of date.
+    # Other users cannot enter HOME. The conversion's name is part of the folder's, so it is never out of date.
     folder = Path("/var/tmp") / f"rayloom-e2e-{converted.name}"
     if not folder.exists():
         _copy(converted, folder, shutil.copyfile)
@@ -30,7 +30,7 @@ def model_on_the_nodes() -> Path:
 
 @contextmanager
 def claim_on_the_nodes(kubectl: Kubectl, namespace: str, claim: str, path: str) -> Iterator[None]:
-    """A PersistentVolumeClaim with the model at this path in it: a folder that every node sees."""
+    """A PersistentVolumeClaim of a host folder with the model at this path."""
     root = Path(tempfile.mkdtemp(prefix="rayloom-e2e-claim-", dir="/var/tmp"))
     root.chmod(0o755)
     volume = {"kind": "PersistentVolume", "metadata": {"name": f"{namespace}-{claim}"}}
@@ -54,7 +54,7 @@ def claim_on_the_nodes(kubectl: Kubectl, namespace: str, claim: str, path: str) 
 
 
 def link_model(folder: Path) -> None:
-    """Makes `folder`, at once and as a whole, with the files of `model_on_the_nodes()`."""
+    """Creates `folder` atomically, with links to the files of `model_on_the_nodes()`."""
     _copy(model_on_the_nodes(), folder, os.link)
 
 

@@ -1,4 +1,4 @@
-"""Images built FROM the engine's with a change in them, as a release would have: shipped code has no hooks."""
+"""Releases with a mistake: images built FROM the engine's with a patch. The engine has no hooks for faults."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from local_kubernetes.clusters.existing import ExistingCluster
 from local_kubernetes.clusters.interface import Cluster
 from local_kubernetes.images.build import ENGINE
 
-_FOLDER = Path(__file__).with_name("bad_images")
+FOLDER = Path(__file__).with_name("bad_images")
 NEXT_VERSION = "0.1.0+next"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Release:
-    """`patch` is a file of bad_images/, and goes to the end of `module` below rayloom_engine."""
+    """A release whose `patch`, a file of bad_images/, is appended to `module` below rayloom_engine."""
 
     patch: str
     module: str
 
     @property
     def image(self) -> str:
-        """As a manifest names it."""
+        """The image's name in a manifest."""
         return f"{ENGINE.name.removeprefix('docker.io/').rpartition(':')[0]}:{self.patch.removesuffix('.py')}"
 
 
@@ -35,10 +35,10 @@ SLOW = Release(patch="ten_times_slower.py", module="worker/runner.py")
 
 
 def release(cluster: Cluster, wanted: Release) -> str:
-    """The release's image, which every node has. Built once, and again when the engine or the patch changes."""
+    """The release's image, loaded on every node. It is built again when the engine or the patch has changed."""
     if isinstance(cluster, ExistingCluster):
         pytest.skip("the nodes' images are not ours to change")
     name = f"docker.io/{wanted.image}"
-    cluster.derive_image(name, _FOLDER, {"MODULE": wanted.module, "PATCH": wanted.patch})
+    cluster.derive_image(name, FOLDER, {"MODULE": wanted.module, "PATCH": wanted.patch})
     cluster.load_image(name)
     return wanted.image

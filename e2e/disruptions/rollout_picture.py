@@ -1,4 +1,4 @@
-"""What was seen of a roll as a picture: steps, engines, and the time to the first token of every request.
+"""Draws a rollout: its steps, its engine replicas, and every request's time to the first token.
 
 `ROLL_PLOT=1 make e2e ARGS="-k 'argument or fails_requests'"` writes docs/images/roll.svg and rollback.svg.
 """
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from xml.sax.saxutils import escape
 
-from disruptions.rollout_under_load import Roll
+from disruptions.rollout_under_load import RolloutRecord
 from observers.rollout_timeline import CLUSTER_DELETED, Engine
 
 _FOLDER = Path(__file__).parents[2] / "docs" / "images"
@@ -21,7 +21,7 @@ _FOLDER = Path(__file__).parents[2] / "docs" / "images"
 # Pixels.
 _WIDTH, _LEFT, _RIGHT = 960, 150, 20
 _TOP, _STEP, _LANE, _REQUESTS, _BOTTOM = 34, 30, 34, 170, 94
-_BEFORE_S = 5.0  # of the time before the change
+_BEFORE_S = 5.0  # shown before the change
 
 _STEP_COLOURS = ("#e8eef7", "#f4efe3")
 _COLOURS = {
@@ -37,7 +37,7 @@ _COLOURS = {
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Of an engine's life; seconds from the change."""
+    """A part of an engine's life; seconds from the change."""
 
     begin: float
     end: float
@@ -46,25 +46,25 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """Seconds count from the change."""
+    """The content of a picture. Seconds count from the change."""
 
     title: str
     begin: float
     end: float
     steps: Sequence[tuple[float, str]]
     lanes: Sequence[tuple[str, Sequence[Span]]]
-    first_tokens: Sequence[tuple[float, float]]  # when a request was sent, and after how many seconds it had a token
-    failures: Sequence[float]  # when requests were sent that failed
+    first_tokens: Sequence[tuple[float, float]]  # time of a request, and its seconds to the first token
+    failures: Sequence[float]  # times of failed requests
 
 
-def plotted(seen: Roll, name: str) -> None:
-    """Writes docs/images/NAME.svg, where the environment asks for it."""
+def plotted(seen: RolloutRecord, name: str) -> None:
+    """Writes docs/images/NAME.svg if ROLL_PLOT is set."""
     if os.environ.get("ROLL_PLOT"):
         _FOLDER.mkdir(exist_ok=True)
         (_FOLDER / f"{name}.svg").write_text(svg(picture(seen)))
 
 
-def picture(seen: Roll) -> Picture:
+def picture(seen: RolloutRecord) -> Picture:
     timeline = seen.timeline
     at, end = timeline.seconds, timeline.seconds(seen.over_at)
     revisions: dict[str, str] = {}
@@ -85,7 +85,7 @@ def picture(seen: Roll) -> Picture:
 
 
 def _life(engine: Engine, until: float) -> Iterator[Span]:
-    """What the engine did, piece by piece, in Unix time."""
+    """The spans of an engine's life, in Unix time."""
     end = engine.gone_at or until
     deleted_at = next((at for at, what in engine.touches if what == CLUSTER_DELETED), end)
     token_at = engine.token_seen_at or end

@@ -1,7 +1,7 @@
-"""A change of a service under steady streams, and what their clients and an administrator saw of it.
+"""Changes a service under steady streams, and reports what clients and an administrator saw.
 
-The rules are those of streams.py, with one more: streams keep arriving until the roll is over, so that some run
-whenever an engine is touched. Tokens are compared across revisions, so these serve the same weights.
+The rules are those of fault_under_load.py, and one more: streams keep arriving until the rollout is over, so that some
+run whenever the operator acts on an engine. All revisions serve the same weights, since their tokens are compared.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from clients.load import STRIKE_AT, Agent, Said, problem_of
+from clients.load import STRIKE_AT, LoadAgent, StreamTokens, problem_of
 from clients.service import ROOT, Service, manifest, wait
-from observers.honesty import lies
-from observers.rollout_timeline import RollTimeline
+from observers.availability import untrue_times
+from observers.rollout_timeline import RolloutTimeline
 
-NUM_TOKENS = 96  # of streams that run when the change is made, which takes a moment
+NUM_TOKENS = 96  # of the first streams, which run during the change
 LATE_TOKENS = 32
-# Streams at a time, at first and from then on: a slow machine is not to be given more and more.
+# Streams at a time, before and after the change. A fixed number, so that a slow machine is not overloaded.
 NUM_FIRST, NUM_STEADY = 4, 3
-# Time enough for a busy machine: what is tested is that streams end, not how fast.
+# Enough for a busy machine: the tests are about the end of streams, not about speed.
 DRAIN_SECONDS = 90
-# How long streams go on after the end of a roll.
+# Streams run for this time after the end of a rollout.
 _REST_S = 3.0
 
 
@@ -34,17 +34,17 @@ class Failure:
     began: float  # Unix times
     ended: float
     what: str
-    is_cut: bool  # it had got tokens
+    is_cut: bool  # after its first token
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Roll:
+class RolloutRecord:
     what: str
     streams: list[dict[str, Any]]
     probes: list[tuple[float, float, str]]  # sent, answered, failure
-    failures: list[Failure]  # of streams and probes, in the order in which they began
-    lies: list[str]
-    timeline: RollTimeline
+    failures: list[Failure]  # of streams and probes, in the order of their beginning
+    untrue_times: list[str]
+    timeline: RolloutTimeline
     over_at: float
 
     @property
@@ -53,17 +53,17 @@ class Roll:
 
     @property
     def longest_pause(self) -> tuple[float, float]:
-        """Seconds between two answers that the prober got, and when they began, in seconds from the change."""
+        """Seconds of the longest pause between two answers to the prober, and its begin in seconds from the change."""
         answers = sorted(answered for _, answered, failure in self.probes if not failure)
         return max((later - earlier, self.timeline.seconds(earlier)) for earlier, later in itertools.pairwise(answers))
 
     def began_between(self, since: float, until: float) -> int:
-        """Requests that clients sent in this time."""
+        """The number of requests that clients sent in this time."""
         began = [*(stream["began"] for stream in self.streams), *(sent for sent, _, _ in self.probes)]
         return sum(since <= at <= until for at in began)
 
     def early_touches(self, old: str, new: str) -> list[str]:
-        """What was done to engines of the revision `old` before one of `new` had made a token, in words."""
+        """Actions on engines of the revision `old` before an engine of `new` had generated a token, in words."""
         seen = [at for engine in self.timeline.of(new) if (at := engine.token_seen_at) is not None]
         proven_at = min(seen, default=float("inf"))
         return [
@@ -74,7 +74,7 @@ class Roll:
         ]
 
     def row(self) -> str:
-        """A line of the table of rolls. Steps count from the change."""
+        """A row of the table of rollouts. Seconds of steps count from the change."""
         timeline = self.timeline
         tokens = [at for each in timeline.engines.values() if (at := each.token_seen_at) and at > timeline.began_at]
         moments = [timeline.seconds(min(tokens)) if tokens else None]
@@ -86,7 +86,7 @@ class Roll:
         return "| " + " | ".join([*cells, f"{before:.2f} / {after:.2f}"]) + " |"
 
     def _first_tokens(self) -> tuple[float, float]:
-        """Seconds to the first token of streams, in the median and in the longest."""
+        """Median and maximum of the streams' seconds to the first token."""
         seconds = [each["times"][0] - each["began"] for each in self.streams if each["times"]]
         return statistics.median(seconds), max(seconds)
 
@@ -98,26 +98,26 @@ HEADER = (
 )
 
 
-def roll(
+def roll_out(
     service: Service,
-    expected: Said,
+    expected: StreamTokens,
     what: str,
     change: Callable[[], object],
     *,
     is_over: Callable[[], bool],
     seconds: float = 360.0,
     **settings: Any,
-) -> Roll:
-    """Makes the change under streams. `expected` is what `undisturbed` returned, with NUM_TOKENS tokens."""
+) -> RolloutRecord:
+    """Calls `change` under streams. `expected` is the result of `undisturbed` with NUM_TOKENS tokens."""
     load: dict[str, Any] = {"steady": NUM_STEADY, "late_tokens": LATE_TOKENS, "strike_at": STRIKE_AT}
     load |= {"urls": [service.url] * NUM_FIRST, "num_tokens": NUM_TOKENS, "probe_url": service.url}
-    agent = Agent(service, **(load | settings))
+    agent = LoadAgent(service, **(load | settings))
     try:
-        with RollTimeline(service) as timeline:
-            agent.hear()  # every stream has tokens
+        with RolloutTimeline(service) as timeline:
+            agent.receive()  # every stream has tokens
             timeline.begin(what)
             change()
-            agent.tell("struck")
+            agent.send("struck")
             wait(
                 is_over,
                 seconds,
@@ -125,28 +125,28 @@ def roll(
                 1.0,
             )
             over_at = time.time()
-            time.sleep(_REST_S)  # what fails because of the last step is to be seen
-            agent.tell("stop")
+            time.sleep(_REST_S)  # failures caused by the last step belong to the record
+            agent.send("stop")
             said: dict[str, Any] = {}
             while "streams" not in said:
-                said = agent.hear()
+                said = agent.receive()
     finally:
         agent.process.kill()
     assert max(said["had"]) <= NUM_TOKENS // 2, f"the change came too late: {said['had']}"
     answers = [answered for _, answered, failure in said["probes"] if not failure]
-    return Roll(
+    return RolloutRecord(
         what=what,
         streams=said["streams"],
         probes=said["probes"],
         failures=failures_of(said["streams"], said["probes"], expected),
-        lies=lies(timeline.available, answers, min(sent for sent, _, _ in said["probes"]), over_at),
+        untrue_times=untrue_times(timeline.available, answers, min(sent for sent, _, _ in said["probes"]), over_at),
         timeline=timeline,
         over_at=over_at,
     )
 
 
 def rollable(namespace: str, hold_seconds: int, min_requests: int = 20, **spec: Any) -> dict[str, Any]:
-    """The manifest of one rank in float32: two engines and all else share two cores."""
+    """The manifest of a service with one rank in float32, small enough for two engines on two cores."""
     model = {"source": "builtin://smollm2-135m", "dtype": "float32"}
     engine = {"args": {"threads": 1}, "resources": {"requests": {"cpu": "250m", "memory": "1Gi"}}}
     rollout = {"analysis": {"holdSeconds": hold_seconds, "minRequests": min_requests}}
@@ -155,7 +155,7 @@ def rollable(namespace: str, hold_seconds: int, min_requests: int = 20, **spec: 
 
 
 def failures_of(
-    streams: Sequence[dict[str, Any]], probes: Sequence[tuple[float, float, str]], expected: Said
+    streams: Sequence[dict[str, Any]], probes: Sequence[tuple[float, float, str]], expected: StreamTokens
 ) -> list[Failure]:
     found = [
         Failure(began=each["began"], ended=each["ended"], what=problem, is_cut=bool(each["tokens"]))
@@ -166,15 +166,15 @@ def failures_of(
     return sorted(found, key=lambda failure: failure.began)
 
 
-def expect_unnoticed(seen: Roll, show: Callable[[Roll], None]) -> None:
-    """Shows it, and expects that no client noticed anything and that the status was true all the time."""
+def expect_unnoticed(seen: RolloutRecord, show: Callable[[RolloutRecord], None]) -> None:
+    """Shows the record, and expects no failed request and no untrue status."""
     show(seen)
     assert [failure.what for failure in seen.failures] == []
-    assert seen.lies == []
+    assert seen.untrue_times == []
 
 
 def is_rolled(service: Service, old: str) -> Callable[[], bool]:
-    """Whether every engine is of another revision than `old`, and serves."""
+    """A predicate: all engine replicas are of another revision than `old`, and serve."""
 
     def is_over() -> bool:
         document = service.get()
@@ -187,7 +187,7 @@ def is_rolled(service: Service, old: str) -> Callable[[], bool]:
 
 
 def is_rolled_back(service: Service, old: str) -> Callable[[], bool]:
-    """Whether the spec's revision has failed, and every engine is of the revision `old` again and serves."""
+    """A predicate: the spec's revision has failed, and all engine replicas are of the revision `old` and serve."""
 
     def is_over() -> bool:
         document = service.get()

@@ -1,4 +1,4 @@
-"""What the processes in a container are and may do, as they see it themselves, and at which ports a pod listens."""
+"""The processes of a container with their rights, as seen from inside, and the listening ports of its pod."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from local_kubernetes.machine.kubectl import Kubectl
 
-# Runs in the container. A socket listens in state 0A; addresses are hexadecimal (linux/Documentation, proc_net_tcp).
+# Runs in the container. State 0A is LISTEN; addresses are hexadecimal (Linux, Documentation/networking/proc_net_tcp).
 _LOOK = """
 import errno, json, os, pathlib
 
@@ -56,17 +56,17 @@ print(json.dumps({
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inside:
-    """`processes` are those of the container's process namespace, by the fields of /proc/PID/status."""
+    """The inside of a container. `processes` holds fields of /proc/PID/status of its process namespace."""
 
     processes: list[dict[str, list[str]]]
-    ports: frozenset[tuple[str, int]]  # (tcp or udp, port) that others can reach
+    ports: frozenset[tuple[str, int]]  # (tcp or udp, port) that other pods can reach
     root_is_read_only: bool
     write_error: str  # of an attempt to write below /
     has_token: bool  # for the Kubernetes API
 
 
 def look_inside(kubectl: Kubectl, pod: dict[str, Any], container: str) -> Inside:
-    """Looks into a container that has python3."""
+    """Runs a script in a container that has python3."""
     meta = pod["metadata"]
     command = ("exec", "--namespace", meta["namespace"], meta["name"], "--container", container, "--", "python3", "-c")
     said = json.loads(kubectl(*command, _LOOK))
@@ -75,7 +75,7 @@ def look_inside(kubectl: Kubectl, pod: dict[str, Any], container: str) -> Inside
 
 
 def excess(found: Inside) -> list[str]:
-    """What the container may do and none of ours is to, in words."""
+    """Rights of the container that no container of ours may have, in words."""
     problems = [
         f"{process['Name'][0]}: {name} {process[name]}"
         for process in found.processes
@@ -89,7 +89,7 @@ def excess(found: Inside) -> list[str]:
     return problems
 
 
-# Of /proc/PID/status: user and group of the image, no capability, no way to more, a filter on system calls.
+# Fields of /proc/PID/status: the image's user and group, no capability, no new privileges, a seccomp filter.
 _RESTRICTED = {
     "Uid": "1000",
     "Gid": "1000",

@@ -1,7 +1,7 @@
-"""Runs inside a pod, by `python -c` of this text: asks engines for their /status, each twice a second.
+"""A poller that runs in a pod as the text of `python -c`: requests /status of engines, each twice a second.
 
-stdin, a JSON object a line for each engine: {"group": name, "ip": address, "token": of its admin port}.
-stdout, one for each answer: {"group": name, "at": Unix time, "status": document, or null when there was none}.
+stdin holds a JSON object for each engine: {"group": name, "ip": address, "token": token of its admin port}.
+stdout holds one for each request: {"group": name, "at": Unix time, "status": document, or null without an answer}.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ async def follow(session: aiohttp.ClientSession, engine: dict[str, str]) -> None
             async with session.get(f"http://{engine['ip']}:8001/status", headers=headers) as answer:
                 said = await answer.json() if answer.status == 200 else None
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError):
-            pass  # it does not listen yet, or not any more
+            pass  # the engine does not listen
         print(json.dumps({"group": engine["group"], "at": time.time(), "status": said}), flush=True)
         await asyncio.sleep(_PAUSE_S)
 

@@ -1,6 +1,6 @@
-"""A timeline of a roll: which engines there were, when each was touched, and what each said of itself.
+"""A timeline of a rollout: its engine replicas, the operator's actions on each, and the status of each.
 
-Engines are told apart by their group, which is the name of their RayCluster.
+An engine replica is identified by its group, the name of its RayCluster.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ from observers.timeline import Timeline
 
 _AGENT = Path(__file__).with_name("engine_agent.py")
 _SAMPLE_S = 1.0
-CLUSTER_DELETED = "its RayCluster is deleted"  # among the touches of an engine
+CLUSTER_DELETED = "its RayCluster is deleted"  # one of an engine's touches
 
 
 @dataclass(slots=True, kw_only=True)
 class Engine:
-    """What was seen of one. Times are Unix times."""
+    """The record of one engine replica. Times are Unix times."""
 
     name: str
     revision: str
     made_at: float
-    is_there: bool = False  # its RayCluster
+    is_there: bool = False  # its RayCluster exists
     gone_at: float | None = None
-    routes: list[tuple[float, bool]] = field(default_factory=list)  # changes of its route label, the first included
-    touches: list[tuple[float, str]] = field(default_factory=list)  # route taken, drained, told to go; in words
-    answers: list[tuple[float, dict[str, Any]]] = field(default_factory=list)  # its /status
+    routes: list[tuple[float, bool]] = field(default_factory=list)  # its route label's first value and changes
+    touches: list[tuple[float, str]] = field(default_factory=list)  # actions on it, in words
+    answers: list[tuple[float, dict[str, Any]]] = field(default_factory=list)  # its /status at each time
 
     @property
     def token_seen_at(self) -> float | None:
-        """When it first said that it serves and a token has passed through every rank."""
+        """The time of its first /status with state "serving" and a token that has passed through every rank."""
         return next((at for at, said in self.answers if _has_token(said)), None)
 
     @property
@@ -47,21 +47,21 @@ class Engine:
         return next((at for at, is_routed in self.routes if is_routed), None)
 
 
-class RollTimeline(Timeline):
-    """Also watches the service's Events, counts its RayClusters each second, and asks every engine for its status."""
+class RolloutTimeline(Timeline):
+    """A Timeline that also watches Events, counts RayClusters each second, and polls every engine's status."""
 
     def __init__(self, service: Service) -> None:
         super().__init__(service)
         self.engines: dict[str, Engine] = {}
-        self.steps: list[tuple[float, str]] = []  # since when, and the reason of Progressing
-        self.watched: list[tuple[float, int]] = []  # RayClusters by the watch, with each change
-        self.sampled: list[tuple[float, int]] = []  # RayClusters by a request each second
+        self.steps: list[tuple[float, str]] = []  # each reason of Progressing with its time
+        self.watched: list[tuple[float, int]] = []  # number of RayClusters after each event of the watch
+        self.sampled: list[tuple[float, int]] = []  # number of RayClusters by a request each second
         self._asked: set[str] = set()
         self._stopped = threading.Event()
         self._agent: subprocess.Popen[str] | None = None
         self._sampler = threading.Thread(target=self._sample, daemon=True)
 
-    def __enter__(self) -> RollTimeline:
+    def __enter__(self) -> RolloutTimeline:
         own = self._service
         command = ("exec", "--stdin", "--namespace", own.namespace, own.client.name, "--", "python3", "-c")
         self._agent = own.kubectl.start(*command, _AGENT.read_text())
@@ -81,14 +81,14 @@ class RollTimeline(Timeline):
 
     @property
     def most_clusters(self) -> int:
-        """Most RayClusters at once, by the watch and by the samples."""
+        """The largest number of RayClusters at once, by the watch and by the samples."""
         return max(number for _, number in (*self.watched, *self.sampled))
 
     def of(self, revision: str) -> list[Engine]:
         return [engine for engine in self.engines.values() if engine.revision == revision]
 
     def step_at(self, step: str) -> float | None:
-        """Seconds from the change until a roll's step began; None when it did not."""
+        """Seconds from the change until a step of the rollout began; None when it never did."""
         return next((self.seconds(at) for at, word in self.steps if word == step and at >= self.began_at), None)
 
     def _sample(self) -> None:
@@ -99,7 +99,7 @@ class RollTimeline(Timeline):
     def _hear(self, agent: subprocess.Popen[str]) -> None:
         assert agent.stdout is not None
         for line in agent.stdout:
-            with contextlib.suppress(json.JSONDecodeError):  # the last line may be cut
+            with contextlib.suppress(json.JSONDecodeError):  # the last line may be incomplete
                 said = json.loads(line)
                 if said["status"] is not None:
                     self._take_answer(self.engines[said["group"]], said["at"], said["status"])
@@ -136,7 +136,7 @@ class RollTimeline(Timeline):
             self._take_head(now, self._engine(now, meta), document, is_deleted)
 
     def _engine(self, now: float, meta: dict[str, Any]) -> Engine:
-        """The engine that the object with this metadata belongs to. Of its objects any may be seen first."""
+        """The engine replica of the object with this metadata. Events of its objects arrive in any order."""
         name, revision = meta["labels"]["rayloom.dev/group"], meta["labels"]["rayloom.dev/revision"]
         return self.engines.setdefault(name, Engine(name=name, revision=revision, made_at=now))
 
@@ -157,13 +157,13 @@ class RollTimeline(Timeline):
         is_routed = meta["labels"].get("rayloom.dev/route") == "true" and not is_deleted
         if not engine.routes or engine.routes[-1][1] != is_routed:
             if engine.routes:
-                self._touch(engine, now, "it gets requests" if is_routed else "its route label is taken away")
+                self._touch(engine, now, "it gets requests" if is_routed else "its route label is removed")
             engine.routes.append((now, is_routed))
         if is_deleted or "deletionTimestamp" in meta:
-            self._touch(engine, now, "its head pod is told to go")
+            self._touch(engine, now, "its head pod is terminating")
         if address and meta["uid"] not in self._asked and not is_deleted:
             self._asked.add(meta["uid"])
-            # Not in the thread that takes the time of pods' changes: a request takes some.
+            # In another thread, because this one records the times of events and a request would delay it.
             threading.Thread(target=self._ask, args=(engine, address), daemon=True).start()
 
     def _ask(self, engine: Engine, address: str) -> None:

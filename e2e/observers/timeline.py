@@ -1,4 +1,4 @@
-"""What became of a service and its pods, second by second, as an administrator's watches tell it.
+"""A timeline of a service, its pods, RayClusters and nodes, recorded by watches.
 
 with Timeline(service) as timeline:
     timeline.begin("a worker pod is deleted")
@@ -27,12 +27,12 @@ class Entry:
 
 
 class Timeline:
-    """Watches the service, its pods and RayClusters, and the nodes, until the block ends."""
+    """Records events of the service, its pods and RayClusters, and the nodes, until the block ends."""
 
     def __init__(self, service: Service) -> None:
-        self.began_at = time.time()  # of the fault, once it began
-        self.available: list[tuple[float, bool]] = []  # since when, and whether
-        self.statuses: list[tuple[float, dict[str, Any]]] = []  # every status that was written
+        self.began_at = time.time()  # time of the fault, after `begin`
+        self.available: list[tuple[float, bool]] = []  # value of Available at each change
+        self.statuses: list[tuple[float, dict[str, Any]]] = []  # every written status
         self._service = service
         self._entries: list[Entry] = []
         self._known: dict[tuple[str, str], str] = {}
@@ -60,7 +60,7 @@ class Timeline:
             watch.wait()
 
     def begin(self, what: str, at: float | None = None) -> None:
-        """Time counts from now, or from this Unix time."""
+        """Sets the time of the fault to now, or to this Unix time. All seconds count from it."""
         self.began_at = time.time() if at is None else at
         self.note(self.began_at, "fault", what)
 
@@ -71,13 +71,13 @@ class Timeline:
         return at - self.began_at
 
     def first(self, source: str, words: str) -> float | None:
-        """Seconds from the fault to the first entry of the source with these words; None without one."""
+        """Seconds from the fault to the source's first entry with these words; None without one."""
         return next(
             (self.seconds(each.at) for each in self._since() if each.source == source and words in each.text), None
         )
 
     def said(self, kind: str, status: str, words: str) -> float | None:
-        """Seconds from the fault until a condition said so first; None when it never did."""
+        """Seconds from the fault until the condition first had this status and message; None when it never had."""
         for at, document in self.statuses:
             each = next((each for each in document.get("conditions", ()) if each["type"] == kind), None)
             if at >= self.began_at and each and each["status"] == status and words in each["message"]:
@@ -94,7 +94,7 @@ class Timeline:
     def _read(self, kind: str, watch: subprocess.Popen[str]) -> None:
         assert watch.stdout is not None
         for line in watch.stdout:
-            with contextlib.suppress(json.JSONDecodeError, KeyError):  # the last line may be cut, or tell of an error
+            with contextlib.suppress(json.JSONDecodeError, KeyError):  # the last line may be incomplete, or an error
                 event = json.loads(line)
                 self._take(kind, event["object"], event["type"] == "DELETED")
 
@@ -114,7 +114,7 @@ class Timeline:
         conditions = {each["type"]: each for each in status.get("conditions", ())}
         for kind in ("Available", "Degraded", "Progressing", "RolledBack"):
             if each := conditions.get(kind):
-                # Messages tell of each phase; here the first one of a reason is enough.
+                # A message changes with each phase of a start; the timeline holds the first message of a reason.
                 text = f"{kind} {each['status']} ({each['reason']})"
                 self._change(now, "status", kind, text, f": {each['message']}")
         is_available = conditions.get("Available", {}).get("status") == "True"
@@ -139,7 +139,7 @@ def _pod(pod: dict[str, Any]) -> str:
 
 
 def _short(name: str) -> str:
-    """The end of a pod's name, which tells it from others of its service."""
+    """The end of a pod's name, which is unique within its service."""
     return "-".join(name.split("-")[-3:])
 
 

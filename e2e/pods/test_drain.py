@@ -1,6 +1,6 @@
-"""Pods that are told to go: streams end in order, ranks stay for them, and nobody waits for nothing.
+"""Terminating pods: streams finish, ranks stay until then, and no pod waits longer than needed.
 
-All of it happens to one service, and the last test takes that away.
+All tests share one service, and the last one deletes it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from clients.client_pod import Client
-from clients.load import STRIKE_AT, Agent, Said, problem_of, undisturbed
+from clients.load import STRIKE_AT, LoadAgent, StreamTokens, problem_of, undisturbed
 from clients.namespaces import new_namespace
 from clients.service import ROOT, Service, is_ready, manifest, wait
 from disruptions.faults import signal_process
@@ -24,17 +24,17 @@ from local_kubernetes.machine.shell import ClusterError
 pytestmark = pytest.mark.slow
 
 NUM_STREAMS = 4
-NUM_TOKENS = 96  # the fault lands in the first half, and asking for it takes a second
+NUM_TOKENS = 96  # the fault happens in the first half, and its request takes a second
 LATE_TOKENS = 2
-# A pod that is to go still takes requests for two seconds. Those that come later must find the other engine.
+# A terminating pod accepts requests for two more seconds. Later ones must reach the other engine.
 _UNROUTED_SECONDS = 3.0
 
 
 @pytest.fixture(scope="module")
-def replicas(operator: Kubectl) -> Iterator[tuple[Service, Said]]:
+def replicas(operator: Kubectl) -> Iterator[tuple[Service, StreamTokens]]:
     with new_namespace(operator, "drain") as namespace:
         service = Service(operator, Client.start(operator, namespace), namespace, "smollm2-two-replicas")
-        # Time enough for a busy machine: what is tested is that streams end, not how fast.
+        # Enough for a busy machine: the tests are about the end of streams, not about speed.
         operator.apply(manifest(ROOT / "examples" / "smollm2-two-replicas.yaml", namespace, drainSeconds=90))
         _wait_for_both(service)
         yield service, undisturbed(service, NUM_TOKENS)
@@ -42,7 +42,7 @@ def replicas(operator: Kubectl) -> Iterator[tuple[Service, Said]]:
 
 def _wait_for_both(service: Service) -> None:
     def is_so() -> bool:
-        # Engines are asked every few seconds. Until a pod that was made anew is ready that has shown what it lacked.
+        # The operator polls engines every few seconds. By the time a recreated pod is ready it has seen the loss.
         pods = [*service.pods("head"), *service.pods("worker")]
         return len(pods) == 4 and all(map(is_ready, pods)) and service.get().get("status", {}).get("ready") == "2/2"
 
@@ -50,20 +50,20 @@ def _wait_for_both(service: Service) -> None:
 
 
 def _streams_during(service: Service, strike: Callable[[], object], **settings: Any) -> list[dict[str, Any]]:
-    """What became of streams that had begun when `strike` was called, and of requests that came later.
+    """Records of streams that ran when `strike` was called, and of later requests.
 
-    The strike lands when each stream has at least 16 and at most half of its tokens.
+    `strike` is called when each stream has at least 16 and at most half of its tokens.
     """
     urls = [service.url] * NUM_STREAMS
     sizes = {"num_tokens": NUM_TOKENS, "late_tokens": LATE_TOKENS}
-    agent = Agent(service, urls=urls, strike_at=STRIKE_AT, **sizes, **settings)
+    agent = LoadAgent(service, urls=urls, strike_at=STRIKE_AT, **sizes, **settings)
     try:
-        agent.hear()  # every stream has tokens
+        agent.receive()  # every stream has tokens
         strike()
-        agent.tell("struck")
-        assert "ended" in agent.hear()
-        agent.tell("stop")
-        said = agent.hear()
+        agent.send("struck")
+        assert "ended" in agent.receive()
+        agent.send("stop")
+        said = agent.receive()
     finally:
         agent.process.kill()
     assert len(said["had"]) == NUM_STREAMS and max(said["had"]) <= NUM_TOKENS // 2, f"too late: {said['had']}"
@@ -71,7 +71,7 @@ def _streams_during(service: Service, strike: Callable[[], object], **settings: 
     return streams
 
 
-def _failures(streams: list[dict[str, Any]], expected: Said) -> list[str]:
+def _failures(streams: list[dict[str, Any]], expected: StreamTokens) -> list[str]:
     return [problem for each in streams if (problem := problem_of(each, expected))]
 
 
@@ -91,9 +91,9 @@ def _seconds_to_delete(service: Service, pod: str) -> float:
 
 @contextlib.contextmanager
 def _dead_control_store(service: Service, cluster: str) -> Iterator[None]:
-    """A worker pod that starts meanwhile waits for its head until the end of the block.
+    """Kills Ray's control store and stops the command that would restart it, until the end of the block.
 
-    Ray's control store is dead, and the command that would start it again is stopped.
+    A worker pod that starts meanwhile waits for its head.
     """
     heads = [pod["metadata"] for pod in service.pods("head")]
     head = next(meta["name"] for meta in heads if meta["labels"]["ray.io/cluster"] == cluster)
@@ -106,7 +106,7 @@ def _dead_control_store(service: Service, cluster: str) -> Iterator[None]:
         signal_process(*container, "ray start --[h]ead", "CONT")
 
 
-def test_no_pod_is_evicted_while_no_node_is_being_emptied(replicas: tuple[Service, Said]) -> None:
+def test_no_pod_is_evicted_while_no_node_is_being_emptied(replicas: tuple[Service, StreamTokens]) -> None:
     service, _ = replicas
     for kind in ("head", "worker"):
         name = service.pods(kind)[0]["metadata"]["name"]
@@ -117,7 +117,7 @@ def test_no_pod_is_evicted_while_no_node_is_being_emptied(replicas: tuple[Servic
 
 
 def test_an_engine_whose_head_pod_is_deleted_finishes_its_streams_and_no_request_is_refused(
-    replicas: tuple[Service, Said], capsys: pytest.CaptureFixture[str]
+    replicas: tuple[Service, StreamTokens], capsys: pytest.CaptureFixture[str]
 ) -> None:
     service, expected = replicas
     name = service.pods("head")[0]["metadata"]["name"]
@@ -139,7 +139,7 @@ def test_an_engine_whose_head_pod_is_deleted_finishes_its_streams_and_no_request
 
 
 def test_a_pod_with_ranks_that_goes_alone_goes_in_seconds(
-    replicas: tuple[Service, Said], capsys: pytest.CaptureFixture[str]
+    replicas: tuple[Service, StreamTokens], capsys: pytest.CaptureFixture[str]
 ) -> None:
     service, _ = replicas
     _wait_for_both(service)
@@ -150,7 +150,7 @@ def test_a_pod_with_ranks_that_goes_alone_goes_in_seconds(
 
 
 def test_a_pod_that_waits_for_the_head_goes_in_seconds(
-    replicas: tuple[Service, Said], capsys: pytest.CaptureFixture[str]
+    replicas: tuple[Service, StreamTokens], capsys: pytest.CaptureFixture[str]
 ) -> None:
     service, _ = replicas
     _wait_for_both(service)
@@ -175,7 +175,7 @@ def test_a_pod_that_waits_for_the_head_goes_in_seconds(
 
 
 def test_a_service_that_is_deleted_finishes_its_streams(
-    replicas: tuple[Service, Said], capsys: pytest.CaptureFixture[str]
+    replicas: tuple[Service, StreamTokens], capsys: pytest.CaptureFixture[str]
 ) -> None:
     service, expected = replicas
     _wait_for_both(service)

@@ -1,6 +1,6 @@
-"""What dies under running streams costs a pause and nothing else: one service, one fault after the other.
+"""A fault under running streams costs a pause and nothing else: one service, one fault after the other.
 
-Each test prints what happened second by second. Lost nodes are in test_node_loss.py.
+Each test prints a timeline. Lost nodes are in test_node_loss.py.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from clients.client_pod import Client
-from clients.load import Said, undisturbed
+from clients.load import StreamTokens, undisturbed
 from clients.namespaces import new_namespace
 from clients.service import OPERATOR_NAMESPACE, Service, is_ready
-from disruptions.fault_under_load import Seen
+from disruptions.fault_under_load import FaultRecord
 from disruptions.faults import signal_process, signal_rank
 from disruptions.scene import HANG_SECONDS, Scene, breakable
 from local_kubernetes.clusters.interface import Cluster
@@ -22,7 +22,7 @@ from local_kubernetes.machine.kubectl import Kubectl
 
 
 @pytest.fixture(scope="module")
-def pipeline(operator: Kubectl) -> Iterator[tuple[Service, Said]]:
+def pipeline(operator: Kubectl) -> Iterator[tuple[Service, StreamTokens]]:
     with new_namespace(operator, "faults") as namespace:
         service = Service(operator, Client.start(operator, namespace), namespace, "smollm2-pp2")
         operator.apply(breakable(namespace))
@@ -31,7 +31,7 @@ def pipeline(operator: Kubectl) -> Iterator[tuple[Service, Said]]:
 
 
 @pytest.fixture
-def scene(pipeline: tuple[Service, Said], show: Callable[[str, Seen], None]) -> Scene:
+def scene(pipeline: tuple[Service, StreamTokens], show: Callable[[str, FaultRecord], None]) -> Scene:
     return Scene(*pipeline, show)
 
 
@@ -47,7 +47,7 @@ def test_a_deleted_worker_pod_costs_a_pause(scene: Scene) -> None:
         "a worker pod is deleted",
         lambda: service.delete_pod(victim),
         is_over=scene.is_serving_after(before["epoch"]),
-        late_for_s=15.0,  # the pod has seconds in which it would finish what runs
+        late_for_s=15.0,  # covers the seconds in which a terminating pod finishes running streams
     )
     after = service.engine_status()
     assert after["ranks"][1]["host"] != victim
@@ -87,7 +87,9 @@ def test_a_killed_core_costs_a_pause(scene: Scene) -> None:
     head = service.pods("head")[0]["metadata"]["name"]
     scene.break_it(
         "the core is killed",
-        lambda: signal_process(service.kubectl, service.namespace, head, "engine", "rayloom_engine[.]core_process"),
+        lambda: signal_process(
+            service.kubectl, service.namespace, head, "engine", "rayloom_engine[.]core_server[.]process"
+        ),
         is_over=scene.is_serving_after(before["epoch"]),
     )
     assert _pids(service.engine_status()) == _pids(before), "the ranks live on"

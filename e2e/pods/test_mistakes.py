@@ -1,7 +1,8 @@
-"""What goes wrong by a manifest, or because something that it names is not there: a condition and an Event say what to
-do, pods are not made over and over meanwhile, and once the cause is gone the service serves without anybody's help.
+"""Mistakes in a manifest, or missing objects that it names.
 
-Three services have a mistake each, all at the same time: an image, a model's folder and room that are not there.
+A condition and an Event name the cure, pods are not recreated in a loop meanwhile, and the service serves without help
+once the cause is removed. Three services have a mistake at the same time: a missing image, a missing folder of a model,
+and too little memory on the nodes.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class Scene:
 
 @pytest.fixture(scope="module")
 def broken(operator: Kubectl) -> Iterator[Scene]:
-    remove_folder()  # of a run that was killed
+    remove_folder()  # a killed run may have left it
     with new_namespace(operator, "mistakes") as namespace:
         client = Client.start(operator, namespace)
         pods = PodCounter(operator, namespace)
@@ -70,7 +71,7 @@ def test_a_condition_and_an_event_say_what_is_wrong_and_what_to_do(broken: Scene
     service, mistake = broken.services[name], MISTAKES[name]
 
     def says_so() -> bool:
-        return service.condition("Available")["reason"] == mistake.reason
+        return bool(service.condition("Available")["reason"] == mistake.reason)
 
     wait(says_so, 60.0, lambda: json.dumps(service.get().get("status"), indent=1))
     available = service.condition("Available")
@@ -120,7 +121,7 @@ def test_too_little_memory_is_named_engines_come_ever_later_and_a_higher_limit_s
             found: dict[str, Any] = service.get()["status"]["groups"][0]
             return found
 
-        # The first successor comes at once, the second ten seconds after its end.
+        # The first new replica is created at once, the second ten seconds after its end.
         wait(lambda: group()["restarts"] == 2 and "nextRetryTime" in group(), 150.0, lambda: json.dumps(group()))
         assert group()["reason"] == "GroupBackOff"
         assert "for want of memory" in group()["failure"]["message"]

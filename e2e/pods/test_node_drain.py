@@ -1,7 +1,7 @@
-"""`kubectl drain` of a node with an engine on it, under steady streams: another engine comes first.
+"""`kubectl drain` of a node with an engine replica, under steady streams: another replica serves first.
 
-In a file of its own, so that no other test's client is on the node: kubectl drains none with a pod that nobody would
-start again.
+The test has a file of its own, so that no other test's client is on the node: kubectl drains no node with a pod that no
+controller would recreate.
 """
 
 from __future__ import annotations
@@ -16,20 +16,27 @@ from clients.client_pod import Client
 from clients.load import undisturbed
 from clients.namespaces import new_namespace
 from clients.service import Service, wait
-from disruptions.rollout_under_load import DRAIN_SECONDS, NUM_TOKENS, Roll, expect_unnoticed, roll, rollable
+from disruptions.rollout_under_load import (
+    DRAIN_SECONDS,
+    NUM_TOKENS,
+    RolloutRecord,
+    expect_unnoticed,
+    roll_out,
+    rollable,
+)
 from local_kubernetes.clusters.interface import Cluster
 from local_kubernetes.machine.kubectl import Kubectl
 
 pytestmark = pytest.mark.slow
 
 HOLD_SECONDS = 5
-# Above the time that engines have to drain, and for one to come first.
+# Longer than the start of a replica and the drain of another one.
 _DRAIN_TIMEOUT_S = DRAIN_SECONDS + 150
 
 
 @pytest.mark.parametrize("replicas", [2, 1])
 def test_a_drained_node_costs_nobody_anything(
-    operator: Kubectl, cluster: Cluster, show_roll: Callable[[Roll], None], replicas: int
+    operator: Kubectl, cluster: Cluster, show_rollout: Callable[[RolloutRecord], None], replicas: int
 ) -> None:
     with new_namespace(operator, f"node-drain-{replicas}") as namespace, ThreadPoolExecutor(1) as thread:
         operator.apply(rollable(namespace, HOLD_SECONDS, replicas=replicas))
@@ -37,7 +44,7 @@ def test_a_drained_node_costs_nobody_anything(
         wait(lambda: service.has(replicas), 180.0, service.story)
         node = service.pods("head")[0]["spec"]["nodeName"]
         (other,) = set(cluster.node_names()) - {node}
-        # Nobody would start the client again, so it is not to be on the node.
+        # No controller would recreate the client, so it must be on another node.
         operator("delete", "pod", service.client.name, "--namespace", namespace)
         service.client = Client.start(operator, namespace, "elsewhere", other)
         expected = undisturbed(service, NUM_TOKENS)
@@ -55,7 +62,7 @@ def test_a_drained_node_costs_nobody_anything(
             return service.has(replicas)
 
         try:
-            seen = roll(
+            seen = roll_out(
                 service,
                 expected,
                 f"a node is drained, {replicas} {'engines' if replicas > 1 else 'engine'}",
@@ -63,7 +70,7 @@ def test_a_drained_node_costs_nobody_anything(
                 is_over=is_over,
                 seconds=_DRAIN_TIMEOUT_S + 60.0,
             )
-            expect_unnoticed(seen, show_roll)
+            expect_unnoticed(seen, show_rollout)
             assert seen.timeline.most_clusters == replicas + 1, "another engine comes first"
             assert not [pod for kind in ("head", "worker") for pod in service.pods(kind) if _node(pod) == node]
         finally:

@@ -1,7 +1,7 @@
-"""Nodes that are lost under running streams, and links that are cut: one service, one loss after the other.
+"""Lost nodes and cut links under running streams: one service, one loss after the other.
 
-The head pod, the client and the operator are on one node, a worker pod on the other; for the loss of the head's node
-client and operator are on the other one.
+The head pod, the client and the operator are on one node, a worker pod on the other. For the loss of the head's node
+client and operator are on the other node.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 
 from clients.client_pod import Client
-from clients.load import Said, undisturbed
+from clients.load import StreamTokens, undisturbed
 from clients.namespaces import new_namespace
 from clients.service import OPERATOR_NAMESPACE, Service, is_ready, wait
-from disruptions.fault_under_load import Seen, disturb
+from disruptions.fault_under_load import FaultRecord, disturb
 from disruptions.scene import Scene, breakable
 from local_kubernetes.clusters.interface import Cluster
 from local_kubernetes.machine.kubectl import Kubectl
@@ -28,14 +28,14 @@ from observers.timeline import Timeline
 pytestmark = pytest.mark.slow
 
 CUT_SECONDS = 20.0
-# What a client may see of a pod that is gone with its node: no connection, or one that falls silent.
+# Errors that a client may see of a pod on a lost node: no connection, or a silent one.
 CUT = re.compile(r"(Connection|Server|Socket)?TimeoutError|ClientConnectorError|ServerDisconnectedError|ClientOSError")
 
 
 @dataclass(frozen=True)
 class Split:
     service: Service
-    expected: Said
+    expected: StreamTokens
     head_node: str
     other_node: str
 
@@ -58,7 +58,7 @@ def split(operator: Kubectl, cluster: Cluster) -> Iterator[Split]:
 
 
 def _move_operator_off(kubectl: Kubectl, node: str) -> None:
-    """It is not what these tests are about, and alone it would be back only when Kubernetes gives its node up."""
+    """Moves the operator off the node. Kubernetes would recreate it only minutes after the loss."""
     pods = ("get", "pods", "--namespace", OPERATOR_NAMESPACE)
 
     def is_elsewhere() -> bool:
@@ -75,14 +75,14 @@ def _move_operator_off(kubectl: Kubectl, node: str) -> None:
 
 
 def test_a_link_that_is_cut_for_a_while_costs_a_pause(
-    cluster: Cluster, split: Split, show: Callable[[str, Seen], None]
+    cluster: Cluster, split: Split, show: Callable[[str, FaultRecord], None]
 ) -> None:
     scene = Scene(split.service, split.expected, show)
     before = split.service.engine_status()
     assert split.other_node in {rank["node"] for rank in before["ranks"]}
 
     def mend(timeline: Timeline) -> None:
-        time.sleep(max(0.0, timeline.began_at + CUT_SECONDS - time.time()))  # this is how long the fault lasts
+        time.sleep(max(0.0, timeline.began_at + CUT_SECONDS - time.time()))  # the duration of the fault
         cluster.mend_link(split.other_node)
         timeline.note(time.time(), "fault", "the link is mended")
 
@@ -97,7 +97,7 @@ def test_a_link_that_is_cut_for_a_while_costs_a_pause(
 
 
 def test_a_lost_worker_node_costs_a_pause_and_is_named(
-    cluster: Cluster, split: Split, show: Callable[[str, Seen], None]
+    cluster: Cluster, split: Split, show: Callable[[str, FaultRecord], None]
 ) -> None:
     service, lost = split.service, split.other_node
     before = _spread(split)
@@ -125,7 +125,7 @@ def test_a_lost_worker_node_costs_a_pause_and_is_named(
 
 
 def test_after_the_loss_of_the_heads_node_a_new_engine_serves(
-    cluster: Cluster, operator: Kubectl, split: Split, show: Callable[[str, Seen], None]
+    cluster: Cluster, operator: Kubectl, split: Split, show: Callable[[str, FaultRecord], None]
 ) -> None:
     service, lost = split.service, split.head_node
     service.client = Client.start(operator, service.namespace, "beside-a-worker", split.other_node)
@@ -149,8 +149,8 @@ def test_after_the_loss_of_the_heads_node_a_new_engine_serves(
             probe_timeout_s=5.0,
         )
         show("the head's node is lost (its streams end)", seen)
-        assert seen.lies == []
-        # Streams end with the pod that held them; others find nobody. No answer is wrong, and none is an error.
+        assert seen.untrue_times == []
+        # Streams end with their pod, and other requests get no connection. No answer is wrong or an HTTP error.
         assert len(seen.failures) == seen.num_requests
         for failure in (*seen.failures, *seen.probe_failures):
             assert CUT.match(failure), failure
@@ -167,7 +167,7 @@ def test_after_the_loss_of_the_heads_node_a_new_engine_serves(
 
 
 def _spread(split: Split) -> dict[str, Any]:
-    """/status of the engine once it has a rank on each node. A cut that lasts may have cost the other node's pod."""
+    """/status of the engine once it has a rank on each node. A long cut may have moved the other node's pod."""
     service = split.service
     wait(lambda: _is_node_ready(service.kubectl, split.other_node), 60.0, lambda: service.kubectl("get", "nodes"))
     service.wait_available(60.0)
@@ -184,9 +184,10 @@ def _spread(split: Split) -> dict[str, Any]:
 
 
 def _load_seconds(service: Service) -> float:
-    """What a rank of the engine took to be in place, once it had a pod."""
+    """Seconds from a rank's pod to the rank's readiness, by the engine's startup phases."""
     phases = ("import", "load", "rendezvous", "warm_up")
-    return sum(phase["seconds"] for phase in service.engine_status()["startup"] if phase["name"] in phases)
+    startup = service.engine_status()["startup"]
+    return float(sum(phase["seconds"] for phase in startup if phase["name"] in phases))
 
 
 def _is_node_ready(kubectl: Kubectl, name: str) -> bool:

@@ -1,6 +1,6 @@
-"""Engines that come and go by hand under steady streams: `kubectl scale`, also to none.
+"""`kubectl scale` under steady streams, also to zero.
 
-What a deleted service does to its streams is in test_drain.py, what a drained node does in test_node_drain.py.
+The deletion of a service is in test_drain.py, a node drain in test_node_drain.py.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from clients.client_pod import Client
-from clients.load import STRIKE_AT, Agent, Said, undisturbed
+from clients.load import STRIKE_AT, LoadAgent, StreamTokens, undisturbed
 from clients.namespaces import new_namespace
 from clients.service import Service, wait
-from disruptions.rollout_under_load import NUM_TOKENS, Roll, expect_unnoticed, failures_of, roll, rollable
+from disruptions.rollout_under_load import NUM_TOKENS, RolloutRecord, expect_unnoticed, failures_of, roll_out, rollable
 from local_kubernetes.machine.kubectl import Kubectl
 
 pytestmark = pytest.mark.slow
@@ -22,7 +22,7 @@ HOLD_SECONDS = 5
 
 
 @pytest.fixture(scope="module")
-def scaled(operator: Kubectl) -> Iterator[tuple[Service, Said]]:
+def scaled(operator: Kubectl) -> Iterator[tuple[Service, StreamTokens]]:
     with new_namespace(operator, "scale") as namespace:
         service = Service(operator, Client.start(operator, namespace), namespace, "smollm2")
         operator.apply(rollable(namespace, HOLD_SECONDS))
@@ -31,15 +31,15 @@ def scaled(operator: Kubectl) -> Iterator[tuple[Service, Said]]:
 
 
 def test_a_second_engine_comes_and_goes_and_nobody_notices(
-    scaled: tuple[Service, Said], show_roll: Callable[[Roll], None]
+    scaled: tuple[Service, StreamTokens], show_rollout: Callable[[RolloutRecord], None]
 ) -> None:
     service, expected = scaled
     first = service.clusters()
-    up = roll(service, expected, "scaled from 1 to 2", lambda: service.scale(2), is_over=lambda: service.has(2))
-    expect_unnoticed(up, show_roll)
+    up = roll_out(service, expected, "scaled from 1 to 2", lambda: service.scale(2), is_over=lambda: service.has(2))
+    expect_unnoticed(up, show_rollout)
     (second,) = set(service.clusters()) - set(first)
-    down = roll(service, expected, "scaled from 2 to 1", lambda: service.scale(1), is_over=lambda: service.has(1))
-    expect_unnoticed(down, show_roll)
+    down = roll_out(service, expected, "scaled from 2 to 1", lambda: service.scale(1), is_over=lambda: service.has(1))
+    expect_unnoticed(down, show_rollout)
     assert up.timeline.most_clusters == down.timeline.most_clusters == 2
     (revision,) = {engine.revision for engine in down.timeline.engines.values()}
     gone = {engine.name for engine in down.timeline.of(revision)} - set(service.clusters())
@@ -47,18 +47,18 @@ def test_a_second_engine_comes_and_goes_and_nobody_notices(
 
 
 def test_a_service_of_no_engines_finishes_its_streams_refuses_others_and_comes_back(
-    scaled: tuple[Service, Said], capsys: pytest.CaptureFixture[str]
+    scaled: tuple[Service, StreamTokens], capsys: pytest.CaptureFixture[str]
 ) -> None:
     service, expected = scaled
     wait(lambda: service.has(1), 60.0, service.story)
-    agent = Agent(service, num_tokens=NUM_TOKENS, strike_at=STRIKE_AT, late_every_s=0)
+    agent = LoadAgent(service, num_tokens=NUM_TOKENS, strike_at=STRIKE_AT, late_every_s=0)
     try:
-        agent.hear()  # every stream has tokens
+        agent.receive()  # every stream has tokens
         service.scale(0)
-        agent.tell("struck")
-        agent.hear()  # every stream has ended
-        agent.tell("stop")
-        said = agent.hear()
+        agent.send("struck")
+        agent.receive()  # every stream has ended
+        agent.send("stop")
+        said = agent.receive()
     finally:
         agent.process.kill()
     assert failures_of(said["streams"], [], expected) == []

@@ -1,4 +1,4 @@
-"""kubectl apply -> token, on real pods: two ranks on two nodes, pods that die, an operator that restarts."""
+"""From `kubectl apply` to tokens on real pods: two ranks on two nodes, deleted pods, a restart of the operator."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from local_kubernetes.machine.kubectl import Kubectl
 from observers.container_view import excess, look_inside
 
 EXAMPLE = ROOT / "examples" / "smollm2-pp2.yaml"
-# Of a head: Ray's control store, and the engine's for ranks.
+# Ports of a head: Ray's control store, and the engine's port for ranks.
 _HEAD_PORTS = {6379, 8002}
-# Where Linux takes a port from when a process asks for any.
+# Linux' range of ephemeral ports.
 _ANY_PORT = range(32768, 61000)
 
 
 @pytest.fixture(scope="module")
 def expected(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """What the engine says on this machine, with one rank, in float32."""
+    """Tokens of an engine on this machine, with one rank, in float32."""
     log = tmp_path_factory.mktemp("engine") / "log"
     command = [sys.executable, "-m", "rayloom_engine", "serve", "--port", "0", "--admin-port", "0"]
     command += ["--dtype", "float32", "--served-model-name", "smollm2-pp2", "--num-kv-blocks", "64"]
@@ -58,14 +58,14 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 @pytest.fixture(scope="module")
 def pipeline(operator: Kubectl) -> Iterator[tuple[Service, float]]:
-    """smollm2-pp2.yaml as it is, and the seconds from `kubectl apply` to the first token that a client saw."""
+    """The service of smollm2-pp2.yaml, and the seconds from `kubectl apply` to a client's first token."""
     with new_namespace(operator, "pp2") as namespace:
         client = Client.start(operator, namespace)
         service = Service(operator, client, namespace, "smollm2-pp2")
         began = time.monotonic()
         operator.apply(manifest(EXAMPLE, namespace))
         wait(
-            # Asked again soon: a connection that is begun while a node changes its rules for the Service hangs.
+            # A short timeout: a connection that begins while a node changes its rules for the Service hangs.
             lambda: service.chat(timeout_s=5, max_tokens=1)[0] == 200,
             READY_SECONDS,
             lambda: json.dumps(service.get().get("status"), indent=1),
@@ -147,7 +147,7 @@ def test_processes_have_no_rights_and_write_nowhere_but_to_their_volumes(pipelin
     assert {where: problems for where, each in found.items() if (problems := excess(each))} == {}
     names = {process["Name"][0] for each in found.values() for process in each.processes}
     assert {"raylet", "gcs_server", "rayloom-engine"} <= names
-    # Also the init container that KubeRay adds.
+    # With the init container that KubeRay adds.
     everything = [container for pod in (head, *workers) for container in _containers(pod)]
     assert len(everything) == 6
     assert [container["name"] for container in everything if not _is_restricted(container)] == []
@@ -195,8 +195,8 @@ def test_others_reach_the_ports_of_the_policy_and_no_other_that_a_pod_opens(pipe
     assert inside == {"from": [{"podSelector": label}]}, "the pods reach each other at every port"
     allowed = {("tcp", port["port"]) for rule in outside for port in rule["ports"]}
     assert allowed == {("tcp", 8000), ("tcp", 8001)}
-    opened = set()
-    # What only the pods themselves reach: Ray's, and those of ranks, where Gloo asks for any. Nobody else needs them.
+    opened: set[tuple[str, int]] = set()
+    # Other open ports are for the pods alone: Ray's, and those of ranks, where Gloo uses ephemeral ports.
     for kind, container, others in (("head", "engine", _HEAD_PORTS), ("worker", "ray-worker", set(_ANY_PORT))):
         for pod in service.pods(kind):
             assert pod["metadata"]["labels"].items() >= label["matchLabels"].items()
@@ -210,7 +210,7 @@ def test_others_reach_the_ports_of_the_policy_and_no_other_that_a_pod_opens(pipe
 
 
 def _ray_ports(pod: dict[str, Any]) -> set[int]:
-    """Ports that the pod's `ray start` names, or takes from the range that it names."""
+    """The ports and the port range in the arguments of the pod's `ray start`."""
     named = {flag: int(port) for flag, port in re.findall(r"--([a-z-]*port)=(\d+)", json.dumps(pod["spec"]))}
     return {*named.values(), *range(named["min-worker-port"], named["max-worker-port"] + 1)}
 
@@ -253,7 +253,7 @@ def test_a_restarted_operator_recreates_nothing(pipeline: tuple[Service, float])
         return [is_ready(pod) for pod in pods if pod["metadata"]["uid"] not in old] == [True]
 
     wait(is_back, 60.0, lambda: service.kubectl(*operators))
-    # A label that only the operator sets: when it is back, the new one has worked on the service.
+    # Only the operator sets this label: once it is restored, the new operator has reconciled the service.
     head = service.pods("head")[0]["metadata"]["name"]
     service.kubectl("label", "pod", head, "--namespace", service.namespace, "rayloom.dev/route-")
     wait(
@@ -266,9 +266,9 @@ def test_a_restarted_operator_recreates_nothing(pipeline: tuple[Service, float])
 
 
 def _objects(service: Service) -> dict[str, tuple[str, str]]:
-    """uid of everything of the service, and what changes when it is written.
+    """Uid of each object of the service, with a number that changes with each write.
 
-    For objects that have a status, that is the generation: others write the status.
+    The number is the generation for objects with a status, since other controllers write the status.
     """
     found = {}
     selector = f"rayloom.dev/service={service.name}"
@@ -280,7 +280,7 @@ def _objects(service: Service) -> dict[str, tuple[str, str]]:
     return found
 
 
-@pytest.mark.slow  # test_faults.py has it with streams
+@pytest.mark.slow  # test_faults.py tests the same under streams
 def test_a_deleted_worker_pod_is_replaced_and_the_service_is_available_again(
     pipeline: tuple[Service, float], expected: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -294,7 +294,7 @@ def test_a_deleted_worker_pod_is_replaced_and_the_service_is_available_again(
 
     def is_rebuilt() -> bool:
         status = service.engine_status()
-        return status["state"] == "serving" and status["epoch"] > before["epoch"]
+        return bool(status["state"] == "serving" and status["epoch"] > before["epoch"])
 
     wait(is_rebuilt, 90.0, lambda: json.dumps(service.get().get("status"), indent=1))
     service.wait_available(30.0)
@@ -339,7 +339,7 @@ def _templates_and_what_they_name(namespace: str) -> tuple[dict[str, Any], ...]:
 
 @pytest.fixture(scope="module")
 def others(operator: Kubectl) -> Iterator[dict[str, Service]]:
-    """Two examples, by name, that start at the same time."""
+    """Name -> service of two examples that start at the same time."""
     with new_namespace(operator, "others") as namespace, claim_on_the_nodes(operator, namespace, "models", "smollm2"):
         client = Client.start(operator, namespace)
         model = {"source": "builtin://smollm2-135m", "dtype": "float32"}
@@ -355,7 +355,7 @@ def others(operator: Kubectl) -> Iterator[dict[str, Service]]:
 def test_one_rank_serves_a_model_of_a_claim(operator: Kubectl, others: dict[str, Service]) -> None:
     service = others["from-claim"]
     service.wait_available()
-    # In bfloat16 a shorter question has two answers that are nearly as likely, and the processor decides.
+    # In bfloat16 a shorter question has two almost equally likely answers, and the result depends on the processor.
     question = "What is the capital of France? Answer in one sentence."
     status, body = service.chat(messages=[{"role": "user", "content": question}])
     assert status == 200 and "Paris" in body, body
@@ -389,7 +389,7 @@ def test_what_a_pod_template_says_is_so_inside_the_containers(operator: Kubectl,
             command = ("exec", "--namespace", service.namespace, pod["metadata"]["name"], "--container", name, "--")
             variables = dict(line.split("=", 1) for line in operator(*command, "env").splitlines() if "=" in line)
             assert (variables["PASSPHRASE"], variables["FROM_SETTINGS"]) == ("open sesame", "yes")
-            # The ConfigMap has others for these.
+            # The ConfigMap has other values for these.
             assert variables["RAY_AUTH_MODE"] == "token" and variables["RAYLOOM_ALIVE_FILE"] != "/nowhere"
             assert operator(*command, "cat", "/etc/settings/FROM_SETTINGS") == "yes"
     limits = {each["name"]: each["resources"]["limits"] for each in head["spec"]["containers"]}

@@ -1,4 +1,4 @@
-"""Two engines of a service: while one is gone the other serves."""
+"""Two engine replicas of a service: while one is missing the other serves."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from clients.client_pod import Client
-from clients.load import NUM_STREAMS, Said, problem_of, undisturbed
+from clients.load import NUM_STREAMS, StreamTokens, problem_of, undisturbed
 from clients.namespaces import new_namespace
 from clients.service import ROOT, Service, manifest, wait
-from disruptions.fault_under_load import Seen, disturb
+from disruptions.fault_under_load import FaultRecord, disturb
 from local_kubernetes.machine.kubectl import Kubectl
 
-# From the end of a pod until nobody is sent to it any more.
+# Seconds from the end of a pod until the Service sends no more requests to it.
 pytestmark = pytest.mark.slow
 
 _ROUTE_SECONDS = 5.0
 
 
 @pytest.fixture(scope="module")
-def pair(operator: Kubectl) -> Iterator[tuple[Service, Said]]:
+def pair(operator: Kubectl) -> Iterator[tuple[Service, StreamTokens]]:
     with new_namespace(operator, "pair") as namespace:
         service = Service(operator, Client.start(operator, namespace), namespace, "smollm2")
         model = {"source": "builtin://smollm2-135m", "dtype": "float32"}
@@ -29,16 +29,16 @@ def pair(operator: Kubectl) -> Iterator[tuple[Service, Said]]:
         path = ROOT / "examples" / "smollm2.yaml"
         operator.apply(manifest(path, namespace, replicas=2, model=model, engine=engine))
         wait(lambda: _is_whole(service), 180.0, lambda: json.dumps(service.get().get("status"), indent=1))
-        # A rank alone is fast, and deleting a pod takes a second.
+        # More tokens, since a single rank is fast and the deletion of a pod takes a second.
         yield service, undisturbed(service, num_tokens=128)
 
 
 def _is_whole(service: Service) -> bool:
-    return service.get().get("status", {}).get("ready") == "2/2"
+    return bool(service.get().get("status", {}).get("ready") == "2/2")
 
 
 def test_while_one_engine_is_gone_the_other_serves(
-    pair: tuple[Service, Said], show: Callable[[str, Seen], None]
+    pair: tuple[Service, StreamTokens], show: Callable[[str, FaultRecord], None]
 ) -> None:
     service, expected = pair
     survivor, victim = service.pods("head")
@@ -56,10 +56,10 @@ def test_while_one_engine_is_gone_the_other_serves(
         probe_timeout_s=10.0,
     )
     show("one of two engines is killed (its streams end)", seen)
-    assert seen.lies == [] and seen.available_s is None
+    assert seen.untrue_times == [] and seen.available_s is None
     failed = [stream for stream in seen.streams if problem_of(stream, expected)]
     assert not [stream for stream in failed if stream["url"] == direct], "the other engine's streams go on"
-    # Through the Service only those may have failed that were sent to the pod before its end was known.
+    # Requests through the Service may fail only before its endpoints reflect the pod's end.
     known_at = seen.timeline.began_at + _ROUTE_SECONDS
     assert not [stream for stream in failed if stream["began"] > known_at]
     assert not [probe for probe in seen.failed_probes if probe[0] > known_at]

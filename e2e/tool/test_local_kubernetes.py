@@ -1,7 +1,6 @@
-"""The local cluster as a tool: it comes up whole, pods work in it as on any cluster, and it leaves nothing behind.
+"""The local cluster: it starts completely, pods work in it as in any cluster, and its removal leaves nothing.
 
-These tests make and remove a second cluster beside the one that the other tests use. Left out: kind, which brings tests
-of its own.
+These tests create and remove a second cluster beside the one of the other tests. kind is left out.
 """
 
 from __future__ import annotations
@@ -32,19 +31,19 @@ from local_kubernetes.machine.shell import ClusterError, CommandTimeout, run, ru
 
 INDEX = 1
 PLACE = Place.of(INDEX)
-# In place of what marks a run: other tests work on the machine's cluster at the same time.
+# Replaces the mark of a run, because other tests use the machine's cluster at the same time.
 MARK = "RAYLOOM_RUN_OF_A_TEST"
 
 needs_local = pytest.mark.skipif(
     bool(os.environ.get("E2E_KUBECONFIG")) or os.environ.get("E2E_CLUSTER", "local") != "local",
-    reason="the local cluster is not what these tests run on",
+    reason="the environment chooses another kind of cluster",
 )
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="nodes need root")
 
 
 @pytest.fixture
 def removed() -> Iterator[None]:
-    """The second cluster is gone before and after the test, whatever the test does."""
+    """Removes the second cluster before and after the test."""
     LocalCluster(PLACE).down()
     yield
     LocalCluster(PLACE).down()
@@ -70,7 +69,7 @@ def pod(name: str, node: str, *command: str) -> dict[str, object]:
 
 
 def remains() -> list[str]:
-    """Everything on this machine that belongs to the second cluster."""
+    """Everything on this machine that belongs to the second cluster, in words."""
     found = [f"process {pid}" for pid in Processes(PLACE.state).alive()]
     found += [line for line in Path("/proc/mounts").read_text().splitlines() if str(PLACE.state) in line]
     found += [path.name for path in Path("/sys/class/net").iterdir() if path.name.startswith(PLACE.bridge)]
@@ -81,7 +80,7 @@ def remains() -> list[str]:
 
 
 def machine() -> tuple[str, ...]:
-    """What a cluster must leave as it was: named network namespaces, packet rules, forwarding."""
+    """State of the machine that a cluster must not change: named network namespaces, packet rules, forwarding."""
     rules = "\n".join(line for line in run("iptables-save").splitlines() if line.startswith("-"))
     return run("ip", "netns", "list"), rules, Path("/proc/sys/net/ipv4/ip_forward").read_text()
 
@@ -127,15 +126,15 @@ def test_pods_talk_across_nodes_and_the_api_reaches_into_them(second: LocalClust
     wait_until("the first log line", lambda: "listening" in kubectl("logs", "server"), 20)
     request = "import urllib.request as r; print(r.urlopen('http://{host}/', timeout=2).status)"
     code = request.format(host="server.default.svc.cluster.local")
-    # The rules for the Service follow the pod's readiness by a moment. The server itself is a case of its own: its
-    # request leaves for the Service and comes back to where it came from.
+    # kube-proxy's rules follow the pod's readiness a moment later. The server as a client is a case of its own: its
+    # request to the Service returns to its own pod.
     for client in ("far", "near", "server"):
         command = ("exec", client, "--", "python3", "-c", code)
         wait_until(f"an answer to {client}", lambda command=command: kubectl.succeeds(*command), 20)  # type: ignore[misc]
         assert kubectl(*command).strip() == "200"
     address = kubectl.json("get", "pod", "server")["status"]["podIP"]
     assert kubectl("exec", "far", "--", "python3", "-c", request.format(host=f"{address}:8080")).strip() == "200"
-    # This machine reaches pods, too.
+    # This machine reaches pods as well.
     assert run(sys.executable, "-c", request.format(host=f"{address}:8080")).strip() == "200"
 
 
@@ -233,7 +232,7 @@ def test_only_the_very_process_that_was_started_is_taken_for_it(tmp_path: Path) 
     processes.ensure("sleeper", "sleep", "1000")
     try:
         assert processes.is_alive("sleeper")
-        # The same id, but of a process that began at another time: the first one ended and its id was given away.
+        # A record with the same id and another start time: its process ended and another one got its id.
         record = tmp_path / "processes" / "sleeper.json"
         record.write_text(json.dumps(json.loads(record.read_text()) | {"started": "1"}))
         assert not processes.is_alive("sleeper")
@@ -253,7 +252,7 @@ def test_a_process_carries_its_mark_as_soon_as_it_was_started(tmp_path: Path) ->
 
 
 def test_a_process_that_was_stopped_has_given_its_port_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # The more memory, the later the port: the system takes that first, for an API server of 4 GB in 0.3 s.
+    # The kernel frees memory before ports: for an API server of 4 GB that takes 0.3 s.
     program = """
 import socket
 memory = bytearray(1 << 30)
@@ -262,7 +261,7 @@ listening = socket.create_server(("127.0.0.1", 0))
 print(listening.getsockname()[1], flush=True)
 listening.accept()
 """
-    monkeypatch.setattr("cluster.shell._LOOK_S", 0.001)
+    monkeypatch.setattr("local_kubernetes.machine.shell._PAUSE_S", 0.001)
     processes = Processes(tmp_path)
     log = processes.log("server")
     try:
@@ -315,7 +314,7 @@ def test_a_process_that_ended_is_named_with_the_end_of_its_log(tmp_path: Path) -
         processes.ensure("sleeper", "sleep", "1000")
         processes.ensure("failing", "sh", "-c", "echo no room left; exit 1")
         wait_until("its end", lambda: not processes.is_alive("failing"), 10)
-        with pytest.raises(ClusterError, match=r"needs them: failing\n(.*)failing.log, its end:\n  no room left"):
+        with pytest.raises(ClusterError, match=r"have ended: failing\n(.*)failing.log, its end:\n  no room left"):
             processes.expect_all_alive()
         processes.ensure("failing", "sleep", "1000")
         processes.expect_all_alive()
@@ -326,7 +325,7 @@ def test_a_process_that_ended_is_named_with_the_end_of_its_log(tmp_path: Path) -
 def test_a_lock_that_is_held_names_its_holder(tmp_path: Path) -> None:
     path = tmp_path / "lock"
     with locked(path, "it", 1):
-        message = rf"waited 0 s for others to be done with it: process {os.getpid()} of {REPOSITORY}$"
+        message = rf"waited 0 s for the lock of it, held by another process: process {os.getpid()} of {REPOSITORY}$"
         with pytest.raises(ClusterError, match=message), locked(path, "it", 0.2):
             pass
     with locked(path, "it", 0.2):
@@ -336,13 +335,13 @@ def test_a_lock_that_is_held_names_its_holder(tmp_path: Path) -> None:
 def test_a_command_that_takes_too_long_is_ended() -> None:
     for command in (run, run_shown):
         with pytest.raises(CommandTimeout, match="sleep 1000 did not end within 0 s"):
-            command("sleep", "1000", timeout_s=0.2)  # type: ignore[operator]
+            command("sleep", "1000", timeout_s=0.2)
 
 
 def test_what_a_killed_run_left_is_ended_with_its_children(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cluster.runs.REPOSITORY", tmp_path)
-    monkeypatch.setattr("cluster.runs._RUN", MARK)
-    # The child has lost the mark, as the steps of an image's build do.
+    monkeypatch.setattr("local_kubernetes.machine.runs.REPOSITORY", tmp_path)
+    monkeypatch.setattr("local_kubernetes.machine.runs._RUN", MARK)
+    # The child has no mark, like the steps of an image's build.
     script = "env --ignore-environment sleep 1001 & exec sleep 1002"
     left = subprocess.Popen(["sh", "-c", script], env=os.environ | {MARK: str(tmp_path)})
     try:
@@ -352,14 +351,14 @@ def test_what_a_killed_run_left_is_ended_with_its_children(tmp_path: Path, monke
         wait_until("the child to forget", lambda: MARK.encode() not in (child / "environ").read_bytes(), 10)
         end_runs()
         assert left.wait(10) == -signal.SIGKILL
-        # Of a process that is gone, or of its remains, nothing is left to read here.
+        # The file of an ended process or a zombie is missing or empty.
         wait_until("the child's end", lambda: not child.exists() or not (child / "cmdline").read_bytes(), 10)
     finally:
         left.kill()
 
 
 def test_beside_a_run_of_another_checkout_nothing_is_touched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cluster.runs._RUN", MARK)
+    monkeypatch.setattr("local_kubernetes.machine.runs._RUN", MARK)
     other = subprocess.Popen(["sleep", "1000"], env=os.environ | {MARK: str(tmp_path)})
     try:
         message = rf"{tmp_path} has a run on this machine's test cluster \(process {other.pid}\)"
@@ -380,7 +379,7 @@ def test_a_group_of_the_second_version_hands_its_controllers_down(tmp_path: Path
 
 
 def killed_when_there_is(process: str) -> None:
-    """Starts the second cluster from a process of its own, which is killed as soon as `process` was started."""
+    """Starts the second cluster from a separate process, which is killed once `process` has been started."""
     command = [sys.executable, "-m", "local_kubernetes", "--index", str(INDEX), "up"]
     environment = os.environ | {"PYTHONPATH": str(REPOSITORY / "tools")}
     starter = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

@@ -1,7 +1,8 @@
-"""`make chaos`: random faults under load, against real servers. Ends with 1 when a request failed.
+"""`make chaos`: random faults under load against real servers. The exit code is 1 when a request failed.
 
-Each fault lands while streams run and requests keep arriving, by the rules of rt_streams.py; every token is compared
-with an undisturbed run. Killing the front is left out: it ends its own connections, which the table of faults allows.
+Each fault happens while streams run and requests keep arriving, by the rules of rt_streams.py. Every token is compared
+with a run without faults. The API server process is never killed: its end cuts its own connections, which the table of
+faults allows.
 """
 
 from __future__ import annotations
@@ -49,13 +50,13 @@ ARGUMENTS = (
 @dataclass(frozen=True)
 class Fault:
     role: str  # rank, core or launcher
-    victim: str  # the role, or which rank
+    victim: str  # the role, or the rank
     how: str
-    strike_at: int  # tokens that every stream has by then
+    strike_at: int  # tokens of every stream at the fault
 
 
 def draw_faults(rng: random.Random, number: int) -> list[Fault]:
-    """Every kind about equally often, in random order."""
+    """Faults of all kinds, each about equally often, in random order."""
     kinds = [*KINDS] * (number // len(KINDS)) + rng.sample(KINDS, number % len(KINDS))
     rng.shuffle(kinds)
     return [
@@ -70,7 +71,7 @@ def draw_faults(rng: random.Random, number: int) -> list[Fault]:
 
 
 def run(executor: str, faults: list[Fault], model: str) -> tuple[list[tuple[Fault, float]], int, int]:
-    """(fault, seconds until tokens flowed again), number of requests, number of failed ones."""
+    """Pairs of fault and seconds until the next token, the number of requests, and the number of failed ones."""
     took, num_requests, num_failed = [], 0, 0
     arguments = (*ARGUMENTS, "--executor", executor, "--model", model)
     with tempfile.TemporaryDirectory(prefix="chaos-") as folder, breakable_server(Path(folder), *arguments) as server:
@@ -80,7 +81,7 @@ def run(executor: str, faults: list[Fault], model: str) -> tuple[list[tuple[Faul
             act = partial(strike, server, fault.victim, fault.how)
             seen = disturb(server, expected, act, strike_at=fault.strike_at)
             failures = list(seen.failures)
-            if fault.role != "launcher":  # whose ranks end with it
+            if fault.role != "launcher":  # ranks end together with their launcher
                 before, after = seen.pids(after=False), seen.pids(after=True)
                 if changed := [rank for rank in before if rank != fault.victim and before[rank] != after.get(rank)]:
                     failures.append(f"{', '.join(changed)} did not survive")
@@ -105,7 +106,7 @@ def run(executor: str, faults: list[Fault], model: str) -> tuple[list[tuple[Faul
 
 
 def table(took: dict[str, list[tuple[Fault, float]]]) -> str:
-    """Seconds from the fault to the next token of a running stream."""
+    """The table of faults, with seconds from each to the next token of a running stream."""
     lines = [f"{'executor':9} {'role':9} {'fault':8} {'count':>5} {'p50 s':>7} {'max s':>7}"]
     for executor, faults in took.items():
         for role, how in KINDS:

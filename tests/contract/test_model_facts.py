@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from rayloom_engine.models.checkpoint import limits
+from rayloom_operator.api import model_facts
 from rayloom_operator.api.model_facts import BUILTIN_FACTS, ModelFacts
-from rayloom_operator.api.spec import model_facts
 
 
 @pytest.mark.parametrize("name", BUILTIN_FACTS)

@@ -9,6 +9,7 @@ from rayloom_engine.config import BLOCK_SIZE, EngineConfig
 from rayloom_engine.models.empty import empty_model
 from rayloom_engine.models.shape import ModelShape as EngineShape
 from rayloom_engine.models.shape import RopeParameters, read_shape
+from rayloom_engine.models.shard_counts import shard_counts
 from rayloom_engine.parallel import shard as shards
 from rayloom_engine.parallel.stage import make_stages, split_layers
 from rayloom_engine.worker import kv_memory, start
@@ -68,13 +69,13 @@ def test_ranks_of_checkpoints_of_every_architecture_are_the_engines(variant, tmp
     (rank,) = rank_memory.ranks(known(shape), 1, 1)
 
     assert rank.weights * 4 == shape.weight_bytes(4)
-    for tensor in shards.shard_counts(shape):
+    for tensor in shard_counts(shape):
         assert same(shape, tensor, 1) and same(shape, tensor, 2)
 
 
 @pytest.mark.parametrize("name", SHAPES)
 def test_the_same_numbers_of_ranks_can_share_a_layer(name):
-    assert rank_memory.shard_counts(SHAPES[name]) == shards.shard_counts(engine_shape(SHAPES[name]))
+    assert rank_memory.shard_counts(SHAPES[name]) == shard_counts(engine_shape(SHAPES[name]))
 
 
 def test_stages_have_the_engines_layers():

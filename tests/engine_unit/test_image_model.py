@@ -16,11 +16,14 @@ def test_the_copied_modules_convert_a_model(tmp_path):
     stage = re.search(
         r"FROM builder AS model\n(.*?)\nFROM ", (ROOT / "docker/engine.Dockerfile").read_text(), re.DOTALL
     )
+    source = ROOT / "engine/src"
     copied = re.findall(r"engine/src/(rayloom_engine/[\w/]+\.py)", stage[1])
+    for folder in re.findall(r"engine/src/(rayloom_engine/[\w/]+) ", stage[1]):
+        copied += [str(path.relative_to(source)) for path in (source / folder).glob("*.py")]
     for name in copied:
         target = tmp_path / "build" / name
         target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_bytes((ROOT / "engine/src" / name).read_bytes())
+        target.write_bytes((source / name).read_bytes())
     write_gguf(tmp_path / "tiny.gguf", tiny_variant(tmp_path / "original", "llama"))
     script = (
         "import sys; from rayloom_engine.models.checkpoint.source import resolve; print(resolve(sys.argv[1]).path);"

@@ -13,7 +13,7 @@ from rayloom_operator.api.status import Model, Sizing
 from rayloom_operator.errors import MemoryUnknown, SpecError
 from rayloom_operator.objects.old_spec import old_spec, resolved_of
 from rayloom_operator.observe.nodes import Nodes
-from rayloom_operator.reconcile import controller
+from rayloom_operator.reconcile import reconciler
 from rayloom_operator.resolve.resolved import Hub, resolve
 from rayloom_operator.resolve.revision import revision
 from rt_operator import make_service
@@ -245,5 +245,5 @@ def test_a_service_waits_for_the_label_and_goes_on_when_a_node_has_it(monkeypatc
         await world.until(lambda: world.reason("Accepted") == "Valid")
         assert world.kube.statuses[-1]["sizing"]["acceleratorMemory"] == 24_564 * MIB
 
-    monkeypatch.setattr(controller, "_NODES_LOOK_S", 0.01)
+    monkeypatch.setattr(reconciler, "_NODES_LOOK_S", 0.01)
     with_world(story)

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from rayloom_operator.kube.client import KubeError, reflector
+from rayloom_operator.kube import reflector
+from rayloom_operator.kube.client import KubeError
 from rayloom_operator.objects.companions import client_service, service_account
 from rayloom_operator.objects.guards import disruption_budget, network_policy
 from rayloom_operator.observe import drift as module

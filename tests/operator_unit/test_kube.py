@@ -7,9 +7,9 @@ from contextlib import asynccontextmanager
 import pytest
 from aiohttp import web
 
+from rayloom_operator.kube import client as module
 from rayloom_operator.kube import shapes
 from rayloom_operator.kube.client import Deposed, Kube, KubeError, KubeUnreachable, MadeAnew
-from rayloom_operator.kube.client import client as module
 
 MANIFEST = {"apiVersion": "v1", "kind": "Pod", "metadata": {"namespace": "team", "name": "a", "uid": "uid-1"}}
 

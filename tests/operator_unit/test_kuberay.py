@@ -4,7 +4,8 @@ import asyncio
 
 import pytest
 
-from rayloom_operator.kube.client import KubeError, reflector
+from rayloom_operator.kube import reflector
+from rayloom_operator.kube.client import KubeError
 from rayloom_operator.observe.kuberay import problem, slim
 from rt_fake_kube import KUBERAY, make_definition
 from rt_world import CLIENT_SERVICE, service, with_world

@@ -3,8 +3,8 @@
 import asyncio
 import contextlib
 
-from rayloom_operator.kube import shapes
-from rayloom_operator.kube.client import KubeError, reflector
+from rayloom_operator.kube import reflector, shapes
+from rayloom_operator.kube.client import KubeError
 from rayloom_operator.kube.reflector import Reflector
 from rt_fake_kube import FakeKube
 

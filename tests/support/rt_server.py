@@ -17,6 +17,13 @@ from typing import Any
 import httpx
 import psutil
 
+_MODULES = {
+    "front": "front",
+    "core": "core_server.process",
+    "launcher": "launcher",
+    "local_ray": "launcher.local_ray",
+}
+
 
 @dataclass
 class RunningServer:
@@ -35,9 +42,9 @@ class RunningServer:
         for child in psutil.Process(self.process.pid).children():
             with contextlib.suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
                 line = " ".join(child.cmdline())
-                for role in ("front", "core_process", "launcher", "launcher.local_ray"):
-                    if f"rayloom_engine.{role} " in line:
-                        found[role.removesuffix("_process").removeprefix("launcher.")] = child
+                for role, module in _MODULES.items():
+                    if f"rayloom_engine.{module} " in line:
+                        found[role] = child
         return found
 
     def log_text(self) -> str:

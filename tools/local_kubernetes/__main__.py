@@ -1,4 +1,4 @@
-"""python -m local_kubernetes COMMAND: the test cluster from a shell. `make` calls it."""
+"""Commands of the test cluster: `PYTHONPATH=tools python3 -m local_kubernetes COMMAND`. `make` calls them."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from local_kubernetes.prepare import load_images, prepare
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="local_kubernetes", description=__doc__)
-    parser.add_argument("--index", type=int, help="which of several local clusters; default 0, for down all")
+    parser.add_argument("--index", type=int, help="index of a local cluster; default 0, and all of them for down")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    up = commands.add_parser("up", help="start the cluster, or mend it, and print the path of its kubeconfig")
+    up = commands.add_parser("up", help="start or repair the cluster, and print the path of its kubeconfig")
     up.add_argument("--mode", choices=("api", "full"), default="full")
-    commands.add_parser("down", help="end every run and remove everything, also what a killed run left")
-    commands.add_parser("parts", help="build what a local cluster is made of")
+    commands.add_parser("down", help="end every run and remove everything, also the remains of killed runs")
+    commands.add_parser("parts", help="compile the programs of a local cluster")
     commands.add_parser("images", help="build the images")
-    commands.add_parser("load", help="give the built images to the nodes")
-    commands.add_parser("prepare", help="all of it: what the end-to-end tests need; says how long each stage took")
+    commands.add_parser("load", help="build the images and load them on the nodes")
+    commands.add_parser("prepare", help="do all that the end-to-end tests need, and print the seconds of each stage")
     dump = commands.add_parser("dump", help="write logs, events and objects into a folder")
     dump.add_argument("folder", type=Path)
     commands.add_parser("install", help="install the operator by its Helm chart")
@@ -64,7 +64,7 @@ def _run(arguments: argparse.Namespace) -> None:
         case "parts":
             ensure_kubectl()
             if isinstance(cluster, LocalCluster):
-                ensure_packages(nodes=False, images=False)  # here, because clusters that start side by side cannot
+                ensure_packages(nodes=False, images=False)  # here, since clusters that start side by side cannot
                 build_parts()
         case "images":
             cluster.build_images()

@@ -1,4 +1,4 @@
-"""What somebody needs who was not there: objects, events and logs of a cluster as files."""
+"""Objects, events and logs of a cluster as files, to analyse a failure afterwards."""
 
 from __future__ import annotations
 
@@ -26,9 +26,10 @@ _TIMEOUT_S = 10
 
 
 def dump_cluster(cluster: Cluster, folder: Path) -> None:
-    """Writes into `folder`, which is made. What cannot be had says why in its file; nothing is raised for it.
+    """Writes into `folder`, which is created. The file of an object that cannot be read holds the reason.
 
-    A cluster that does not answer in time is not asked again: the next test has its time, too.
+    Raises nothing for that. After the first request without an answer in time no other is sent: the next test needs
+    the time.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with contextlib.suppress(CommandTimeout):

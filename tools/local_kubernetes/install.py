@@ -1,4 +1,4 @@
-"""The operator in the cluster, from its chart."""
+"""Installs the operator in the cluster from its chart."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ def install_operator(kubeconfig: Path, *values: str) -> None:
     """Installs or upgrades the release and waits until it is ready. `values` are `--set` arguments of Helm."""
     kubectl = Kubectl(kubeconfig)
     with stage("operator"):
-        # Tests serve models from folders of this machine.
+        # Tests serve models from host folders.
         settings = [word for value in ("allowHostPaths=true", *values) for word in ("--set", value)]
-        # A definition that was applied by hand, or by a release of another name, becomes this release's.
+        # This release takes over a CRD that was applied by hand or by a release of another name.
         options = ("--namespace", NAMESPACE, "--create-namespace", "--take-ownership", *settings)
         run(helm(), "--kubeconfig", kubeconfig, "upgrade", "--install", RELEASE, _CHART, *options, timeout_s=150)
-        # The image's name says nothing about its content here, where every build has the same version.
+        # Pods must be recreated even though the image's name is unchanged: every build here has the same version.
         annotations = {"rayloom.dev/test-image": OPERATOR.inputs("")}
         patch = {"spec": {"template": {"metadata": {"annotations": annotations}}}}
         deployment = ("--namespace", NAMESPACE, "deployment", RELEASE)
@@ -36,6 +36,6 @@ def install_operator(kubeconfig: Path, *values: str) -> None:
 
 
 def helm() -> str:
-    """Helm beside this Python, else on PATH."""
+    """The path of Helm beside this Python, else on PATH."""
     beside = Path(sys.executable).parent / "helm"
     return str(beside) if os.access(beside, os.X_OK) else shutil.which("helm") or "helm"

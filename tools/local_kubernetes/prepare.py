@@ -1,4 +1,4 @@
-"""From nothing to a cluster with the operator in it, in named stages."""
+"""Starts a cluster, builds and loads the images and installs the operator, in named stages."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from local_kubernetes.machine.shell import stage
 
 
 def prepare(cluster: Cluster) -> None:
-    """Everything that the end-to-end tests start from; quick where it is there already."""
+    """Does everything that the end-to-end tests need. Finished stages take little time."""
     with stage("stage cluster"):
         cluster.up("full")
     with stage("stage images"):
@@ -20,7 +20,7 @@ def prepare(cluster: Cluster) -> None:
 
 
 def load_images(cluster: Cluster) -> None:
-    """Builds and loads."""
+    """Builds the images and loads them on all nodes."""
     _load(cluster, cluster.build_images())
 
 

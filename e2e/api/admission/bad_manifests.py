@@ -1,7 +1,6 @@
-"""Manifests that cannot be served, and the sentence that `kubectl apply` answers each with.
+"""Manifests that cannot be served, and the error message of `kubectl apply` for each.
 
-Each row: what is wrong, the spec (or the whole manifest, where it has a kind), and a part of the sentence that says
-what to change.
+A row holds the mistake, the spec (or the whole manifest, where it has a kind), and a part of the message with the cure.
 """
 
 from __future__ import annotations

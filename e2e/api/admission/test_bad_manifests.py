@@ -1,4 +1,4 @@
-"""What cannot be served is refused with a sentence that says what to change: at once where the API server can tell."""
+"""Mistakes in a manifest are refused with a message that names the cure, by the API server where it can find them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_the_api_server_refuses_it_at_once(
     manifest |= {key: value for key, value in document.items() if key != "metadata"}
     manifest["metadata"] |= document.get("metadata", {})
     with pytest.raises(ApiError) as refused:
-        # What `kubectl apply` sends for an object that is not there yet.
+        # `kubectl apply` sends this request for a new object.
         world.request("POST", f"{LLM}/namespaces/default/llmservices", manifest, fieldValidation="Strict")
     assert sentence in str(refused.value)
     assert operator.is_alive
@@ -61,7 +61,7 @@ REFUSED_LATER = {
 
 
 @pytest.mark.parametrize("name", REFUSED_LATER)
-def test_what_only_a_pod_shows_is_told_and_costs_little(
+def test_a_mistake_that_only_a_pod_shows_reaches_the_status_and_costs_few_requests(
     name: str, world: World, operator: OperatorProcess, namespace: str, manifest: Make
 ) -> None:
     spec, sentence = REFUSED_LATER[name]
@@ -74,12 +74,12 @@ def test_what_only_a_pod_shows_is_told_and_costs_little(
         f"{sentence!r} in the status",
         story=lambda: f"{world.services.get((namespace, name), {}).get('status')}\n{world.story()}",
     )
-    # Kept waiting, it is looked at ever less often, and nothing is done in a loop.
+    # Back-off bounds the number of reconciles, so requests are few.
     began = time.monotonic()
     wait_until(lambda: time.monotonic() - began > 3.0, "three seconds to pass")
     asked = operator.proxy.requests(namespace, began)
-    told = world.condition(namespace, name, "Available")["message"]
-    assert len(asked) <= 12, (told, [(each.method, each.path) for each in asked])
+    message = world.condition(namespace, name, "Available")["message"]
+    assert len(asked) <= 12, (message, [(each.method, each.path) for each in asked])
 
 
 def test_a_good_spec_after_a_refused_one_serves(

@@ -1,4 +1,4 @@
-"""Every field of spec.podTemplate in the pods that KubeRay makes of it, on a real API server, and what that refuses.
+"""Every field of spec.podTemplate reaches the pods that KubeRay creates, and the API server refuses mistakes in it.
 
 The examples of docs/pod-template.md are applied as they are printed.
 """
@@ -25,7 +25,7 @@ Document = dict[str, Any]
 
 _PAGE = REPOSITORY / "docs" / "pod-template.md"
 _EXAMPLES = [block for block in blocks_of(REPOSITORY, _PAGE) if block.language == "yaml"]
-# What an element of a list is found by.
+# Keys that identify an element of a list.
 _KEYS = ("mountPath", "devicePath", "name", "ip", "key", "topologyKey", "prefix")
 
 
@@ -40,7 +40,7 @@ def cluster_objects(world: World) -> Iterator[None]:
 
 
 def _pods(world: World, namespace: str, name: str) -> dict[str, Document]:
-    """By type, once both are there: head, worker."""
+    """The pods by type, head and worker, once both exist."""
 
     def found() -> dict[str, Document]:
         return {each["metadata"]["labels"]["ray.io/node-type"]: each for each in world.pods(namespace, name)}
@@ -53,7 +53,7 @@ def _pods(world: World, namespace: str, name: str) -> dict[str, Document]:
 
 
 def _missing(wanted: Any, found: Any, path: str) -> Iterator[str]:
-    """What of `wanted` is not so in `found`, which may have more."""
+    """Paths of values of `wanted` that `found` lacks. `found` may hold more."""
     if isinstance(wanted, dict) and isinstance(found, dict):
         for key, value in wanted.items():
             yield from _missing(value, found.get(key), f"{path}.{key}")
@@ -79,7 +79,7 @@ def test_every_field_reaches_the_pods(
     for kind in ("head", "worker"):
         wanted = template[kind]
         assert list(_missing(wanted, pods[kind], kind)) == []
-        # What is ours is there as well.
+        # The operator's own containers, labels and users are kept.
         names = [each["name"] for each in pods[kind]["spec"]["containers"]]
         assert names[: 2 if kind == "head" else 1] == (["ray-head", "engine"] if kind == "head" else ["ray-worker"])
         assert pods[kind]["metadata"]["labels"]["rayloom.dev/service"] == name
@@ -90,7 +90,7 @@ def test_every_field_reaches_the_pods(
 
 
 def _given(document: Any) -> set[str]:
-    """Paths of all fields, without the numbers of lists."""
+    """Paths of all fields, without the indices of lists."""
     if isinstance(document, list):
         return {path for each in document for path in _given(each)}
     if not isinstance(document, dict):
@@ -149,7 +149,7 @@ def test_reserved_variables_are_out_of_reach_of_env_from(
     for kind, names in containers.items():
         for container in pods[kind]["spec"]["containers"][: len(names)]:
             assert container["envFrom"] == source
-            # Kubernetes takes `env` where both have a name.
+            # `env` overrides `envFrom` for a name in both.
             variables = [each["name"] for each in container["env"]]
             assert {"RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_ADDRESS", "RAYLOOM_ALIVE_FILE"} <= set(variables)
             assert len(set(variables)) == len(variables)
@@ -158,7 +158,7 @@ def test_reserved_variables_are_out_of_reach_of_env_from(
 
 
 _MISTAKES: dict[str, tuple[Document, str, Reason, str]] = {
-    # The API server's words about the RayCluster, whose definition has every field of a pod.
+    # Messages of the API server about the RayCluster, whose CRD holds every field of a pod.
     "a-misspelt-probe": (
         {"containers": [{"name": "a", "image": "i", "readinessProbe": {"tcpSockt": {"port": 1}}}]},
         "Accepted",
@@ -177,7 +177,7 @@ _MISTAKES: dict[str, tuple[Document, str, Reason, str]] = {
         Reason.APPLY_REFUSED,
         "nodeSelectorTerms",
     ),
-    # Its words about the pods, which KubeRay hands on.
+    # Messages of the API server about the pods, which KubeRay passes on.
     "no-such-runtime": ({"runtimeClassName": "none-such"}, "Available", Reason.CONTAINER_FAILED, "none-such"),
     "no-such-priority": ({"priorityClassName": "none-such"}, "Available", Reason.CONTAINER_FAILED, "none-such"),
     "no-source-of-a-variable": (
@@ -186,7 +186,7 @@ _MISTAKES: dict[str, tuple[Document, str, Reason, str]] = {
         Reason.CONTAINER_FAILED,
         "must specify one of",
     ),
-    # The operator's own.
+    # Messages of the operator.
     "a-capability": (
         {"containers": [{"name": "ray-worker", "securityContext": {"capabilities": {"add": ["SYS_ADMIN"]}}}]},
         "Accepted",
@@ -203,7 +203,7 @@ _MISTAKES: dict[str, tuple[Document, str, Reason, str]] = {
 
 
 @pytest.mark.parametrize("name", _MISTAKES)
-def test_what_only_the_cluster_knows_is_told_in_a_condition(
+def test_a_mistake_that_only_the_cluster_can_find_is_named_in_a_condition(
     name: str, world: World, operator: OperatorProcess, namespace: str, manifest: Make
 ) -> None:
     spec, kind, reason, sentence = _MISTAKES[name]
@@ -234,7 +234,7 @@ def test_an_example_of_the_page_is_accepted_and_makes_its_pods(
 ) -> None:
     document = yaml.safe_load(block.text)
     document["metadata"]["namespace"] = namespace
-    # Its pods do not hang on the model, and this one needs no inspection. It has 9 attention heads.
+    # The embedded model needs no inspection. Its 9 attention heads exclude most values of parallelism.
     document["spec"]["model"] = {"source": "builtin://smollm2-135m"}
     document["spec"].pop("parallelism", None)
     for each in ("head", "worker"):

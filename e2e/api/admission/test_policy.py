@@ -1,4 +1,4 @@
-"""The examples of an admission policy and a quota hold what they say, and let everything else through."""
+"""The examples of an admission policy and a quota refuse what they list, and allow everything else."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ REFUSED: tuple[tuple[dict[str, Any], str], ...] = (
         "whose name begins with models",
     ),
     ({"model": {"source": "hf://a/b", "cache": {"hostPath": "/models"}}}, "must be a persistentVolumeClaim"),
-    # One engine more while a change is rolled out: 9 engines of 2 pods.
+    # A rollout adds one engine replica: 9 of them with 2 pods each.
     ({"replicas": 8}, "16 pods at most"),
     ({"replicas": 7, "rollout": {"maxSurge": 2}}, "rollout.maxSurge together"),
     ({"replicas": 4, "parallelism": {"pipeline": 8}}, "16 pods at most"),
@@ -74,7 +74,7 @@ def test_the_policy_refuses_what_it_says_and_nothing_else(world: World, tenants:
             return str(error)
         return ""
 
-    # An API server takes a moment to know a policy.
+    # An API server enforces a new policy a moment later.
     wait_until(lambda: refusal(REFUSED[0][0]) != "", "the policy to hold", 30)
     for spec, sentence in REFUSED:
         assert sentence in refusal(spec), spec

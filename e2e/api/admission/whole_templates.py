@@ -1,4 +1,4 @@
-"""Pod templates that have every field between them, and what they name in the cluster."""
+"""Pod templates that together hold every field, and the objects that they name."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 RUNTIME_CLASS = "rayloom-e2e"
 PRIORITY_CLASS = "rayloom-e2e"
-# (path, object) of what is there for all namespaces.
+# (path, object) of objects without a namespace.
 CLUSTER_OBJECTS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("/apis/node.k8s.io/v1/runtimeclasses", {"metadata": {"name": RUNTIME_CLASS}, "handler": "nvidia"}),
     (
@@ -50,7 +50,7 @@ _VARIABLES: dict[str, Any] = {
 
 
 def _own(name: str, **resources: Any) -> dict[str, Any]:
-    """A container of the operator's with all that may be changed in it."""
+    """A container of the operator's with every field that a template may set."""
     claims = [{"name": "card", "request": "one"}]
     return {
         "name": name,
@@ -63,7 +63,7 @@ def _own(name: str, **resources: Any) -> dict[str, Any]:
 
 
 def _other(name: str) -> dict[str, Any]:
-    """A container that runs beside the others, with every field."""
+    """An additional container with every field."""
     resources = {"requests": {"cpu": "10m"}, "limits": {"memory": "64Mi"}}
     return {
         **_own(name, **resources),
@@ -173,7 +173,7 @@ def _of_the_node(container: str) -> dict[str, Any]:
     }
 
 
-# What goes with no part of the first: pods in the node's namespaces, and in a user namespace of their own.
+# Settings that exclude parts of the first template: the node's namespaces, and a user namespace of the pod's own.
 TEMPLATES: dict[str, dict[str, Any]] = {
     "most": {
         "user": "Operator",

@@ -1,7 +1,7 @@
-"""Every reason that a condition can carry, reached on a real API server, and what an admin is told of it.
+"""Every reason of a condition, reached on a real API server, with its message and Event.
 
-All services of the table are made at once, and each test waits for its own. A new reason needs a row here:
-`test_every_reason_has_a_scene` says so.
+All services of the table are created at once, and each test waits for its own. `test_every_reason_has_a_scene` fails
+for a new reason without a row.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _CRD = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/llmservices.rayl
 
 @dataclass(frozen=True, kw_only=True)
 class Scene:
-    """What happens to a service, and the condition that comes of it."""
+    """The behaviour of a service's pods and engine, and the condition that follows."""
 
     reason: Reason
     kind: str = "Available"
@@ -35,9 +35,9 @@ class Scene:
     spec: dict[str, Any] = field(default_factory=dict)
     head: Play | None = None
     worker: Play | None = None
-    engine: dict[str, Any] = field(default_factory=dict)  # what the engine says once it serves
-    before: dict[str, Any] | None = None  # an object that is there before, by the service's name
-    job: Play | None = None  # of the Job that looks at the model
+    engine: dict[str, Any] = field(default_factory=dict)  # fields of its engine once it serves
+    before: dict[str, Any] | None = None  # an object of the service's name that exists before it
+    job: Play | None = None  # of the Job that inspects the model
     loses_head: bool = False  # its head pod is deleted once it serves
 
 
@@ -45,14 +45,14 @@ def _waiting(reason: str, message: str = "") -> Play:
     return Play(waiting=(reason, message))
 
 
-def _told(reason: str, message: str) -> Play:
-    """What the engine leaves about a model that it cannot serve."""
+def _refusal(reason: str, message: str) -> Play:
+    """The termination message of an inspection of a model that the engine cannot serve."""
     return Play(ended=(78, json.dumps({"version": "v1", "error": {"reason": reason, "message": message}})))
 
 
 _FILE = {"model": {"source": "file:///models/x"}}
 _HUB = {"model": {"source": "hf://acme/x"}}
-# An operator that is older than the definition meets fields that it does not know.
+# An operator older than the CRD finds unknown fields.
 _UNKNOWN_FIELD = {"fieldOfALaterVersion": "x"}
 
 SCENES = {
@@ -137,25 +137,29 @@ SCENES = {
         reason=Reason.MODEL_NO_ACCESS,
         kind="ModelReady",
         spec=_HUB,
-        job=_told("NoAccess", "the hub wants a token"),
+        job=_refusal("NoAccess", "the hub wants a token"),
         says="the hub wants a token",
     ),
     "gated": Scene(
         reason=Reason.MODEL_GATED,
         kind="ModelReady",
         spec=_HUB,
-        job=_told("Gated", "accept its terms"),
+        job=_refusal("Gated", "accept its terms"),
         says="its terms",
     ),
     "unsupported": Scene(
         reason=Reason.MODEL_UNSUPPORTED,
         kind="ModelReady",
         spec=_HUB,
-        job=_told("Unsupported", "no Mamba"),
+        job=_refusal("Unsupported", "no Mamba"),
         says="Mamba",
     ),
     "hub-unreachable": Scene(
-        reason=Reason.HUB_UNREACHABLE, kind="ModelReady", spec=_HUB, job=_told("Unreachable", "no way"), says="no way"
+        reason=Reason.HUB_UNREACHABLE,
+        kind="ModelReady",
+        spec=_HUB,
+        job=_refusal("Unreachable", "no way"),
+        says="no way",
     ),
     "inspection-failed": Scene(
         reason=Reason.INSPECTION_FAILED,
@@ -180,7 +184,7 @@ SCENES = {
 
 @pytest.fixture(scope="module")
 def stage(world: World) -> Iterator[str]:
-    """The namespace in which all scenes play, begun."""
+    """The namespace of all scenes, with their services."""
     namespace = new_namespace(world, "conditions")
     definition = world.request("GET", _CRD)
     versions = definition["spec"]["versions"]
@@ -215,7 +219,7 @@ def stage(world: World) -> Iterator[str]:
 
 
 def _create(world: World, manifest: dict[str, Any]) -> None:
-    # A changed definition counts a moment later.
+    # A changed CRD takes effect a moment later.
     path = f"{LLM}/namespaces/{manifest['metadata']['namespace']}/llmservices"
     world.request("POST", path, manifest, fieldValidation="Ignore")
 
@@ -227,7 +231,7 @@ def _is_head(pod: dict[str, Any]) -> bool:
 @pytest.mark.parametrize("name", SCENES)
 def test_the_reason_and_its_sentence(name: str, stage: str, world: World) -> None:
     scene = SCENES[name]
-    found = world.wait_told(stage, name, scene.kind, scene.reason)
+    found = world.wait_seen(stage, name, scene.kind, scene.reason)
     assert scene.says in found["message"]
     generation = world.services[(stage, name)]["metadata"]["generation"]
     assert found["observedGeneration"] == generation
@@ -239,15 +243,15 @@ def test_the_reason_and_its_sentence(name: str, stage: str, world: World) -> Non
             own = [each for each in events if each["regarding"].get("name") == name and each["type"] == "Warning"]
             return {each["reason"] for each in own}
 
-        # What an admin must act on is told by `kubectl describe` as well, a moment after the status.
+        # A fault is reported by an Event as well, a moment after the status.
         wait_until(lambda: scene.reason in warnings(), f"an Event {scene.reason}", story=world.story)
 
 
 def test_every_reason_has_a_scene() -> None:
-    # The first two are about whole clusters: test_drift.py, and the last test here. The third takes 40 s of nothing:
-    # tests/operator_unit/test_recovery.py.
+    # The first two concern whole clusters: test_drift.py, and the last test here. The third takes 40 s without an
+    # event: tests/operator_unit/test_recovery.py.
     others = {Reason.UNSUPPORTED_KUBERAY, Reason.NODE_LOST, Reason.ENGINE_STUCK}
-    # test_rolls.py and test_node_drains.py.
+    # These are in test_rolls.py and test_node_drains.py.
     of_rolls = {
         *(Reason.WAITING_FOR_CAPACITY, Reason.ANALYZING, Reason.PROMOTING, Reason.MOVING, Reason.REPLACING),
         *(Reason.ROLLING_BACK, Reason.ROLLED_BACK, Reason.PAUSED, Reason.HALTED),
@@ -260,7 +264,7 @@ def test_every_status_of_the_session_is_told_by_the_closed_list(stage: str, worl
     assert {reason for _, _, reason in world.seen} <= set(Reason)
 
 
-def test_the_stand_in_engine_speaks_the_schema_of_the_real_one(stage: str, world: World) -> None:
+def test_the_simulated_engine_speaks_the_schema_of_the_real_one(stage: str, world: World) -> None:
     schema = json.loads((REPOSITORY / "schemas" / "status.v1.json").read_text())
     world.wait(stage, "serving", "Available", Reason.SERVING)
     engine = world.kubelets.engine(stage, "serving")
@@ -284,7 +288,7 @@ def test_the_pods_of_a_lost_node_are_made_on_another_one_and_the_node_is_named(
     node = worker["spec"]["nodeName"]
     world.do(world.kubelets.lose(node))
     try:
-        found = world.wait_told(namespace, "chat", "Degraded", Reason.NODE_LOST)
+        found = world.wait_seen(namespace, "chat", "Degraded", Reason.NODE_LOST)
         assert (found["status"], node in found["message"]) == ("True", True)
         wait_until(
             lambda: all(pod["spec"].get("nodeName") != node for pod in world.pods(namespace, "chat")),

@@ -1,4 +1,4 @@
-"""What somebody else changes or deletes comes back, and nothing that runs is restarted for it."""
+"""The operator reverts changes and deletions of its objects by others, and restarts no engine for that."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _PATHS = {
 
 @pytest.fixture(scope="module")
 def running(world: World) -> Iterator[tuple[str, str]]:
-    """(namespace, name) of a service that serves."""
+    """(namespace, name) of a serving service."""
     world.operator()
     namespace = new_namespace(world, "drift")
     world.create(llm_service(namespace, "chat"))
@@ -41,7 +41,7 @@ def running(world: World) -> Iterator[tuple[str, str]]:
 
 
 def test_words_of_a_spec_arrive_as_they_are(world: World, operator: OperatorProcess, namespace: str) -> None:
-    # The API server reads what is applied as YAML, which takes some of these for blanks, and refuses others.
+    # The API server parses an applied document as YAML, which treats some of these as blanks and refuses others.
     words = "a \x85 b \u2028 c \x7f \U0001f600"
     document = llm_service(namespace, "chat", engine={"env": [{"name": "WORDS", "value": words}]})
     world.request("POST", f"{LLM}/namespaces/{namespace}/llmservices", document)
@@ -53,7 +53,7 @@ def test_words_of_a_spec_arrive_as_they_are(world: World, operator: OperatorProc
 
 
 def _own(world: World, where: tuple[str, str], kind: str) -> Document:
-    """The one object of this kind that the operator made, not KubeRay."""
+    """The only object of this kind that the operator created, without KubeRay's."""
     (one,) = _all_own(world, where, kind)
     return one
 
@@ -128,10 +128,8 @@ def test_what_a_head_mounts_is_there_when_a_head_starts(kind: str, world: World,
         if each["metadata"]["labels"]["ray.io/node-type"] == "head"
     ]
     world.request("DELETE", f"/api/v1/namespaces/{running[0]}/pods/{head}")
-    wait_until(
-        lambda: world.condition(*running, "Available").get("status") == "False", "the head's loss to be told", 10
-    )
-    # A head that is gone ends its engine, and the next one has objects of its own.
+    wait_until(lambda: world.condition(*running, "Available").get("status") == "False", "the loss in the status", 10)
+    # The loss of the head ends the engine replica, and the next replica has objects of its own.
     world.wait_serving(*running, timeout_s=30)
     wait_until(
         lambda: all(len(_all_own(world, running, each)) == 1 for each in ("RayCluster", kind)), "the old one's end", 20
@@ -145,7 +143,7 @@ def test_a_deleted_raycluster_is_made_again(world: World, running: tuple[str, st
     world.request("DELETE", f"{_PATHS['RayCluster'].format(running[0])}/{before['name']}")
 
     def are_all_of_another() -> bool:
-        # KubeRay, too, may see the end of the old one late, and make a pod for it that goes again.
+        # KubeRay's cache may be stale too, so that it creates a pod for the deleted RayCluster and removes it again.
         clusters = {each["metadata"]["uid"] for each in _all_own(world, running, "RayCluster")} - {before["uid"]}
         found = world.pods(*running)
         owners = {owner["uid"] for each in found for owner in each["metadata"]["ownerReferences"]}
@@ -170,7 +168,7 @@ def test_a_route_label_taken_away_by_hand_comes_back(world: World, running: tupl
     assert _uids(world, running) == pods
 
 
-def test_a_service_deleted_and_made_anew_at_once_gets_objects_of_its_own(
+def test_a_service_deleted_and_recreated_at_once_gets_objects_of_its_own(
     world: World, operator: OperatorProcess, namespace: str, manifest: Make
 ) -> None:
     for _ in range(3):
@@ -203,14 +201,14 @@ _RAY_CRD = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/rayclusters.
 
 @pytest.fixture
 def kuberay_definition(world: World) -> Iterator[Document]:
-    """The definition of RayClusters, put back after the test."""
+    """The CRD of RayClusters, restored after the test."""
     definition = world.request("GET", _RAY_CRD)
     yield definition
     _reinstall(world, definition)
 
 
 def _reinstall(world: World, definition: Document) -> None:
-    """KubeRay and its definition are there again, as after a new installation."""
+    """Restores KubeRay and its CRD, as a new installation does."""
     wait_until(
         lambda: "deletionTimestamp" not in (world.get(_RAY_CRD) or definition)["metadata"], "the end of a deletion", 30
     )
@@ -221,7 +219,7 @@ def _reinstall(world: World, definition: Document) -> None:
         return any((each["type"], each["status"]) == ("Established", "True") for each in status.get("conditions") or ())
 
     wait_until(is_established, "the definition to be established", 20)
-    # A KubeRay that ran meanwhile looks for its kind ever less often.
+    # KubeRay's informer backs off while its CRD does not exist.
     Processes(PLACE.state).stop("kuberay")
     LocalCluster(PLACE).up("api")
 
@@ -239,8 +237,8 @@ def test_kuberay_removed_while_services_run_and_back_again(
     kept = {name for name in world.objects(namespace, "chat") if name.split("/")[0] in ("Service", "ServiceAccount")}
     began = operator.proxy.log[-1].at
     world.request("DELETE", _RAY_CRD)
-    told = world.wait(namespace, "chat", "Accepted", "UnsupportedKubeRay", 20)
-    assert "KubeRay" in told["message"]
+    accepted = world.wait(namespace, "chat", "Accepted", "UnsupportedKubeRay", 20)
+    assert "KubeRay" in accepted["message"]
     assert operator.is_alive
     assert [each for each in operator.proxy.writes(namespace, began) if each.method == "DELETE"] == []
     present = set(world.objects(namespace, "chat", *_OTHERS))
@@ -249,7 +247,7 @@ def test_kuberay_removed_while_services_run_and_back_again(
     world.wait_serving(namespace, "chat", 60)
 
 
-def test_an_old_kuberay_is_told_and_what_runs_goes_on(
+def test_an_old_kuberay_is_reported_and_running_engines_stay(
     world: World, operator: OperatorProcess, namespace: str, manifest: Make, kuberay_definition: Document
 ) -> None:
     world.create(manifest())
@@ -259,8 +257,8 @@ def test_an_old_kuberay_is_told_and_what_runs_goes_on(
     for version in old["spec"]["versions"]:
         version["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"].pop("authOptions", None)
     _put(world, old)
-    told = world.wait(namespace, "chat", "Accepted", "UnsupportedKubeRay", 20)
-    assert "1.6" in told["message"]
+    accepted = world.wait(namespace, "chat", "Accepted", "UnsupportedKubeRay", 20)
+    assert "1.6" in accepted["message"]
     assert world.condition(namespace, "chat", "Available")["status"] == "True"
     _put(world, _bare(kuberay_definition))
     world.wait(namespace, "chat", "Accepted", "Valid", 20)
@@ -268,6 +266,6 @@ def test_an_old_kuberay_is_told_and_what_runs_goes_on(
 
 
 def _bare(definition: Document) -> Document:
-    """As a manifest, without what the API server adds."""
+    """The CRD as a manifest, without fields of the API server."""
     meta = {"name": definition["metadata"]["name"], "annotations": definition["metadata"].get("annotations", {})}
     return copy.deepcopy({key: definition[key] for key in ("apiVersion", "kind", "spec")} | {"metadata": meta})

@@ -1,4 +1,4 @@
-"""Two operators: one works, the other waits, and never do both write."""
+"""Leader election of two operators: one works, the other waits, and both never write at the same time."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _TAKEOVER_S = 10.0
 
 @pytest.fixture
 def pair(world: World) -> Iterator[tuple[OperatorProcess, OperatorProcess]]:
-    """(the leader, the one that waits)."""
-    # Or a new leader would first have to look at what goes with the namespaces of earlier tests.
+    """(the leader, the waiting operator)."""
+    # Otherwise a new leader would first reconcile terminating services of earlier tests.
     world.operator()
     wait_until(lambda: not world.services, "services of earlier tests to be gone", 120, world.story)
     world.stop_operators()
@@ -79,11 +79,11 @@ def test_a_leader_that_stood_still_for_twenty_seconds_changes_nothing_any_more(
     world.wait_serving(namespace, "old")
     leader.pause()
     paused_at = time.monotonic()
-    # Work that it would do when it goes on: to make, to change, to delete.
+    # Work that the old leader would do after its pause: create, change, delete.
     world.create(manifest("new"))
     world.create(manifest("old", engine={"args": {"threads": 2}}))
     wait_until(lambda: other.proxy.writes("new"), "the other one to write", _TAKEOVER_S, world.story)
-    # What the first one had sent before it stood still may have come in since; from here on it counts.
+    # Requests that the old leader sent before its pause may have arrived since; later ones count.
     taken_over_at = time.monotonic()
     world.wait_serving(namespace, "new")
     world.wait_serving(namespace, "old")
@@ -91,7 +91,7 @@ def test_a_leader_that_stood_still_for_twenty_seconds_changes_nothing_any_more(
     wait_until(lambda: time.monotonic() - paused_at > 20, "twenty seconds to pass", 25)
     resumed_at = time.monotonic()
     leader.resume()
-    wait_until(lambda: not leader.is_alive or not _leads(leader), "it to know", 10, leader.story)
-    wait_until(lambda: time.monotonic() - resumed_at > 3, "what it had begun", 5)
+    wait_until(lambda: not leader.is_alive or not _leads(leader), "the old leader to learn of it", 10, leader.story)
+    wait_until(lambda: time.monotonic() - resumed_at > 3, "the old leader's running requests", 5)
     assert leader.proxy.writes(since=taken_over_at) == []
     world.wait_serving(namespace, "old")

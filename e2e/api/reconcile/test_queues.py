@@ -1,4 +1,4 @@
-"""Queues: labels reach RayClusters, and what KubeRay suspends is said to wait. Kueue itself does not run here."""
+"""Queues: labels reach RayClusters, and the status names a suspended RayCluster. Kueue itself does not run here."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from simulated_nodes.api_client import MERGE
 Make = Callable[..., dict[str, Any]]
 _QUEUE = "kueue.x-k8s.io/queue-name"
 
-# Kueue's webhook suspends a RayCluster in the request that makes it.
+# Kueue's webhook suspends a RayCluster in the request that creates it.
 _SUSPENDED = """
 import sys
 from rayloom_operator.objects import ray_cluster
@@ -32,7 +32,7 @@ sys.exit(main(sys.argv[1:]))
 
 @pytest.fixture
 def queueing_operator(world: World) -> Iterator[None]:
-    """What this operator makes is suspended, as if a queue's webhook stood before it. It alone runs."""
+    """The only running operator creates suspended RayClusters, as with Kueue's webhook."""
     world.stop_operators()
     world.take_lease()
     world.start_operator(f"--engine-image={ENGINE_IMAGE}", command=(sys.executable, "-c", _SUSPENDED))
@@ -61,14 +61,14 @@ def test_engines_are_made_in_the_queue_of_their_service_and_a_restart_moves_them
     (before,) = _clusters(world, namespace)
     assert queues() == {"small"}
     assert "team" not in before["metadata"]["labels"]
-    # A label is in no revision. The restart shows that the operator has seen it.
+    # Labels are not part of a revision. The restart proves that the operator has read the new label.
     world.create(labelled("large", restartedAt="2026-11-24T08:00:00Z"))
     wait_until(lambda: queues() == {"large"}, "the engine to be in the other queue", 60, world.story)
     world.wait_serving(namespace, "chat")
     assert before["metadata"]["uid"] not in {each["metadata"]["uid"] for each in _clusters(world, namespace)}
 
 
-def test_a_raycluster_that_is_suspended_is_said_to_wait_for_its_queue_and_goes_on_when_it_is_admitted(
+def test_a_suspended_raycluster_is_pending_in_the_status_and_serves_once_it_is_admitted(
     world: World, queueing_operator: None, namespace: str, manifest: Make
 ) -> None:
     world.create(manifest())
@@ -81,7 +81,7 @@ def test_a_raycluster_that_is_suspended_is_said_to_wait_for_its_queue_and_goes_o
     wait_until(lambda: "is suspended" in says(), "the status to say it", 30, says)
     assert world.condition(namespace, "chat", "Available")["reason"] == "PodsPending"
     assert world.pods(namespace, "chat") == []
-    # As Kueue does when it admits it.
+    # Kueue admits a RayCluster by this patch.
     path = f"/apis/ray.io/v1/namespaces/{namespace}/rayclusters/{cluster['metadata']['name']}"
     world.request("PATCH", path, {"spec": {"suspend": False}}, content_type=MERGE)
     world.wait_serving(namespace, "chat", 60)

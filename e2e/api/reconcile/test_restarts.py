@@ -1,7 +1,7 @@
-"""An operator that is killed after any of its writes leaves nothing that its successor does not finish.
+"""After a kill at any write the next operator reaches the same end state.
 
-A write counts as a step boundary: the API server has done it, and the operator has not heard of that. What a kill just
-before a write leaves is what a kill just after the write before it leaves. Rolls are in test_rollout_restarts.py.
+A write is a step: the API server has carried it out, and the operator has no answer. A kill just before a write leaves
+the same state as a kill just after the previous write. Rollouts are in test_rollout_restarts.py.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from operator_processes.process import OPERATOR, OperatorProcess, wait_until
 from operator_processes.proxy import Request
 from real_api_server.world import LLM, World
 
-# A story is over when no write comes for so many of them; today the longest has about 20.
+# Bound of writes of a story, which needs about 20 at most.
 _MAX_WRITES = 60
 
 
 Act = Callable[[World, str, str], None]
-_MODEL = {"source": "builtin://smollm2-135m", "servedName": "chat"}  # else the revision would follow from the name
+_MODEL = {"source": "builtin://smollm2-135m", "servedName": "chat"}  # otherwise the name would be part of the revision
 
 
 def _create(world: World, namespace: str, name: str) -> None:
     world.create(llm_service(namespace, name, model=_MODEL))
 
 
-def _make_anew(world: World, namespace: str, name: str) -> None:
+def _recreate(world: World, namespace: str, name: str) -> None:
     uid = world.services[(namespace, name)]["metadata"]["uid"]
     world.delete(f"{LLM}/namespaces/{namespace}/llmservices/{name}")
     wait_until(
@@ -40,13 +40,13 @@ def _make_anew(world: World, namespace: str, name: str) -> None:
 
 STORIES: dict[str, tuple[Act, ...]] = {
     "a new service": (_create,),
-    "a service made anew": (_create, _make_anew),
+    "a recreated service": (_create, _recreate),
 }
 
 
 @pytest.fixture
 def alone(world: World) -> Iterator[None]:
-    """No operator runs but those that the test starts."""
+    """Only operators that the test starts run."""
     world.stop_operators()
     yield
     world.stop_operators()
@@ -55,7 +55,7 @@ def alone(world: World) -> Iterator[None]:
 @pytest.mark.parametrize("story", STORIES)
 def test_killed_after_any_write_the_end_is_the_same(story: str, world: World, alone: None, namespace: str) -> None:
     *before, last = STORIES[story]
-    # By a command: forked ones share the seed of their hashes, and so the order of their sets.
+    # Started by a command, because forked operators share the hash seed and thereby the order of sets.
     current, successor = world.start_operator(command=OPERATOR), world.start_operator(is_held=True)
     undisturbed = _play(world, namespace, "chat-0", before, last, current, 0)
     assert undisturbed is not None
@@ -81,7 +81,7 @@ def _play(
     kill_at: int,
     successor: OperatorProcess | None = None,
 ) -> object:
-    """What is there in the end. `kill_at` counts the writes for the last act; None when it needed fewer."""
+    """The end state. `kill_at` counts the writes of the last act; the result is None when it needed fewer."""
     for act in before:
         act(world, namespace, name)
         world.wait_serving(namespace, name)
@@ -89,7 +89,7 @@ def _play(
 
     def after_write(request: Request) -> None:
         is_status = request.path.split("?")[0].endswith("/status")
-        # What a status says follows from all else, so only the first one is a boundary of its own.
+        # The status follows from the other objects, so only its first write is a step.
         names = re.findall(r"/(chat-\d+)", request.path) or [name]
         is_own = f"/namespaces/{namespace}/" in request.path and names == [name]
         if is_own and not (is_status and writes and "/status" in writes[-1].path):
@@ -118,14 +118,14 @@ def _play(
 
 
 def _knows(world: World, namespace: str, name: str) -> bool:
-    """Whether the news of the last act has come."""
+    """True once the watch has delivered the service of the last act."""
     meta = world.request("GET", f"{LLM}/namespaces/{namespace}/llmservices/{name}")["metadata"]
     known = world.services.get((namespace, name), {}).get("metadata", {})
     return (known.get("uid"), known.get("generation")) == (meta["uid"], meta["generation"])
 
 
 def _has_served(world: World, namespace: str, name: str) -> bool:
-    """Whether everything is written that this spec asks for."""
+    """True once all objects of this spec are written and the service is Available."""
     service = world.services.get((namespace, name), {})
     available = world.condition(namespace, name, "Available")
     return available.get("status") == "True" and (
@@ -140,14 +140,14 @@ def _is_whole(world: World, namespace: str, name: str) -> bool:
     clusters = [each for each in objects if each.startswith("RayCluster/")]
     status = world.services[(namespace, name)].get("status", {})
     held = [each["spec"]["minAvailable"] for key, each in objects.items() if key.startswith("PodDisruptionBudget/")]
-    # Until it goes, the engine of another revision may be what is available.
+    # An engine replica of another revision may be the available one until its end.
     groups = [(f"RayCluster/{each['name']}", each["state"]) for each in status.get("groups", ())]
     return (
         len(clusters) == 1
         and status.get("currentRevision", "none") in clusters[0]
         and groups == [(clusters[0], "Serving")]
         and not any("deletionTimestamp" in each["metadata"] for each in objects.values())
-        # KubeRay's own objects belong to the RayCluster.
+        # The RayCluster owns KubeRay's objects.
         and owners <= {uid, *(objects[each]["metadata"]["uid"] for each in clusters)}
         and held == [len(world.pods(namespace, name))] == [2]
     )

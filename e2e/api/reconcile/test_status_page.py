@@ -1,7 +1,7 @@
-"""docs/status.md shows what kubectl says of four services. This writes it, from what kubectl says.
+"""docs/status.md shows the output of kubectl for four services; this test writes it.
 
-Times, versions and random suffixes are replaced, so the page changes only when the words do. Then the test fails once,
-and the new page is to be committed.
+Times, versions and random suffixes are replaced, so the page changes only with the messages. The test fails once then,
+and the new page must be committed.
 """
 
 from __future__ import annotations
@@ -70,28 +70,28 @@ def test_the_page_shows_what_kubectl_says(shown: None, world: World, kubectl: Ku
         page = f"{head}{start}\n```text\n{_plain(output)}\n```\n\n{end}{tail.split(end, 1)[1]}"
     if _essence(page) != _essence(before):
         _PAGE.write_text(page)
-    assert _essence(page) == _essence(before), "docs/status.md was written anew: look at it and commit it"
+    assert _essence(page) == _essence(before), "docs/status.md was rewritten: check and commit it"
 
 
 def _essence(page: str) -> list[list[str]]:
-    """Its lines without spaces. Which Events there are besides the last word depends on what was seen in between."""
+    """The words of each line, without Events, whose number depends on the states that the operator saw in between."""
     kept = re.sub(r"(?ms)^Events:.*?^```$", "", page)
     return [line.split() for line in kept.splitlines()]
 
 
 def _plain(output: str) -> str:
-    """Without what differs from one run to the next."""
+    """The output with fixed values for parts that differ between runs."""
     for pattern, instead in (
         (r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", "2026-01-01T12:00:00Z"),
         (r"(Resource Version:  +)\d+", r"\g<1>1234"),
         (r"(UID:  +)\S+", r"\g<1>5f0c0f6e-8f6b-4c57-9d8e-000000000000"),
         (r"(-(?:head|engine-worker))-[a-z0-9]{5}", r"\1-x7k2p"),
         (r"standin-", "node-"),
-        # Ages: at the end of a line of `get`, in the third column of an event.
+        # Ages are at the end of a line of `get` and in the third column of an Event.
         (r"(?m)(:8000 +)\d+m?\d*s *$", r"\g<1>1m"),
         (r"(?m)^(  (?:Normal|Warning) +\S+ +)\d+s( +)", r"\g<1>1m\2"),
     ):
         output = re.sub(pattern, instead, output)
     head, line, events = output.rstrip().partition("  -------\n")
-    # Events of one second come in any order.
+    # The order of Events within a second is random.
     return "\n".join(each.rstrip() for each in [*(head + line).splitlines(), *sorted(events.splitlines())])

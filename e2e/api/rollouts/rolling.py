@@ -1,7 +1,7 @@
-"""One service that rolls: what a test does to it, and what it can say of it afterwards.
+"""A service with a rollout: actions on it, and queries for assertions.
 
-Rolls wait more than they work, so several of a module go on at once, each in a thread and with a service of its own;
-`scene` makes a test of what one of them does.
+A rollout mostly waits, so a module runs several at once, each in a thread with a service of its own. `scene` turns the
+function of one rollout into a test.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ RELEASES = {
     SLOW: Release(engine={"first_token_s": 0.9}),
     NEVER: Release(engine={"state": "starting"}),
 }
-# Long enough for some requests, short enough for a test.
+# A hold with enough time for some requests.
 ANALYSIS = {"holdSeconds": 2, "minRequests": 4}
 LONG = {"holdSeconds": 600, "minRequests": 4}
 _PATIENCE_S = 120.0
-# With more of them KubeRay, which makes pods for one RayCluster after the other, is what all wait for.
+# With more scenes at once all would wait for KubeRay, which creates pods of one RayCluster after the other.
 _NUM_AT_ONCE = 6
 
 
 class Service:
-    """An LLMService of `image`, once it is started."""
+    """An LLMService that `start` creates."""
 
     def __init__(self, world: World, namespace: str, name: str, operator: OperatorProcess | None = None) -> None:
         self.world = world
@@ -54,14 +54,14 @@ class Service:
             world.ship(image, release)
 
     def start(self, **spec: Any) -> None:
-        """Returns once it serves with all its engines, and has no roll."""
-        self.world.history.ever.pop(self.key, None)  # of a namespace that a killed run left
+        """Creates the service. Returns once all its engine replicas serve and no rollout runs."""
+        self.world.history.ever.pop(self.key, None)  # a killed run may have left records of this name
         self.apply(GOOD, **{"rollout": {"analysis": ANALYSIS}, **spec})
         self.wait_complete()
         self.world.history.most[self.key] = len(self.clusters)
 
     def apply(self, image: str = "", **spec: Any) -> None:
-        """Changes these fields of the manifest, and applies it."""
+        """Applies the manifest with these changes."""
         self._image = image or self._image
         self._spec |= spec
         engine = {**self._spec.get("engine", {}), "image": self._image}
@@ -73,18 +73,18 @@ class Service:
         return found
 
     def condition(self, kind: str) -> Document:
-        """As it is of the spec that is now there; empty while it is not."""
+        """The condition of the present spec; empty while the operator has not observed this spec."""
         found = self.world.condition(*self.key, kind)
         return found if found.get("observedGeneration") == self._generation else {}
 
     @property
     def _generation(self) -> int:
-        # Of the API server: a watch may be behind.
+        # Read from the API server, since a watch may lag.
         path = f"{LLM}/namespaces/{self.namespace}/llmservices/{self.name}"
         return int(self.world.request("GET", path)["metadata"]["generation"])
 
     def wait(self, kind: str, reason: str, timeout_s: float = _PATIENCE_S) -> Document:
-        """The condition, once it has the reason for the spec that is now there."""
+        """Waits until the condition of the present spec has this reason, and returns it."""
         generation = self._generation
 
         def is_so() -> bool:
@@ -95,9 +95,9 @@ class Service:
         return self.world.condition(*self.key, kind)
 
     def wait_complete(self, timeout_s: float = _PATIENCE_S) -> None:
-        """Returns once all engines are of the spec's revision and serve, and nothing of another is left.
+        """Returns once all engine replicas are of the spec's revision and serve, and no other replica exists.
 
-        What the status says by then has to be so for clients, too.
+        Asserts that clients find these replicas in the EndpointSlices as well.
         """
         self.wait("Progressing", "Complete", timeout_s)
         path = f"/apis/discovery.k8s.io/v1/namespaces/{self.namespace}/endpointslices"
@@ -116,27 +116,27 @@ class Service:
 
     @property
     def clusters(self) -> list[str]:
-        """The RayClusters that are there, by the watch."""
+        """Names of existing RayClusters, by the watch."""
         return sorted(self.world.history.clusters[self.key])
 
     @property
     def most(self) -> int:
-        """RayClusters at one time, since the service was started."""
+        """The largest number of RayClusters at once since `start`."""
         return self.world.history.most[self.key]
 
     @property
     def num_ever(self) -> int:
-        """RayClusters that were ever made of it."""
+        """The number of RayClusters that were ever created for it."""
         return len(self.world.history.ever[self.key])
 
     @property
     def pods(self) -> set[str]:
-        """Their uids."""
+        """Uids of its pods."""
         return {each["metadata"]["uid"] for each in self.world.pods(*self.key)}
 
     @property
     def num_held(self) -> int:
-        """Pods that the PodDisruptionBudget keeps."""
+        """The number of pods that its PodDisruptionBudgets protect."""
         found = self.world.objects(*self.key, "poddisruptionbudgets").values()
         return sum(each["spec"]["minAvailable"] for each in found)
 
@@ -145,40 +145,40 @@ class Service:
 
     @property
     def routed(self) -> set[str]:
-        """The RayClusters whose heads have the route label."""
+        """Names of RayClusters whose head has the route label."""
         labels = [each["metadata"]["labels"] for each in self.world.pods(*self.key)]
         return {each["ray.io/cluster"] for each in labels if each.get("rayloom.dev/route") == "true"}
 
     @contextlib.contextmanager
     def traffic(self) -> Iterator[Traffic]:
-        """Clients ask, and some have been answered when this begins."""
+        """Clients with a steady rate of requests. Some requests have arrived when the block begins."""
         with self.world.traffic(*self.key) as traffic:
             self.wait_until(lambda: traffic.num_sent > 5, "requests to arrive")
             yield traffic
 
     def writes(self, method: str, part: str, since: float = 0.0) -> list[Request]:
-        """Those of the operator that the API server granted."""
+        """The operator's successful writes with this method and this part of their path."""
         assert self._operator is not None
         return [each for each in self._operator.proxy.writes(part, since) if each.method == method and each.code < 300]
 
     def deletion(self, cluster: str) -> Request:
-        """The first one of a RayCluster; a watch that is behind may cause another."""
+        """The first deletion of a RayCluster. A stale cache may cause another one."""
         return self.writes("DELETE", f"/namespaces/{self.namespace}/rayclusters/{cluster}")[0]
 
     def routings(self, cluster: str) -> list[Request]:
-        """The changes of the route label of its head, in their order."""
+        """The changes of the route label of its head, in order."""
         return self.writes("PATCH", f"/namespaces/{self.namespace}/pods/{cluster}-")
 
     def warnings(self) -> set[str]:
-        """The reasons of what `kubectl describe` would warn of."""
+        """Reasons of the service's Events of type Warning."""
         events = self.world.request("GET", f"/apis/events.k8s.io/v1/namespaces/{self.namespace}/events")["items"]
         own = [each for each in events if each["regarding"].get("name") == self.name and each["type"] == "Warning"]
         return {each["reason"] for each in own}
 
 
 def went_by_the_book(service: Service, cluster: str, engine: Engine) -> None:
-    """Asserts in which order an engine went: no route, no endpoint, a drain, no request, deletion."""
-    # It may be told more than once, before it says that it drains.
+    """Asserts the order of an engine replica's end: no route, no endpoint, a drain, no request, deletion."""
+    # The operator may request the drain more than once before the engine's status shows it.
     drained_at = engine.drains[0][0]
     assert {method for _, method in engine.drains} == {"POST"}
     assert engine.found_at_drain == (), "clients found it when its drain began"
@@ -191,7 +191,7 @@ _scenes: dict[str, Scene] = {}
 
 
 def scene(play: Scene) -> Callable[[Stage], None]:
-    """A test of the same name that waits for the end of `play`, which goes on on the stage."""
+    """A test with the name of `play` that waits for the end of `play`, which runs on the stage."""
     _scenes[play.__name__] = play
 
     def test(stage: Stage) -> None:
@@ -203,7 +203,7 @@ def scene(play: Scene) -> Callable[[Stage], None]:
 
 
 class Stage:
-    """All scenes that were asked for, in their order."""
+    """The selected scenes of a module, in order, each in a thread."""
 
     def __init__(self, world: World, names: list[str]) -> None:
         operator = world.operator()
@@ -217,7 +217,7 @@ class Stage:
             self._plays[name] = self._threads.submit(_scenes[name], service)
 
     def result(self, name: str) -> None:
-        """Returns when it is over. Raises what it raised."""
+        """Waits for the end of the scene, and raises its exception."""
         self._plays[name].result()
 
     def close(self) -> None:
@@ -225,14 +225,14 @@ class Stage:
         namespace = self._path.rpartition("/")[2]
         for name in [name for space, name in self._world.services if space == namespace]:
             self._world.delete(f"{LLM}/namespaces/{namespace}/llmservices/{name}")
-        # A namespace that still has pods is looked at again only after half of their grace.
+        # The namespace controller checks a namespace with pods again only after half of their grace period.
         with contextlib.suppress(AssertionError):
             wait_until(lambda: not self._world.request("GET", f"{self._path}/pods")["items"], "the end of all pods", 60)
         self._world.delete(self._path)
 
 
 def staged(world: World, request: pytest.FixtureRequest) -> Iterator[Stage]:
-    """The fixture `stage` of a module with scenes: those that are to be run."""
+    """The fixture `stage` of a module, with the selected scenes."""
     names = [item.name for item in request.session.items if item.path == request.path and item.name in _scenes]
     found = Stage(world, names)
     yield found

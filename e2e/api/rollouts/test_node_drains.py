@@ -1,6 +1,6 @@
-"""A node that is to go: engines on it are moved first, and only then do evictions go through.
+"""A node drain: the operator moves engine replicas off the node first, and only then allows evictions.
 
-Apart from test_rolls.py, because a node that takes no more pods is everybody's.
+These tests are apart from test_rolls.py, because a cordoned node affects all services.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from simulated_nodes.kubelets import NODES
 
 @pytest.fixture
 def nodes(world: World) -> Iterator[None]:
-    """They take pods again after the test."""
+    """The nodes, schedulable again after the test."""
     yield
     for name in NODES:
         world.cordon(name, False)
@@ -39,12 +39,12 @@ def test_an_engine_on_a_node_that_is_drained_is_moved_before_it_may_be_evicted(
     engine = service.engine(old)
 
     with service.traffic() as traffic:
-        # `kubectl drain` does both at once, before anybody could notice.
+        # `kubectl drain` evicts right after the cordon, before the operator can react.
         world.cordon(pod["spec"]["nodeName"])
         assert not world.evict(pod)
         service.wait("Progressing", "Moving")
         service.wait_until(lambda: world.evict(pod), "the eviction to go through")
-        # All that clients would have noticed is over by then.
+        # Any failed request would have happened by now.
         assert engine.found_at_drain == ()
         assert {method for _, method in engine.drains} == {"POST"}
         assert engine.num_running == 0

@@ -1,9 +1,10 @@
-"""An operator that is killed after every one of its writes brings a roll, a rollback and a drain to the same end.
+"""A rollout, a rollback and a scale-down reach the same end state with a kill of the operator after every write.
 
-Unlike in test_restarts.py one service sees all the kills: each successor does one thing more, and is killed as well. So
-none of them has any memory but the cluster's. A write that changes nothing is no step, for a new operator applies again
-what is there; and neither is an Event, which nobody reads but people. What is made ahead of what it belongs to is made
-anew by each that finds it alone, so a kill after that comes once: with one each time nothing would ever come of it.
+Unlike in test_restarts.py one service experiences all kills: each next operator carries out one more step and is killed
+as well, so that no operator has any state but the cluster's. A write that changes nothing is no step, because a new
+operator applies existing objects again; nor is an Event, which no operator reads. ConfigMaps, Secrets and
+ControllerRevisions are created before their RayCluster and created again by an operator that finds no RayCluster, so a
+write of each causes one kill only: with a kill at every such write no operator would ever create the RayCluster.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ from operator_processes.process import OperatorProcess
 from operator_processes.proxy import Request
 from real_api_server.world import World
 
-# A story is over long before.
+# Bound of kills of a story, which needs far fewer.
 _MAX_KILLS = 60
-_NUM_READY = 3  # operators that have started, and wait
-_MODEL = {"source": "builtin://smollm2-135m", "servedName": "chat"}  # else the revision would follow from the name
+_NUM_READY = 3  # started operators that wait
+_MODEL = {"source": "builtin://smollm2-135m", "servedName": "chat"}  # otherwise the name would be part of the revision
 _AHEAD = ("/configmaps", "/secrets", "/controllerrevisions")
 
 
@@ -31,7 +32,7 @@ class Story:
     begin: Callable[[Service], None]
     change: Callable[[Service], None]
     end: str  # reason of Progressing
-    least_kills: int  # what is remembered, made, routed, drained and deleted, each on its own
+    least_kills: int  # steps that the story contains at least: status, creation, route, drain, deletion
 
 
 STORIES = {
@@ -58,20 +59,20 @@ STORIES = {
 
 @pytest.fixture
 def alone(world: World) -> Iterator[None]:
-    """No operator runs but those that the test starts."""
+    """Only operators that the test starts run."""
     world.stop_operators()
     yield
     world.stop_operators()
 
 
 class Relay:
-    """Operators, of which one works: from `kill_at_steps` on until the first write that changes something."""
+    """A sequence of operators, of which one works. After `kill_at_steps` it is killed at its first changing write."""
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self._versions: dict[str, str] = {}  # path -> of the object there, as the last write left it
+        self._versions: dict[str, str] = {}  # path -> resourceVersion after the last write
         self._kills = False
-        self._steps: list[tuple[str, str]] = []  # after which one was killed
+        self._steps: list[tuple[str, str]] = []  # steps at which an operator was killed
         self._waiting: list[OperatorProcess] = []
         self.hand_over()
 
@@ -81,14 +82,14 @@ class Relay:
 
     @property
     def is_cut(self) -> bool:
-        """Whether the one that works was killed."""
+        """True when the working operator was killed."""
         return not self._current.is_alive
 
     def kill_at_steps(self, kills: bool) -> None:
         self._kills = kills
 
     def hand_over(self) -> None:
-        """Another one works."""
+        """Lets the next operator work."""
         while len(self._waiting) <= _NUM_READY:
             self._waiting.append(self._world.start_operator(is_held=True))
         self._current = self._waiting.pop(0)
@@ -122,7 +123,7 @@ def test_killed_after_every_write_the_end_is_the_same(name: str, world: World, a
 
 
 def _end(story: Story, service: Service, relay: Relay, *, kills: bool) -> object:
-    """What is there in the end. Asserts what holds all the way."""
+    """The end state. Asserts invariants of the whole story."""
     story.begin(service)
     engines = service.world.engines_of(*service.key)
     with service.traffic() as traffic:
@@ -137,7 +138,7 @@ def _end(story: Story, service: Service, relay: Relay, *, kills: bool) -> object
         if relay.is_cut:
             relay.hand_over()
     service.wait("Available", "Serving")
-    # Pods that went are let go of in the pass after the one that says that all is over.
+    # The reconcile after the last change of the status releases the PodDisruptionBudgets of deleted pods.
     service.wait_until(lambda: service.num_held == len(service.pods), "a budget of the pods that are left")
     assert service.most == 2
     assert traffic.fewest == 1

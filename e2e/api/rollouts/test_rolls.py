@@ -1,7 +1,7 @@
-"""Changes of a service that runs: what its clients, its engines and its admin see of them.
+"""Changes of a running service, as its clients, its engines and its administrator see them.
 
-Every scene has clients where that says something: no request of theirs may fail, but by a release that fails requests.
-That a roll goes on after the operator's end is in test_rollout_restarts.py, drains of nodes are in test_node_drains.py.
+Most scenes have clients, and only a release that fails requests may fail any of theirs. Restarts of the operator during
+a rollout are in test_rollout_restarts.py, node drains in test_node_drains.py.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def test_the_old_engine_is_untouched_until_the_new_one_has_answered(it: Service)
     (new,) = it.clusters
     assert (it.most, it.num_ever) == (2, 2)
     assert traffic.failures == []
-    # Its first token, its route, the old one's end.
+    # The order: the new engine's first token, its route, the old engine's end.
     served_at, (routed_on, *more), routed_off = it.engine(new).served_at, it.routings(new), it.routings(old)[-1]
     assert more == []
     assert served_at is not None
@@ -86,7 +86,7 @@ def test_without_surge_one_makes_room_first_and_the_others_serve(it: Service) ->
 
 
 def _is_rolled_back(it: Service, image: str, reason: str, says: str, rollout: Mapping[str, object]) -> list[str]:
-    """What clients saw while `image` was tried, and given up for the reason."""
+    """Failures of clients during a rollout of `image` that is rolled back for this reason."""
     it.start(rollout={"analysis": ANALYSIS, **rollout})
     before, current = it.pods, it.status["currentRevision"]
     with it.traffic() as traffic:
@@ -114,7 +114,7 @@ def test_a_release_that_crashes_at_start_is_rolled_back(it: Service) -> None:
 
 @scene
 def test_a_release_that_fails_requests_is_rolled_back_and_ends_their_failures(it: Service) -> None:
-    # Its time is not awaited.
+    # The rollback happens long before the end of the hold.
     failures = _is_rolled_back(it, FAILS, "AnalysisFailed", "requests failed in the new revision", {"analysis": LONG})
     assert failures
     assert {each.partition(" ")[2] for each in failures} == {"answered with an error"}
@@ -136,7 +136,7 @@ def test_a_release_that_never_starts_is_rolled_back_after_the_deadline(it: Servi
 def test_no_room_for_another_engine_is_no_failure_of_the_release(it: Service) -> None:
     # A node has 100,000 cores: one such engine fits on each of the two.
     large = {"resources": {"requests": {"cpu": "60000"}}}
-    # The deadline counts until the pod has found no node, and KubeRay may take its time to make that.
+    # The deadline counts until the pod is unschedulable, and KubeRay may create the pod late.
     it.start(replicas=2, engine=large, rollout={"analysis": ANALYSIS, "progressDeadlineSeconds": 40})
     with it.traffic() as traffic:
         it.apply(BETTER)
@@ -147,7 +147,7 @@ def test_no_room_for_another_engine_is_no_failure_of_the_release(it: Service) ->
         assert (waiting["status"], waiting["reason"]) == ("True", "WaitingForCapacity")
         assert "maxSurge 0" in waiting["message"]
         assert it.condition("RolledBack")["status"] == "False"
-        # What the message advises.
+        # The change that the message advises.
         it.apply(rollout={"analysis": ANALYSIS, "maxSurge": 0, "maxUnavailable": 1})
         it.wait_complete()
     assert it.most == 3
@@ -166,7 +166,7 @@ def test_a_paused_roll_stands_still_and_scales_and_goes_on(it: Service) -> None:
         assert it.wait("Paused", "Paused")["status"] == "True"
         it.apply(replicas=2)
         it.wait_until(lambda: len(it.clusters) == 2 and it.status["availableReplicas"] == 2, "two that serve")
-        # Made of what is no longer in the manifest.
+        # Scaling during a pause creates replicas of the current revision, which is no longer in the manifest.
         assert all(current in each for each in it.clusters)
         assert old in it.clusters
         assert pods < it.pods
@@ -193,7 +193,7 @@ def test_a_change_in_the_middle_of_a_roll_is_rolled_out_from_there(it: Service) 
     assert new not in (old, middle)
     assert it.most == 2
     assert traffic.failures == []
-    # The one in between went first, for it had proven nothing.
+    # The intermediate revision is deleted first, since it has no completed analysis.
     assert began < it.deletion(middle).at < it.deletion(old).at
     served_at = it.engine(new).served_at
     assert served_at is not None
@@ -237,7 +237,7 @@ def test_an_engine_that_drains_already_is_taken_back(it: Service) -> None:
 
 
 async def _num_to_fail(traffic: Traffic, engine: Engine) -> int:
-    # In the loop of both, where no request ends between the one number and the other.
+    # Runs in the event loop of both, where no request ends between the two reads.
     return len(traffic.failures) + engine.num_running
 
 
@@ -332,13 +332,13 @@ def test_settings_of_the_operator_restart_no_engine(it: Service) -> None:
 
 @scene
 def test_a_failed_revision_is_tried_again_only_after_another_one(it: Service) -> None:
-    # Time enough to make an engine, on any machine.
+    # Enough time to create an engine on any machine.
     it.start(rollout={"analysis": ANALYSIS, "progressDeadlineSeconds": 12})
     it.apply(NEVER)
     it.wait("Progressing", "RolledBack")
     it.wait_until(lambda: len(it.clusters) == 1, "the failed engine's end")
     (old,) = it.clusters
-    # What is no other revision is no reason to try again.
+    # A change outside of the revision is no reason to try again.
     it.apply(drainSeconds=9, replicas=2)
     it.wait("Progressing", "RolledBack")
     it.wait_until(lambda: it.status["availableReplicas"] == 2, "two of the old revision")
@@ -364,7 +364,7 @@ def test_a_stream_that_does_not_end_holds_a_roll_for_drain_seconds(it: Service) 
         it.apply(BETTER)
         it.wait_complete()
     drained_at = engine.drains[0][0]
-    # Times are kept to the second.
+    # The status holds times in whole seconds.
     assert 3 <= it.deletion(old).at - drained_at < 12
     assert traffic.failures == []
     assert it.most == 2

@@ -1,4 +1,4 @@
-"""The chart on a real API server: what Helm installs, upgrades and takes away, and what goes on running meanwhile."""
+"""The chart on a real API server: installation, upgrade and removal by Helm while services run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Make = Callable[..., dict[str, Any]]
 
 _CRD = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/llmservices.rayloom.dev"
 
-# An operator of another version that builds a group's objects in another way.
+# An operator of another version that builds an engine replica's objects in another way.
 _OTHER_BUILDER = """
 import sys
 from rayloom_operator.objects import ray_cluster
@@ -36,7 +36,7 @@ sys.exit(main(sys.argv[1:]))
 
 @pytest.fixture
 def alone(world: World) -> Iterator[None]:
-    """The chart is installed and no operator runs, before and after the test."""
+    """Before and after the test the chart is installed and no operator runs."""
     world.stop_operators()
     yield
     world.stop_operators()
@@ -66,15 +66,15 @@ def test_an_upgrade_with_another_default_image_and_another_builder_rolls_nothing
     assert engine is not None
     asked = engine.num_asked
     world.start_operator("--engine-image=rayloom/engine:2", command=(sys.executable, "-c", _OTHER_BUILDER))
-    # A spec that is new makes the operator's turn visible, and what it makes has the new image and builder.
+    # A new service shows that the new operator has reconciled, and has the new image and builder.
     world.create(manifest("later"))
     world.wait_serving(namespace, "later")
     heads = {each["metadata"]["labels"].get("built-by") for each in world.pods(namespace, "later")}
     images = {each["spec"]["containers"][0]["image"] for each in world.pods(namespace, "later")}
     assert (heads, images) == ({"another"}, {"rayloom/engine:2"})
-    wait_until(lambda: engine.num_asked > asked, "it to look at the old one", 15, world.story)
+    wait_until(lambda: engine.num_asked > asked, "the new operator to poll the old engine", 15, world.story)
     assert _uids(world, namespace, "chat") == before
-    # What changes it anyway takes the new default.
+    # A change of the revision takes the new default image as well.
     world.create(manifest(engine={"args": {"threads": 2}}, rollout={"analysis": {"holdSeconds": 0}}))
     world.wait_serving(namespace, "chat")
     wait_until(lambda: not _uids(world, namespace, "chat") & before, "the old engine to go", 60, world.story)
@@ -114,7 +114,7 @@ def test_an_uninstalled_chart_leaves_services_and_strands_no_namespace(
     before = _uids(world, namespace, "chat")
     first.stop()
     uninstall_chart(world.kubeconfig)
-    # What users have made is theirs: the definition stays, the service, and its engine.
+    # The CRD, the service and its engine belong to users and stay.
     assert world.get(_CRD) is not None
     assert world.get(f"{LLM}/namespaces/{namespace}/llmservices/chat") is not None
     assert _uids(world, namespace, "chat") == before
@@ -129,11 +129,11 @@ def test_an_installation_after_that_takes_over_what_runs(
     world.wait_serving(namespace, "chat")
     before = _uids(world, namespace, "chat")
     first.stop()
-    world.stop_operators()  # the second gets a token of its own: this one's account goes with the chart
+    world.stop_operators()  # the next operator gets a new token, since the chart's removal deletes the ServiceAccount
     uninstall_chart(world.kubeconfig)
     install_chart(world.kubeconfig)
     second = world.start_operator()
-    # With the old key: the engine would answer to no other.
+    # The chart keeps the key: the engine refuses tokens of another one.
     engine = world.kubelets.engine(namespace, "chat")
     assert engine is not None
     asked = engine.num_asked

@@ -1,4 +1,4 @@
-"""What the operator counts on when it writes: the API server itself looks whose object it is."""
+"""An assumption of the operator's writes: the API server refuses an apply for an object of another uid."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_an_apply_with_a_uid_changes_that_very_object_alone(
     async def work(kube: Kube) -> None:
         made = await kube.apply(wanted)
         uid = made["metadata"]["uid"]
-        # The same content under its uid changes nothing, also not who manages what.
+        # The same content with its uid changes nothing, nor the field managers.
         assert await kube.apply(with_uid(uid, "1")) == made
         assert (await kube.apply(with_uid(uid, "2")))["metadata"]["labels"] == {"a": "2"}
         for is_gone in (False, True):
@@ -95,7 +95,7 @@ def test_an_apply_with_a_uid_changes_that_very_object_alone(
             with pytest.raises(KubeError) as refused:
                 await kube.apply(with_uid(_OTHER, "3"))
             code, words = refused.value.code, str(refused.value)
-            # As the operator's applier takes it for another object.
+            # The operator's applier treats these errors as "another object".
             assert code in (404, 409) or (code == 422 and "metadata.uid" in words), (code, words)
         with pytest.raises(KubeError):
             await kube.get(path)

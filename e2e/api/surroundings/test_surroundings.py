@@ -1,4 +1,4 @@
-"""What stands around a service in examples/ is what a real API server takes, and an autoscaler can scale a service."""
+"""A real API server accepts the examples of objects around a service, and an autoscaler can scale a service."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _example(name: str, namespace: str) -> dict[str, Any]:
 
 @pytest.fixture
 def with_gateway_api(kubectl: Kubectl) -> Iterator[None]:
-    """The API server knows HTTPRoutes, by the Gateway API's own definition."""
+    """The API server has the CRD of HTTPRoutes for the test."""
     path = gateway_crds() / _ROUTES
     kubectl("apply", "--server-side", "--filename", path)
     kubectl("wait", "--for=condition=Established", "--filename", path, "--timeout=30s")
@@ -41,7 +41,7 @@ def test_the_api_server_takes_it_without_a_warning_about_a_field(name: str, worl
     plural = {"hpa": "autoscaling/v2", "ingress-tls": "networking.k8s.io/v1"}[name]
     kind = {"hpa": "horizontalpodautoscalers", "ingress-tls": "ingresses"}[name]
     path = f"/apis/{plural}/namespaces/{namespace}/{kind}"
-    # Strict: a field that is misspelt, or that there is twice, is refused.
+    # Strict validation refuses unknown and duplicate fields.
     made = world.request("POST", path, document, fieldValidation="Strict")
     assert made["spec"].items() >= {each: made["spec"][each] for each in document["spec"]}.items()
 
@@ -58,7 +58,7 @@ def test_the_hpas_controller_counts_a_services_engines_and_scales_it(
     world.create(_example(_SERVICE, namespace))
     world.wait_serving(namespace, _SERVICE)
     hpa = _example("hpa", namespace)
-    # Below that it scales up whatever its metrics are, and nobody serves metrics here.
+    # Below minReplicas the HPA scales up without metrics, which nothing serves here.
     hpa["spec"]["minReplicas"] = 3
     path = f"/apis/autoscaling/v2/namespaces/{namespace}/horizontalpodautoscalers"
     world.request("POST", path, hpa)

@@ -1,4 +1,4 @@
-"""The chart, installed by Helm on an API server without nodes: its objects are real, its Deployment has no pods."""
+"""Installs the chart on an API server without nodes. Its objects are real; its Deployment has no replicas."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ CHART = REPOSITORY / "charts" / "rayloom-operator"
 
 
 def install_chart(kubeconfig: Path, *values: str, namespace: str = NAMESPACE) -> None:
-    """Installs or upgrades the release. `values` are `--set` arguments. The operator then runs outside the cluster."""
+    """Installs or upgrades the release, with `--set` arguments. The operator's processes run outside of the cluster."""
     kubectl = Kubectl(kubeconfig)
     if (CHART / "crds").is_dir():
-        # Helm installs a chart's CRDs once and never changes them again.
+        # Helm installs a chart's CRDs once and never updates them.
         kubectl("apply", "--server-side", "--force-conflicts", "--filename", CHART / "crds")
     settings = [word for value in values for word in ("--set", value)]
     options = ("--namespace", namespace, "--create-namespace", *settings)
@@ -31,7 +31,7 @@ def uninstall_chart(kubeconfig: Path, namespace: str = NAMESPACE) -> None:
 
 
 def credentials(kubeconfig: Path, namespace: str = NAMESPACE) -> Credentials:
-    """What the chart's pods would have: its ServiceAccount's token and the key from its Secret."""
+    """The credentials of the chart's pods: its ServiceAccount's token and the key from its Secret."""
     kubectl = Kubectl(kubeconfig)
     secret = kubectl.json("get", "secret", f"{RELEASE}-key", "--namespace", namespace)
     token = kubectl("create", "token", RELEASE, "--namespace", namespace, "--duration=10h").strip()

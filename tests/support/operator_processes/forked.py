@@ -1,5 +1,7 @@
-"""Operators that fork from a process which has imported one. The import takes a second of a core, and tests start some
-two hundred. That a command starts them too is shown on pods, by the chart's tests, and by those of `rayloom-operator`.
+"""Operators forked from a process that has imported the operator.
+
+The import takes a second of CPU time, and tests start some two hundred operators. Tests on pods, of the chart and of
+the command `rayloom-operator` start the command itself.
 """
 
 from __future__ import annotations
@@ -24,8 +26,10 @@ def _context() -> ForkServerContext:
 
 
 class ForkedOperator:
-    """`rayloom-operator` with these arguments and this environment, which writes to `log`. As subprocess.Popen, but of
-    two threads that ask for its end at once one may get 255 as the exit code."""
+    """`rayloom-operator` with these arguments and this environment, with its output in the file `log`.
+
+    The interface is that of subprocess.Popen. When two threads wait for its end at once, one may get 255 as exit code.
+    """
 
     def __init__(self, arguments: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
         log.touch(0o600)
@@ -34,7 +38,7 @@ class ForkedOperator:
         self._process.start()
         assert self._process.pid is not None
         self.pid: int = self._process.pid
-        # The fork server takes note of an end at once, and the process's number may soon be another one's.
+        # The fork server reaps the process at its end, so its id may soon belong to another process.
         self._process_fd = os.pidfd_open(self.pid)
         weakref.finalize(self, os.close, self._process_fd)
 
@@ -48,7 +52,7 @@ class ForkedOperator:
         return self._process.exitcode
 
     def send_signal(self, number: signal.Signals) -> None:
-        """From any thread."""
+        """Sends a signal, if the process still runs. Safe in any thread."""
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self._process_fd, number)
 

@@ -1,4 +1,4 @@
-"""Operators as processes of this machine, with a token of the chart's ServiceAccount, each behind its own proxy."""
+"""Operators as local processes with a token of the chart's ServiceAccount, each behind its own proxy."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ OPERATOR = (sys.executable, "-m", "rayloom_operator")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Credentials:
-    """What the installed chart gives to its pods."""
+    """The credentials that the installed chart gives to its pods."""
 
     token: str
     key: str
@@ -40,11 +40,11 @@ class OperatorProcess:
         *arguments: str,
         command: tuple[str, ...] | None = None,
     ) -> None:
-        """Starts it. `folder` is its own; the log is in it. `arguments` are the operator's, beside what all are told.
-        Engines' addresses lead to the stand-ins.
+        """Starts an operator that connects to simulated engines.
 
-        `server` is its proxy, or the cluster of a kubeconfig. `command` is Python's, such as OPERATOR; without it the
-        process is forked.
+        `server` is its proxy, or the cluster entry of a kubeconfig. `folder` belongs to this process and will hold its
+        log. `arguments` are added to those of every operator. `command` is a command line of Python, such as OPERATOR;
+        without it the process is forked.
         """
         folder.mkdir(parents=True)
         if isinstance(server, Proxy):
@@ -91,7 +91,7 @@ class OperatorProcess:
         self.process.send_signal(signal.SIGCONT)
 
     def scrape(self) -> str:
-        """Its /metrics; empty while it does not answer."""
+        """The text of its /metrics; empty while it does not answer."""
         try:
             with urllib.request.urlopen(f"http://127.0.0.1:{self.health_port}/metrics", timeout=2) as answer:
                 return str(answer.read().decode())
@@ -99,7 +99,7 @@ class OperatorProcess:
             return ""
 
     def rss_mib(self) -> float:
-        """Resident memory."""
+        """Resident memory in MiB."""
         fields = Path(f"/proc/{self.process.pid}/status").read_text()
         return int(fields.split("VmRSS:")[1].split()[0]) / 1024
 
@@ -108,7 +108,7 @@ class OperatorProcess:
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def story(self) -> str:
-        """The end of its log."""
+        """The last 40 lines of its log."""
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-40:])
 
 
@@ -129,7 +129,7 @@ def _start(
 
 
 def direct(kubeconfig: Path) -> Document:
-    """Where the API server is, without a proxy."""
+    """The cluster entry of a kubeconfig, for an operator without a proxy."""
     found: Document = yaml.safe_load(kubeconfig.read_text())["clusters"][0]["cluster"]
     return found
 
@@ -141,7 +141,7 @@ def free_port() -> int:
 
 
 def wait_until(is_so: object, what: str, timeout_s: float = 20.0, story: object = None) -> float:
-    """Seconds until `is_so()`. Fails with `what` and `story()` after `timeout_s`."""
+    """Seconds until `is_so()` held. Fails with `what` and `story()` after `timeout_s`."""
     assert callable(is_so)
     began = time.monotonic()
     while not is_so():

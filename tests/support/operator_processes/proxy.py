@@ -16,7 +16,7 @@ from aiohttp import web
 from simulated_nodes.api_client import tls
 
 _WRITES = ("POST", "PUT", "PATCH", "DELETE")
-# The first one in an object is its own.
+# The first resourceVersion in an object is the object's own.
 _VERSION = re.compile(rb'"resourceVersion": ?"(\d+)"')
 _HOP_HEADERS = {"host", "connection", "transfer-encoding", "content-length", "content-encoding", "accept-encoding"}
 
@@ -25,33 +25,33 @@ class Request(NamedTuple):
     at: float  # time.monotonic() when it arrived
     method: str
     path: str
-    code: int  # of the answer; 0 while there is none
-    version: str = ""  # of the object that a write left; empty where the answer has none
+    code: int  # of the answer; 0 before it
+    version: str = ""  # resourceVersion after a write; empty where the answer has none
 
     @property
     def is_write(self) -> bool:
-        """Whether it changes the cluster. The lease of a leader is no such change."""
+        """True when the request changes the cluster. A renewal of the leader's lease does not count."""
         return self.method in _WRITES and "/leases" not in self.path
 
     @property
     def is_waiting(self) -> bool:
-        """Whether the API server has not answered; watches have no answer."""
+        """True before the API server's answer. A watch has no answer."""
         return self.code == 0 and "watch=true" not in self.path
 
 
 class Proxy:
-    """Plain HTTP on loopback in front, TLS behind. Lives in one event loop; `log` may be read from anywhere."""
+    """A proxy from HTTP on loopback to the API server's TLS, in one event loop. Any thread may read `log`."""
 
     def __init__(self, kubeconfig: Path, server: str) -> None:
         self._server = server
         self.log: list[Request] = []
-        # Called with each write once the API server has answered it, and before the operator has that answer.
+        # Called with each write after the API server's answer and before the operator receives it.
         self.after_write: Callable[[Request], None] | None = None
-        self.is_open = asyncio.Event()  # cleared: requests wait
+        self.is_open = asyncio.Event()  # while cleared, requests wait
         self.port = 0
-        # Watches never end by themselves.
+        # Watches end only by cancellation.
         self._runner = web.ServerRunner(web.Server(self._pass, access_log=None), shutdown_timeout=0.1)
-        # By the operator's own token, never by an administrator's certificate.
+        # The context has no client certificate, so the API server authorizes the operator's own token.
         context = tls(kubeconfig, with_client=False)
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(ssl=context, limit=0),
@@ -73,7 +73,7 @@ class Proxy:
         await self._runner.cleanup()
 
     def requests(self, part: str = "", since: float = 0.0) -> list[Request]:
-        """Those whose path has `part` in it and that came after `since`, a time.monotonic()."""
+        """Requests with `part` in their path that arrived after `since`, a time by time.monotonic()."""
         return [each for each in list(self.log) if part in each.path and each.at >= since]
 
     def writes(self, part: str = "", since: float = 0.0) -> list[Request]:
@@ -88,7 +88,7 @@ class Proxy:
         index = len(self.log)
         self.log.append(Request(at, request.method, request.path_qs, 0))
         headers = {name: value for name, value in request.headers.items() if name.lower() not in _HOP_HEADERS}
-        headers["Accept-Encoding"] = "identity"  # a long answer comes packed otherwise
+        headers["Accept-Encoding"] = "identity"  # without it, long answers are compressed
         async with self._session.request(
             request.method, self._server + request.path_qs, data=body or None, headers=headers
         ) as upstream:

@@ -1,4 +1,4 @@
-"""What RayClusters there were, seen by a watch: bounds hold at every moment, and not only where a test looks."""
+"""A history of RayClusters by a watch, so that tests can assert bounds at every moment."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ Key = tuple[str, str]  # (namespace, service)
 
 
 class History:
-    """Filled in one event loop; may be read from anywhere."""
+    """A history that one event loop fills and any thread may read."""
 
     def __init__(self) -> None:
-        self.clusters: dict[Key, dict[str, Document]] = defaultdict(dict)  # those that are there, by name
-        self.ever: dict[Key, list[str]] = defaultdict(list)  # the names of all that were, the oldest first
-        self.most: dict[Key, int] = defaultdict(int)  # at once; a test begins anew with those that are there
+        self.clusters: dict[Key, dict[str, Document]] = defaultdict(dict)  # existing ones, by name
+        self.ever: dict[Key, list[str]] = defaultdict(list)  # names of all that have existed, the oldest first
+        self.most: dict[Key, int] = defaultdict(int)  # most that existed at once; tests may reset it
 
     async def follow(self, api: Api) -> None:
         async for kind, found in api.follow("/apis/ray.io/v1/rayclusters"):

@@ -1,7 +1,7 @@
-"""Requests to one service, at a steady pace, to the pods that its EndpointSlices name: clients and kube-proxy in one.
+"""Simulated clients and kube-proxy: requests at a steady rate to the pods in a service's EndpointSlices.
 
-Only what is on the way is played. Whom a request reaches is decided by the real controllers, from what the operator
-has done, and an engine that is gone or drains is as much of an error as with real clients.
+The real controllers decide which pods a request may reach, from the operator's labels. A request to an engine that has
+ended or drains is an error, as for real clients.
 """
 
 from __future__ import annotations
@@ -17,30 +17,30 @@ SLICE_LABEL = "kubernetes.io/service-name"  # of EndpointSlices
 
 
 class Traffic:
-    """Lives in one event loop; what it found may be read from anywhere."""
+    """Requests of one event loop. Any thread may read the results."""
 
     def __init__(self, api: Api, engines: Engines, namespace: str, service: str, *, per_s: float, seconds: float):
-        """`seconds` is how long a request takes."""
+        """`per_s` is the number of requests in a second, `seconds` the duration of each."""
         self._api = api
         self._engines = engines
         self._where = namespace, service
         self._pause_s = 1 / per_s
         self._seconds = seconds
-        self._slices: dict[str, list[str]] = {}  # name -> addresses that are ready
+        self._slices: dict[str, list[str]] = {}  # name -> ready addresses
         self._follower: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_over = False
         self.num_sent = 0
         self.failures: list[str] = []
-        self.addresses: tuple[str, ...] = ()  # where a request may go
-        self.fewest: int | None = None  # of them at any time since the first request
+        self.addresses: tuple[str, ...] = ()  # addresses that a request may reach
+        self.fewest: int | None = None  # least number of these since the first request
 
     def start(self) -> None:
         self._follower = asyncio.create_task(self._follow())
         self._begin(self._send())
 
     async def close(self) -> None:
-        """Returns when every request has ended."""
+        """Stops sending. Returns when every request has ended."""
         self._is_over = True
         while self._tasks:
             await asyncio.gather(*self._tasks)
@@ -100,6 +100,6 @@ class Traffic:
 
 
 def ready_addresses(endpoint_slice: Document) -> list[str]:
-    """Those of an EndpointSlice that kube-proxy would use."""
+    """Addresses of an EndpointSlice that kube-proxy would use."""
     endpoints = endpoint_slice.get("endpoints") or ()
     return [address for each in endpoints if each["conditions"].get("ready") for address in each["addresses"]]

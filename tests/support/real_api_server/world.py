@@ -1,12 +1,12 @@
-"""Everything that a test on the API server alone needs: the API, nodes and engines that are played, and operators.
+"""The world of a test on an API server without real nodes: a client, simulated nodes and engines, and operators.
 
-world.create({...})                          a manifest, as `kubectl apply` checks it
-world.play(ns, "chat", "head", Play(...))    what happens to its pods, from now on
-world.engine(ns, "chat", token_age=20.0)     what its engine says, from now on
-world.ship("acme/engine:2", Release(...))    what engines of this image do
-with world.traffic(ns, "chat") as traffic:   it has clients
-world.wait(ns, "chat", "Available", "Serving")
-world.operator()                             one is running
+world.create({...})                             applies a manifest with the checks of `kubectl apply`
+world.play(ns, "chat", "head", Play(...))       sets the behaviour of its head pods from now on
+world.engine(ns, "chat", token_age=20.0)        sets fields of its engine
+world.ship("acme/engine:2", Release(...))       sets the behaviour of engines of this image
+with world.traffic(ns, "chat") as traffic:      clients send requests to it
+world.wait(ns, "chat", "Available", "Serving")  returns the condition once it has this reason
+world.operator()                                returns a running operator
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from simulated_nodes.pod_status import Play, Release
 
 LLM = "/apis/rayloom.dev/v1alpha1"
 ENGINE_IMAGE = "rayloom/engine:test"
-# Other capabilities are not allowed.
+# Additions that the operator allows in pod templates; IPC_LOCK is the only capability.
 IN_PODS = "hostIPC,hostNetwork,hostPorts,privileged,root,volumes,IPC_LOCK"
 LEASE = (f"--lease-namespace={NAMESPACE}",)
 
@@ -49,24 +49,26 @@ _T = TypeVar("_T")
 class World:
     def __init__(self, kubeconfig: Path, folder: Path) -> None:
         self.kubeconfig = kubeconfig
-        self.services: dict[tuple[str, str], Document] = {}  # as the API server has them
+        self.services: dict[tuple[str, str], Document] = {}  # the API server's present objects
         self.seen: set[tuple[str, str, str]] = set()  # (type, status, reason) of all conditions so far
-        self._told: dict[tuple[str, str], dict[tuple[str, str], Document]] = {}  # service -> (type, reason) -> last one
+        self._last_conditions: dict[
+            tuple[str, str], dict[tuple[str, str], Document]
+        ] = {}  # service -> (type, reason) -> last one
         self.history = History()
-        self._looks: set[asyncio.Task[None]] = set()
+        self._drain_records: set[asyncio.Task[None]] = set()
         self._folder = folder
         self._numbers = itertools.count()
         self._operators: list[OperatorProcess] = []
         self._credentials: Credentials | None = None
         self._loop = asyncio.new_event_loop()
-        threading.Thread(target=self._loop.run_forever, name="stand-ins", daemon=True).start()
+        threading.Thread(target=self._loop.run_forever, name="simulated-nodes", daemon=True).start()
         self.do(self._start())
 
     async def _start(self) -> None:
         self.api = Api(self.kubeconfig)
         self.engines = Engines()
         self.kubelets = Kubelets(self.api, self.engines)
-        self.engines.on_drain = lambda ip: self._looks.add(asyncio.create_task(self._look_at_drain(ip)))
+        self.engines.on_drain = lambda ip: self._drain_records.add(asyncio.create_task(self._record_drain(ip)))
         await self.engines.start()
         await self.kubelets.start()
         self._following = [asyncio.create_task(each) for each in (self._follow(), self.history.follow(self.api))]
@@ -80,10 +82,10 @@ class World:
             self.services[key] = found
             for each in found.get("status", {}).get("conditions", ()):
                 self.seen.add((each["type"], each["status"], each["reason"]))
-                self._told.setdefault(key, {})[(each["type"], each["reason"])] = each
+                self._last_conditions.setdefault(key, {})[(each["type"], each["reason"])] = each
 
-    async def _look_at_drain(self, ip: str) -> None:
-        """Writes down how clients would still find an engine that is told to drain."""
+    async def _record_drain(self, ip: str) -> None:
+        """Records the ways by which clients could still reach an engine at a request to drain."""
         pod, engine = self.kubelets.pod_at(ip), self.engines.by_ip[ip]
         assert pod is not None
         meta = pod["metadata"]
@@ -106,22 +108,22 @@ class World:
         await self.kubelets.close()
         await self.engines.close()
         await self.api.close()
-        # What waits in a proxy waits for an operator that is gone.
+        # Requests that still wait in a proxy belong to operators that have ended.
         others = asyncio.all_tasks() - {asyncio.current_task()}
         for task in others:
             task.cancel()
         await asyncio.gather(*others, return_exceptions=True)
 
     def do(self, work: Coroutine[Any, Any, _T], timeout_s: float = 60.0) -> _T:
-        """Runs it in the stand-ins' event loop."""
+        """The result of the coroutine, run in the event loop of the simulated nodes."""
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout_s)
 
     def request(self, method: str, path: str, body: object = None, **options: str) -> Document:
-        """Raises ApiError."""
+        """The API server's answer. Raises ApiError."""
         return self.do(self.api.request(method, path, body, **options))
 
     def get(self, path: str) -> Document | None:
-        """None when it is not there."""
+        """The object; None when it does not exist."""
         try:
             return self.request("GET", path)
         except ApiError as error:
@@ -134,7 +136,7 @@ class World:
             self.request("DELETE", path, {"propagationPolicy": "Background"})
 
     def create(self, manifest: Document) -> Document:
-        """Applies an LLMService as `kubectl apply` does, unknown fields refused. Raises ApiError."""
+        """Applies an LLMService like `kubectl apply`, which refuses unknown fields. Raises ApiError."""
         meta = manifest["metadata"]
         return self.request(
             "PATCH",
@@ -147,7 +149,7 @@ class World:
         )
 
     def objects(self, namespace: str, service: str, *plurals: str) -> dict[str, Document]:
-        """Everything that is made of a service, or what is of these kinds, by kind/name, but for pods."""
+        """kind/name -> object, for all objects of a service, or those of these kinds, without pods."""
         found: dict[str, Document] = {}
         for plural in plurals or ("services", "serviceaccounts", "configmaps", "secrets", *_GROUPS):
             path = f"{_GROUPS.get(plural, '/api/v1')}/namespaces/{namespace}/{plural}"
@@ -166,16 +168,16 @@ class World:
         self.do(_called(lambda: self.kubelets.play(namespace, service, role, play)))
 
     def ship(self, image: str, release: Release) -> None:
-        """What engines of this image do that start from now on."""
+        """Sets the behaviour of engines of this image that start from now on."""
         self.do(_called(lambda: self.kubelets.release(image, release)))
 
     def engines_of(self, namespace: str, service: str) -> dict[str, Engine]:
-        """Those that run, by their RayClusters."""
+        """RayCluster -> running engine, for all of the service's engines."""
         return self.do(_called(lambda: self.kubelets.engines(namespace, service)))
 
     @contextlib.contextmanager
     def traffic(self, namespace: str, service: str, per_s: float = 10.0, seconds: float = 0.3) -> Iterator[Traffic]:
-        """Clients send so many requests, from the first endpoint on and until the end; the last ones end then."""
+        """Clients that send requests from the first endpoint on. The block's end waits for the last requests."""
         traffic = Traffic(self.api, self.engines, namespace, service, per_s=per_s, seconds=seconds)
         self.do(_called(traffic.start))
         try:
@@ -187,7 +189,7 @@ class World:
         self.do(self.kubelets.cordon(node, is_cordoned))
 
     def evict(self, pod: Document) -> bool:
-        """Whether the pod may go, as `kubectl drain` asks; if so it goes."""
+        """Evicts the pod like `kubectl drain`. True when the pod no longer exists; False when a PDB refused."""
         meta = pod["metadata"]
         path = f"/api/v1/namespaces/{meta['namespace']}/pods/{meta['name']}/eviction"
         names = {"name": meta["name"], "namespace": meta["namespace"]}
@@ -200,7 +202,7 @@ class World:
         return True
 
     def engine(self, namespace: str, service: str, cluster: str = "", **fields: object) -> None:
-        """Sets fields of the service's engine, once it has one: of the last one, or that of a RayCluster."""
+        """Waits for an engine of the service and sets its fields: the newest engine's, or those of a RayCluster's."""
         wait_until(
             lambda: self.kubelets.engine(namespace, service, cluster), f"the engine of {service}", story=self.story
         )
@@ -214,12 +216,12 @@ class World:
         self.do(go())
 
     def condition(self, namespace: str, service: str, kind: str) -> Document:
-        """Empty while it is not there."""
+        """The condition; empty while it does not exist."""
         found = self.services.get((namespace, service), {}).get("status", {}).get("conditions", ())
         return next((each for each in found if each["type"] == kind), {})
 
     def wait(self, namespace: str, service: str, kind: str, reason: str, timeout_s: float = 30.0) -> Document:
-        """The condition, once it has the reason."""
+        """Waits until the condition has this reason, and returns it."""
 
         def story() -> str:
             status = self.services.get((namespace, service), {}).get("status")
@@ -231,19 +233,19 @@ class World:
         wait_until(is_so, f"{namespace}/{service}: {kind} with reason {reason}", timeout_s, story)
         return self.condition(namespace, service, kind)
 
-    def wait_told(self, namespace: str, service: str, kind: str, reason: str, timeout_s: float = 30.0) -> Document:
-        """The condition as it was when it last had the reason; it may have another one by now."""
-        told = self._told.setdefault((namespace, service), {})
+    def wait_seen(self, namespace: str, service: str, kind: str, reason: str, timeout_s: float = 30.0) -> Document:
+        """The condition when it last had this reason, which may be over. Waits for the first time."""
+        conditions = self._last_conditions.setdefault((namespace, service), {})
         wait_until(
-            lambda: (kind, reason) in told,
-            f"{namespace}/{service}: {kind} with reason {reason}, and not only {sorted(told)}",
+            lambda: (kind, reason) in conditions,
+            f"{namespace}/{service}: {kind} with reason {reason}, and not only {sorted(conditions)}",
             timeout_s,
             self.story,
         )
-        return told[(kind, reason)]
+        return conditions[(kind, reason)]
 
     def wait_serving(self, namespace: str, service: str, timeout_s: float = 30.0) -> None:
-        """Returns once the spec as it is now serves."""
+        """Returns once the service is Available with its present spec."""
         generation = self.request("GET", f"{LLM}/namespaces/{namespace}/llmservices/{service}")["metadata"][
             "generation"
         ]
@@ -262,7 +264,7 @@ class World:
     def start_operator(
         self, *flags: str, is_held: bool = False, command: tuple[str, ...] | None = None
     ) -> OperatorProcess:
-        """A new operator beside what there is. `is_held`: its first request waits until `release`."""
+        """Starts another operator. `is_held`: its first request waits until `release`."""
         proxy = self.do(Proxy.start(self.kubeconfig, self.api.server))
         if not is_held:
             self.release(proxy)
@@ -279,7 +281,7 @@ class World:
         return process
 
     def take_lease(self) -> None:
-        """As if the time of the last leader's lease had passed: the next operator need not wait for that."""
+        """Deletes the leader's lease, so that the next operator need not wait for its expiry."""
         leases = "/apis/coordination.k8s.io/v1/namespaces/rayloom-system/leases"
         for each in self.request("GET", leases)["items"]:
             self.delete(f"{leases}/{each['metadata']['name']}")
@@ -288,14 +290,14 @@ class World:
         self._loop.call_soon_threadsafe(proxy.is_open.set)
 
     def operator(self) -> OperatorProcess:
-        """The usual one, which runs; a new one where there is none."""
+        """A running operator with the default flags, started if none runs."""
         for process in self._operators:
             if process.is_alive:
                 return process
         return self.start_operator()
 
     def stop_operators(self) -> None:
-        """None runs afterwards, and the next one has what the chart gives it then."""
+        """Kills all operators. The next one reads its credentials from the chart as installed then."""
         self._credentials = None
         for process in self._operators:
             process.kill()
@@ -309,5 +311,5 @@ class World:
 
 
 async def _called(call: Callable[[], _T]) -> _T:
-    """What it returns, called in the event loop that runs this."""
+    """The result of the call, made in the event loop that runs this coroutine."""
     return call()

@@ -1,10 +1,11 @@
-"""Where pods of the stand-ins are: each at an address of its own, which leads to this machine's loopback.
+"""Addresses of simulated pods: each pod has its own, and the operator reaches it on this machine's loopback.
 
-Kubernetes lists no endpoint on a loopback address, and without root no other address leads here. So pods are told to
-have 198.18.0.0/15, a range that is nobody's (https://www.rfc-editor.org/rfc/rfc2544), and an operator that calls
-`redirect()` finds 198.X.Y.Z at 127.X.Y.Z, as does one that is started as `python FILE -m MODULE ...` or `python FILE -c
-CODE ...` with this file.
-Whatever port it asks at, it gets that of the variable PORT, so that several stand-ins can run side by side.
+EndpointSlices must not hold loopback addresses, and without root this machine has no other address to give away. So the
+status of a pod names an address in 198.18.0.0/15, a range reserved for benchmarks
+(https://www.rfc-editor.org/rfc/rfc2544), and an operator that calls `redirect()` connects to 127.X.Y.Z instead of
+198.X.Y.Z. So does an operator that is started as `python FILE -m MODULE ...` or `python FILE -c CODE ...` with this
+file. The environment variable PORT replaces the port of each request, so that several sets of engines can run side by
+side.
 """
 
 from __future__ import annotations
@@ -15,24 +16,24 @@ import runpy
 import sys
 from typing import Any
 
-PORT = "RAYLOOM_STAND_IN_PORT"
+PORT = "RAYLOOM_SIMULATED_ENGINES_PORT"
 _PODS, _LOOPBACK = ("198.18.", "198.19."), ("127.18.", "127.19.")
 _NUM = 2 * 240 * 250
 
 
 def pod_ip(number: int) -> str:
-    """The address of the pod with this number; after 120,000 of them the first comes again."""
+    """The address of the pod with this number. Addresses repeat after 120,000 pods."""
     number %= _NUM
     return f"{_PODS[number // 60000]}{number // 250 % 240}.{1 + number % 250}"
 
 
 def pod_ip_at(address: str) -> str:
-    """The pod's address that an address of this machine stands for; empty when it is no such."""
+    """The pod's address for a loopback address of this machine; empty for any other address."""
     return f"198{address.removeprefix('127')}" if address.startswith(_LOOPBACK) else ""
 
 
 def redirect() -> None:
-    """From here on this process's operator finds the stand-ins."""
+    """Makes this process's operator connect to simulated engines from now on."""
     status_request = importlib.import_module("rayloom_operator.engines.request")
     ask = status_request.ask
 
@@ -41,14 +42,14 @@ def redirect() -> None:
             ip, port = f"127{ip.removeprefix('198')}", int(os.environ[PORT])
         return await ask(ip, port, *more, **options)
 
-    # In the modules, too, that have it from there already.
+    # Modules that have imported the function by name are patched as well.
     for module in [module for name, module in sys.modules.items() if name.startswith("rayloom_operator.")]:
         if vars(module).get("ask") is ask:
             vars(module)["ask"] = ask_here
 
 
 def _main(kind: str, what: str, *arguments: str) -> None:
-    # The folder of this file is no place for anybody's modules.
+    # Python put this file's folder first on sys.path, which would offer its modules to the operator.
     del sys.path[0]
     redirect()
     sys.argv = [kind, *arguments]

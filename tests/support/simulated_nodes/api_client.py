@@ -1,4 +1,4 @@
-"""The Kubernetes API for the stand-ins: an administrator's plain JSON requests, and watches that do not end."""
+"""A client of the Kubernetes API with an administrator's certificate: JSON requests, and endless watches."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class ApiError(Exception):
 
 
 class Api:
-    """Made and used in one event loop."""
+    """A client for one event loop, in which it must be created."""
 
     def __init__(self, kubeconfig: Path) -> None:
         config = yaml.safe_load(kubeconfig.read_text())
@@ -42,7 +42,7 @@ class Api:
     async def request(
         self, method: str, path: str, body: object = None, *, content_type: str = "application/json", **params: str
     ) -> Document:
-        """The answer. Raises ApiError."""
+        """The parsed answer. Raises ApiError."""
         async with self.session.request(
             method,
             self.server + path,
@@ -57,7 +57,7 @@ class Api:
             return answer
 
     async def follow(self, path: str, **params: str) -> AsyncIterator[tuple[str, Document]]:
-        """(type, object) for what there is, as ADDED, and then for each change, for ever."""
+        """Yields (type, object): ADDED for each existing object, and then every event, endlessly."""
         while True:
             try:
                 version = ""
@@ -71,11 +71,11 @@ class Api:
                         if kind != "BOOKMARK":
                             yield kind, item
             except (ApiError, aiohttp.ClientError, TimeoutError, ValueError):
-                # The last one is of a kind that is not there: the answer to it is no JSON.
+                # ValueError: the CRD does not exist, and the answer is not JSON.
                 await asyncio.sleep(0.2)
 
     async def _watch(self, path: str, version: str, params: dict[str, str]) -> AsyncIterator[tuple[str, Document]]:
-        # A watch of a kind that was removed meanwhile may say nothing any more.
+        # A short timeout, because a watch of a removed CRD may stay silent.
         query = {"watch": "true", "allowWatchBookmarks": "true", "resourceVersion": version, "timeoutSeconds": "20"}
         query |= params
         timeout = aiohttp.ClientTimeout(total=None)
@@ -93,17 +93,18 @@ class Api:
 
 
 def tls(kubeconfig: Path, *, with_client: bool = True) -> ssl.SSLContext:
-    """What speaks to the API server of this kubeconfig, in the name of its user or of nobody yet."""
+    """A TLS context for the API server of this kubeconfig, with or without the certificate of its user."""
     config = yaml.safe_load(kubeconfig.read_text())
     cluster, user = config["clusters"][0]["cluster"], config["users"][0]["user"]
     context = ssl.create_default_context(cadata=_decoded(cluster["certificate-authority-data"]).decode())
     if not with_client:
         return context
     with tempfile.TemporaryDirectory() as folder:
-        pair = [Path(folder) / name for name in ("certificate", "key")]
-        for path, field in zip(pair, ("client-certificate-data", "client-key-data"), strict=True):
-            path.write_bytes(_decoded(user[field]))
-        context.load_cert_chain(*pair)
+        certificate = Path(folder, "certificate")
+        key = Path(folder, "key")
+        certificate.write_bytes(_decoded(user["client-certificate-data"]))
+        key.write_bytes(_decoded(user["client-key-data"]))
+        context.load_cert_chain(certificate, key)
     return context
 
 

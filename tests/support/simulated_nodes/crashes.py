@@ -1,6 +1,6 @@
-"""When a container that keeps ending runs and when it waits: as kubelets have it, with seconds for their minutes. Pure.
+"""The state of a container that keeps crashing, by a kubelet's back-off with seconds instead of minutes. Pure.
 
-They start it again at once, then after 10 s, 20 s, 40 s and so on up to 5 minutes.
+A kubelet restarts the container at once, then after 10 s, 20 s, 40 s and so on up to 5 minutes.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ _LONGEST_BACK_OFF_S = 6.0
 
 
 class Crash(NamedTuple):
-    """Where such a container is."""
+    """The state of a crashing container."""
 
     num_restarts: int
     is_running: bool
@@ -21,7 +21,7 @@ class Crash(NamedTuple):
 
 
 def crash(elapsed_s: float) -> Crash:
-    """Where it is so long after its first start."""
+    """The container's state this many seconds after its first start."""
     number, back_off_s = 0, 0.0
     while True:
         if elapsed_s < _RUNS_S:

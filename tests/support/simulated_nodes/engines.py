@@ -1,7 +1,7 @@
-"""A stand-in for engines: one HTTP server that answers `/status` at the address of each pod (`addresses.py`).
+"""Simulated engines: one HTTP server that answers `/status` at the address of each pod (`addresses.py`).
 
-It speaks the schema of the real one (schemas/status.v1.json) and asks for the same bearer token. It stands in where no
-container runs; `make e2e` runs the real engine in real pods.
+Its answers follow the schema of the real engine (schemas/status.v1.json), and it requires the same bearer token. `make
+e2e` runs the real engine in real pods.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 from simulated_nodes.addresses import PORT, pod_ip_at
 
 _MODEL = {
-    "name": "stand-in",
+    "name": "simulated",
     "source": "builtin://smollm2-135m",
     "commit": None,
     "architecture": "LlamaForCausalLM",
@@ -27,39 +27,39 @@ _MODEL = {
     "weight_bytes": 269_030_016,
     "max_model_len": 8192,
 }
-# Upper edges, in seconds, between which the real one counts how long first tokens take.
+# Upper bounds, in seconds, of the buckets in which the real engine counts the times to the first token.
 _EDGES = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0)
 
 
 @dataclass(slots=True, kw_only=True)
 class Engine:
-    """One engine. It serves once it has its ranks, unless a test says otherwise."""
+    """One simulated engine. It serves once its ranks run, unless a test sets another state."""
 
     token: str
     num_ranks: int
     ranks_per_pod: int = 1
-    nodes: list[str] = field(default_factory=list)  # of the worker pods that run
-    state: str = ""  # a test's word; empty: what the ranks allow
+    nodes: list[str] = field(default_factory=list)  # of the running worker pods
+    state: str = ""  # set by a test; empty: follows from the ranks
     reason: str = ""
     token_age: float | None = 1.0
-    loading: tuple[int, int] = (0, 0)  # bytes of the model that are there, and all of them; 0: they are not counted
+    loading: tuple[int, int] = (0, 0)  # loaded bytes of the model, and all bytes; 0: unknown
     is_silent: bool = False  # closes connections without an answer
     is_draining: bool = False
-    in_flight: int = 0  # requests that a test says are there, besides those of a Traffic
-    # How long after the beginning of a drain those end; None: they never do.
+    in_flight: int = 0  # requests that a test adds to those of a Traffic
+    # Seconds from the beginning of a drain until those requests end; None: never.
     finish_s: float | None = 0.3
     num_asked: int = 0
-    # What becomes of the requests of a Traffic.
+    # Results of the requests of a Traffic.
     first_token_s: float = 0.03
-    is_failing: bool = False  # all of them end in an error
+    is_failing: bool = False  # every request ends with an error
     num_running: int = 0
     num_finished: int = 0
     num_failed: int = 0
-    first_tokens: list[float] = field(default_factory=list)  # the seconds of each
-    # Times of time.monotonic(), for the order of events.
-    served_at: float | None = None  # when it first said that it serves
-    drains: list[tuple[float, str]] = field(default_factory=list)  # and the methods of the requests for /drain
-    found_at_drain: tuple[str, ...] = ()  # by which ways clients still found it at the last POST /drain
+    first_tokens: list[float] = field(default_factory=list)  # seconds of each request
+    # Times by time.monotonic(), for the order of events.
+    served_at: float | None = None  # its first answer with state "serving"
+    drains: list[tuple[float, str]] = field(default_factory=list)  # with the method of each request for /drain
+    found_at_drain: tuple[str, ...] = ()  # the ways by which clients could still reach it at the last POST /drain
 
     @property
     def said_state(self) -> str:
@@ -77,12 +77,12 @@ class Engine:
 
     @property
     def takes_requests(self) -> bool:
-        """Whether its front accepts a request; while it recovers they wait."""
+        """True when its API server process accepts requests; during a recovery they wait."""
         return not self.is_silent and self.is_ready
 
     @property
     def is_ready(self) -> bool:
-        """Whether the readiness probe of its container would succeed."""
+        """True when the readiness probe of its container would succeed."""
         return not self.is_draining and self.said_state in ("serving", "recovering")
 
     @property
@@ -90,7 +90,7 @@ class Engine:
         return len(self.nodes) >= self.num_ranks
 
     def document(self) -> dict[str, Any]:
-        """`/status`, version v1."""
+        """The answer to `/status`, version v1."""
         is_loaded = self._has_ranks and self.said_state != "starting"
         times = self.first_tokens
         within = {f"{edge:g}": sum(each <= edge for each in times) for edge in _EDGES} | {"+Inf": len(times)}
@@ -131,20 +131,20 @@ class Engine:
 
 
 class Engines:
-    """The server. Lives in one event loop; tests change the engines in it."""
+    """The server of all simulated engines, in one event loop, in which tests change the engines."""
 
     def __init__(self) -> None:
         self.by_ip: dict[str, Engine] = {}
         self.num_answers = 0
-        # Called with the address of each engine that is told to drain, before it has answered.
+        # Called with the address of an engine for each request to drain, before the answer.
         self.on_drain: Callable[[str], None] = lambda ip: None
         self._server: asyncio.Server | None = None
 
     async def start(self) -> None:
-        # Pods have addresses of this machine's loopback; nothing else is answered.
+        # The server listens on all of 127.0.0.0/8; only addresses of pods get an answer.
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(lambda: _Connection(self), "0.0.0.0", 0, backlog=4096)
-        # For the operators that are started from here.
+        # Operators that this process starts inherit the port.
         os.environ[PORT] = str(self._server.sockets[0].getsockname()[1])
 
     async def close(self) -> None:
@@ -152,7 +152,7 @@ class Engines:
         self._server.close()
 
     def answer(self, address: str, method: str, path: str, token: str) -> tuple[int, object] | None:
-        """Code and document; None closes the connection without an answer."""
+        """HTTP status and document; None closes the connection without an answer."""
         ip = pod_ip_at(address)
         engine = self.by_ip.get(ip)
         if engine is None or engine.is_silent:
@@ -177,7 +177,7 @@ class Engines:
 
 
 class _Connection(asyncio.Protocol):
-    """One request without a body. By hand, because thousands of engines are asked on the cores that are measured."""
+    """One request without a body. A web framework would take CPU time that the benchmark measures."""
 
     def __init__(self, engines: Engines) -> None:
         self._engines = engines

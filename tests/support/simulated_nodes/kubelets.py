@@ -1,7 +1,7 @@
-"""A stand-in for kubelets: Nodes without machines, whose pods run because it says so.
+"""Simulated kubelets: they register Nodes without machines and write the status of the pods on them.
 
-The API server, the scheduler, the controllers and KubeRay are real, and so is the operator; only what needs containers
-is played, here and in `engines`. `make e2e` runs the real kubelets and the real engine.
+The API server, the scheduler, the controllers, KubeRay and the operator are real. Only containers are simulated, here
+and in `engines`. `make e2e` runs real kubelets and the real engine.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from simulated_nodes.pod_status import RUN, Document, Play, Release, pod_status
 NODES = ("standin-a", "standin-b")
 SERVICE_LABEL = "rayloom.dev/service"
 _LABEL = "rayloom.dev/standin"
-# The controllers take a node for lost after 20 s of silence.
+# The node controller marks a node as unreachable 20 s after the last renewal of its lease.
 _HEARTBEAT_S = 4.0
 _RETRY_S = 0.5
 _GOOD = Release()
@@ -35,29 +35,29 @@ _CAPACITY = {
 
 
 class Kubelets:
-    """Lives in one event loop, and all its methods are called in it."""
+    """The kubelets of all simulated nodes. All methods are called in one event loop."""
 
     def __init__(self, api: Api, engines: Engines) -> None:
         self._api = api
         self._engines = engines
         self._plays: dict[tuple[str, str, str], Play] = {}  # (namespace, service, role)
         self._releases: dict[str, Release] = {}  # by image
-        self._pods: dict[str, Document] = {}  # by uid; those on our nodes
+        self._pods: dict[str, Document] = {}  # uid -> pod on one of these nodes
         self._services: dict[tuple[str, str], dict[str, None]] = {}  # (namespace, service) -> uids of its pods
-        self._ips: dict[str, str] = {}  # by uid
+        self._ips: dict[str, str] = {}  # uid -> address
         self._crashing_since: dict[str, float] = {}  # by uid
-        self._sent: dict[str, str] = {}  # uid -> the status that was sent last, without times
+        self._sent: dict[str, str] = {}  # uid -> the last status that was written, without times
         self._well: set[str] = set()  # uids of pods that are ready
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._again: set[str] = set()
         self._lost: set[str] = set()
         self._num_ips = 0
-        # A pod is told of once it is ready: one write instead of two, where pods are only there to be many.
-        self.is_hasty = False
+        # Set by the benchmark: a pod's first status is that of a ready pod, which saves a write for each pod.
+        self.skips_unready_pods = False
         self._background: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
-        """The nodes are Ready and the pods on them run from now on."""
+        """Creates the nodes, Ready, and runs the pods on them from now on."""
         await asyncio.gather(*(self._make_node(name) for name in NODES))
         self._background = [asyncio.create_task(self._beat()), asyncio.create_task(self._follow())]
 
@@ -68,22 +68,22 @@ class Kubelets:
             await self._api.request("DELETE", f"/api/v1/nodes/{name}")
 
     def play(self, namespace: str, service: str, role: str, play: Play) -> None:
-        """What happens from now on to the pods of a service that have the role head, worker or job."""
+        """Sets the behaviour of a service's pods of the role head, worker or job from now on."""
         self._plays[(namespace, service, role)] = play
         for uid in self._of_service(namespace, service):
             self._sync_soon(uid)
 
     def release(self, image: str, release: Release) -> None:
-        """What engines of this image do that start from now on."""
+        """Sets the behaviour of engines of this image that start from now on."""
         self._releases[image] = release
 
     def engine(self, namespace: str, service: str, cluster: str = "") -> Engine | None:
-        """The engine of this RayCluster; without one, that in the head pod that came last."""
+        """The engine of this RayCluster; without a name, the engine of the newest head pod."""
         engines = self.engines(namespace, service)
         return engines.get(cluster) if cluster else next(reversed(engines.values()), None)
 
     def engines(self, namespace: str, service: str) -> dict[str, Engine]:
-        """By their RayClusters."""
+        """RayCluster -> running engine, for all of the service's engines."""
         return {
             self._pods[uid]["metadata"]["labels"]["ray.io/cluster"]: engine
             for uid in self._of_service(namespace, service)
@@ -94,12 +94,12 @@ class Kubelets:
         return next((self._pods[uid] for uid, each in self._ips.items() if each == ip and uid in self._pods), None)
 
     def changed(self, namespace: str, service: str) -> None:
-        """A test has changed an engine, and its pod may have become ready, or not."""
+        """Updates the service's pods after a test has changed an engine, since their readiness may differ."""
         for uid in self._of_service(namespace, service):
             self._sync_soon(uid)
 
     async def lose(self, node: str) -> None:
-        """The node's machine is gone: its pods do not answer, and stay where they are. Its Node is NotReady at once."""
+        """Simulates the loss of the machine: its pods stay, their engines are silent, the Node is NotReady at once."""
         self._lost.add(node)
         for uid, pod in self._pods.items():
             if pod["spec"]["nodeName"] == node and (engine := self._engines.by_ip.get(self._ips.get(uid, ""))):
@@ -107,13 +107,13 @@ class Kubelets:
         await self._report(node, "Unknown")
 
     async def cordon(self, node: str, is_cordoned: bool = True) -> None:
-        """No more pods come to the node, or they may again."""
+        """Makes the node unschedulable, or schedulable again."""
         await self._api.request(
             "PATCH", f"/api/v1/nodes/{node}", {"spec": {"unschedulable": is_cordoned}}, content_type=MERGE
         )
 
     async def bring_back(self, node: str) -> None:
-        """The machine has started again: none of its containers runs any more, and kubelets start them anew."""
+        """Simulates a restart of the machine: its kubelet restarts all containers."""
         self._lost.discard(node)
         await self._report(node, "True")
         for uid, pod in self._pods.items():
@@ -155,19 +155,19 @@ class Kubelets:
             delay = 0.0
             if (pod := self._pods.get(uid)) is not None and pod["spec"]["nodeName"] not in self._lost:
                 try:
-                    delay = await self._bring(uid, pod)
+                    delay = await self._update(uid, pod)
                 except ApiError as error:
-                    # Gone, or changed meanwhile: the watch says so.
+                    # The pod was deleted or changed meanwhile; the watch delivers that event.
                     delay = 0.0 if error.code in (404, 409) else _RETRY_S
             if delay:
                 await asyncio.sleep(delay)
             elif uid not in self._again:
-                # In the same step, or what is asked for after it would be lost.
+                # No await may lie between the check and this line, or an update requested in between would be lost.
                 del self._tasks[uid]
                 return
 
-    async def _bring(self, uid: str, pod: Document) -> float:
-        """Seconds after which to look again; 0 when there is nothing to wait for."""
+    async def _update(self, uid: str, pod: Document) -> float:
+        """Updates one pod. Returns the seconds until its next update; 0 for none."""
         meta = pod["metadata"]
         path = f"/api/v1/namespaces/{meta['namespace']}/pods/{meta['name']}"
         if "deletionTimestamp" in meta:
@@ -183,10 +183,10 @@ class Kubelets:
         if not play.runs_engine:
             self._engines.by_ip.pop(ip, None)
         elif missing := await self._missing(uid, pod):
-            # A kubelet tries again, and says so in an event.
+            # A kubelet retries the mount and reports the failure in an Event.
             play, delay = Play(mount_failure=missing), _RETRY_S
         engine = self._engines.by_ip.get(ip)
-        if self.is_hasty and engine is not None and not engine.is_ready:
+        if self.skips_unready_pods and engine is not None and not engine.is_ready:
             return delay
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         is_ready = engine is not None and engine.is_ready
@@ -199,7 +199,7 @@ class Kubelets:
         essence = json.dumps(status).replace(now, "")
         if self._sent.get(uid) != essence:
             if play.mount_failure and uid not in self._sent:
-                await self._tell(pod, "FailedMount", play.mount_failure)
+                await self._write_event(pod, "FailedMount", play.mount_failure)
             await self._api.request("PATCH", f"{path}/status", {"status": status}, content_type=MERGE)
             self._sent[uid] = essence
             self._well.discard(uid)
@@ -220,7 +220,7 @@ class Kubelets:
         return self._releases.get(pod["spec"]["containers"][-1]["image"], _GOOD)
 
     async def _missing(self, uid: str, pod: Document) -> str:
-        """Why the volumes of a head pod cannot be mounted; empty when they can. Then its engine runs."""
+        """Starts the engine of a head pod and returns "", or returns the reason why its volumes cannot be mounted."""
         meta = pod["metadata"]
         if meta.get("labels", {}).get("ray.io/node-type") != "head" or self._ips.get(uid) in self._engines.by_ip:
             return ""
@@ -256,7 +256,7 @@ class Kubelets:
         return ""
 
     def _refresh_cluster(self, pod: Document) -> None:
-        """The engine of this pod's RayCluster has its ranks where the workers run."""
+        """Sets the nodes of the engine's ranks to those of the RayCluster's running worker pods."""
         cluster = pod["metadata"].get("labels", {}).get("ray.io/cluster")
         if cluster is None:
             return
@@ -280,7 +280,7 @@ class Kubelets:
             self._ips[uid] = pod_ip(self._num_ips)
         return self._ips[uid]
 
-    async def _tell(self, pod: Document, reason: str, message: str) -> None:
+    async def _write_event(self, pod: Document, reason: str, message: str) -> None:
         meta = pod["metadata"]
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         event: Document = {

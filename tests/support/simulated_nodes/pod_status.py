@@ -1,4 +1,4 @@
-"""What a kubelet would say of a pod: the status that belongs to what a test wants to happen to it. Pure."""
+"""The status that a kubelet would write for a pod, for each behaviour that a test chooses. Pure."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ Document = dict[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Play:
-    """What happens to a pod. Without anything its containers run; those of a Job end with code 0."""
+    """The behaviour of a pod. By default its containers run, and a Job's container ends with code 0."""
 
     waiting: tuple[str, str] | None = None  # reason and message of a container that cannot start
     ended: tuple[int, str] | None = None  # exit code and termination message of a container that keeps ending
-    # Such a container is started again, ever later (`crashes.py`). Otherwise it waits from its first end on.
+    # True: the container is restarted with back-off (`crashes.py`). False: it waits from its first end on.
     is_restarted: bool = False
-    is_oom: bool = False  # the kernel ended it, with code 137
-    mount_failure: str = ""  # what the kubelet says about a volume, in an event
+    is_oom: bool = False  # the kernel killed it, with code 137
+    mount_failure: str = ""  # the kubelet's message about a volume, in an Event
     is_never_ready: bool = False
-    container: str = ""  # of which container; empty: of the last one, which is the engine in a head pod
+    container: str = ""  # name of the affected container; empty: the last one, in a head pod the engine's
     message: str = ""  # termination message of a Job's container
 
     @property
     def runs_engine(self) -> bool:
-        """Whether the engine in a head pod runs. It ends when Ray's container beside it does."""
+        """True when the engine in a head pod runs. It ends together with Ray's container beside it."""
         return not (self.mount_failure or self.waiting or self.ended is not None or self.is_oom)
 
 
@@ -37,17 +37,19 @@ _NO_EVENT = {"restartCount": 0, "containerID": "", "imageID": ""}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Release:
-    """What the engines of one image do."""
+    """The behaviour of engines of one image."""
 
-    play: Play = RUN  # what happens to their head pods
+    play: Play = RUN  # behaviour of their head pods
     engine: Mapping[str, Any] = field(default_factory=dict)  # fields of `engines.Engine`
 
 
 def pod_status(
     pod: Document, play: Play, *, ip: str, host_ip: str, is_ready: bool, now: str, crash: Crash | None = None
 ) -> Document:
-    """The fields of `status` that a kubelet writes. `is_ready`: what the engine's readiness probe would find; `crash`:
-    where a container is that is started again and again."""
+    """The fields of `status` that a kubelet writes.
+
+    `is_ready` is the result of the engine's readiness probe, `crash` the state of a crashing container.
+    """
     containers = [container["name"] for container in pod["spec"]["containers"]]
     images = {container["name"]: container["image"] for container in pod["spec"]["containers"]}
     chosen = play.container or containers[-1]

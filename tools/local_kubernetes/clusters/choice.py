@@ -1,4 +1,4 @@
-"""Which cluster a command means."""
+"""Chooses the cluster of a command from the environment."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from local_kubernetes.machine.place import Place
 
 
 def chosen_cluster(environ: Mapping[str, str], index: int = 0) -> Cluster:
-    """$E2E_CLUSTER: `local` (the default) or `kind`. With $E2E_KUBECONFIG, a cluster that is there already.
+    """The cluster named by $E2E_CLUSTER, `local` (the default) or `kind`, or the existing one of $E2E_KUBECONFIG.
 
-    Raises ValueError for anything else.
+    Raises ValueError for another name.
     """
     if given := environ.get("E2E_KUBECONFIG"):
         return ExistingCluster(Path(given))

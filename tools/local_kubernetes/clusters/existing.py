@@ -1,4 +1,4 @@
-"""A cluster that somebody else made, with KubeRay in it and the images within its nodes' reach."""
+"""An existing cluster with KubeRay, whose nodes have the images or can pull them."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ class ExistingCluster:
     kubeconfig: Path
 
     def up(self, mode: Mode) -> None:
-        """Raises ClusterError when it does not answer."""
+        """Raises ClusterError when the cluster does not answer."""
         Kubectl(self.kubeconfig)("get", "--raw", "/readyz")
 
     def down(self) -> None:
-        """Nothing: it is not ours to remove."""
+        """Does nothing: the cluster is not ours."""
 
     def build_images(self) -> tuple[str, ...]:
         return tuple(image.name for image in images.IMAGES)
@@ -32,14 +32,14 @@ class ExistingCluster:
         )
 
     def load_image(self, name: str) -> None:
-        """Nothing: the nodes have it or can pull it."""
+        """Does nothing: the nodes have the image or can pull it."""
 
     def node_names(self) -> tuple[str, ...]:
         nodes = Kubectl(self.kubeconfig).json("get", "nodes")["items"]
         return tuple(sorted(node["metadata"]["name"] for node in nodes if not node["spec"].get("taints")))
 
     def stop_node(self, name: str) -> None:
-        raise ClusterError("what E2E_KUBECONFIG has is not ours to stop; run these tests on a cluster of our own")
+        raise ClusterError("these tests cannot stop the cluster of E2E_KUBECONFIG; run them on a local one")
 
     def start_node(self, name: str) -> None:
         self.stop_node(name)

@@ -1,4 +1,4 @@
-"""What the end-to-end tests need of a cluster, wherever it runs."""
+"""The interface of every kind of cluster to the end-to-end tests."""
 
 from __future__ import annotations
 
@@ -14,40 +14,40 @@ Mode = Literal["api", "full"]
 class Cluster(Protocol):
     @property
     def kubeconfig(self) -> Path:
-        """For an administrator."""
+        """The path of an administrator's kubeconfig."""
 
     def up(self, mode: Mode) -> None:
-        """The cluster works afterwards. Quick when it did already; mended when it only did partly."""
+        """Starts the cluster, or repairs one that runs partly. Takes little time when it already works."""
 
     def down(self) -> None:
-        """Nothing of a cluster that `up` made is left afterwards, whatever state it was in."""
+        """Removes everything that `up` created, in whatever state the cluster is."""
 
     def build_images(self) -> tuple[str, ...]:
-        """The names of Rayloom's images, built from the repository where it changed."""
+        """Names of Rayloom's images. Builds an image whose sources changed."""
 
     def derive_image(self, name: str, folder: Path, arguments: Mapping[str, str]) -> None:
-        """An image of this name FROM the engine's, by the folder's Dockerfile with these build arguments."""
+        """Builds an image of this name FROM the engine's, by the folder's Dockerfile with these build arguments."""
 
     def load_image(self, name: str) -> None:
-        """Every node can start containers of a built image without a registry."""
+        """Lets every node start containers of a built image without a registry."""
 
     def node_names(self) -> tuple[str, ...]:
-        """Nodes that pods can run on."""
+        """Names of the nodes that run pods."""
 
     def stop_node(self, name: str) -> None:
-        """The node is lost: unreachable, its kubelet gone."""
+        """Makes the node unreachable and ends its kubelet."""
 
     def start_node(self, name: str) -> None:
-        """Brings a stopped node back. Returns when it is Ready."""
+        """Restarts a stopped node. Returns when it is Ready."""
 
     def cut_link(self, name: str) -> None:
-        """The node's network is gone; everything in it goes on."""
+        """Cuts the node's network. All its processes keep running."""
 
     def mend_link(self, name: str) -> None:
-        """Takes `cut_link` back. Returns at once."""
+        """Reverts `cut_link`. Returns at once."""
 
     def stop_kuberay(self) -> None:
-        """KubeRay's operator ends at once; `up` brings it back where it does not come back by itself."""
+        """Kills KubeRay's operator. `up` restarts it where nothing else does."""
 
     def logs(self) -> tuple[Path, ...]:
-        """Files to look into when something failed."""
+        """Paths of the log files of the cluster's components."""

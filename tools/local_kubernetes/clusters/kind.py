@@ -1,9 +1,9 @@
 """A cluster in Docker containers, by `kind`, with KubeRay from its Helm chart.
 
-Helm must know the repository of that chart under the name `kuberay`, as KubeRay's own instructions set it up.
+Helm must know the repository of that chart under the name `kuberay`, as in KubeRay's installation instructions.
 
-For machines with Docker. The local cluster is the one that this project's checks run on and that its figures are from;
-this one has not been measured.
+This kind of cluster needs Docker. This project's checks and figures come from the local cluster; kind has not been
+measured.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class KindCluster:
         return self._place.kubeconfig.with_name("kind-kubeconfig")
 
     def up(self, mode: Mode) -> None:
-        """kind has no cluster without nodes, so both modes are the same."""
+        """Creates the cluster if it does not exist. Both modes are equal, because kind has no cluster without nodes."""
         self.kubeconfig.parent.mkdir(parents=True, exist_ok=True)
         if self._name not in run("kind", "get", "clusters").split():
             with stage("kind"):
@@ -43,7 +43,7 @@ class KindCluster:
             run_shown("helm", "--kubeconfig", self.kubeconfig, "upgrade", "--install", *release)
 
     def down(self) -> None:
-        # No error when there is none.
+        # `kind delete` succeeds as well when the cluster does not exist.
         run_shown("kind", "delete", "cluster", "--name", self._name)
         self.kubeconfig.unlink(missing_ok=True)
 

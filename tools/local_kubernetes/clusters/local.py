@@ -1,4 +1,4 @@
-"""A cluster on this machine alone: real Kubernetes and real containers, without Docker and without a registry."""
+"""A cluster of this machine's processes: real Kubernetes and real containers, without Docker and without a registry."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from local_kubernetes.parts.build import build_parts, remove_partials
 
 
 class LocalCluster:
-    """Commands on it may come from different processes, one after the other: all that is known is in its folder."""
+    """A local cluster. Its state is in its folder, so that commands of different processes can follow each other."""
 
     def __init__(self, place: Place) -> None:
         self._place = place
@@ -49,8 +49,7 @@ class LocalCluster:
         with self._lock():
             had = self._finished_mode()
             if had is None or (had, mode) == ("api", "full"):
-                # What is there was left by a run that did not come to its end, or is from before a reboot, or has its
-                # API server at an address that nodes cannot reach.
+                # An unfinished `up` or a reboot left remains, or the API server has an address that nodes cannot reach.
                 self._remove()
             wanted: Mode = "full" if had == "full" else mode
             self._place.state.mkdir(parents=True, exist_ok=True, mode=0o755)
@@ -86,7 +85,7 @@ class LocalCluster:
         with storage_lock():
             for image in images.IMAGES:
                 images.build_with_buildah(image, base)
-            # Of every cluster of this machine: they share the storage.
+            # Layers of every cluster of this machine, since they share the storage.
             nodes = [root for state in living_clusters() for root in state.glob("nodes/*/containerd")]
             images.remove_unused(base, frozenset().union(*(grafted_layers(root) for root in nodes)))
         return tuple(image.name for image in images.IMAGES)
@@ -108,7 +107,7 @@ class LocalCluster:
         self._node(name).disconnect()
 
     def start_node(self, name: str) -> None:
-        self._node(name)  # refuses an unknown name
+        self._node(name)  # raises for an unknown name
         self.up("full")
 
     def cut_link(self, name: str) -> None:
@@ -125,11 +124,11 @@ class LocalCluster:
 
     @property
     def _marker(self) -> Path:
-        """Exists while the cluster was brought up to its end."""
+        """A file that exists after a complete `up`."""
         return self._place.state / "up.json"
 
     def _finished_mode(self) -> Mode | None:
-        """None unless the last `up` on this boot of the machine came to its end."""
+        """The mode of the last `up`; None if it was not complete, or before the last boot of the machine."""
         try:
             written = json.loads(self._marker.read_text())
         except FileNotFoundError:
@@ -166,7 +165,7 @@ class LocalCluster:
             wait_until(f"{name} to be Ready", lambda name=name: is_ready(kubectl, name), 120, f"its log is {log}")  # type: ignore[misc]
 
     def _nodes(self) -> list[Node]:
-        """Those that were started."""
+        """The nodes that were started."""
         return [self._node(name) for name in NODE_NAMES if self._place.node(name).socket.exists()]
 
     def _node(self, name: str) -> Node:
@@ -175,14 +174,14 @@ class LocalCluster:
         return Node(self._place.node(name), build_parts(), self._processes)
 
     def _remove(self) -> None:
-        """Ends and removes everything, of a whole cluster or of what a killed run left."""
-        # First: what is removed only partly must not be taken for a cluster.
+        """Ends all processes and removes all files, of a complete cluster or of the remains of a killed run."""
+        # The marker goes first, so that a partly removed cluster does not count as a complete one.
         self._marker.unlink(missing_ok=True)
         self._processes.stop_all()
         self._remove_cgroups()
         if Path(f"/sys/class/net/{self._place.bridge}").exists():
             for name in NODE_NAMES:
-                # The kernel removes it with the node's namespace, but not at once.
+                # The kernel removes the link with the node's namespace, a moment later.
                 with contextlib.suppress(ClusterError):
                     run("ip", "link", "delete", self._place.node(name).link)
             run("ip", "link", "delete", self._place.bridge)
@@ -205,13 +204,13 @@ class LocalCluster:
 
     @contextmanager
     def _lock(self) -> Iterator[None]:
-        """One command changes the cluster at a time."""
+        """Lets one command at a time change the cluster."""
         with locked(self._place.lock, f"cluster {self._place.index}", 300):
             yield
 
 
 def remove_left_builds() -> None:
-    """Removes what builds of parts and images left when they were killed."""
+    """Removes the remains of killed builds of parts and images."""
     remove_partials()
     if os.geteuid() == 0 and shutil.which("buildah") is not None:
         with storage_lock():

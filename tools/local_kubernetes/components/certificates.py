@@ -1,4 +1,4 @@
-"""The cluster's own certificate authority, who it vouches for, and kubeconfig files for them."""
+"""The cluster's certificate authority, the certificates that it issues, and kubeconfig files with them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Certificate:
 
 
 class Authority:
-    """Makes what is not in `folder` yet; a file appears under its name only when it is complete."""
+    """Creates missing files in `folder`; a file gets its name once it is complete."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -34,7 +34,7 @@ class Authority:
             _rename(partial, self.ca)
 
     def issue(self, name: str, subject: str, alternative_names: Sequence[str] = ()) -> Certificate:
-        """A pair for servers and clients. `subject` like `/O=GROUP/CN=USER`, names like `IP:127.0.0.1`."""
+        """A pair for servers and clients. `subject` is like `/O=GROUP/CN=USER`, a name like `IP:127.0.0.1`."""
         pair = self._pair(name)
         if pair.certificate.exists():
             return pair
@@ -84,7 +84,7 @@ class Authority:
 
 
 def _rename(partial: Certificate, final: Certificate) -> None:
-    # The certificate last: where it is, its key is too.
+    # The certificate is renamed last, so its key exists whenever it does.
     partial.key.rename(final.key)
     partial.certificate.rename(final.certificate)
 

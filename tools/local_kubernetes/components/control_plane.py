@@ -1,4 +1,4 @@
-"""etcd, the API server, controllers, scheduler, KubeRay and DNS: processes on this machine."""
+"""etcd, API server, controllers, scheduler, KubeRay and DNS as processes of this machine."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from local_kubernetes.machine.shell import wait_until
 from local_kubernetes.parts.build import Parts
 
 _USUAL_API_PORT = 6443
-# What nobody reads where nodes are played: there EndpointSlices are enough.
+# Controllers without a use where nodes are simulated: EndpointSlices are enough there.
 _OF_OLD_ENDPOINTS = ("-endpoints-controller", "-endpointslice-mirroring-controller")
 
 
 class ControlPlane:
-    """`address` is where the API server listens: the bridge's for a cluster with nodes, else 127.0.0.1."""
+    """`address` is the API server's: the bridge's for a cluster with nodes, else 127.0.0.1."""
 
     def __init__(self, place: Place, parts: Parts, processes: Processes, *, address: str) -> None:
         self._place = place
@@ -34,14 +34,14 @@ class ControlPlane:
         self._kubectl = Kubectl(place.kubeconfig)
 
     def ensure_api(self) -> None:
-        """etcd, the API server and the controllers work afterwards."""
+        """Starts etcd, the API server and the controllers where they do not run, and waits until they work."""
         place = self._place
         client, peer = (f"http://127.0.0.1:{place.port(port)}" for port in (2379, 2380))
         self._component(
             "etcd",
             data_dir=place.state / "etcd",
             unsafe_no_fsync="true",
-            quota_backend_bytes=8 << 30,  # 10,000 services with the versions of five minutes pass the usual 2 GiB
+            quota_backend_bytes=8 << 30,  # 10,000 services with the versions of five minutes exceed the default, 2 GiB
             listen_client_urls=client,
             advertise_client_urls=client,
             listen_peer_urls=peer,
@@ -58,7 +58,7 @@ class ControlPlane:
             "kube-apiserver",
             etcd_servers=client,
             bind_address=self._address,
-            # A loopback address is no endpoint that the `kubernetes` Service could have.
+            # The API server refuses a loopback address as the endpoint of the `kubernetes` Service.
             **({"advertise_address": self._address} if self._has_nodes else {"endpoint_reconciler_type": "none"}),
             secure_port=place.port(_USUAL_API_PORT),
             authorization_mode="Node,RBAC",
@@ -83,7 +83,7 @@ class ControlPlane:
             root_ca_file=self.authority.ca.certificate,
             service_account_private_key_file=accounts.key,
             controllers=",".join(("*", *(() if self._has_nodes else _OF_OLD_ENDPOINTS))),
-            node_monitor_grace_period="20s",  # the default of 50 s would only make tests of a lost node longer
+            node_monitor_grace_period="20s",  # the default of 50 s would make tests of a lost node longer
             leader_elect="false",
             secure_port=0,
         )
@@ -96,10 +96,10 @@ class ControlPlane:
 
     def ensure_kuberay(self) -> None:
         if not self._processes.is_alive("kuberay"):
-            # Its kinds come first: it gives up for good when they do not exist. Server-side, because client-side apply
-            # would keep a copy of these manifests in an annotation, which is too small.
+            # The CRDs come first, because KubeRay exits when they do not exist. They are applied server-side, because
+            # client-side apply stores a copy in an annotation, and these manifests exceed an annotation's size.
             self._kubectl("apply", "--server-side", "--force-conflicts", "--filename", self._parts.kuberay_crds)
-            # kubectl waits not, and fails, while the conditions of one of them are null, as they are at first.
+            # `kubectl wait` fails while a CRD's conditions are null, as they are at first.
             kinds = ("wait", "--for=condition=Established", "crd", "--all", "--timeout=10s")
             self._wait("the kinds of KubeRay", lambda: self._kubectl.succeeds(*kinds), 60, "kube-apiserver")
         self._processes.ensure(
@@ -122,7 +122,7 @@ class ControlPlane:
         )
 
     def ensure_dns(self) -> None:
-        """Names of Services resolve in pods. CoreDNS runs here and not in a pod, so a lost node never takes it away."""
+        """Makes names of Services resolve in pods. CoreDNS runs outside of pods, so a lost node never stops it."""
         port = self._place.port(53)
         corefile = self._place.state / "Corefile"
         config = (
@@ -134,7 +134,7 @@ class ControlPlane:
         )
         corefile.write_text(config)
         self._processes.ensure("coredns", self._parts.coredns, "-conf", corefile, config=config)
-        # The Service selects no pods; the slice with its label says where it leads.
+        # The Service selects no pods; an EndpointSlice with its label holds its address.
         ports = [{"name": name, "protocol": name.upper()} for name in ("udp", "tcp")]
         self._kubectl.apply(
             {
@@ -158,7 +158,7 @@ class ControlPlane:
         )
 
     def kubeconfig(self, user: str, subject: str) -> str:
-        """The path of a kubeconfig for one of the cluster's own users."""
+        """The path of a kubeconfig for one of the cluster's users."""
         path = self._place.state / "kubeconfigs" / user
         path.parent.mkdir(exist_ok=True)
         return str(self.authority.kubeconfig(path, self.server, self.authority.issue(user, subject)))
@@ -179,7 +179,7 @@ class ControlPlane:
         def is_so_with_all_alive() -> bool:
             if is_so():
                 return True
-            self._processes.expect_all_alive()  # without one of them the wait would be in vain
+            self._processes.expect_all_alive()  # the wait cannot succeed without all of them
             return False
 
         wait_until(what, is_so_with_all_alive, timeout_s, hint=f"its log is {self._processes.log(process)}")

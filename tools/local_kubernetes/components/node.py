@@ -1,8 +1,8 @@
-"""One node of the local cluster: namespaces of its own with a containerd, a kubelet and a kube-proxy in them.
+"""One node of the local cluster: Linux namespaces with a containerd, a kubelet and a kube-proxy in them.
 
-Network, mounts and process ids are the node's own, and a small program is its first process. When that ends, the kernel
-ends everything else in there and takes the mounts and interfaces away: nothing of a node has to be cleaned up by name
-but its control groups and its folder.
+A node has its own network, mounts and process ids, and a small program is its first process. When that ends, the kernel
+kills all processes of the node and removes its mounts and interfaces. Only its control groups and its folder are
+removed by name.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from local_kubernetes.parts.build import Parts
 
 _CNI_PLUGINS = "/usr/lib/cni"
 _CGROUPS = Path("/sys/fs/cgroup")
-# What the kubelet limits pods with.
+# Controllers that the kubelet needs for limits of pods.
 _CONTROLLERS = ("cpu", "cpuset", "memory", "hugetlb", "pids")
-# Folders with fixed names that containerd and the kubelet write to, apart for each node. $0 is the first process.
+# Each node gets its own mounts of the fixed folders to which containerd and the kubelet write. $0 is the first process.
 _OWN_FOLDERS = """\
 set -e
 mkdir -p /var/lib/kubelet
@@ -39,7 +39,7 @@ class Node:
         self._processes = processes
 
     def ensure(self, *, pause_image: str, kubelet_kubeconfig: str, proxy_kubeconfig: str, ca: Path) -> None:
-        """The node's programs run afterwards; it is Ready a few seconds later."""
+        """Starts the node's programs where they do not run. The node is Ready a few seconds later."""
         inside = self._ensure_namespaces()
         self._ensure_network(inside)
         self._ensure_cgroup()
@@ -51,9 +51,9 @@ class Node:
         graft(store, image, self.place.socket)
 
     def disconnect(self) -> None:
-        """The node is lost to the cluster: its cable is cut and its kubelet gone. Its containers go on, unseen.
+        """Takes the node's network link down and ends its kubelet. Its containers keep running, unreachable.
 
-        `ensure` brings it back.
+        `ensure` reconnects it.
         """
         self.cut_link()
         self._processes.stop(self._name("kubelet"))
@@ -64,27 +64,27 @@ class Node:
     def mend_link(self) -> None:
         place = self.place
         run("ip", "link", "set", place.link, "master", place.cluster.bridge, "up")
-        # The kernel forgets routes by a device that is down.
+        # The kernel removes the routes of a device that is down.
         run("ip", "route", "replace", place.pod_cidr, "via", place.ip)
 
     def _name(self, process: str) -> str:
         return f"{self.place.name}.{process}"
 
     def _ensure_namespaces(self) -> int:
-        """The id of the node's first process."""
+        """The id of the node's first process, started if it does not run."""
         new = ("unshare", "--mount", "--net", "--pid", "--fork", "--kill-child", "--mount-proc")
         parent = self._processes.ensure(self._name("init"), *new, "sh", "-c", _OWN_FOLDERS, self._parts.pause)
         wait_until(f"{self.place.name}'s first process", lambda: child_of(parent) is not None, 10)
         first = child_of(parent)
         assert first is not None
-        # The program starts when the mounts are there.
+        # The program starts after the mounts.
         wait_until(f"{self.place.name}'s first process", lambda: _program(first) == self._parts.pause, 10)
         return first
 
     def _ensure_network(self, inside: int) -> None:
         place, cluster = self.place, self.place.cluster
         if not self._is_connected(inside):
-            # One of a former life of the node goes with its namespace, but not at once.
+            # The link of the node's former network namespace disappears with that namespace, a moment later.
             with contextlib.suppress(ClusterError):
                 run("ip", "link", "delete", place.link)
             run("ip", "link", "add", place.link, "type", "veth", "peer", "name", "eth0", "netns", inside)
@@ -103,18 +103,18 @@ class Node:
         return Path(f"/sys/class/net/{self.place.link}").exists()
 
     def add_route(self, other: NodePlace) -> None:
-        """Pods of another node are reached over the bridge, not through the host."""
+        """Routes packets for another node's pods over the bridge, without the host's routing."""
         inside = self._ensure_namespaces()
         self._run_inside(inside, "ip", "route", "replace", other.pod_cidr, "via", other.ip)
 
     def _ensure_cgroup(self) -> None:
-        """The group below which the kubelet keeps its pods, in every hierarchy."""
+        """Creates the control group of all of the kubelet's pods, in every hierarchy."""
         for hierarchy in cgroup_hierarchies():
             delegate_controllers(hierarchy)
             group = hierarchy / self.place.cgroup
             group.mkdir(exist_ok=True)
             for name in ("cpuset.cpus", "cpuset.mems"):
-                # A new group of the first version has neither and could hold no process.
+                # In version 1 a new cpuset group has no cores and no memory nodes, and no process can enter it.
                 if hierarchy.name == "cpuset" and not (group / name).read_text().strip():
                     (group / name).write_text((hierarchy / name).read_text())
 
@@ -125,8 +125,8 @@ class Node:
         network = {
             "cniVersion": "1.0.0",
             "name": "pods",
-            # Not a bridge: on one, an answer between two pods of a node would pass by the rules of kube-proxy unless
-            # the kernel has a module loaded for it. Here every packet is routed.
+            # ptp instead of a bridge: on a bridge an answer between two pods of a node bypasses kube-proxy's rules
+            # unless the kernel has loaded br_netfilter. With ptp every packet is routed.
             "plugins": [
                 {
                     "type": "ptp",
@@ -141,8 +141,8 @@ class Node:
         }
         (cni / "10-pods.conflist").write_text(json.dumps(network))
         path = place.folder / "containerd.toml"
-        # Every path that would be shared with another containerd of this machine is given. restrict_oom_score_adj: a
-        # machine without CAP_SYS_RESOURCE may not lower the score, and every pod would fail.
+        # The configuration sets every path that another containerd of this machine would share. restrict_oom_score_adj:
+        # without CAP_SYS_RESOURCE a process may not lower its score, and every pod would fail.
         config = f"""\
 version = 2
 root = "{place.folder}/containerd"
@@ -197,7 +197,7 @@ disabled_plugins = ["io.containerd.snapshotter.v1.btrfs", "io.containerd.snapsho
             "resolverConfig": "/dev/null",
             "failSwapOn": False,
             "nodeStatusUpdateFrequency": "4s",
-            # The images are this machine's, in buildah's storage: nothing to win by removing them here.
+            # Image garbage collection is off: layers lie in buildah's storage, so removing images frees no space.
             "imageGCHighThresholdPercent": 100,
             "evictionHard": {"memory.available": "100Mi"},
             "podLogsDir": str(place.folder / "pod-logs"),
@@ -229,7 +229,7 @@ disabled_plugins = ["io.containerd.snapshotter.v1.btrfs", "io.containerd.snapsho
             f"--hostname-override={self.place.name}",
             f"--cluster-cidr={self.place.cluster.pod_cidr}",
             "--proxy-mode=iptables",
-            # These would be settings of the whole machine.
+            # kube-proxy would change these settings for the whole machine.
             "--conntrack-max-per-core=0",
             "--conntrack-tcp-timeout-established=0",
             "--conntrack-tcp-timeout-close-wait=0",
@@ -255,9 +255,9 @@ def is_ready(kubectl: Kubectl, name: str) -> bool:
 
 
 def cgroup_hierarchies() -> list[Path]:
-    """The folders in which a control group is made: one per controller, or the only one in the second version.
+    """Folders in which a control group is created: one per controller in version 1, a single one in version 2.
 
-    With the first version there may be one of the second beside them, in which runc makes groups, too.
+    Beside version 1 a hierarchy of version 2 may exist, in which runc creates groups as well.
     """
     if (_CGROUPS / "cgroup.controllers").exists():
         return [_CGROUPS]
@@ -265,9 +265,9 @@ def cgroup_hierarchies() -> list[Path]:
 
 
 def delegate_controllers(hierarchy: Path) -> None:
-    """Groups made in the hierarchy have the controllers that it has and the kubelet needs.
+    """Enables the kubelet's controllers for new groups of the hierarchy, as far as it has them.
 
-    In the second version a group has only what its parent passes on. In the first there is nothing to do.
+    In version 2 a group has only the controllers that its parent enables. In version 1 nothing is to do.
     """
     control = hierarchy / "cgroup.subtree_control"
     if not control.exists():
@@ -278,7 +278,7 @@ def delegate_controllers(hierarchy: Path) -> None:
             control.write_text(" ".join(f"+{name}" for name in wanted))
         except OSError as error:
             names = ", ".join(wanted)
-            raise ClusterError(f"{control} refuses {names}, which pods are limited with: {error.strerror}") from error
+            raise ClusterError(f"{control} refuses {names}, which limits of pods need: {error.strerror}") from error
 
 
 def _program(pid: int) -> Path | None:

@@ -1,4 +1,4 @@
-"""Two images that others start from: Debian with its Python, and the pause program of every pod."""
+"""The base image of engine and operator (Debian with Python), and the image with every pod's pause program."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _BASE_RELEASE = "bookworm"
 
 
 def base_image() -> str:
-    """The name of a local image with Debian and its Python, which stands in for a public one. Made by debootstrap."""
+    """The name of a local image with Debian and its Python, used instead of a public one. debootstrap makes it."""
     key = digest(_BASE_RELEASE.encode(), *(package.encode() for package in _BASE_PACKAGES))
     name = f"{BASE}:{key}"
     with storage_lock():
@@ -31,7 +31,7 @@ def base_image() -> str:
 
 
 def pause_image(pause: Path) -> str:
-    """The name of the image that keeps a pod's namespaces, with the program `pause` and nothing else."""
+    """The name of the image of a pod's sandbox container, with the program `pause` alone."""
     name = f"rayloom.dev/pause:{pause.parent.name.rpartition('-')[2]}"
     with storage_lock():
         if not _has_image(name):
@@ -44,7 +44,7 @@ def pause_image(pause: Path) -> str:
 
 def _make_base(name: str, key: str) -> None:
     root = partial_folder(f"base-{key}")
-    # debootstrap mounts file systems below its target. In namespaces of its own they go with it, however it ends.
+    # debootstrap mounts file systems below its target. The kernel unmounts them with these namespaces, however it ends.
     apart = ("unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc")
     try:
         packages = f"--include={','.join(_BASE_PACKAGES)}"
@@ -54,7 +54,7 @@ def _make_base(name: str, key: str) -> None:
             (root / junk).mkdir(parents=True)
         with _container("scratch") as container:
             run("buildah", "copy", "-q", container, f"{root}/", "/", timeout_s=300)
-            # Whatever is built on it inherits the label.
+            # Images built on this one inherit the label.
             run("buildah", "config", "--label", f"{LABEL}=base", container)
             run("buildah", "commit", "-q", container, name, timeout_s=300)
     finally:
@@ -63,7 +63,7 @@ def _make_base(name: str, key: str) -> None:
 
 @contextmanager
 def _container(base: str) -> Iterator[str]:
-    """A working container of buildah, removed afterwards."""
+    """The name of a working container of buildah, removed after the block."""
     container = run("buildah", "from", "--name", f"{CONTAINER}-{os.getpid()}", base).strip()
     try:
         yield container

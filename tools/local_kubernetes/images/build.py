@@ -1,4 +1,4 @@
-"""Building the two images from the Dockerfiles, quickly when nothing or little changed, and without a growing disk."""
+"""Builds the images of engine and operator from their Dockerfiles, reuses unchanged layers, and removes old images."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ _CA_BUNDLES = ("PIP_CERT", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDL
 class Image:
     project: str
     cached_stages: tuple[str, ...]
-    """Stages that are worth keeping although the image does not contain them."""
+    """Build stages to keep, although the image does not contain them."""
     scripts: tuple[str, ...]
-    """Files beside the Dockerfile that it copies."""
+    """Files beside the Dockerfile that the Dockerfile copies."""
     limit_bytes: int | None
-    """What the layers above the base may weigh; None: no limit."""
+    """Upper bound of the bytes of all layers above the base; None: no bound."""
 
     @property
     def name(self) -> str:
-        """In full, as a kubelet understands `rayloom/engine:0.1.0`."""
+        """The full name that a kubelet derives from `rayloom/engine:0.1.0`."""
         version = tomllib.loads((REPOSITORY / self.project / "pyproject.toml").read_text())["project"]["version"]
         return f"docker.io/rayloom/{self.project}:{version}"
 
@@ -47,7 +47,7 @@ class Image:
         return REPOSITORY / "docker" / f"{self.project}.Dockerfile"
 
     def inputs(self, base: str) -> str:
-        """A digest of everything that decides what the image holds."""
+        """A digest of all files that decide the image's content, and of the base."""
         folder = REPOSITORY / self.project
         files = [REPOSITORY / "constraints.txt", self.dockerfile, folder / "pyproject.toml"]
         files += [self.dockerfile.parent / name for name in self.scripts]
@@ -65,9 +65,9 @@ IMAGES = (OPERATOR, ENGINE)
 
 
 def build_with_buildah(image: Image, base: str) -> None:
-    """Builds the image on the local base, where its inputs changed.
+    """Builds the image on the local base if its inputs changed.
 
-    Raises ClusterError when it fails, or when the image is heavier than it may be.
+    Raises ClusterError when the build fails or the image is larger than its limit.
     """
     store = Store.of_buildah()
     inputs = image.inputs(base)
@@ -76,7 +76,7 @@ def build_with_buildah(image: Image, base: str) -> None:
             build = ["buildah", "bud", "--quiet", "--layers", "--isolation", "chroot", "--network", "host"]
             build += ["--pull-never", "--build-arg", f"BASE={base}", "--label", f"{LABEL}={image.project}", *secrets]
             build += ["--ignorefile", str(REPOSITORY / ".dockerignore"), "--file", str(image.dockerfile)]
-            # A name keeps what a stage holds from being removed with what nobody needs any more.
+            # A tagged stage is not removed together with unused images.
             for name in image.cached_stages:
                 tag = f"rayloom.dev/stage/{image.project}-{name}:kept"
                 run_shown(*build, "--target", name, "--tag", tag, REPOSITORY)
@@ -86,13 +86,13 @@ def build_with_buildah(image: Image, base: str) -> None:
     limit = f", {image.limit_bytes / 1e6:.0f} MB allowed" if image.limit_bytes is not None else ""
     say(f"image {image.name}: {above / 1e6:.1f} MB above its base{limit}")
     if image.limit_bytes is not None and above > image.limit_bytes:
-        raise ClusterError(f"{image.name} is too heavy: find what a new dependency brought, or do without it")
+        raise ClusterError(f"{image.name} exceeds its size limit: find the dependency that was added, and remove it")
 
 
 def derive_with_buildah(name: str, folder: Path, arguments: Mapping[str, str]) -> None:
-    """Builds the folder's Dockerfile FROM the engine's image, under this name, where one of its inputs changed.
+    """Builds the folder's Dockerfile FROM the engine's image, under this name, if one of its inputs changed.
 
-    `remove_unused` removes it again once no node has it, if its repository is the engine's.
+    `remove_unused` removes the image once no node has it, provided that its repository is the engine's.
     """
     store = Store.of_buildah()
     files = [path.read_bytes() for path in sorted(folder.iterdir()) if path.is_file()]
@@ -108,9 +108,9 @@ def derive_with_buildah(name: str, folder: Path, arguments: Mapping[str, str]) -
 
 
 def remove_unused(base: str, layers_in_use: frozenset[str]) -> None:
-    """Removes of our images what nothing needs: other versions, and those without a name.
+    """Removes our images of other versions and without a name.
 
-    Stays: what a named image is built on or a node has mounted.
+    Layers below a named image and layers that a node has mounted are kept.
     """
     remove_working_containers()
     current = {base, *(image.name for image in IMAGES)}
@@ -120,14 +120,14 @@ def remove_unused(base: str, layers_in_use: frozenset[str]) -> None:
                 _remove(name)
     store = Store.of_buildah()
     needed = set(layers_in_use) | {layer.id for image in store.images() if image.names for layer in store.chain(image)}
-    # The newest first, so that none is built on one that was looked at before it.
+    # From the newest to the oldest, so that an image is removed before the image below it.
     for image in reversed(_our_images(store)):
         if not image.names and image.top_layer not in needed:
             _remove(image.id)
 
 
 def remove_working_containers() -> None:
-    """Removes what builds that were killed left. None of ours may go on: hold the storage's lock."""
+    """Removes working containers of killed builds. The caller holds the storage's lock, so no build of ours runs."""
     store = Store.of_buildah()
     ours = {layer.id for image in _our_images(store) for layer in store.chain(image)}
     for container in store.containers():
@@ -136,7 +136,7 @@ def remove_working_containers() -> None:
 
 
 def _our_images(store: Store) -> list[StoredImage]:
-    """Those with our label or on a base of ours. Others in the storage are somebody else's."""
+    """Images with our label or on our base. All others in the storage belong to other programs."""
     bases = {image.top_layer for image in store.images() if any(_repository(name) == BASE for name in image.names)}
     return [
         image
@@ -150,7 +150,7 @@ def _repository(name: str) -> str:
 
 
 def _remove(image: str) -> None:
-    """One that another image is built on stays, and goes with it or in a later run."""
+    """Removes an image, unless another image is built on it; a later call removes it then."""
     try:
         run("buildah", "rmi", image)
     except ClusterError as error:
@@ -166,7 +166,7 @@ def build_with_docker(image: Image) -> None:
 
 
 def derive_with_docker(name: str, folder: Path, arguments: Mapping[str, str]) -> None:
-    """The same with Docker or Podman, for a cluster of kind."""
+    """Builds a derived image with Docker or Podman, for a cluster of kind."""
     with stage(f"image {name}"):
         words = [f"{key}={value}" for key, value in sorted(arguments.items())]
         run_shown(docker(), "build", "--tag", name, *_arguments(words), folder)
@@ -178,7 +178,7 @@ def _arguments(words: list[str]) -> Iterator[str]:
 
 
 def docker() -> str:
-    """`docker` or `podman`, whichever answers. Raises ClusterError when neither does."""
+    """`docker` or `podman`, the first that answers. Raises ClusterError when neither does."""
     for tool in ("docker", "podman"):
         if shutil.which(tool) is not None:
             try:
@@ -191,7 +191,7 @@ def docker() -> str:
 
 @contextmanager
 def _secrets() -> Iterator[tuple[str, ...]]:
-    """This machine's pip settings and certificates as build secrets: a step sees them, no layer does."""
+    """Options that pass this machine's pip settings and certificates as build secrets, which no layer contains."""
     with tempfile.TemporaryDirectory() as folder:
         pip_conf = Path(folder, "pip.conf")
         options: tuple[str, ...] = ()

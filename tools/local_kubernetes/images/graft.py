@@ -1,9 +1,9 @@
-"""Images from buildah to a node's containerd without copying a layer.
+"""Gives images of buildah to a node's containerd without copying a layer.
 
-An image of the engine weighs several GB, and every copy of it costs minutes. containerd's overlay snapshots are
-folders named `fs`, and buildah's layers are such folders already: each snapshot is made with a symlink to the layer
-instead. The image itself is then imported from an archive that holds the real configuration and a few bytes for every
-layer; containerd does not unpack those, because the snapshots that they would become exist.
+The engine's image has several GB, and every copy of it takes minutes. containerd's overlay snapshots are folders named
+`fs`, and buildah's layers are unpacked folders as well, so each snapshot is created as a symlink to the layer. The
+image itself is then imported from an archive with the real configuration and a few bytes instead of every layer;
+containerd does not unpack them, because their snapshots exist.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _SNAPSHOTS = "io.containerd.snapshotter.v1.overlayfs/snapshots"
 
 
 def graft(store: Store, name: str, socket: Path) -> None:
-    """The image `name` of buildah's storage is in containerd afterwards; nothing happens when it is already.
+    """Adds the image `name` of buildah's storage to containerd, unless containerd has it.
 
     The nodes read buildah's layers in place, so the storage must keep them while containers run on them.
     """
@@ -40,12 +40,12 @@ def graft(store: Store, name: str, socket: Path) -> None:
             _link(socket, layer, chain_id, parent)
             with_root.append(chain_id)
     _run(socket, "images", "import", "-", stdin=archive)
-    # From here on the image itself keeps its snapshots, so they go when it is replaced and nothing runs on it.
+    # From here on the image itself holds its snapshots: containerd removes them once it is replaced and unused.
     for snapshot in with_root:
         _run(socket, "snapshots", "label", snapshot, "containerd.io/gc.root=")
-    # The part of containerd that kubelets ask learns of an image a moment later, and not at all that one was replaced:
-    # it leaves a name alone that carries its label, and the import keeps labels. Before it knows the image a pod would
-    # not find it, and once this image is replaced itself that could not be seen.
+    # containerd's CRI plugin learns of a new image a moment later, and never of a replaced one: it ignores a name that
+    # carries its label, and the import keeps labels. A pod that starts before the plugin knows the image would not find
+    # it, so this function removes the label and waits until the plugin has its own entry of the image.
     _run(socket, "images", "label", name, "io.cri-containerd.image=")
     known = _digest(config)
     wait_until(
@@ -57,33 +57,33 @@ def graft(store: Store, name: str, socket: Path) -> None:
 
 
 def grafted_layers(containerd_root: Path) -> frozenset[str]:
-    """The ids of the layers that a node reads in place."""
+    """Ids of the layers that a node reads in place."""
     links = (path for path in containerd_root.glob(f"{_SNAPSHOTS}/*/fs") if path.is_symlink())
     return frozenset(link.readlink().parent.name for link in links)
 
 
 def _forget_replaced(socket: Path) -> None:
-    """Removes what kubelets know images without a name by, which would keep their snapshots for good."""
-    # NAME TYPE DIGEST ...; such a name is the digest of the image's configuration.
+    """Removes the CRI plugin's entries of images without a name, which would hold their snapshots for ever."""
+    # NAME TYPE DIGEST ...; the name of such an entry is the digest of the image's configuration.
     rows = [line.split() for line in _run(socket, "images", "list").splitlines()[1:]]
     named = {digest for name, _, digest, *_ in rows if not name.startswith("sha256:")}
     for name, _, digest, *_ in rows:
         if name.startswith("sha256:") and digest not in named:
-            # Without --sync the garbage collection comes when containerd thinks fit: fifty times as long after the last
-            # one as they take on average, which is minutes where the disk is slow.
+            # Without --sync containerd delays garbage collection by fifty times its average duration: minutes on a slow
+            # disk.
             _run(socket, "images", "remove", "--sync", name)
 
 
 def _link(socket: Path, layer: Layer, chain_id: str, parent: str) -> None:
     key = f"graft-{chain_id}"
-    # Without the label containerd's garbage collection may take the snapshot before the image that needs it is there.
+    # Without the label garbage collection may remove the snapshot before the image that needs it is imported.
     _remove_leftover(socket, key)
     _run(socket, "snapshots", "prepare", key, *([parent] if parent else []))
     mounts = _run(socket, "snapshots", "mounts", "/unused", key)
-    # A first layer is a bind mount of its folder, others are overlays with it on top.
+    # The lowest layer is a bind mount of its folder; every other one is an overlay with its folder on top.
     found = re.search(r"upperdir=([^, ]+)", mounts) or re.search(r"(/\S+/fs)\b", mounts)
     if found is None:
-        raise ClusterError(f"containerd's snapshots are no folders here: {mounts.strip()}")
+        raise ClusterError(f"containerd's snapshots are not folders here: {mounts.strip()}")
     folder = Path(found[1])
     folder.rmdir()
     folder.symlink_to(layer.folder)
@@ -92,7 +92,7 @@ def _link(socket: Path, layer: Layer, chain_id: str, parent: str) -> None:
 
 
 def _remove_leftover(socket: Path, key: str) -> None:
-    """Of a run that was killed between two of the calls."""
+    """Removes the snapshot that a run left when it was killed between two of the calls."""
     if _has_snapshot(socket, key):
         _run(socket, "snapshots", "remove", key)
 
@@ -110,19 +110,21 @@ def _run(socket: Path, *arguments: str, stdin: bytes | None = None) -> str:
 
 
 def _chain_id(parent: str, diff_id: str) -> str:
-    """The name of a stack of layers: https://github.com/opencontainers/image-spec/blob/main/config.md#layer-chainid"""
+    """The ChainID of a stack of layers:
+    https://github.com/opencontainers/image-spec/blob/main/config.md#layer-chainid
+    """
     return _digest(f"{parent} {diff_id}".encode()) if parent else diff_id
 
 
 def _archive(name: str, config: bytes, layers: Sequence[Layer]) -> tuple[str, bytes]:
-    """The manifest's digest, and an OCI archive of the image with stand-ins for its layers."""
-    stand_ins = [layer.diff_id.encode() for layer in layers]
+    """The manifest's digest, and an OCI archive of the image with placeholders for its layers."""
+    placeholders = [layer.diff_id.encode() for layer in layers]
     manifest = json.dumps(
         {
             "schemaVersion": 2,
             "mediaType": "application/vnd.oci.image.manifest.v1+json",
             "config": _descriptor("application/vnd.oci.image.config.v1+json", config),
-            "layers": [_descriptor("application/vnd.oci.image.layer.v1.tar", blob) for blob in stand_ins],
+            "layers": [_descriptor("application/vnd.oci.image.layer.v1.tar", blob) for blob in placeholders],
         }
     ).encode()
     entry = _descriptor("application/vnd.oci.image.manifest.v1+json", manifest)
@@ -132,7 +134,7 @@ def _archive(name: str, config: bytes, layers: Sequence[Layer]) -> tuple[str, by
     files = {
         "oci-layout": b'{"imageLayoutVersion": "1.0.0"}',
         "index.json": json.dumps({"schemaVersion": 2, "manifests": [entry]}).encode(),
-    } | {f"blobs/sha256/{_digest(blob).removeprefix('sha256:')}": blob for blob in (config, manifest, *stand_ins)}
+    } | {f"blobs/sha256/{_digest(blob).removeprefix('sha256:')}": blob for blob in (config, manifest, *placeholders)}
     output = io.BytesIO()
     with tarfile.open(fileobj=output, mode="w") as archive:
         for path, content in files.items():

@@ -1,4 +1,4 @@
-"""What buildah's storage holds: images, their layers and where each layer lies unpacked. Read-only."""
+"""A read-only view of buildah's storage: images, their layers, and the folder of each unpacked layer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 from local_kubernetes.machine.files import locked
 from local_kubernetes.machine.shell import ClusterError, run
 
-# What we put into the storage is known again by these: a label of every image, and the names of working containers.
+# Marks of our content in the storage: a label of every image, and a prefix of the names of working containers.
 LABEL = "dev.rayloom.image"
 CONTAINER = "rayloom-e2e"
 
@@ -35,15 +35,15 @@ class StoredImage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkingContainer:
-    """What a build step runs in."""
+    """A container in which buildah runs a build step."""
 
     id: str
     names: tuple[str, ...]
-    top_layer: str | None  # of the image that it was made from; None: of nothing, or of an image that is gone
+    top_layer: str | None  # of the container's image; None for scratch, or when the image was removed
 
 
 class Store:
-    """A snapshot of the storage's own records, read when it is made."""
+    """A snapshot of the storage's records at the time of construction."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -55,7 +55,7 @@ class Store:
 
     @classmethod
     def of_buildah(cls) -> Store:
-        """Raises ClusterError unless buildah keeps layers as plain folders."""
+        """Reads the storage. Raises ClusterError unless buildah keeps layers as plain folders."""
         return cls(_root())
 
     def images(self) -> tuple[StoredImage, ...]:
@@ -73,7 +73,7 @@ class Store:
         )
 
     def layers(self, name: str) -> tuple[Layer, ...]:
-        """From the lowest to the highest. Raises ClusterError when there is no such image."""
+        """The image's layers from the lowest to the highest. Raises ClusterError when the image does not exist."""
         return self.chain(self._image(name))
 
     def chain(self, image: StoredImage) -> tuple[Layer, ...]:
@@ -94,7 +94,7 @@ class Store:
         return tuple(chain)
 
     def config(self, name: str) -> bytes:
-        """The image's configuration, to the byte: its digest is part of the image."""
+        """The image's configuration, byte for byte, because its digest is part of the image."""
         return self._config(self._image(name))
 
     def _config(self, image: StoredImage) -> bytes:
@@ -107,7 +107,7 @@ class Store:
         raise ClusterError(f"buildah's record of image {image.id} is incomplete; remove it: buildah rmi {image.id}")
 
     def label(self, name: str, key: str) -> str | None:
-        """None when there is no such image or no such label."""
+        """The label's value; None when the image or the label does not exist."""
         found = [image for image in self._images if name in image.names]
         return self.labels(found[0]).get(key) if found else None
 
@@ -124,7 +124,7 @@ class Store:
 
 @contextmanager
 def storage_lock() -> Iterator[None]:
-    """One process changes the storage or hands its layers to nodes, whichever checkout it belongs to."""
+    """Lets one process of this machine, of any checkout, change the storage or give its layers to nodes."""
     with locked(_root() / "rayloom.lock", "buildah's storage", 1200):
         yield
 

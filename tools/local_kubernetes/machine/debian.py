@@ -1,4 +1,4 @@
-"""The Debian packages that the local cluster needs: which are missing, and their installation."""
+"""Finds and installs missing Debian packages of the local cluster."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from local_kubernetes.machine.shell import ClusterError, run_shown, stage
 
-# A program or file that shows that the package is there -> the package.
+# A program or file that an installed package provides -> the package.
 _NODES = {
     "containerd": "containerd",
     "runc": "runc",
@@ -25,7 +25,7 @@ _ALWAYS = {"openssl": "openssl"}
 
 
 def ensure_packages(*, nodes: bool, images: bool) -> None:
-    """Installs what is missing, as root. Raises ClusterError that lists it where that is not possible."""
+    """Installs missing packages as root. Raises ClusterError with their names where that is not possible."""
     wanted = _ALWAYS | (_NODES if nodes else {}) | (_IMAGES if images else {})
     missing = sorted({package for program, package in wanted.items() if not _exists(program)})
     if not missing:

@@ -1,4 +1,4 @@
-"""Files and folders that several commands share, any of which may be killed at any moment."""
+"""Files and folders shared by several commands, any of which may be killed at any moment."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from local_kubernetes.machine.shell import ClusterError, wait_until
 
 
 def write_whole(path: Path, content: str) -> None:
-    """The file has all of the content afterwards; until then what it had before."""
+    """Replaces the file's content atomically."""
     partial = path.with_name(f"{path.name}.partial")
     partial.write_text(content)
     partial.rename(path)
 
 
 def remove_folder(folder: Path) -> None:
-    """Nothing when there is none. Raises ClusterError when something is mounted in it, whose files are not ours."""
+    """Removes the folder, if it exists. Raises ClusterError while a file system is mounted in it."""
     # KERNEL-ID PARENT DEVICE ROOT MOUNT-POINT ...
     mount_points = [line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()]
     if below := [one for one in mount_points if Path(one).is_relative_to(folder)]:
@@ -32,9 +32,10 @@ def remove_folder(folder: Path) -> None:
 
 @contextmanager
 def locked(path: Path, what: str, timeout_s: float) -> Iterator[None]:
-    """One process at a time; the lock goes with the process. Raises ClusterError naming the holder after `timeout_s`.
+    """Holds a lock for the block. The kernel releases it when the process ends, however it ends.
 
-    The file stays: were it removed, two processes could hold the lock of two files of the same name.
+    Raises ClusterError naming the holder after `timeout_s`. The lock file is never removed, because two processes could
+    then hold the locks of two files of the same name.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a+") as file:
@@ -47,7 +48,7 @@ def locked(path: Path, what: str, timeout_s: float) -> Iterator[None]:
             return True
 
         try:
-            wait_until(f"others to be done with {what}", is_ours, timeout_s)
+            wait_until(f"the lock of {what}, held by another process", is_ours, timeout_s)
         except ClusterError as error:
             file.seek(0)
             raise ClusterError(f"{error}: {file.read().strip()}") from None

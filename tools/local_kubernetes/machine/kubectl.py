@@ -1,4 +1,4 @@
-"""kubectl against one cluster."""
+"""kubectl for one cluster."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from local_kubernetes.machine.shell import ClusterError, run, start
 
 
 def ensure_kubectl() -> None:
-    """Raises ClusterError when there is none."""
+    """Raises ClusterError when kubectl is not on PATH."""
     if shutil.which("kubectl") is None:
         raise ClusterError("there is no 'kubectl' on PATH; install it: https://kubernetes.io/docs/tasks/tools/")
 
@@ -22,19 +22,19 @@ class Kubectl:
         self._kubeconfig = kubeconfig
 
     def __call__(self, *arguments: object, stdin: bytes | None = None, timeout_s: float = 60) -> str:
-        """What `kubectl ARGUMENTS` printed. Raises ClusterError when it fails."""
+        """Standard output of `kubectl ARGUMENTS`. Raises ClusterError when it fails."""
         return run("kubectl", "--kubeconfig", self._kubeconfig, *arguments, stdin=stdin, timeout_s=timeout_s)
 
     def json(self, *arguments: object, timeout_s: float = 60) -> Any:
-        """What `kubectl ARGUMENTS --output json` printed, parsed."""
+        """Standard output of `kubectl ARGUMENTS --output json`, parsed."""
         return json.loads(self(*arguments, "--output", "json", timeout_s=timeout_s))
 
     def start(self, *arguments: object) -> subprocess.Popen[str]:
-        """`kubectl ARGUMENTS` that goes on, with pipes to its stdin and from its stdout. Whoever starts it ends it."""
+        """A running `kubectl ARGUMENTS` with pipes to its stdin and from its stdout. The caller ends it."""
         return start("kubectl", "--kubeconfig", self._kubeconfig, *arguments)
 
     def apply(self, *objects: object) -> None:
-        """Server-side apply of manifests as dictionaries."""
+        """Applies manifests, as dictionaries, server-side."""
         document = {"apiVersion": "v1", "kind": "List", "items": list(objects)}
         self("apply", "--server-side", "--force-conflicts", "--filename", "-", stdin=json.dumps(document).encode())
 

@@ -1,6 +1,6 @@
-"""Where one local cluster lives on this machine: its folder, its names and its addresses.
+"""Folders, names and addresses of one local cluster on this machine.
 
-Several may run side by side: everything that they would share carries the index, and index 0 is the usual one.
+Several clusters may run side by side: the index is part of every name, port and address. The default index is 0.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ INDICES = range(10)
 
 
 def cache_folder() -> Path:
-    """What is expensive to make and independent of any cluster."""
+    """The folder of compiled programs, which no cluster owns."""
     return _base("XDG_CACHE_HOME", ".cache") / "rayloom" / "e2e"
 
 
 def known_indices() -> tuple[int, ...]:
-    """The local clusters that may have left something here: the usual one, and others that have a folder."""
+    """Indices of local clusters that may have left something on this machine: 0, and those of existing folders."""
     folders = Place.of(0).state.parent.glob("[0-9]")
     return tuple(sorted({0} | {int(folder.name) for folder in folders}))
 
@@ -34,14 +34,14 @@ def _base(variable: str, default: str) -> Path:
 class Place:
     index: int
     state: Path
-    """Everything that the cluster writes. Removing the cluster removes it."""
+    """The folder of all files that the cluster writes. Removing the cluster removes it."""
 
     @classmethod
     def of(cls, index: int = 0) -> Place:
-        """Raises ValueError for an index whose addresses would not be valid."""
+        """The place of the cluster with this index. Raises ValueError for an index outside of 0 to 9."""
         if index not in INDICES:
             raise ValueError(f"cluster index {index}: 0 to 9 is possible")
-        # Short, because sockets lie below it and their paths may have no more than 107 characters.
+        # The path is short because sockets lie below it, and Linux limits their paths to 107 characters.
         return cls(index=index, state=_base("XDG_STATE_HOME", ".local/state") / "rayloom" / "e2e" / str(index))
 
     @property
@@ -58,7 +58,7 @@ class Place:
 
     @property
     def bridge(self) -> str:
-        """The host's network device that the nodes hang on."""
+        """The host's network device to which the nodes are connected."""
         return f"rayloom{self.index}"
 
     @property
@@ -82,7 +82,7 @@ class Place:
         return f"10.{220 + self.index}.0.0/16"
 
     def port(self, usual: int) -> int:
-        """This cluster's number for a port that every cluster needs one of on the host."""
+        """The host port that this cluster uses for a component's usual port."""
         return usual + 20000 + 10 * self.index
 
     def node(self, name: str) -> NodePlace:
@@ -101,7 +101,7 @@ class NodePlace:
 
     @property
     def socket(self) -> Path:
-        """containerd's."""
+        """The socket of containerd."""
         return self.folder / "run" / "containerd.sock"
 
     @property
@@ -114,7 +114,7 @@ class NodePlace:
 
     @property
     def link(self) -> str:
-        """The host's end of the cable to the node."""
+        """The host's end of the node's veth pair."""
         return f"{self.cluster.bridge}-{self.number}"
 
     @property
@@ -123,7 +123,7 @@ class NodePlace:
 
 
 def digest(*parts: bytes) -> str:
-    """Twelve characters that differ when a part differs."""
+    """The first twelve hexadecimal digits of a SHA-256 over the parts and their lengths."""
     found = hashlib.sha256()
     for part in parts:
         found.update(len(part).to_bytes(8, "big") + part)

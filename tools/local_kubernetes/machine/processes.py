@@ -1,7 +1,7 @@
-"""The cluster's processes: started in the background, known again by every later command, and ended without a trace.
+"""Starts the cluster's processes in the background, recognises them in later commands, and ends them.
 
-A process id says nothing once its process is gone: another program may have got it. So each process carries the
-cluster's folder in its environment, which its children inherit, and that alone decides what is ended.
+A process id is no proof of identity: after the end of a process another program may get its id. So each process carries
+the cluster's folder in its environment, which its children inherit, and only this mark decides which processes to end.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from local_kubernetes.machine.shell import ClusterError, wait_until
 _CLUSTER = "RAYLOOM_E2E_CLUSTER"
 _PROCESS = "RAYLOOM_E2E_PROCESS"
 _NUM_SHOWN_LINES = 5
-# Kept so that Python does not warn about children that it has not waited for: they are meant to outlive it.
+# References to children that outlive this process; without them Python warns about children without a `wait`.
 _started: list[subprocess.Popen[bytes]] = []
 
 
@@ -32,10 +32,10 @@ class Processes:
         self._wanted: set[str] = set()
 
     def ensure(self, name: str, *command: object, config: str = "") -> int:
-        """The id of the process `name`, which runs `command`: the one that does already, or a new one.
+        """The id of the process `name`, which runs `command`: an existing process or a new one.
 
-        One that runs another command is ended first, and one that was started when the files that it reads held
-        another `config`. Its output is in logs/NAME.log.
+        An existing process is ended first if its command differs, or if `config`, the content of the files that it
+        reads, differed at its start. Its output is in logs/NAME.log.
         """
         self._wanted.add(name)
         words = [str(word) for word in command]
@@ -59,7 +59,7 @@ class Processes:
                 start_new_session=True,
             )
         _started.append(process)
-        # The system shows no environment yet in the first moment: what is stopped then would be overlooked.
+        # /proc shows no environment in the first moment of a process, so `stop` would overlook it.
         own = f"{_PROCESS}={name}".encode()
         wait_until(f"the start of {name}", lambda: _start_time(process.pid) is None or _carries(process.pid, own), 30)
         path = self._path(name)
@@ -73,18 +73,18 @@ class Processes:
         return self._state / "logs" / f"{name}.log"
 
     def is_alive(self, name: str) -> bool:
-        """Whether the process that `ensure` started under this name still runs."""
+        """True while the process that `ensure` started under this name runs."""
         return self._record(name) is not None
 
     def expect_all_alive(self) -> None:
-        """Raises ClusterError, with the end of their logs, when some that `ensure` was asked for here have ended."""
+        """Raises ClusterError with the ends of logs when a process that this object ensured has ended."""
         ended = sorted(name for name in self._wanted if not self.is_alive(name))
         if ended:
             logs = "\n".join(f"{self.log(name)}, its end:\n{_end_of(self.log(name))}" for name in ended)
-            raise ClusterError(f"ended although the cluster needs them: {', '.join(ended)}\n{logs}")
+            raise ClusterError(f"processes of the cluster have ended: {', '.join(ended)}\n{logs}")
 
     def stop(self, name: str) -> None:
-        """Ends what was started under this name and whatever it started, at once. Returns when it is gone."""
+        """Kills the process of this name and its descendants. Returns when they are gone."""
         self._end(f"{_CLUSTER}={self._state}".encode(), f"{_PROCESS}={name}".encode())
         self._path(name).unlink(missing_ok=True)
 
@@ -94,15 +94,15 @@ class Processes:
             path.unlink()
 
     def alive(self) -> tuple[int, ...]:
-        """The ids of all processes that carry this cluster's mark."""
+        """Ids of all processes with this cluster's mark."""
         return tuple(_marked(f"{_CLUSTER}={self._state}".encode()))
 
     def _end(self, *marks: bytes) -> None:
-        # One that ends loses its memory, and with it its environment, before it gives its ports back.
+        # An ending process loses its memory, and with it its environment, before it releases its ports.
         ending: dict[int, list[str]] = {}
 
         def all_gone() -> bool:
-            # Again and again, because a process may have started another one since the last look.
+            # Repeated, because a process may have started another one since the last scan.
             found = _marked(*marks)
             for pid in found:
                 ending.setdefault(pid, _stat(f"{pid}")[19:20])
@@ -113,7 +113,7 @@ class Processes:
         wait_until(f"the end of the processes marked {marks[-1].decode()}", all_gone, 30)
 
     def _record(self, name: str) -> dict[str, Any] | None:
-        """What `ensure` wrote, while that very process is alive."""
+        """The record that `ensure` wrote; None once its process has ended."""
         try:
             record: dict[str, Any] = json.loads(self._path(name).read_text())
         except FileNotFoundError:
@@ -131,12 +131,12 @@ def _end_of(log: Path) -> str:
 
 
 def _memory_settings() -> dict[str, str]:
-    """How much memory Go's programs may use instead of CPU time; a benchmark asks for more of it."""
+    """Settings of Go's garbage collector; a benchmark trades memory for CPU time with them."""
     return {name: os.environ[name] for name in ("GOGC", "GOMEMLIMIT") if name in os.environ}
 
 
 def carriers(variable: str) -> dict[int, str]:
-    """The ids of all processes that have the variable in their environment, and its values. A zombie has none left."""
+    """Process id -> value, for all processes with this environment variable. A zombie has no environment."""
     found = {}
     for path in Path("/proc").glob("[0-9]*/environ"):
         with contextlib.suppress(OSError):
@@ -147,12 +147,12 @@ def carriers(variable: str) -> dict[int, str]:
 
 
 def living_clusters() -> frozenset[Path]:
-    """The folders of all local clusters of this machine that run, of whichever user and checkout."""
+    """Folders of all running local clusters of this machine, of any user and checkout."""
     return frozenset(Path(folder) for folder in carriers(_CLUSTER).values())
 
 
 def child_of(pid: int) -> int | None:
-    """The first child of a process; None when it has none."""
+    """The id of the first child of a process; None when it has none."""
     try:
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     except OSError:
@@ -161,7 +161,7 @@ def child_of(pid: int) -> int | None:
 
 
 def _marked(*marks: bytes) -> list[int]:
-    """The processes with all these entries in their environment. A zombie has none left."""
+    """Ids of processes with all these entries in their environment. A zombie has no environment."""
     pids = (int(path.name) for path in Path("/proc").glob("[0-9]*"))
     return [pid for pid in pids if _carries(pid, *marks)]
 
@@ -174,22 +174,22 @@ def _carries(pid: int, *marks: bytes) -> bool:
 
 
 def _start_time(pid: int) -> str | None:
-    """Clock ticks from boot to the process's start; None when there is no such process, or only its remains."""
+    """Clock ticks from boot to the process's start; None when the process does not exist or is a zombie."""
     fields = _stat(f"{pid}")
     return None if not fields or fields[0] in "ZX" else fields[19]
 
 
 def _is_ending(pid: int, started: list[str]) -> bool:
-    """Whether a thread of the process that was started then is left; the first may be a zombie before the last ends."""
+    """True while a thread of the process with this start time lives; the first may be a zombie before the last ends."""
     threads = [_stat(f"{pid}/task/{path.name}") for path in Path(f"/proc/{pid}/task").glob("*")]
-    # The number may be another process's by now.
+    # The id may belong to another process now.
     return _stat(f"{pid}")[19:20] == started and any(fields and fields[0] not in "ZX" for fields in threads)
 
 
 def _stat(which: str) -> list[str]:
-    """What the system says of a process or thread, from its state on; empty when there is none."""
+    """Fields of /proc/.../stat from the state on; empty when the process or thread does not exist."""
     try:
-        # The second field is the program's name in parentheses, which may hold spaces and parentheses.
+        # The second field is the program's name in parentheses and may itself hold spaces and parentheses.
         return Path(f"/proc/{which}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return []

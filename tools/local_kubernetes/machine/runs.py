@@ -1,6 +1,6 @@
-"""Runs on the test cluster: who has one, and what is left of one that was killed.
+"""Runs on the test cluster: refuses a second checkout, and ends the processes of killed runs.
 
-`make` and `.ci/run` put their checkout into the environment of everything that they start for the cluster. The
+`make` and `.ci/run` put their checkout into the environment of every process that they start for the cluster. The
 cluster's own processes are started without it, so they are not part of a run.
 """
 
@@ -19,7 +19,7 @@ _RUN = "RAYLOOM_E2E_RUN"
 
 
 def refuse_beside_another() -> None:
-    """Raises ClusterError while another checkout has a run: clusters share addresses, so both would fail."""
+    """Raises ClusterError while another checkout has a run: clusters share addresses, so both runs would fail."""
     for pid, checkout in carriers(_RUN).items():
         if checkout != str(REPOSITORY):
             raise ClusterError(
@@ -29,9 +29,10 @@ def refuse_beside_another() -> None:
 
 
 def refuse_beside_twin(state: Path) -> None:
-    """Raises ClusterError while a cluster of the same index runs in another folder, as of another HOME.
+    """Raises ClusterError while a cluster of the same index runs in another folder, such as that of another HOME.
 
-    Nothing else would tell: our API server works with its etcd, and our KubeRay is taken for ready because its own is.
+    No other check would find it: our API server would use the other cluster's etcd, and the other KubeRay would answer
+    the readiness check of ours.
     """
     for twin in living_clusters() - {state}:
         if twin.name == state.name:
@@ -42,11 +43,11 @@ def refuse_beside_twin(state: Path) -> None:
 
 
 def end_runs() -> None:
-    """Ends every run of this checkout with everything that it started, but not this process and those that it is in."""
+    """Ends every run of this checkout with all descendants, except this process and its ancestors."""
     spared = {os.getpid(), *_ancestors(os.getpid())}
 
     def all_gone() -> bool:
-        # Again and again, because a process may have started another one since the last look.
+        # Repeated, because a process may have started another one since the last scan.
         found = _with_descendants({pid for pid, one in carriers(_RUN).items() if one == str(REPOSITORY)} - spared)
         for pid in found:
             with contextlib.suppress(ProcessLookupError):
@@ -65,7 +66,7 @@ def _ancestors(pid: int) -> list[int]:
 
 
 def _with_descendants(pids: set[int]) -> set[int]:
-    """A step of an image's build has the image's environment, without the mark."""
+    """These processes and all below them. A build step has the image's environment, without the mark."""
     parents = _parents()
     found = set(pids)
     while more := {pid for pid, parent in parents.items() if parent in found} - found:
@@ -74,10 +75,10 @@ def _with_descendants(pids: set[int]) -> set[int]:
 
 
 def _parents() -> dict[int, int]:
-    """The parent of every process."""
+    """Process id -> id of its parent, for all processes."""
     parents = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
-            # After the program's name in parentheses: state, parent.
+            # Fields after the program's name in parentheses: state, parent.
             parents[int(path.parent.name)] = int(path.read_text().rpartition(")")[2].split()[1])
     return parents

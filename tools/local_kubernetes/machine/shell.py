@@ -1,4 +1,4 @@
-"""Commands of other programs, and waiting for what they bring about."""
+"""Runs commands and waits for conditions."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from contextlib import contextmanager
 from local_kubernetes.machine.place import INDICES, Place
 
 _NUM_SHOWN_LINES = 30
-# Between two looks at what is waited for.
-_LOOK_S = 0.1
+# Pause between two checks of a condition.
+_PAUSE_S = 0.1
 
 
 class ClusterError(Exception):
-    """The test cluster cannot do what was asked; the message says what happened and what to do."""
+    """The test cluster cannot do what a command needs; the message names the problem and the cure."""
 
 
 class CommandTimeout(ClusterError):
-    """A command did not end in time; it was killed."""
+    """A command did not end in time and was killed."""
 
 
 def run(*command: object, stdin: bytes | None = None, timeout_s: float = 120) -> str:
-    """What the command printed. Raises ClusterError with the end of all its output when it fails or takes too long."""
+    """The command's standard output. Raises ClusterError with the end of its output when it fails or takes too long."""
     words = [str(word) for word in command]
     try:
         done = subprocess.run(
@@ -43,7 +43,7 @@ def run(*command: object, stdin: bytes | None = None, timeout_s: float = 120) ->
 
 
 def start(*command: object) -> subprocess.Popen[str]:
-    """A command that goes on, with pipes to its stdin and from its stdout; what it complains of is lost."""
+    """A running command with pipes to its stdin and from its stdout; its stderr is discarded."""
     words = [str(word) for word in command]
     pipe = subprocess.PIPE
     return subprocess.Popen(
@@ -52,7 +52,7 @@ def start(*command: object) -> subprocess.Popen[str]:
 
 
 def run_shown(*command: object, env: Mapping[str, str] | None = None, timeout_s: float = 1500) -> None:
-    """Runs a long command with its output on ours. Raises ClusterError when it fails or takes too long."""
+    """Runs a long command that shares our output. Raises ClusterError when it fails or takes too long."""
     words = [str(word) for word in command]
     sys.stdout.flush()
     try:
@@ -66,7 +66,7 @@ def run_shown(*command: object, env: Mapping[str, str] | None = None, timeout_s:
 
 
 def _without_proxy() -> dict[str, str]:
-    """Our environment; what asks the cluster asks it directly, whatever proxy the machine has for the internet."""
+    """Our environment, with the cluster's addresses exempt from any proxy of this machine."""
     direct = ",".join(["127.0.0.1", "localhost", *(Place.of(index).bridge_ip for index in INDICES)])
     return os.environ | {
         name: f"{os.environ[name]},{direct}" if os.environ.get(name) else direct for name in ("NO_PROXY", "no_proxy")
@@ -74,13 +74,13 @@ def _without_proxy() -> dict[str, str]:
 
 
 def say(text: str) -> None:
-    """One line for whoever waits."""
+    """Prints a line at once."""
     print(text, flush=True)
 
 
 @contextmanager
 def stage(name: str) -> Iterator[None]:
-    """Says what begins, and afterwards how many seconds it took."""
+    """Prints the name of a stage, and its seconds at the end."""
     start = time.monotonic()
     say(f"{name} ...")
     yield
@@ -93,4 +93,4 @@ def wait_until(what: str, is_so: Callable[[], bool], timeout_s: float, hint: str
     while not is_so():
         if time.monotonic() > deadline:
             raise ClusterError(f"waited {timeout_s:.0f} s for {what}" + (f"; {hint}" if hint else ""))
-        time.sleep(_LOOK_S)
+        time.sleep(_PAUSE_S)

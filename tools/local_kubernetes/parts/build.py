@@ -1,4 +1,4 @@
-"""What a cluster is made of, built once into the cache: Kubernetes, KubeRay, CoreDNS, and two images to start from."""
+"""Compiles the programs of a cluster into the cache: Kubernetes with etcd, KubeRay, CoreDNS, pause."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from local_kubernetes.machine.place import cache_folder, digest
 from local_kubernetes.machine.shell import ClusterError, run, run_shown, stage
 
 _SOURCES = Path(__file__).parent
-# Part of every key in the cache: raise it when a part is compiled in another way.
+# Part of every key in the cache. Raise it when a change here compiles a part in another way.
 _RECIPE = 1
 _KUBERAY_MODULE = "github.com/ray-project/kuberay/ray-operator"
 _GATEWAY_MODULE = "sigs.k8s.io/gateway-api"
@@ -24,7 +24,7 @@ _GATEWAY_MODULE = "sigs.k8s.io/gateway-api"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    kube: Path  # etcd and all of Kubernetes; the first argument picks
+    kube: Path  # etcd and all of Kubernetes; the first argument chooses a program
     kuberay: Path
     kuberay_crds: Path  # a folder of manifests
     coredns: Path
@@ -32,7 +32,7 @@ class Parts:
 
 
 def build_parts() -> Parts:
-    """The programs, compiled where the cache has none of these sources yet: about 13 minutes on two cores."""
+    """The programs. Compiles those whose sources are not in the cache: about 13 minutes on two cores for all."""
     kube = _built("kube", _compile_kube)
     kuberay = _built("kuberay", _compile_kuberay)
     return Parts(
@@ -45,12 +45,12 @@ def build_parts() -> Parts:
 
 
 def gateway_crds() -> Path:
-    """A folder with the definitions of the Gateway API's standard channel, fetched where the cache has none."""
+    """A folder with the CRDs of the Gateway API's standard channel. Downloads them if they are not in the cache."""
     return _built("gateway", _fetch_gateway)
 
 
 def remove_partials() -> None:
-    """Removes what builds that were killed left unfinished."""
+    """Removes unfinished folders of killed builds."""
     for folder in cache_folder().glob(".*.partial"):
         pid = folder.name.split(".")[-2]  # .NAME-KEY.PID.partial
         if not Path(f"/proc/{pid}").exists():
@@ -58,7 +58,7 @@ def remove_partials() -> None:
 
 
 def partial_folder(name: str) -> Path:
-    """The folder in which this process builds the part or image `name`."""
+    """A new, empty folder in which this process builds the part or image `name`."""
     remove_partials()
     folder = cache_folder() / f".{name}.{os.getpid()}.partial"
     remove_folder(folder)
@@ -67,7 +67,7 @@ def partial_folder(name: str) -> Path:
 
 
 def _built(part: str, compile_into: Callable[[Path, Path], None]) -> Path:
-    """The folder of the built part. It appears under its name only when it is complete; older ones are removed."""
+    """The folder of the built part. It gets its name once it is complete; folders of older sources are removed."""
     source = _SOURCES / part
     files = [path for path in (source / "go.mod", source / "go.sum", source / "main.go") if path.exists()]
     key = digest(*(path.read_bytes() for path in files), str(_RECIPE).encode())
@@ -96,7 +96,7 @@ def _compile_kube(source: Path, folder: Path) -> None:
     found = re.search(r"k8s\.io/kubernetes v(\d+)\.(\d+)\.(\d+)", (source / "go.mod").read_text())
     assert found is not None
     major, minor, patch = found.groups()
-    # Without a version kubectl and the kubelets refuse to talk to a "v0.0.0".
+    # kubectl and kubelets refuse an API server of version "v0.0.0", the default.
     variables = {"gitVersion": f"v{major}.{minor}.{patch}", "gitMajor": major, "gitMinor": minor}
     linker = " ".join(f"-X k8s.io/component-base/version.{name}={value}" for name, value in variables.items())
     _go_build(source, folder / "kube", linker=linker)
@@ -106,18 +106,19 @@ def _compile_kuberay(source: Path, folder: Path) -> None:
     _go_build(source, folder / "kuberay-operator", package=_KUBERAY_MODULE)
     module = Path(run("go", "-C", source, "list", "-m", "-f", "{{.Dir}}", _KUBERAY_MODULE).strip())
     (folder / "crds").mkdir()
-    # The module cache is read-only, and so would be a copied tree.
+    # `copytree` would copy the read-only permissions of the module cache.
     for manifest in sorted((module / "config" / "crd" / "bases").glob("*.yaml")):
         (folder / "crds" / manifest.name).write_bytes(manifest.read_bytes())
 
 
 def _fetch_gateway(source: Path, folder: Path) -> None:
-    """Nothing of it is compiled, so its own dependencies are not needed."""
+    """Copies the manifests. Nothing is compiled, so the module's dependencies are not downloaded."""
     found = re.search(rf"{re.escape(_GATEWAY_MODULE)} (v\S+)", (source / "go.mod").read_text())
     assert found is not None
     module = json.loads(run("go", "mod", "download", "-json", f"{_GATEWAY_MODULE}@{found[1]}"))
     if f"{_GATEWAY_MODULE} {found[1]} {module['Sum']}" not in (source / "go.sum").read_text().splitlines():
-        raise ClusterError(f"{_GATEWAY_MODULE} {found[1]} is not what {source / 'go.sum'} says: {module['Sum']}")
+        wanted = source / "go.sum"
+        raise ClusterError(f"{_GATEWAY_MODULE} {found[1]} has checksum {module['Sum']}, not the one in {wanted}")
     for manifest in sorted((Path(module["Dir"]) / "config" / "crd" / "standard").glob("*.yaml")):
         (folder / manifest.name).write_bytes(manifest.read_bytes())
 
@@ -128,6 +129,6 @@ def _compile_static(source: Path, folder: Path) -> None:
 
 @contextmanager
 def _lock(part: str) -> Iterator[None]:
-    """One process builds, others wait."""
+    """Lets one process build the part while others wait."""
     with locked(cache_folder() / f".{part}.lock", f"building {part}", 1500):
         yield

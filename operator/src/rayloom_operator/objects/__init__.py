@@ -1,1 +1,1 @@
-"""Builders of the objects that serve an LLMService. Pure: equal input gives equal bytes, and input is left alone."""
+"""Builders of the Kubernetes objects of an LLMService. Pure: equal inputs give equal bytes and stay unchanged."""

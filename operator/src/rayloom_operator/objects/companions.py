@@ -1,7 +1,8 @@
-"""What a service has beside its RayCluster. ServiceAccount and Service outlive a group; ConfigMap and Secret are its.
+"""Builds the objects beside the RayClusters: ServiceAccount and Service of the LLMService, ConfigMap and Secret of each
+engine replica.
 
-The admin port's token is derived from the operator's key, so that no secret is ever read back: a restarted operator
-computes it.
+The admin port's token is derived from the operator's key. A restarted operator computes it again, and never reads a
+Secret.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from rayloom_operator.resolve.resolved import Resolved
 
 
 def service_account(service: LLMService) -> Manifest:
-    """The account of the engine's pods. It has no rights, and no pod gets its token."""
+    """The ServiceAccount of the engine's pods. It has no permissions, and its token is not mounted."""
     name = names.account_name(service.metadata.name)
     return {
         "apiVersion": "v1",
@@ -30,7 +31,7 @@ def service_account(service: LLMService) -> Manifest:
 
 
 def client_service(service: LLMService) -> Manifest:
-    """What clients use. It selects the head pods to which the operator routes, whatever their revision."""
+    """The Service for clients. It selects head pods of any revision that carry the operator's route label."""
     name = service.metadata.name
     return {
         "apiVersion": "v1",
@@ -44,12 +45,12 @@ def client_service(service: LLMService) -> Manifest:
 
 
 def endpoint(service: LLMService) -> str:
-    """The URL of the API inside the cluster; the cluster's own domain is left to the resolver's search list."""
+    """The URL of the API inside the cluster, without the cluster's domain, which the resolver's search list adds."""
     return f"http://{service.metadata.name}.{service.metadata.namespace}.svc:{names.API_PORT}"
 
 
 def config_map(resolved: Resolved, revision: str, number: int = 0) -> Manifest:
-    """The group's EngineConfig document."""
+    """The ConfigMap with the EngineConfig document of one engine replica."""
     service = resolved.service
     group = group_name(service.metadata.name, revision, number)
     return {
@@ -61,7 +62,7 @@ def config_map(resolved: Resolved, revision: str, number: int = 0) -> Manifest:
 
 
 def admin_secret(service: LLMService, revision: str, operator_key: bytes, number: int = 0) -> Manifest:
-    """The bearer token of the group's admin port."""
+    """The Secret with the bearer token of one engine replica's admin port."""
     group = group_name(service.metadata.name, revision, number)
     token = admin_token(operator_key, service.metadata.namespace, service.metadata.uid, group)
     return {
@@ -74,5 +75,5 @@ def admin_secret(service: LLMService, revision: str, operator_key: bytes, number
 
 
 def admin_token(operator_key: bytes, namespace: str, service_uid: str, group: str) -> str:
-    """HMAC-SHA256 over what names the group for ever: a service made anew under an old name gets another token."""
+    """HMAC-SHA256 over namespace, uid and engine replica; with the uid a recreated LLMService has other tokens."""
     return hmac.new(operator_key, f"{namespace}/{service_uid}/{group}".encode(), hashlib.sha256).hexdigest()

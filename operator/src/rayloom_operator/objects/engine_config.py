@@ -1,7 +1,7 @@
-"""From an LLMService to the EngineConfig document (version v1) that `rayloom-engine serve --config FILE` reads.
+"""Builds the EngineConfig document (version v1), which `rayloom-engine serve --config FILE` reads, from an LLMService.
 
-The operator never imports the engine; `schemas/engine-config.v1.json` is the contract, and `tests/contract/` holds both
-to it.
+The operator never imports the engine; `schemas/engine-config.v1.json` is the contract, and `tests/contract/`
+checks both sides.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from rayloom_operator.names import (
 )
 from rayloom_operator.resolve.resolved import Resolved
 
-# How long Ray may take to find room for the ranks. Pods may wait for a node or an image for long, and the operator
-# says so; an engine that gave up meanwhile would only hide it.
+# Seconds in which Ray must place the ranks. Worker pods may wait long for a node or an image, which the operator
+# reports in the status; an engine that exited earlier would only hide the cause.
 _PLACEMENT_SECONDS = 3600
 
 JsonValue: TypeAlias = str | int | bool | list[str]
 
 
 def engine_model(model: Model) -> str:
-    """The model as the engine in a pod is told it. The claim of a pvc:// model is mounted as a folder."""
+    """The `model` of the engine's config in a pod; the claim of a pvc:// model is a mounted folder."""
     if model.source_kind != "pvc":
         return model.source
     _, _, path = model.source.removeprefix("pvc://").partition("/")
@@ -47,23 +47,23 @@ def pod_engine_config(resolved: Resolved) -> dict[str, JsonValue]:
         "rank_port": RANK_PORT,
         "placement_seconds": _PLACEMENT_SECONDS,
     }
-    # On Ray `auto` looks at the GPUs that are there when it starts, and a worker's may come later.
+    # With the Ray executor `auto` would check for GPUs at start-up, before worker pods exist.
     if document.get("device", "auto") == "auto":
         document["device"] = "cpu" if resolved.service.spec.accelerator is None else "cuda"
     if resolved.stages_per_pod > 1:
-        # Stages that follow each other share a pod; there is just room for all of them, so no pod stays empty.
+        # Consecutive stages share a pod. The pods have room for exactly all ranks, so none stays empty.
         document["ray_placement_strategy"] = "PACK"
     return document
 
 
 def engine_config(service: LLMService, *, host: str, port: int, admin_port: int) -> dict[str, JsonValue]:
-    """The EngineConfig v1 document for one engine of `service`. What the manifest leaves out stays out.
+    """The EngineConfig v1 document for an engine on this machine; fields that the manifest leaves out are left out.
 
-    The admin port is opened on loopback only. Nothing is computed from `accelerator`: the engine looks at this machine.
+    The admin port listens on loopback. `accelerator` is not used: the engine detects the devices of this machine.
     """
     asked, length = service.spec.parallelism, service.spec.model.max_model_len
     tensor, pipeline = asked.tensor or 1, asked.pipeline or 1
-    # No image has a part in it.
+    # No image is needed on this machine.
     resolved = Resolved(service=service, image="", tensor=tensor, pipeline=pipeline, max_model_len=length)
     return _document(resolved, host=host, port=port, admin_port=admin_port)
 

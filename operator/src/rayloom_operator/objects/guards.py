@@ -1,4 +1,4 @@
-"""What keeps others from doing harm to a service's pods: a budget for evictions, and a firewall."""
+"""Builds the PodDisruptionBudget and the NetworkPolicy of a service."""
 
 from __future__ import annotations
 
@@ -6,22 +6,23 @@ from rayloom_operator import names
 from rayloom_operator.api.spec import LLMService
 from rayloom_operator.names import Manifest, metadata
 
-# The label that the operator's own pods have from its chart.
+# The label that the Helm chart puts on the operator's pods.
 _OPERATOR = {"app.kubernetes.io/name": "rayloom-operator"}
-# The API server puts it on every namespace, and nobody can give another one's.
+# The API server sets this label on every namespace, and no user can set it to another namespace's name.
 _NAMESPACE_LABEL = "kubernetes.io/metadata.name"
 
 
 def disruption_budget(service: LLMService, num_held: int = 0) -> Manifest:
-    """Which pods stay when nodes are drained.
+    """The PodDisruptionBudget that says which pods `kubectl drain` may not evict.
 
-    While evictions are held: all of an engine's, heads and workers, for there are `num_held` of them. So it is also
-    while no node is being emptied, because `kubectl drain` evicts in the moment in which it cordons. Otherwise the head
-    pods of half of the engines, rounded down, so that with one engine every drain goes on, and so it does while fewer
-    than half of several are broken; where nothing may be surged, of as many as are to serve. Worker pods are not
-    guarded then: requests wait in the engine until their ranks are replaced.
+    With an eviction hold (`num_held` > 0, the number of all head and worker pods) no pod may be evicted. The hold is
+    also on while no node is cordoned, because `kubectl drain` evicts immediately after it cordons. Without a hold the
+    head pods of half of the engine replicas, rounded down, are protected: with one replica a drain always proceeds,
+    and with several it proceeds while fewer than half are broken. With maxSurge 0 the protected number is replicas -
+    maxUnavailable. Worker pods are not protected without a hold: requests wait in the engine until their ranks are
+    replaced.
 
-    A whole number of pods that stay is the only budget that Kubernetes can reckon for pods of a RayCluster
+    `minAvailable` is a whole number because Kubernetes computes no percentage for pods of a RayCluster
     (https://kubernetes.io/docs/tasks/run-application/configure-pdb/#arbitrary-controllers-and-selectors).
     """
     replicas, rollout = service.spec.replicas, service.spec.rollout
@@ -37,17 +38,17 @@ def disruption_budget(service: LLMService, num_held: int = 0) -> Manifest:
                 "matchLabels": {names.SERVICE_LABEL: service.metadata.name},
                 "matchExpressions": [{"key": names.NODE_TYPE_LABEL, "operator": "In", "values": values}],
             },
-            # What is broken already is no reason to keep a node.
+            # Pods that are unready already do not block a drain.
             "unhealthyPodEvictionPolicy": "AlwaysAllow",
         },
     }
 
 
 def network_policy(service: LLMService, operator_namespace: str = "") -> Manifest:
-    """Clients reach the API, the operator the admin port, and the service's own pods each other. All may go out.
+    """The NetworkPolicy: everyone reaches the API port, the operator the admin port, and the service's pods each other.
 
-    The API port is Prometheus' as well. Of an operator outside the cluster the namespace is empty, and then pods with
-    the operator's label are let in wherever they are.
+    Prometheus scrapes the API port. Egress is open. An operator outside the cluster has no namespace (""); the policy
+    then admits pods with the operator's label in any namespace.
     """
     own = {"matchLabels": {names.SERVICE_LABEL: service.metadata.name}}
     where = {"matchLabels": {_NAMESPACE_LABEL: operator_namespace}} if operator_namespace else {}

@@ -1,6 +1,7 @@
-"""A ControllerRevision for each revision that is in use: what its engines were made from, to make them again.
+"""Builds and reads a ControllerRevision for each revision in use, from which its engine replicas can be recreated.
 
-Of a change that is undone the spec no longer says what ran before. Kubernetes keeps the templates of StatefulSets so.
+A rollback needs the previous spec, which the LLMService no longer holds. Kubernetes keeps the templates of StatefulSets
+the same way.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ def old_spec_path(namespace: str, service: str, revision: str) -> str:
 
 
 def old_spec(resolved: Resolved, revision: str, model: Model | None) -> Manifest:
-    """`model` is what was found of a model that is not built in."""
+    """The ControllerRevision of `revision`; `model` is the inspection's result, None for a built-in model."""
     service = resolved.service
     data: dict[str, Any] = {
         "spec": service.spec.model_dump(mode="json", by_alias=True, exclude_unset=True, exclude_none=True),
@@ -38,7 +39,7 @@ def old_spec(resolved: Resolved, revision: str, model: Model | None) -> Manifest
     if model is not None:
         data["model"] = model.model_dump(mode="json", by_alias=True, exclude_none=True)
     if resolved.sizing is not None:
-        # Without the ways that were not taken.
+        # The choice is stored without its alternatives.
         data["sizing"] = resolved.sizing.model_dump(
             mode="json", by_alias=True, exclude={"alternatives", "advice"}, exclude_none=True
         )
@@ -47,12 +48,12 @@ def old_spec(resolved: Resolved, revision: str, model: Model | None) -> Manifest
         "kind": KIND_OF_OLD_SPECS,
         "metadata": metadata(service, old_spec_name(service.metadata.name, revision)),
         "data": data,
-        "revision": 1,  # the API wants a number; ours are in names
+        "revision": 1,  # required by the API; the operator's revisions are hashes in names
     }
 
 
 def resolved_of(found: Manifest, service: Manifest, hub: Hub) -> Resolved | None:
-    """What engines of that revision are made from; None where another version of the operator wrote what this one
+    """The resolved spec stored in `found`; None where another version of the operator wrote a document that this one
     cannot read. `service` is the LLMService's document."""
     meta = {name: service["metadata"].get(name) for name in ("name", "namespace", "uid", "creationTimestamp")}
     try:

@@ -1,6 +1,7 @@
 """Decides who owns an existing object whose name the operator needs. Pure.
 
-Names follow from those of LLMServices, so an object of somebody else's may have one. It is neither changed nor deleted.
+Object names are derived from LLMServices' names, so a foreign object may have one. The operator neither changes nor
+deletes a foreign object.
 """
 
 from __future__ import annotations
@@ -12,19 +13,19 @@ from rayloom_operator.names import SERVICE_LABEL, Manifest
 
 
 class Whose(Enum):
-    OURS = "made for this LLMService"
-    LEFT = "made for an LLMService of this name that was deleted"
-    UNOWNED = "with our labels and no owner, as a backup leaves it that was restored"
-    THEIRS = "somebody else's"
+    OURS = "created for this LLMService"
+    LEFT = "created for a deleted LLMService of the same name"
+    UNOWNED = "has the operator's labels and no owner, as after a restored backup"
+    THEIRS = "created by another user or program"
 
 
 def is_owned(meta: Manifest, uid: str) -> bool:
-    """Whether an object with this metadata goes when the one with `uid` goes."""
+    """True if the object with this metadata is deleted with the object that has `uid`."""
     return any(owner["uid"] == uid for owner in meta.get("ownerReferences", ()))
 
 
 def whose(found: Manifest, wanted: Manifest) -> Whose:
-    """Who owns `found`, an object that has the name of `wanted`."""
+    """The owner of `found`, an object that has the name of `wanted`."""
     meta, (owner,) = found["metadata"], wanted["metadata"]["ownerReferences"]
     if is_owned(meta, owner["uid"]):
         return Whose.OURS

@@ -1,4 +1,4 @@
-"""What every pod of a service has in common, whatever it does: user, security, place, and the way to the model."""
+"""Parts that all pods of a service share: user, security context, scheduling, and access to the model."""
 
 from __future__ import annotations
 
@@ -7,21 +7,22 @@ from rayloom_operator.api.spec import LLMService
 from rayloom_operator.names import Manifest
 from rayloom_operator.resolve.resolved import Hub
 
-# The user of the engine's image. Both containers of the head pod need the same one: Ray's sockets belong to it.
+# The user of the engine's image. Both containers of the head pod run as the same user, because it owns Ray's sockets.
 _USER = 1000
 
 
 def pod_basics(service: LLMService) -> Manifest:
-    """The fields of a pod's spec that do not depend on what it does."""
+    """The fields of a pod's spec that are the same for head, worker and inspection pods."""
     spec = service.spec
     seconds = spec.recovery.node_loss_seconds
     toleration = {"operator": "Exists", "effect": "NoExecute", "tolerationSeconds": seconds}
     tolerations = [{"key": f"node.kubernetes.io/{taint}", **toleration} for taint in ("not-ready", "unreachable")]
     given = (each.model_dump(by_alias=True, exclude_none=True) for each in spec.scheduling.tolerations)
-    # An admission plugin such as OpenShift's gives numbers of the namespace's range, where a pod names none.
+    # Without `podTemplate.user: Cluster` the operator sets the user. OpenShift's admission assigns a user from the
+    # namespace's range to pods that name none.
     user = {
         **dict.fromkeys(("runAsUser", "runAsGroup", "fsGroup"), _USER),
-        # A claim may hold many files, and their group is right after the first time.
+        # Changing the group of every file of a large claim is slow, and needed only the first time.
         "fsGroupChangePolicy": "OnRootMismatch",
     }
     pod: Manifest = {
@@ -44,7 +45,7 @@ def pod_basics(service: LLMService) -> Manifest:
 
 
 def container_basics(service: LLMService, name: str, image: str) -> Manifest:
-    """The fields of a container that do not depend on what it runs."""
+    """The fields that are the same in every container of the operator."""
     return {
         "name": name,
         "image": image,
@@ -54,22 +55,22 @@ def container_basics(service: LLMService, name: str, image: str) -> Manifest:
             "readOnlyRootFilesystem": True,
             "capabilities": {"drop": ["ALL"]},
         },
-        # The last lines of the log say why a process of Ray's ended; the engine leaves a sentence of its own.
+        # Ray writes no termination message, so the last lines of its log explain an exit; the engine writes a sentence.
         "terminationMessagePolicy": "FallbackToLogsOnError",
     }
 
 
 def environment(service: LLMService, own: dict[str, Manifest]) -> list[Manifest]:
-    """`own` variables by name, and the manifest's, which replace them: a name given twice would be refused."""
+    """`own` variables by name, replaced by those of spec.engine.env: the API server refuses duplicate names."""
     found = own | {variable.name: {"value": variable.value} for variable in service.spec.engine.env}
     return [{"name": name, **source} for name, source in found.items()]
 
 
 def model_variables(service: LLMService, hub: Hub, *, has_cache: bool = True) -> dict[str, Manifest]:
-    """Variables, by name, of a container that reads the model, `has_cache` with the mounted cache."""
+    """Variables, by name, of a container that reads the model; with `has_cache` the mounted cache is used."""
     model = service.spec.model
     if model.source_kind != "hf":
-        # A .gguf file is converted in each pod; the image's own cache cannot be written to.
+        # Each pod converts a .gguf file, and the cache folder of the image is read-only.
         return {"RAYLOOM_CACHE": {"value": "/tmp/rayloom"}} if model.is_gguf else {}
     found: dict[str, Manifest] = {}
     if hub.endpoint:
@@ -84,7 +85,7 @@ def model_variables(service: LLMService, hub: Hub, *, has_cache: bool = True) ->
 
 
 def model_volumes(service: LLMService, hub: Hub, *, has_cache: bool = True) -> list[Manifest]:
-    """Volumes that a pod needs to reach the model, `has_cache` with that of the hub's models."""
+    """Volumes through which a pod reads the model; with `has_cache` also the cache of models from the hub."""
     return [volume for volume, _ in _model_places(service, hub, has_cache)]
 
 
@@ -101,7 +102,7 @@ def _model_places(service: LLMService, hub: Hub, has_cache: bool) -> list[tuple[
         volume = {"name": names.MODEL_VOLUME, "persistentVolumeClaim": {"claimName": claim}}
         places.append((volume, {"mountPath": names.CLAIM_FOLDER, "readOnly": True}))
     if model.source_kind == "file":
-        # At the path that it has on the node, so that the engine's config holds on any machine.
+        # The mount has the same path as on the node, so the engine's config is the same in a pod and without one.
         path = model.source.removeprefix("file://").rstrip("/")
         volume = {
             "name": names.MODEL_VOLUME,
@@ -115,7 +116,7 @@ def _model_places(service: LLMService, hub: Hub, has_cache: bool) -> list[tuple[
         cache = model.cache
         kind: Manifest = {"persistentVolumeClaim": {"claimName": cache.persistent_volume_claim}}
         if cache.host_path is not None:
-            # A folder that the kubelet made would belong to root, and no engine could write to it.
+            # The folder must exist: the kubelet would create one that belongs to root, where no engine can write.
             kind = {"hostPath": {"path": cache.host_path, "type": "Directory"}}
         places.append(({"name": names.CACHE_VOLUME, **kind}, {"mountPath": names.CACHE_FOLDER}))
     return places

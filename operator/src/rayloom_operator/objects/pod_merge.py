@@ -1,12 +1,12 @@
-"""Strategic merge of one pod template over another, by Kubernetes' own rules. Pure; the inputs are untouched.
+"""Merges one pod template over another by Kubernetes' strategic merge rules. Pure; the inputs stay unchanged.
 
     map with map              field by field
-    list with a merge key     element by element, those with equal keys merged; new ones come last, in their order
-    list of a set             what is not in it yet comes last
-    anything else             the second one replaces the first
+    list with a merge key     elements with equal keys are merged; new elements are appended in their order
+    list of a set             elements that are not in the list yet are appended
+    any other value           the patch replaces the base
 
 https://kubernetes.io/docs/tasks/manage-kubernetes-objects/update-api-object-kubectl-patch/#notes-on-the-strategic-merge-patch
-has the keys; topologySpreadConstraints have those of server-side apply. Nothing is ever deleted.
+lists the keys; topologySpreadConstraints have those of server-side apply. The merge deletes nothing.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 from rayloom_operator.names import Manifest
 
-# By which fields the elements of a list are the same.
+# Merge keys: elements of a list with equal values of these fields are the same element.
 _KEYS: dict[str, tuple[str, ...]] = {
     "claims": ("name",),
     "containers": ("name",),
@@ -30,13 +30,14 @@ _KEYS: dict[str, tuple[str, ...]] = {
     "volumeMounts": ("mountPath",),
     "volumes": ("name",),
 }
-# Elements that are one of several kinds: two kinds in one would be refused, so the second element replaces the first.
+# An element of these lists has one of several kinds, and Kubernetes refuses two in one, so the patch's element replaces
+# the base's.
 _WHOLE = frozenset({"env", "volumes"})
 _SETS = frozenset({"envFrom", "tolerations"})
 
 
 def merged(base: Manifest, patch: Manifest) -> Manifest:
-    """`base` with all that is in `patch`. Merging nothing, or the same again, changes nothing."""
+    """`base` with `patch` merged over it. An empty patch, or the same patch twice, changes nothing."""
     found = dict(base)
     for name, value in patch.items():
         found[name] = _merged_value(name, found[name], value) if name in found else value

@@ -1,4 +1,4 @@
-"""What `spec.podTemplate` makes of the pods that the operator builds: the merge, and what follows from it. Pure."""
+"""Merges `spec.podTemplate` into the pods that the operator builds, and restores reserved fields. Pure."""
 
 from __future__ import annotations
 
@@ -13,27 +13,29 @@ from rayloom_operator.names import Manifest
 from rayloom_operator.objects.pod_merge import merged
 from rayloom_operator.resolve.resolved import Hub
 
-# A hub's token goes nowhere else, whatever a ConfigMap says.
+# A container with the hub's token has HF_ENDPOINT set to this, so that no ConfigMap in `envFrom` redirects the token.
 _HUB = "https://huggingface.co"
 _HOSTNAME = "kubernetes.io/hostname"
-# A container that is not ours keeps to the same bounds, unless the template says otherwise and may.
+# Containers of the template have this security context, unless the template sets another that the operator allows.
 _OTHERS_SECURITY = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
 _SYS_ADMIN = frozenset({"SYS_ADMIN", "CAP_SYS_ADMIN"})
-# An empty value of this one is another Redis for Ray. Who sets it by `envFrom` has an engine that does not start.
+# Ray takes an empty RAY_REDIS_ADDRESS for an address, so it cannot be set to "". An engine with a value from `envFrom`
+# does not start.
 _NEVER_EMPTY = frozenset({"RAY_REDIS_ADDRESS"})
-# What KubeRay sets in any case in the first container of a pod.
+# KubeRay always sets these variables in the first container of a pod.
 _SET_BY_KUBERAY = frozenset({"FQ_RAY_IP", "KUBERAY_GEN_RAY_START_CMD", "RAY_ADDRESS", "RAY_IP", "RAY_PORT"})
-# The inspection's pod has no part in anything else: neither a network nor an accelerator of the engine's.
+# The inspection pod takes only these fields of the head's template; it needs no host network and no accelerator.
 _INSPECTION_FIELDS = (
     *("nodeSelector", "affinity", "tolerations", "priorityClassName", "schedulerName", "imagePullSecrets"),
     *("dnsPolicy", "dnsConfig", "hostAliases", "securityContext"),
 )
-# Volumes that a pod has for itself. A claim that waits for its first pod would be bound to the node of this small one.
+# The inspection pod mounts only volumes of these kinds. A claim with WaitForFirstConsumer would be bound to the node of
+# this small pod.
 _OWN_KINDS = frozenset({"configMap", "downwardAPI", "emptyDir", "projected", "secret"})
 
 
 def with_template(service: LLMService, template: HeadTemplate | WorkerTemplate, built: Manifest, hub: Hub) -> Manifest:
-    """The pod template `built` by the operator, with the user's merged over it."""
+    """The pod template `built` by the operator with `template`, the user's, merged over it."""
     patch = document_of(template)
     if not patch:
         return built
@@ -50,16 +52,16 @@ def with_template(service: LLMService, template: HeadTemplate | WorkerTemplate, 
 
 
 def document_of(template: HeadTemplate | WorkerTemplate) -> Manifest:
-    """A user's template as Kubernetes has it, with what was given alone."""
+    """A user's template in Kubernetes' spelling, with only the fields that were given."""
     found = template.model_dump(mode="json", by_alias=True, exclude_unset=True, exclude_none=True)
     return {name: part for name, part in found.items() if part}
 
 
 def with_inspection_template(service: LLMService, built: Manifest, hub: Hub) -> Manifest:
-    """The spec of the inspection's pod, with what of the head's template concerns it.
+    """The spec of the inspection pod with the fields of the head's template that apply to it.
 
-    Its container is the engine's there: the same variables, and the files that they name. It has none of the labels
-    and annotations, by which sidecars would keep its Job from ending.
+    Its container takes variables, security context and mounts from the template's engine container. Labels and
+    annotations are left out, because an injected sidecar would keep the Job from completing.
     """
     given = document_of(service.spec.pod_template.head).get("spec", {})
     if not given:
@@ -78,21 +80,20 @@ def with_inspection_template(service: LLMService, built: Manifest, hub: Hub) -> 
 
 
 def _kept(service: LLMService, container: Manifest, hub: Hub, *, is_own: bool | None = None) -> Manifest:
-    """The container within the bounds that hold for it, whatever was merged."""
+    """The merged container with the security context and the reserved variables restored."""
     if is_own is None:
         is_own = container["name"] in OWN_CONTAINERS
     if not is_own:
         container = container | {"securityContext": merged(_OTHERS_SECURITY, container.get("securityContext", {}))}
     security = container["securityContext"]
     if security.get("privileged") or not _SYS_ADMIN.isdisjoint(security["capabilities"].get("add", ())):
-        # Kubernetes takes neither without it.
+        # Kubernetes refuses `privileged` and SYS_ADMIN without allowPrivilegeEscalation.
         container = container | {"securityContext": security | {"allowPrivilegeEscalation": True}}
     return _with_guards(service, container, hub) if is_own and "envFrom" in container else container
 
 
 def _with_guards(service: LLMService, container: Manifest, hub: Hub) -> Manifest:
-    """The container with every reserved variable set, so that `envFrom` cannot bring one."""
-    # `env` wins over `envFrom`, so a name that is set here is out of its reach.
+    """The container with every reserved variable set in `env`, which takes precedence over `envFrom`."""
     own = {each["name"] for each in container["env"]}
     unset = [name for name in RESERVED_NAMES if name not in own | _NEVER_EMPTY]
     if container["name"] in (names.HEAD_CONTAINER, names.WORKER_CONTAINER):
@@ -105,7 +106,7 @@ def _with_guards(service: LLMService, container: Manifest, hub: Hub) -> Manifest
 
 
 def _alone_on_its_node(spec: Manifest) -> Manifest:
-    """A pod in its node's network has the node's ports, which are the same for each of ours."""
+    """`spec` with anti-affinity to all other host-network pods of engines, because they use the same node ports."""
     term = {
         "topologyKey": _HOSTNAME,
         "labelSelector": {"matchLabels": {names.HOST_NETWORK_LABEL: "true"}},

@@ -1,8 +1,8 @@
-"""The RayCluster of one engine ("group"): a head pod with Ray's head and the engine, and worker pods with the ranks.
+"""Builds the RayCluster of one engine replica: a head pod (Ray's head, the engine) and worker pods (the ranks).
 
-It is never changed: another revision is another RayCluster. KubeRay 1.6 adds the `ray start` commands, the Secret of
-Ray's token, the head's Service, and to each worker an init container that waits for the head. Everything here holds
-under Kubernetes' restricted pod security, but for `file://` models: those are host paths.
+A RayCluster is never updated: a new revision gets a new RayCluster. KubeRay 1.6 adds the `ray start` commands, the
+Secret with Ray's token, the head's Service, and an init container in each worker that waits for the head. The pods pass
+Kubernetes' restricted pod security, except with `file://` models, which are host paths.
 """
 
 from __future__ import annotations
@@ -27,35 +27,41 @@ from rayloom_operator.objects.scratch import RESOURCE, scratch_mebibytes, scratc
 from rayloom_operator.resolve.resolved import Resolved
 from rayloom_operator.resolve.sizing import CPU_RANK_BYTES, RAY_POD_BYTES
 
-RAY_VERSION = "2.60.0"  # of the engine's image; KubeRay decides by it what it may use
+RAY_VERSION = "2.60.0"  # the Ray of the engine's image; KubeRay chooses the features to use by it
 _GCS_PORT = 6379
 _RAYLET_PORT = 6380
-# The engine's process id, while it runs. The ranks live on the head's Ray, so that stays until the engine has drained.
-# Engines of other versions may leave the file empty.
+# Holds the engine's process id while the engine runs. The ranks need the head's Ray, so the Ray container's preStop
+# hook waits until the engine has drained. Older engines write an empty file.
 _ALIVE_FILE = "/tmp/ray/engine.alive"
 _IS_ALIVE = f'[ -e {_ALIVE_FILE} ] && {{ [ ! -s {_ALIVE_FILE} ] || kill -0 "$(cat {_ALIVE_FILE})"; }}'
 _WAIT_FOR_ENGINE = f"while {_IS_ALIVE}; do sleep 0.1; done 2> /dev/null"
-# Ranks stay as well, in their own pods. The port of Ray's head is the command's default: older engines have no option.
+# The preStop hook of worker pods, which keeps the ranks until the engine has drained. The port of Ray's head is the
+# default of `linger`, because older engines have no option for it.
 _WAIT_FOR_DRAIN = ["python3", "-m", "rayloom_engine.linger"]
 _WAIT_FOR_DRAIN += ["--rank-port", str(names.RANK_PORT), "--port", str(names.API_PORT)]
-# Every node needs a moment to send no more new requests to a pod that is to go. Then the engine begins to refuse them.
+# Seconds between the removal of a terminating pod's endpoint and SIGTERM: kube-proxy on every node needs a moment to
+# stop sending new requests to the pod, and the engine refuses requests after SIGTERM.
 _UNROUTE_SECONDS = 2
-# Seconds that an engine needs beside its drain.
+# Seconds of the grace period beyond drainSeconds.
 _END_SECONDS = 15
-# What the head asks for, measured lean: Ray's processes 260 MiB, supervisor, front and core (no weights) 400 MiB.
+# Requests of the head pod's containers. Measured: Ray's processes 260 MiB; supervisor, front and core, which hold no
+# weights, 400 MiB.
 _HEAD_REQUESTS = {"cpu": "200m", "memory": "512Mi"}
 _ENGINE_REQUESTS = {"cpu": "200m", "memory": "512Mi"}
-# No CPU limit by default: a rank is as fast as its node lets it be.
+# Containers have no CPU limit by default, so a rank can use all idle cores of its node.
 _RANK_CPU_MILLIS = 500
 _LEAST_RANK_MIB = 1024
-# Of a rank on a GPU: torch with CUDA's libraries, and a tensor of the checkpoint on its way. An estimate.
+# Host memory of a rank on a GPU: torch with CUDA's libraries, and one tensor of the checkpoint while it is loaded. An
+# estimate.
 _CUDA_RANK_MIB = 4096
-# Shared memory counts as the pod's memory; Ray's object store takes 75 MiB of it, NCCL some for each pair of ranks.
+# Shared memory counts towards the pod's memory. Ray's object store uses 75 MiB of it, and NCCL a part for each pair of
+# ranks.
 _SHARED_MIB, _NCCL_MIB = 512, 512
 
-# Ray's own settings notice a lost node after a minute. These do within 6 s; head and workers must agree. And Ray would
-# wait half a minute for work of its own before it stops a node that Kubernetes has told to go. Its watch over memory
-# kills ranks also where others fill the node; kernel and kubelet keep to the pod's own limit.
+# With Ray's defaults a lost node is detected after a minute, with these settings within 6 s; head and workers must have
+# the same ones. The drain time-out is 0 because Ray otherwise waits 30 s for its own tasks before a terminating node
+# stops. Ray's memory monitor is off: it kills ranks when other pods fill the node, while the kernel and the kubelet
+# enforce the pod's own limit.
 _RAY_HEALTH = {
     "RAY_health_check_period_ms": "1000",
     "RAY_health_check_timeout_ms": "1000",
@@ -69,12 +75,12 @@ _RAY_HEALTH = {
 _ENGINE_PROBE = {"periodSeconds": 1, "timeoutSeconds": 2, "failureThreshold": 2}
 _ENGINE_VARIABLES = {
     "RAY_ADDRESS": f"127.0.0.1:{_GCS_PORT}",
-    # Longer than the head's own: the engine outlives a restart of Ray's head.
+    # Longer than the head's own value, so that the engine survives a restart of Ray's head.
     "RAY_gcs_rpc_server_reconnect_timeout_s": "60",
     "RAYLOOM_TERMINATION_LOG": "/dev/termination-log",
     "RAYLOOM_ALIVE_FILE": _ALIVE_FILE,
 }
-# Ray picks these at random unless they are given, and then no firewall rule can name them.
+# Ray chooses random ports where none are given, and firewall rules cannot name those.
 _RAY_START = {
     "disable-usage-stats": "true",
     "include-log-monitor": "no",  # KubeRay drops a "false"
@@ -88,11 +94,13 @@ _RAY_START = {
 }
 
 
-# The operator replaces an engine whose head pod is gone. A new head would kill the old one's workers anyway.
+# The operator recreates an engine replica that has lost its head pod, so KubeRay must not create another head: a new
+# head would stop the workers in any case.
 _NO_OTHER_HEAD = {"ray.io/disable-provisioned-head-restart": "true"}
-# Starts Ray's head again in the same container: while a container restarts its pod takes no requests, and kubelets wait
-# longer each time. One that ends within seconds, or a fourth time within ten minutes, is left to them all the same, and
-# so to all who look for restarts. KubeRay puts its command in the variable.
+# Restarts Ray's head inside the container. A restart of the container would make the pod unready, and the kubelet
+# delays each restart longer. A head that exits within 10 s, or four times within ten minutes, ends the container all
+# the same, so that the restart is counted in the pod's status. KubeRay puts its own `ray start` command in the
+# variable.
 _OWN_COMMAND = {"ray.io/overwrite-container-cmd": "true"}
 _KEEP_RAY = """\
 ulimit -n 65536
@@ -106,9 +114,10 @@ exit 1
 
 
 def ray_cluster(resolved: Resolved, revision: str, number: int = 0, metadata: Metadata | None = None) -> Manifest:
-    """The RayCluster of the service's engine with this number.
+    """The RayCluster of engine replica `number` of a revision.
 
-    `metadata` is the LLMService's of now, where `resolved` is an earlier spec: its queues are those that exist.
+    `metadata` is the LLMService's current metadata where `resolved` is an earlier spec: labels and annotations for
+    queues always come from the current object, because the earlier queues may no longer exist.
     """
     service = resolved.service
     metadata = metadata or service.metadata
@@ -130,16 +139,16 @@ def ray_cluster(resolved: Resolved, revision: str, number: int = 0, metadata: Me
             "authOptions": {"mode": "token"},
             "enableInTreeAutoscaling": False,
             "headGroupSpec": {
-                # No CPU for Ray's actors: no rank lands here.
+                # The head offers Ray no CPU, so Ray places no rank on it.
                 "rayStartParams": _RAY_START | {"num-cpus": "0", "include-dashboard": "false", "no-monitor": "true"},
                 "template": with_template(service, given.head, head, resolved.hub),
             },
             "workerGroupSpecs": [
                 {
                     "groupName": "engine",
-                    # KubeRay wants all three, or it takes two thousand million for the last.
+                    # KubeRay's default for maxReplicas is 2147483647, so all three are given.
                     **dict.fromkeys(("replicas", "minReplicas", "maxReplicas"), resolved.num_pods),
-                    # One for each rank, whatever the pod may use: this only says how many ranks fit.
+                    # Ray's CPUs and GPUs count ranks here: as many ranks fit as the pod has, whatever its requests are.
                     "rayStartParams": _RAY_START | dict.fromkeys(_rank_kinds(resolved), str(resolved.ranks_per_pod)),
                     "template": with_template(service, given.worker, worker, resolved.hub),
                 }
@@ -156,7 +165,7 @@ def _head_pod(resolved: Resolved, group: str) -> Manifest:
         "items": [{"key": names.TOKEN_KEY, "path": f"admin/{names.TOKEN_KEY}"}],
     }
     return pod_basics(service) | {
-        # Ray finds its local raylet by looking through the command lines of processes.
+        # Ray finds the local raylet by the command lines of processes, also in the engine's container.
         "shareProcessNamespace": True,
         "terminationGracePeriodSeconds": service.spec.drain_seconds + _END_SECONDS,
         "containers": [_ray_head(service, group, image), _engine(resolved, group)],
@@ -178,7 +187,7 @@ def _ray_head(service: LLMService, group: str, image: str) -> Manifest:
         "resources": _head_resources(service, names.HEAD_CONTAINER, _HEAD_REQUESTS),
         "volumeMounts": _mounts("head-scratch"),
         "lifecycle": _before_the_end("sh", "-c", _WAIT_FOR_ENGINE),
-        # A Ray that is away is no reason to refuse requests: they wait for it in the engine.
+        # Readiness follows the engine's API port: while Ray's head restarts, requests wait in the engine.
         **_ray_probes(_GCS_PORT, names.API_PORT),
     }
 
@@ -191,7 +200,8 @@ def _engine(resolved: Resolved, group: str) -> Manifest:
         "env": _environment(service, group, _ENGINE_VARIABLES, model_variables(service, resolved.hub)),
         "ports": [{"name": name, "containerPort": port, "protocol": "TCP"} for name, port in ports.items()],
         "resources": _engine_resources(resolved),
-        # No liveness probe: loading takes as long as it takes, and the supervisor restarts what dies or hangs.
+        # The engine has no liveness probe: loading has no time limit, and the supervisor restarts processes that die or
+        # hang.
         "readinessProbe": {"httpGet": {"path": "/ready", "port": names.API_PORT}, **_ENGINE_PROBE},
         "lifecycle": _before_the_end("sleep", str(_UNROUTE_SECONDS)),
         "volumeMounts": [
@@ -204,7 +214,7 @@ def _engine(resolved: Resolved, group: str) -> Manifest:
 
 
 def _keys(service: LLMService) -> list[Manifest]:
-    """The volume with the clients' keys, where the manifest names any."""
+    """The volume with the API keys of spec.auth; no volume without spec.auth."""
     if service.spec.auth is None:
         return []
     secret = service.spec.auth.api_key_secret_ref
@@ -222,15 +232,15 @@ def _worker_pod(resolved: Resolved, group: str) -> Manifest:
         **_ray_probes(_RAYLET_PORT),
     }
     return pod_basics(service) | {
-        # KubeRay's container that waits for the head runs in a shell, which as process 1 would not hear that it is to
-        # end: a pod that is deleted meanwhile would keep its place for the whole grace.
+        # KubeRay's init container runs a shell, and as process 1 that shell would ignore SIGTERM: a pod that is deleted
+        # while it waits for the head would stay for the whole grace period.
         "shareProcessNamespace": True,
         "terminationGracePeriodSeconds": service.spec.drain_seconds + _END_SECONDS,
         "topologySpreadConstraints": [
             {
                 "maxSkew": 1,
                 "topologyKey": "kubernetes.io/hostname",
-                # A hard rule would count a dead node as a place, and leave the replacement of its pod pending.
+                # DoNotSchedule would count a lost node as a domain and keep the replacement of its pod pending.
                 "whenUnsatisfiable": "ScheduleAnyway",
                 "labelSelector": {"matchLabels": {names.CLUSTER_LABEL: group, names.NODE_TYPE_LABEL: "worker"}},
             }
@@ -251,7 +261,7 @@ def _engine_resources(resolved: Resolved) -> Manifest:
 
 
 def _head_resources(service: LLMService, name: str, requests: dict[str, str]) -> Manifest:
-    """Resources of the head pod's container `name`: the pod template's, and of `requests` what these leave open."""
+    """Resources of the head pod's container `name`: the pod template's, completed with `requests`."""
     container = service.spec.pod_template.head.spec.container(name)
     given = container.resources if container is not None else None
     if given is None:
@@ -262,9 +272,9 @@ def _head_resources(service: LLMService, name: str, requests: dict[str, str]) ->
 
 
 def _within_limits(requests: dict[str, str], limits: Mapping[str, str]) -> dict[str, str]:
-    """`requests` without those above their limit, which Kubernetes refuses; the limit is the request then.
+    """`requests` without those above their limit, which Kubernetes refuses; the limit becomes the request then.
 
-    A limit above it leaves a request as it is: a node need not have free what a container may use at most.
+    A request below its limit stays: a node need not have the whole limit free.
     """
     return {
         name: value
@@ -274,7 +284,7 @@ def _within_limits(requests: dict[str, str], limits: Mapping[str, str]) -> dict[
 
 
 def _without_limits(requests: dict[str, str], limits: Mapping[str, str]) -> dict[str, str]:
-    """Kubernetes takes a limit as the request where none is given, and refuses a request above its limit."""
+    """`requests` without those that have a limit: Kubernetes then uses the limit as the request."""
     return {name: value for name, value in requests.items() if name not in limits}
 
 
@@ -283,7 +293,7 @@ def _scratch_request(mebibytes: int) -> dict[str, str]:
 
 
 def _rank_kinds(resolved: Resolved) -> tuple[str, ...]:
-    """By which parameters of Ray a node says how many ranks fit."""
+    """The `ray start` parameters that say how many ranks fit on a node."""
     return ("num-cpus",) if resolved.service.spec.accelerator is None else ("num-cpus", "num-gpus")
 
 
@@ -292,7 +302,7 @@ def _worker_resources(resolved: Resolved) -> Manifest:
     num_ranks = resolved.ranks_per_pod
     mebibytes = num_ranks * (_LEAST_RANK_MIB if accelerator is None else _CUDA_RANK_MIB)
     if accelerator is None and resolved.sizing is not None:
-        # KV blocks are not in it: their memory is taken as they are first used.
+        # KV blocks are left out: a rank on CPU allocates their memory at first use.
         needed = num_ranks * (resolved.sizing.weights_bytes_per_rank + CPU_RANK_BYTES) + RAY_POD_BYTES
         mebibytes = max(mebibytes, -(-needed // 2**20))
     defaults = {"cpu": f"{_RANK_CPU_MILLIS * num_ranks}m", "memory": _mebibytes(mebibytes)}
@@ -314,10 +324,10 @@ def _shared_memory(mebibytes: int) -> Manifest:
 def _environment(
     service: LLMService, group: str, own: dict[str, str], others: dict[str, Manifest] | None = None
 ) -> list[Manifest]:
-    """The environment of a container in which Ray or the engine runs. The manifest's own variables replace ours.
+    """The environment of a container that runs Ray or the engine; variables of the manifest replace the operator's.
 
-    Each name is there once, or the API server refuses the object. KubeRay sets the token's two variables itself in the
-    first container of a pod, to just these values.
+    Each name occurs once, because the API server refuses duplicates. KubeRay sets RAY_AUTH_MODE and RAY_AUTH_TOKEN
+    itself in the first container of a pod, to the same values.
     """
     variables: dict[str, Manifest] = {name: {"value": value} for name, value in own.items()}
     variables["RAY_AUTH_MODE"] = {"value": "token"}
@@ -327,18 +337,18 @@ def _environment(
 
 
 def _mounts(scratch: str) -> list[Manifest]:
-    """What every container writes to; Ray's folder and shared memory are those of the whole pod."""
+    """Mounts of the writable folders of a container; Ray's folder and shared memory are shared by the whole pod."""
     folders = {"ray": "/tmp/ray", scratch: "/tmp", "shared-memory": "/dev/shm"}
     return [{"name": name, "mountPath": path} for name, path in folders.items()]
 
 
 def _before_the_end(*command: str) -> Manifest:
-    """A container's lifecycle: the command runs before its processes are told to end."""
+    """The lifecycle of a container with `command` as its preStop hook, which runs before SIGTERM."""
     return {"preStop": {"exec": {"command": list(command)}}}
 
 
 def _ray_probes(port: int, ready_port: int | None = None) -> Manifest:
-    """Probes of a Ray container. KubeRay's own begin after 10 s, and the pod would be unready so long for nothing."""
+    """Probes of a Ray container. KubeRay's own probes start after 10 s, and the pod would stay unready until then."""
     ready, alive = ({"tcpSocket": {"port": each}} for each in (ready_port or port, port))
     return {
         "readinessProbe": ready | {"periodSeconds": 1, "failureThreshold": 3},

@@ -1,8 +1,8 @@
-"""Labels and annotations by which queues and batch schedulers take a RayCluster, passed on from its LLMService.
+"""Copies labels and annotations of queues and batch schedulers from the LLMService to its RayClusters.
 
-Kueue reads its own when the RayCluster is made; KubeRay's plugins for Volcano, YuniKorn and KAI read theirs when they
-make its pods. A RayCluster is never changed, so another queue counts for engines that are made from then on, and none
-is replaced for it.
+Kueue reads its labels when the RayCluster is created; KubeRay's plugins for Volcano, YuniKorn and KAI read theirs when
+they create its pods. A RayCluster is never updated, so a changed queue applies to engine replicas that are created
+later, and none is replaced because of it.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from rayloom_operator.names import CLUSTER_LABEL, NODE_TYPE_LABEL
 
 _QUEUES = ("kueue.x-k8s.io/", "volcano.sh/", "yunikorn.apache.org/", "kai.scheduler/")
 _KUBERAY = "ray.io/"
-# KubeRay finds by these what belongs to whom; a RayService would delete a RayCluster that carries its name.
+# KubeRay selects objects by these labels; a RayService would delete a RayCluster that carries its name in them.
 _KUBERAYS_OWN = frozenset(
     {CLUSTER_LABEL, NODE_TYPE_LABEL, "ray.io/originated-from-cr-name", "ray.io/originated-from-crd"}
 )
 
 
 def scheduler_labels(metadata: Metadata) -> dict[str, str]:
-    """Labels of the LLMService that its RayClusters get too."""
+    """Labels of the LLMService that are copied to its RayClusters."""
     read = {name: value for name, value in metadata.labels.items() if name.startswith((*_QUEUES, _KUBERAY))}
     return {name: value for name, value in read.items() if name not in _KUBERAYS_OWN}
 
 
 def scheduler_annotations(metadata: Metadata) -> dict[str, str]:
-    """Annotations of the LLMService that its RayClusters get too. KubeRay's are not among them: they say how KubeRay
-    runs the pods, which the operator decides."""
+    """Annotations of the LLMService that are copied to its RayClusters. KubeRay's annotations are not copied: they
+    configure how KubeRay runs pods, which the operator decides."""
     return {name: value for name, value in metadata.annotations.items() if name.startswith(_QUEUES)}

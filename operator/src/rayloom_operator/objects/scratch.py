@@ -1,8 +1,9 @@
-"""The disk that a pod's scratch volume takes of its node: what the pod fetches or converts of the model into it. Pure.
+"""Computes the disk space that a pod's scratch volume needs for model files that the pod downloads or converts. Pure.
 
-It follows from the model and is in no revision, as the memory that follows from the weights. Kubernetes counts what is
-in emptyDir volumes as ephemeral storage (https://kubernetes.io/docs/concepts/storage/ephemeral-storage/): a pod that
-asks for it gets a node with room for it, and a node without room is not driven to evict what runs on it.
+The size follows from the model and is not part of the revision, like the memory that follows from the weights.
+Kubernetes counts emptyDir volumes as ephemeral storage
+(https://kubernetes.io/docs/concepts/storage/ephemeral-storage/): a pod that requests it is scheduled to a node with
+enough space, and other pods of the node are not evicted for lack of disk.
 """
 
 from __future__ import annotations
@@ -14,29 +15,32 @@ from rayloom_operator.resolve.resolved import Resolved
 
 RESOURCE = "ephemeral-storage"
 _MIB = 1 << 20
-# Beside the weights: tokenizer, what a checkpoint has twice of tied weights, Ray's logs. Estimates, rounded up.
-_PARTS, _MORE_MIB = 20, 1024  # one part of so many, and so many MiB
-# A second copy: a repository may have its weights in two files, and the hub's library may keep parts of them.
+# Space beyond the weights: tokenizer, tied weights that a checkpoint stores twice, Ray's logs. Estimates, rounded up: a
+# twentieth of the checkpoint and 1 GiB.
+_CHECKPOINT_FRACTION = 20
+_EXTRA_MIB = 1024
+# The limit allows a second copy: a repository may store its weights in two formats, and the hub's library may keep
+# partial downloads.
 _LIMIT_FACTOR = 2
-# Where the hub's library and the converter put what they write, unless the manifest says so.
+# Variables that choose the folders of the hub's library and of the converter.
 _HUB_FOLDERS = frozenset({"HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "XDG_CACHE_HOME"})
 _CONVERTER_FOLDER = "RAYLOOM_CACHE"
 
 
 def scratch_mebibytes(resolved: Resolved, *, has_ranks: bool) -> int:
-    """What a pod asks for; 0 where nothing of the model is written into its scratch volume, or its size is not known.
+    """The request in MiB; 0 if the pod writes no model files into its scratch volume, or if the size is unknown.
 
-    A pod without ranks reads the configuration and the tokenizer of a hub's model alone, and converts a .gguf file as
-    those with ranks do. All ranks of a pod share what one of them fetches or converts.
+    A pod without ranks downloads only the configuration and the tokenizer of a model from the hub; it converts a .gguf
+    file as pods with ranks do. The ranks of a pod share downloaded and converted files.
     """
     model, given = resolved.service.spec.model, _given_variables(resolved, has_ranks=has_ranks)
     is_fetched = model.source_kind == "hf" and model.cache is None and has_ranks and not given & _HUB_FOLDERS
-    # The file itself is where the manifest says; what is written are its weights, dequantised.
+    # The .gguf file is in a volume of its own; the converter writes its weights dequantised.
     is_converted = model.is_gguf and _CONVERTER_FOLDER not in given
     if resolved.checkpoint_bytes is None or not (is_fetched or is_converted):
         return 0
-    num_bytes = resolved.checkpoint_bytes + resolved.checkpoint_bytes // _PARTS
-    return -(-num_bytes // _MIB) + _MORE_MIB
+    num_bytes = resolved.checkpoint_bytes + resolved.checkpoint_bytes // _CHECKPOINT_FRACTION
+    return -(-num_bytes // _MIB) + _EXTRA_MIB
 
 
 def _given_variables(resolved: Resolved, *, has_ranks: bool) -> set[str]:
@@ -49,7 +53,7 @@ def _given_variables(resolved: Resolved, *, has_ranks: bool) -> set[str]:
 
 
 def scratch_volume(name: str, mebibytes: int, resources: Manifest) -> Manifest:
-    """The emptyDir of a pod that asks for so many MiB. `resources` are its container's, which may allow it more."""
+    """The emptyDir of a pod that requests `mebibytes`; `resources` of its container may raise the limit."""
     if mebibytes == 0:
         return {"name": name, "emptyDir": {}}
     given = [amount(resources.get(kind, {}).get(RESOURCE, "0")) for kind in ("requests", "limits")]

@@ -1,10 +1,10 @@
-"""What the tests on pods make of what they saw of a roll: e2e/roll.py and e2e/plot.py."""
+"""Records of a rollout and their picture: e2e/disruptions/rollout_under_load.py and rollout_picture.py."""
 
 from types import SimpleNamespace
 from xml.etree import ElementTree
 
 from disruptions.rollout_picture import Picture, Span, picture, svg
-from disruptions.rollout_under_load import Failure, Roll, failures_of
+from disruptions.rollout_under_load import Failure, RolloutRecord, failures_of
 from observers.rollout_timeline import Engine
 
 SERVING = {"state": "serving", "last_token_age_seconds": 0.5}
@@ -20,12 +20,12 @@ def make_roll(*engines, failures=(), streams=(), probes=()):
         seconds=lambda at: at - 100.0,
         of=lambda revision: [engine for engine in engines if engine.revision == revision],
     )
-    return Roll(
+    return RolloutRecord(
         what="a change",
         streams=list(streams),
         probes=list(probes),
         failures=list(failures),
-        lies=[],
+        untrue_times=[],
         timeline=timeline,
         over_at=160.0,
     )
@@ -48,9 +48,9 @@ def test_an_old_engine_may_be_touched_once_the_new_one_has_made_a_token():
 
 
 def test_an_old_engine_that_was_touched_before_is_told_with_the_seconds():
-    seen = make_roll(old_engine((99.0, "it drains"), (127.0, "its route label is taken away")), new_engine())
+    seen = make_roll(old_engine((99.0, "it drains"), (127.0, "its route label is removed")), new_engine())
     assert seen.early_touches("old", "new") == [
-        "s-old-0: its route label is taken away 1.0 s before the new revision had made a token"
+        "s-old-0: its route label is removed 1.0 s before the new revision had made a token"
     ]
 
 

@@ -1,22 +1,24 @@
-"""Whether a status told the truth, by what a prober saw at the same time. Pure."""
+"""Compares the condition Available with the answers that a prober got at the same time. Pure."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
 
-# How long the status may be wrong.
+# The status may be wrong for this time.
 _LATE_S = 10.0
-# A prober that gets an answer each second makes no longer pauses.
+# Answers with longer pauses between them do not belong to one streak of a prober that sends a request each second.
 _STREAK_S = 3.0
 
 
-def lies(available: Sequence[tuple[float, bool]], answers: Sequence[float], since: float, until: float) -> list[str]:
-    """Where Available was wrong for more than 10 s, in words.
+def untrue_times(
+    available: Sequence[tuple[float, bool]], answers: Sequence[float], since: float, until: float
+) -> list[str]:
+    """Times of more than 10 s in which Available was wrong, in words.
 
-    `available` says since when it stood at what; `answers` are the times of a prober's successes from `since` to
-    `until`, one a second while all is well. Between two successes it may not be True for so long in all, nor False in
-    one piece while successes follow each other.
+    `available` holds each change of the condition with its time; `answers` are the times of a prober's answers between
+    `since` and `until`, one a second while the service works. Available is wrong if it is True for more than 10 s in
+    total between two answers, or False for more than 10 s at once during a streak of answers.
     """
     found = []
     ends = [at for at, _ in available[1:]] + [until]
@@ -41,7 +43,7 @@ def _overlap(span: tuple[float, float], begin: float, end: float) -> float:
 
 
 def _streaks(times: list[float]) -> list[tuple[float, float]]:
-    """First and last of successes that follow each other."""
+    """First and last time of each streak of answers."""
     found: list[tuple[float, float]] = []
     for at in times:
         if found and at - found[-1][1] <= _STREAK_S:

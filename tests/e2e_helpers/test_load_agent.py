@@ -1,4 +1,4 @@
-"""What the program that loads pods tells of its prober, against a server that streams at once."""
+"""The load generator's records of its prober, against a server that streams at once."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _TOKENS = 'data: {"choices": [{"logprobs": {"tokens": ["a", "b"]}}]}\n\ndata: [D
 
 
 async def _probes(answers_from: str, rest_s: float) -> list[Any]:
-    """What became of the probes where the server answers none before `stop`, or never."""
+    """Records of probes that the server answers after `stop`, or never."""
     may_answer, asked = asyncio.Event(), asyncio.Event()
 
     async def complete(request: web.Request) -> web.Response:
@@ -53,18 +53,18 @@ async def _probes(answers_from: str, rest_s: float) -> list[Any]:
     )
     assert agent.stdin is not None and agent.stdout is not None
 
-    async def hear(what: str) -> Any:
+    async def receive(what: str) -> Any:
         return json.loads(await agent.stdout.readline())[what]
 
     try:
         agent.stdin.write(json.dumps(settings).encode() + b"\n")
-        await hear("ready")
+        await receive("ready")
         agent.stdin.write(b'{"do": "struck"}\n')
-        await hear("ended")
+        await receive("ended")
         agent.stdin.write(b'{"do": "stop"}\n')
         if answers_from == "stop":
             may_answer.set()
-        return await hear("probes")
+        return await receive("probes")
     finally:
         agent.kill()
         await agent.wait()
