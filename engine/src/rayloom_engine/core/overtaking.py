@@ -21,11 +21,11 @@ class Line:
 
     @property
     def is_closed(self) -> bool:
-        """Whether no further sequence may be admitted, whatever its size."""
+        """True if no further sequence may be admitted, whatever its size."""
         return len(self._held) >= _MAX_HELD or any(self._allowance(sequence) <= 0 for sequence in self._held)
 
     def may_pass(self, sequence: Sequence) -> bool:
-        """Whether `sequence` may be admitted before all held ones."""
+        """True if `sequence` may be admitted before all held ones."""
         return all(sequence.num_tokens <= self._allowance(held) for held in self._held)
 
     def hold(self, sequence: Sequence) -> None:

@@ -76,7 +76,7 @@ class Scheduler:
 
     @property
     def has_unfinished(self) -> bool:
-        """Whether a sequence is incomplete, or a plan is in flight."""
+        """True if a sequence is incomplete, or a plan is in flight."""
         return bool(self._sequences or self._in_flight)
 
     def add(self, sequence: Sequence, is_resume: bool = False) -> None:

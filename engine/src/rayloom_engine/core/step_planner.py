@@ -171,7 +171,7 @@ class StepPlanner:
         draft.take(sequence, num, is_prompt=True)
 
     def _has_room(self, sequence: Sequence, found: list[int], draft: Draft, rank: int | None) -> bool:
-        """Whether a slot and blocks for all of the sequence are free; with a rank, preempts others if that suffices."""
+        """True if a slot and blocks for all of the sequence are free; with a rank, preempts others if that suffices."""
         num_new = max(0, self._config.most_blocks(sequence.num_tokens) - len(found))
         # Some blocks stay free for running sequences to grow, or the next step would preempt the admitted sequence.
         needed = num_new + self._running.pool.num_cached_only(found) + len(self._running)
@@ -266,7 +266,7 @@ class StepPlanner:
 
 
 def _has_doubtful_rest(leader: Sequence, index: int, block_size: int) -> bool:
-    """Whether the block at `index`, which has the end of the leader's prompt, has later tokens that are not proven.
+    """True if the block at `index`, which has the end of the leader's prompt, has later tokens that are not proven.
 
     The last token of the prompt does not count: a fork computes it again.
     """

@@ -32,7 +32,7 @@ class WaitingQueue:
         return self._size
 
     def __iter__(self) -> Iterator[Sequence]:
-        """By tenant, and sorted by order within one."""
+        """All waiting sequences by tenant, sorted by order within one."""
         for line in self._lines.values():
             yield from line
 
@@ -88,7 +88,7 @@ class WaitingQueue:
 
 
 def has_room(num_own: int, num_waiting: int, num_free_slots: int, max_queued: int) -> bool:
-    """Whether a tenant with `num_own` of the `num_waiting` waiting sequences may queue one more of its own.
+    """True if a tenant with `num_own` of the `num_waiting` waiting sequences may queue one more of its own.
 
     It may while more places of the queue are free than it takes. One tenant alone thus gets half of them, and when k
     tenants send without end the others still have max_queued / 2**k places, rounded down. As many sequences as there

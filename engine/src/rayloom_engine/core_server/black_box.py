@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 class BlackBox:
-    """Of one EngineCore with its ranks. Sequences have the fronts' ids, which no restart changes."""
+    """The records of one EngineCore with its ranks. Sequences have the fronts' ids, which no restart changes."""
 
     def __init__(self, folder: Path) -> None:
         """Reads the files of the EngineCore before this one, and counts its death if it died in a step."""

@@ -50,7 +50,7 @@ class Core:
         self._state = state
 
     def begin_epoch(self, epoch: int) -> None:
-        """From here on plans are of `epoch`, for which the ranks are ready."""
+        """Gives all further plans the number `epoch`, for which the ranks are ready."""
         self._engine.scheduler.epoch = epoch
         self._state.epoch = epoch
 

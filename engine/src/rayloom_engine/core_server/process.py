@@ -92,7 +92,7 @@ class CoreProcess:
             os._exit(1)
 
     def is_up(self) -> bool:
-        """Whether the start is complete, for the pulse. Ends this process when its main thread hangs."""
+        """True if the start is complete, for the pulse. Ends this process when its main thread hangs."""
         state = self._state
         # An EngineCore that is its own rank computes as soon as it has loaded, and is "serving" after its first step.
         mark = state.mark() if state.state == "serving" or state.rank is not None else None

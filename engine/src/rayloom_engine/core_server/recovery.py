@@ -10,8 +10,8 @@
     LOST       --> ASSEMBLING  with the survivors, which keep their weights
     LOST       --> EngineDead  the restart budget is spent, or the ranks are those of a job, which only the job restarts
 
-The death of the EngineCore process itself is the supervisor's to recover from: a new process begins in ASSEMBLING and
-adopts the ranks that dial it.
+The supervisor restarts the EngineCore process itself: the new process begins in ASSEMBLING and adopts the ranks that
+dial it.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class RecoveryLimits:
     def deadline(self, now: float, *, is_rebuild: bool) -> float:
         """Until when the ranks must be assembled, by the clock of `now`.
 
-        The first start has no limit: a cluster may have no room for a rank yet, and whoever waits can see that.
+        The first start has no limit: a cluster may have no room for a rank yet, and the status shows that.
         """
         return now + self.config.rebuild_seconds if is_rebuild else math.inf
 
@@ -96,7 +96,7 @@ class RecoveryLimits:
 
 
 class Recovery:
-    """For the EngineCore's main thread."""
+    """The state machine above, run by the EngineCore's main thread."""
 
     def __init__(self, context: CoreContext, pool: RankPool, model: FoundModel, epoch: int) -> None:
         """`epoch`: of the first assembly; later ones draw their own."""

@@ -96,7 +96,7 @@ class _Front:
             self._due.append((self._num_written, now + self._stall_seconds + self.num_unsent / _LEAST_RATE))
 
     def has_stalled(self, now: float) -> bool:
-        """Whether the oldest unsent message is overdue. Reading a byte now and then does not extend its time."""
+        """True if the oldest unsent message is overdue. Reading a byte now and then does not extend its time."""
         num_taken = self._num_written - self.num_unsent
         while self._due and self._due[0][0] <= num_taken:
             self._due.popleft()

@@ -38,7 +38,7 @@ def num_stages_on(node: Resources, stage: Resources) -> int:
 
 
 def can_hold(nodes: Iterable[Resources], stage: Resources, num_stages: int, strategy: str) -> bool:
-    """Whether nodes with these resources hold `num_stages` equal stages by Ray's placement strategy."""
+    """True if nodes with these resources hold `num_stages` equal stages by Ray's placement strategy."""
     numbers = [num_stages_on(node, stage) for node in nodes]
     if strategy == "STRICT_PACK":
         return max(numbers, default=0) >= num_stages

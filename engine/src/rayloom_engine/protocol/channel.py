@@ -83,7 +83,7 @@ class Channel:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the peer has closed the connection, as far as this machine knows; reads nothing."""
+        """True if the peer has closed the connection, as far as this machine knows; reads nothing."""
         try:
             return self._socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
         except BlockingIOError:

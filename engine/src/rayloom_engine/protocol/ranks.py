@@ -69,7 +69,7 @@ class Welcomed(msgspec.Struct, frozen=True, tag="welcomed"):
 
 
 class OpenStore(msgspec.Struct, frozen=True, tag="open_store"):
-    """For rank 0: open a rendezvous store on a free port of the address that reaches the core."""
+    """Order for rank 0: open a rendezvous store on a free port of the address that reaches the core."""
 
     ticket: int
 

@@ -33,7 +33,7 @@ class Child:
         self._budget = RestartBudget(budget)
 
     def is_due(self, now: float) -> bool:
-        """Whether it is to be started now."""
+        """True if it is to be started now."""
         return self.start_at is not None and self.start_at <= now
 
     def start(self, module: str, arguments: Sequence[str], fds: Sequence[int] = ()) -> None:
@@ -73,7 +73,7 @@ class Child:
         self._cpu_ticks = cpu_ticks
 
     def is_silent(self, now: float, hang_seconds: float) -> bool:
-        """Whether it has shown no sign of life for longer than allowed."""
+        """True if it has shown no sign of life for longer than allowed."""
         patience = hang_seconds if self.is_up else max(hang_seconds, _START_SECONDS)
         return self.alive_at is not None and now - self.alive_at > patience
 

@@ -44,7 +44,7 @@ def bind_rank_socket(config: EngineConfig, job: JobPlace | None) -> socket.socke
 
 
 def starts_ray(config: EngineConfig) -> bool:
-    """Whether the server starts a Ray on this machine, because no Ray cluster is named."""
+    """True if the server starts a Ray on this machine, because no Ray cluster is named."""
     return config.executor == "ray" and not (config.ray_address or os.environ.get("RAY_ADDRESS"))
 
 

@@ -227,7 +227,7 @@ class Supervisor:
         self._exit_code = EXIT_RANK_LOST
 
     def _was_trial(self) -> bool:
-        """Whether the death of the EngineCore leaves fewer suspects."""
+        """True if the death of the EngineCore leaves fewer suspects."""
         return trial_mark(self._run_dir).exists() and not silence_mark(self._run_dir).exists()
 
     # --- stop ---

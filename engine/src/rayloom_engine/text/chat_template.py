@@ -90,7 +90,7 @@ class ChatTemplate:
 
     @property
     def is_slow(self) -> bool:
-        """Whether the template should be rendered in a thread, where no stream waits for it."""
+        """True if the template should be rendered in a thread, where no stream waits for it."""
         return self._num_slow_left > 0
 
     def was_slow(self) -> None:

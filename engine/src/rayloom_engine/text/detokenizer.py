@@ -36,7 +36,7 @@ def make_detokenizer(
 
 
 class ByteDetokenizer:
-    """For byte-level vocabularies. All pieces together equal Tokenizer.decode of all ids."""
+    """Decodes byte-level vocabularies. All pieces together equal Tokenizer.decode of all ids."""
 
     def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool) -> None:
         self._tokenizer = tokenizer
@@ -53,7 +53,7 @@ class ByteDetokenizer:
 
 
 class WindowDetokenizer:
-    """For all other vocabularies: decodes a window of the last tokens and returns the new part of its text.
+    """Decodes all other vocabularies: a window of the last tokens, of whose text it returns the new part.
 
     window  [start, read) was returned already, [read, end) is held back
     """

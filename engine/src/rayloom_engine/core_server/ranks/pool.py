@@ -119,7 +119,7 @@ class RankPool:
         threading.Thread(target=self._accept, name="rank-accept", daemon=True).start()
 
     def statuses(self) -> tuple[RankReport, ...]:
-        """For any thread."""
+        """The reports of all attached ranks, by rank. For any thread."""
         now = time.monotonic()
         return tuple(rank.status(now) for _, rank in sorted(self.attached.copy().items()))
 

@@ -66,6 +66,6 @@ class Stillness:
             self._cpu_s, self._cpu_changed_at = cpu_s, now
 
     def is_hung(self, patience_s: float) -> bool:
-        """Whether the thread hung at the last `observe`."""
+        """True if the thread hung at the last `observe`."""
         is_capped = self._cpu_s - self._progress_cpu_s > _CAP * patience_s
         return self._now - self._work_at > patience_s or is_capped

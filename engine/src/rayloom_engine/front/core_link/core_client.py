@@ -78,7 +78,10 @@ class ProtocolError(Exception):
 
 
 class CoreClient:
-    """For one event loop. The callbacks are called after the client's own state was set."""
+    """Sends sequences to the EngineCore and its outputs to mailboxes. For one event loop.
+
+    The callbacks are called after the client's own state was set.
+    """
 
     def __init__(
         self,

@@ -268,7 +268,7 @@ class Generation:
         return index - index % self.params.n
 
     def _has_prompt_logprobs(self, index: int) -> bool:
-        """Whether this choice may begin: the prompt's logprobs are there, which the prompt's first choice has."""
+        """True if this choice may begin: the prompt's logprobs are there, which the prompt's first choice has."""
         leader = self._leader(index)
         return self.params.prompt_logprobs is None or leader == index or self._lanes[leader].has_begun
 

@@ -56,7 +56,7 @@ class ApiKeys:
         return self._fixed + self._from_file
 
     def knows(self, key: bytes) -> bool:
-        """Whether `key` is accepted. Every key is compared in constant time, so the time reveals none of them."""
+        """True if `key` is accepted. Every key is compared in constant time, so the time reveals none of them."""
         return sum(hmac.compare_digest(key, known) for known in self.accepted) > 0
 
     async def watch(self, poll_s: float = POLL_S) -> None:

@@ -81,7 +81,7 @@ def api_error(error: Exception) -> ApiError | None:
 
 
 def is_fault(error: Exception) -> bool:
-    """Whether `error` is a fault of the engine's: no refusal, and no client that left."""
+    """True if `error` is a fault of the engine's: no refusal, and no client that left."""
     if isinstance(error, ClientGone | HTTPException):
         return False
     known = api_error(error)

@@ -207,7 +207,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._time_out(seconds)
 
     def _is_held_up(self) -> bool:
-        """Whether the server, not the client, delays the next bytes."""
+        """True if the server, not the client, delays the next bytes."""
         waits_for_100 = self._phase == "body" and self.cycle.waiting_for_100_continue
         return self.flow.read_paused or waits_for_100
 

@@ -34,7 +34,7 @@ def load_admin_token(path: str | None) -> str | None:
 
 
 def is_own_request(host: str, origin: str | None) -> bool:
-    """Whether a request to an unprotected loopback port must come from a program of this machine, not from a web page.
+    """True if a request to an unprotected loopback port must come from a program of this machine, not from a web page.
 
     A browser sends the page's Origin with every POST and DELETE, and a name that was rebound to 127.0.0.1 as Host.
     """

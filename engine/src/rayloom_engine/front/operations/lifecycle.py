@@ -88,7 +88,7 @@ class Lifecycle:
 
     @property
     def drains(self) -> bool:
-        """Whether clients should send their requests to other engines."""
+        """True if clients should send their requests to other engines."""
         return self.is_draining or self.is_stopping
 
     def become_ready(self) -> None:

@@ -65,7 +65,7 @@ class Service:
         self._api_url = api_url
         now = time.time()
         self.created = int(now if start.server_started is None else start.server_started)
-        # By the clock that cannot jump, but counted from the first front's start.
+        # Uptime is by the monotonic clock, which cannot jump, and counts from the start of the first front.
         age_s = 0.0 if start.server_started is None else max(0.0, now - start.server_started)
         self._started_s = time.monotonic() - age_s
         self._loading: asyncio.Task[None] | None = None
