@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rayloom_engine.core.chunking import FULL_BUDGET_CONTEXT, LEAST_CHUNK, chunk_size, largest_chunk
-from rayloom_engine.core.draft import Draft
+from rayloom_engine.core.planning.chunking import FULL_BUDGET_CONTEXT, LEAST_CHUNK, chunk_size, largest_chunk
+from rayloom_engine.core.planning.draft import Draft
 from rayloom_engine.core.step import SampledToken, StepResult
 from rt_scheduler import make_scheduler, make_sequence
 

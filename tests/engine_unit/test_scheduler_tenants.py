@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rayloom_engine.core.waiting_queue import WaitingQueue, has_room
+from rayloom_engine.core.planning.waiting_queue import WaitingQueue, has_room
 from rayloom_engine.errors import QueueFull
 from rt_scheduler import SimulatedRank, expected_ids, finish_order, ids_of, make_scheduler, make_sequence, run_to_end
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rayloom_engine.core.spans import Span
+from rayloom_engine.core.planning.spans import Span
 from rayloom_engine.core.suspicion import Suspicion
 
 

@@ -29,16 +29,16 @@ from collections.abc import Iterator
 from itertools import islice
 
 from rayloom_engine.core.block_pool import BlockPool
-from rayloom_engine.core.counters import Counters
-from rayloom_engine.core.draft import Draft, InFlight, fair_share
 from rayloom_engine.core.output import SequenceOutput
-from rayloom_engine.core.running import RunningSequences
+from rayloom_engine.core.planning.draft import Draft, InFlight, fair_share
+from rayloom_engine.core.planning.running import RunningSequences
+from rayloom_engine.core.planning.spans import Span, spans_of
+from rayloom_engine.core.planning.step_planner import StepPlanner
+from rayloom_engine.core.planning.waiting_queue import WaitingQueue, has_room
 from rayloom_engine.core.scheduler_config import SchedulerConfig
 from rayloom_engine.core.sequence import CORRUPT, Sequence, SequenceState, order_of
-from rayloom_engine.core.spans import Span, spans_of
+from rayloom_engine.core.stats import Counters
 from rayloom_engine.core.step import StepPlan, StepResult
-from rayloom_engine.core.step_planner import StepPlanner
-from rayloom_engine.core.waiting_queue import WaitingQueue, has_room
 from rayloom_engine.errors import QueueFull, RequestError
 
 

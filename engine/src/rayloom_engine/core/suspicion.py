@@ -18,7 +18,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from rayloom_engine.core.spans import Span, overlap
+from rayloom_engine.core.planning.spans import Span, overlap
 
 _KEPT_DEATHS = 4  # several crashing sequences may cause deaths in turn
 _KEPT_CONDEMNED = 1024  # a front submits unfinished sequences again within seconds, so older ones do not return

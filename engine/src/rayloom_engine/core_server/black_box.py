@@ -14,7 +14,7 @@ from typing import TypeVar
 import msgspec
 
 from rayloom_engine.common.process import silence_mark, trial_mark
-from rayloom_engine.core.spans import Span
+from rayloom_engine.core.planning.spans import Span
 from rayloom_engine.core.suspicion import Suspicion
 
 logger = logging.getLogger(__name__)

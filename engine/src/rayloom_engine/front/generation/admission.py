@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rayloom_engine.config import EngineConfig
-from rayloom_engine.core.waiting_queue import has_room
+from rayloom_engine.core.planning.waiting_queue import has_room
 from rayloom_engine.errors import QueueFull, RequestError
 from rayloom_engine.front.core_link.core_client import CoreClient
 from rayloom_engine.sampling_params import SamplingParams

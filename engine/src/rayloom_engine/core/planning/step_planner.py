@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 
-from rayloom_engine.core.chunking import chunk_size
-from rayloom_engine.core.counters import Counters
-from rayloom_engine.core.draft import Draft, in_turn
-from rayloom_engine.core.overtaking import Line
-from rayloom_engine.core.running import RunningSequences
+from rayloom_engine.core.planning.chunking import chunk_size
+from rayloom_engine.core.planning.draft import Draft, in_turn
+from rayloom_engine.core.planning.overtaking import Line
+from rayloom_engine.core.planning.running import RunningSequences
+from rayloom_engine.core.planning.waiting_queue import WaitingQueue
 from rayloom_engine.core.scheduler_config import SchedulerConfig
 from rayloom_engine.core.sequence import Sequence, SequenceState
-from rayloom_engine.core.waiting_queue import WaitingQueue
+from rayloom_engine.core.stats import Counters
 from rayloom_engine.core.window import first_seen_block, longest_hit
 
 

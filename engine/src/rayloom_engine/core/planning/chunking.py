@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from math import isqrt
 
-from rayloom_engine.core.draft import Draft
+from rayloom_engine.core.planning.draft import Draft
 
 # Up to this context a chunk may be a whole token budget. Beyond it a step's long contexts together cost no more
 # attention than a budget at this context, where attention takes an 8B model 0.6 times as long as its weights.
