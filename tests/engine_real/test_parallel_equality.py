@@ -78,7 +78,7 @@ def expected(models: dict[str, str]) -> dict[str, list[list[int]]]:
 
 
 @pytest.mark.parametrize("executor, model, tensor, pipeline", CASES)
-def test_ranks_say_what_one_rank_says(
+def test_ranks_give_the_tokens_of_one_rank(
     executor: str,
     model: str,
     tensor: int,

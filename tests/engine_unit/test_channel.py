@@ -91,7 +91,7 @@ def test_messages_of_every_size_arrive_whole_and_in_order(peer: Peer) -> None:
     sender.join(5.0)
 
 
-def test_what_was_said_before_the_end_is_heard_before_it(peer: Peer) -> None:
+def test_messages_sent_before_the_end_are_received_before_it(peer: Peer) -> None:
     peer.channel.send(Fence(5, None))
     assert peer.channel.receive(10.0) == message(0)
     wait_until(lambda: _state(peer.process.pid) == "T", 5.0, lambda: "it runs on")
@@ -118,7 +118,7 @@ def test_a_stopped_peer_stops_no_sender_for_longer_than_the_limit(peer: Peer) ->
     assert time.monotonic() - began < 20.0
 
 
-def test_silence_is_told_from_the_end(peer: Peer) -> None:
+def test_a_time_out_is_not_the_end_of_the_peer(peer: Peer) -> None:
     with pytest.raises(TimeoutError):
         peer.channel.receive(0.05)
     peer.channel.send(message(1))

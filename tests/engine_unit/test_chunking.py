@@ -39,7 +39,7 @@ def test_a_chunk_shrinks_as_its_context_grows(start: int, num_tokens: int, chunk
     assert chunk_size(start, num_tokens, _draft(budget=512), 512) == chunk
 
 
-def test_a_second_long_context_gets_what_the_first_leaves_and_a_short_one_is_not_touched() -> None:
+def test_a_second_long_context_gets_the_rest_of_the_first_and_a_short_one_its_whole_share() -> None:
     first = _draft((50_000, 167), budget=345)
     assert chunk_size(50_000, 100_000, first, 512) == 0
     assert chunk_size(50_000, 50_001, first, 512) == 1, "a decode"

@@ -78,7 +78,7 @@ def test_what_is_no_message_closes_only_that_connection(address: str, io: CoreIo
     asyncio.run(babble())
 
 
-def test_a_front_is_welcomed_heard_answered_and_missed(address: str, io: CoreIo, inbox: Inbox) -> None:
+def test_a_front_connects_submits_gets_outputs_and_disconnects(address: str, io: CoreIo, inbox: Inbox) -> None:
     submit = Submit(sequence_id="s", prompt_ids=(1, 2), params=DecodingParams(max_tokens=3), priority=2)
 
     async def talk() -> list[object]:

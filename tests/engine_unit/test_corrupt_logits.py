@@ -55,7 +55,7 @@ class CorruptRankOf(SimulatedRank):
 
 
 @pytest.mark.parametrize("depth", [1, 2])
-def test_a_corrupt_sequence_ends_and_gives_everything_back_and_others_go_on(depth: int) -> None:
+def test_a_corrupt_sequence_ends_and_releases_everything_while_others_continue(depth: int) -> None:
     scheduler = make_scheduler(depth=depth)
     scheduler.add(make_sequence("bad", range(1, 9), max_tokens=8))
     scheduler.add(make_sequence("good", (40, 41), max_tokens=8))
@@ -204,7 +204,9 @@ def test_the_stage_whose_weights_are_not_finite_ends_by_the_probe(folder: Path, 
 
 
 @pytest.mark.parametrize("order", [["bad", "good"], ["good", "bad"]], ids=str)
-def test_a_nan_does_not_spread_to_who_shares_a_step_or_gets_the_blocks_next(folder: Path, order: list[str]) -> None:
+def test_a_nan_spreads_neither_in_its_step_nor_to_later_owners_of_its_blocks(
+    folder: Path, order: list[str]
+) -> None:
     # 6 blocks of 16: the bad one takes two or three of them, and later sequences get these, partly filled.
     prompts = {"bad": [BAD_TOKEN, *range(20, 53)], "good": [3, 4, 5]}
     later = {f"later {number}": [30 + number, 31, 32, 33, 34] for number in range(4)}

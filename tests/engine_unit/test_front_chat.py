@@ -200,7 +200,7 @@ def test_three_choices_are_three_sequences_of_one_prompt(front: FrontUnderTest) 
     assert len({submit.params.seed for submit in submits}) == 3
 
 
-def test_streamed_choices_are_told_apart_by_index(front: FrontUnderTest) -> None:
+def test_streamed_choices_have_their_index(front: FrontUnderTest) -> None:
     front.do(lambda: setattr(front.core, "script", lambda submit: say("choice " + submit.sequence_id[-1])(submit)))
     with front.chat_stream(n=3) as stream:
         received = list(stream)

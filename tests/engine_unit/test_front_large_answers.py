@@ -102,7 +102,7 @@ def test_completion_logprobs_are_lazy_too(writer: LogprobWriter) -> None:
     assert (written["token_logprobs"][:2], written["top_logprobs"][0]) == ([None, -1.5], None)
 
 
-def test_the_garbage_collector_skips_what_is_held_for_an_answer() -> None:
+def test_the_garbage_collector_skips_the_logprobs_of_an_answer() -> None:
     entry = msgspec.msgpack.decode(msgspec.msgpack.encode(entries(1)[0]), type=TokenLogprobs)
     assert not gc.is_tracked(entry)
     gc.collect()
@@ -153,7 +153,7 @@ def sent(document: dict[str, Any], gone_after: int | None = None) -> tuple[list[
     return messages, turns, generation.ends
 
 
-def test_other_requests_go_on_between_the_parts_of_a_large_answer(writer: LogprobWriter) -> None:
+def test_other_requests_run_between_the_parts_of_a_large_answer(writer: LogprobWriter) -> None:
     messages, turns, ends = sent({"prompt_logprobs": writer.prompt(entries(2000))})
     bodies = [message["body"] for message in messages[1:]]
     num_parts = sum(map(len, bodies)) // PART_BYTES

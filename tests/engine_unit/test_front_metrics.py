@@ -21,7 +21,7 @@ from rayloom_engine.protocol.messages import CoreStatus, RankReport
 from rt_metrics import MODEL_NAME, busy
 
 
-def test_counters_of_the_core_go_on_after_a_restart() -> None:
+def test_counters_of_the_core_never_fall_over_a_restart() -> None:
     metrics = Metrics("m")
     status = CoreStatus(
         state="serving",
@@ -138,7 +138,7 @@ def test_a_rank_hangs_when_it_is_still_though_work_is_due(
         ("127.0.0.1:8081", "null", False),
     ],
 )
-def test_a_web_page_is_told_from_a_program_of_this_machine(host: str, origin: str | None, is_own: bool) -> None:
+def test_a_request_of_a_web_page_is_no_request_of_this_machine(host: str, origin: str | None, is_own: bool) -> None:
     assert is_own_request(host, origin) is is_own
 
 

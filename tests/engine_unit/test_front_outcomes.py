@@ -27,7 +27,7 @@ def counts(front: FrontUnderTest) -> tuple[int, int, int]:
     return requests["finished"], requests["failed"], requests["first_token_seconds"]["+Inf"]
 
 
-def test_a_minimal_status_is_the_whole_one_without_what_only_people_read(front: FrontUnderTest) -> None:
+def test_a_minimal_status_has_only_the_fields_that_the_operator_reads(front: FrontUnderTest) -> None:
     full = front.admin.get("/status")
     answer = front.admin.get("/status", headers={"Prefer": "return=minimal"})
     whole, minimal = full.json(), answer.json()
@@ -93,7 +93,7 @@ def test_an_error_event_is_a_failure(front: FrontUnderTest) -> None:
     assert counts(front) == (1, 1, 1)
 
 
-def test_a_failed_engine_fails_what_runs_and_what_comes(front: FrontUnderTest) -> None:
+def test_a_failed_engine_fails_running_and_new_requests(front: FrontUnderTest) -> None:
     front.do(lambda: setattr(front.core, "hold_after", 3))
     with front.chat_stream() as stream:
         next(stream)

@@ -7,14 +7,14 @@ from rayloom_engine.core_server.ranks.memory_kills import MemoryKills
 KILLED = "The kernel has killed processes on a for want of memory ({} so far)"
 
 
-def test_what_was_killed_before_the_first_rank_came_is_not_told() -> None:
+def test_kills_before_the_first_rank_attached_are_not_reported() -> None:
     kills = MemoryKills()
     kills.note("a", 7, now=0.0)
     kills.note("a", 7, now=1.0)
     assert kills.sentence(1.0) == ""
 
 
-def test_a_kill_is_told_for_as_long_as_deaths_are_counted() -> None:
+def test_a_kill_is_reported_for_as_long_as_deaths_count() -> None:
     kills = MemoryKills()
     kills.note("a", 7, now=0.0)
     kills.note("a", 9, now=100.0)

@@ -75,7 +75,7 @@ def test_results_of_several_plans_come_in_the_order_of_the_plans(ranks: Ranks) -
     assert [executor.collect().step_id for _ in range(2)] == [2, 3]
 
 
-def test_a_failure_in_a_later_plan_is_heard_while_the_oldest_is_waited_for(ranks: Ranks) -> None:
+def test_a_failure_in_a_later_plan_ends_the_wait_for_the_oldest(ranks: Ranks) -> None:
     def fails_in_step_2(order: object) -> Failed | None:
         is_second = isinstance(order, Run) and order.plan.step_id == 2
         return Failed(order.ticket, "rank", "ValueError: broken") if is_second else None

@@ -181,7 +181,7 @@ def test_eos_is_ignored_when_asked() -> None:
     assert ids_of(run_to_end(scheduler, SimulatedRank()), "a") == following
 
 
-def test_a_resumed_request_goes_on_where_it_was() -> None:
+def test_a_resumed_request_continues_after_its_last_token() -> None:
     following = expected_ids((1, 2, 3), 6)
     scheduler = make_scheduler()
     scheduler.add(make_sequence("a", (1, 2, 3), max_tokens=6, generated_ids=following[:4]), is_resume=True)

@@ -26,7 +26,7 @@ def _groups(scheduler, num: int) -> list[set[int]]:
     return groups
 
 
-def test_a_sequence_waits_for_its_token_and_others_go_on() -> None:
+def test_a_sequence_waits_for_its_token_while_others_are_computed() -> None:
     scheduler, rank = make_scheduler(depth=2), SimulatedRank()
     scheduler.add(make_sequence("a", prompt=(1, 2), max_tokens=4))
     first = scheduler.schedule()

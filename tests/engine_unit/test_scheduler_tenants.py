@@ -167,7 +167,7 @@ def test_one_tenant_fills_half_of_the_queue_and_the_next_half_of_the_rest() -> N
     scheduler.add(make_sequence("resumed", tenant="x"), is_resume=True)
 
 
-def test_without_keys_all_of_the_queue_is_for_everybody() -> None:
+def test_without_keys_the_queue_is_not_shared() -> None:
     scheduler = make_scheduler(max_queued=8, max_num_seqs=2)
     for number in range(10):
         scheduler.add(make_sequence(f"{number}"))
