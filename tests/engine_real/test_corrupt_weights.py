@@ -1,4 +1,4 @@
-"""A checkpoint that holds a NaN: no token is made up from it, and an engine that is damaged for everybody ends."""
+"""A checkpoint that holds a NaN: no token is sampled from it, and an engine that is damaged for every request ends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The Ray that a server starts for itself is its own: nobody else of the machine can read its token or reach it."""
+"""The Ray that a server starts for itself: no other user of the machine can read its token or reach it."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_nobody_else_can_read_its_token_or_reach_it(
         token = run_dir / "ray_token"
         assert oct(token.stat().st_mode)[-3:] == "600"
         assert len(token.read_text()) == 64
-        # Ray lets everybody write to its session's folders, so these are within the run folder.
+        # Ray makes its session's folders writable for all users, so they are within the run folder.
         assert (run_dir / "ray" / "session_latest" / "sockets" / "raylet").exists()
     assert not run_dir.exists()
 

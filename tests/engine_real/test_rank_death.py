@@ -39,7 +39,7 @@ def served(request: pytest.FixtureRequest, four_layers: str) -> Served:
 def expected(
     served: Served, one_rank: RunningServer, four_layers: str, tmp_path_factory: pytest.TempPathFactory
 ) -> list[Said]:
-    """What one rank says, undisturbed."""
+    """The tokens of one rank, undisturbed."""
     if served.model == four_layers:
         return undisturbed(one_rank, served.num_tokens)
     with running_server(tmp_path_factory.mktemp("one"), "--model", served.model, *ARGUMENTS) as server:

@@ -75,7 +75,7 @@ def ray_nodes() -> Iterator[RayOnThisMachine]:
 
 @pytest.fixture(scope="module")
 def expected(one_rank: RunningServer) -> list[Said]:
-    """What one rank says, undisturbed."""
+    """The tokens of one rank, undisturbed."""
     return undisturbed(one_rank, NUM_TOKENS)
 
 

@@ -20,7 +20,7 @@ LAYOUTS = {
 
 @pytest.fixture(scope="module")
 def expected(one_rank: RunningServer) -> list[Said]:
-    """What one rank says, undisturbed."""
+    """The tokens of one rank, undisturbed."""
     return undisturbed(one_rank, NUM_TOKENS)
 
 

@@ -1,4 +1,4 @@
-"""What a core leaves to the next one: who was in the step that it died in, and who is suspected."""
+"""The files of one core for the next: sequences of the step that it died in, and suspects."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ def message(number: int, num_bytes: int = 10) -> Failed:
 
 
 def _echo(port: int) -> None:
-    """A rank's process: says what it hears; at Fence(n) it says n + 1 messages and then nothing, as a stopped one."""
+    """A rank's process that echoes messages; at Fence(n) it sends n + 1 messages and then nothing, as a stopped one."""
     steps, _ = dial(f"127.0.0.1:{port}", TOKEN, Greeting(role="steps", proof=""))
     while True:
         heard = steps.receive()
@@ -195,7 +195,7 @@ def _pair() -> tuple[Channel, Channel]:
 
 
 def _open_files() -> set[str]:
-    """What this process's descriptors lead to. Memory files have random names, pipes and sockets numbers."""
+    """The targets of this process's descriptors. Memory files have random names, pipes and sockets numbers."""
     found = set()
     for fd in os.listdir("/proc/self/fd"):
         with contextlib.suppress(FileNotFoundError):  # the descriptor of this listing, for one

@@ -1,4 +1,4 @@
-"""The core's side of the protocol: who is let in, what arrives, and that a front that leaves is noticed."""
+"""The core's side of the protocol: accepted and refused fronts, their messages, and the end of their connections."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_a_front_connects_submits_gets_outputs_and_disconnects(address: str, io:
     assert first == second == third
     assert (got_submit, got_abort) == (submit, Abort("s"))
     assert isinstance(gone, Disconnected)
-    io.send(first, Outputs(()))  # nobody is there any more, and nothing breaks
+    io.send(first, Outputs(()))  # the front is gone, and nothing breaks
 
 
 def test_a_stranger_cannot_make_the_core_take_much(address: str, io: CoreIo) -> None:

@@ -1,4 +1,4 @@
-"""What the core's loop makes of front messages, with a rank that has no model."""
+"""The core's loop with messages of fronts and a rank without a model."""
 
 from __future__ import annotations
 

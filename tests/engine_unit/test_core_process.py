@@ -1,4 +1,4 @@
-"""The core's process with ranks that have no model: what it says of a loss, whom it blames, and when it gives up."""
+"""The core's process with ranks without a model: the report of a loss, the blame for it, and the limits of recovery."""
 
 from __future__ import annotations
 

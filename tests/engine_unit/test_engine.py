@@ -13,7 +13,7 @@ from rt_scheduler import SimulatedRank, expected_ids, ids_of, make_scheduler, ma
 
 
 class FlakyRank(SimulatedRank):
-    """Raises once, in the middle of a plan, and must be told to forget."""
+    """Raises once, in the middle of a plan, and must get forget_all before the next one."""
 
     def __init__(self, fail_at: int) -> None:
         super().__init__()

@@ -131,7 +131,7 @@ def test_a_fork_server_that_is_stopped_while_it_imports_is_replaced(
 
 
 class _Line:
-    """The far end of the launcher's line; a process without a part in it is taken for the fork server."""
+    """The peer of the launcher's connection; the launcher takes an unrelated process for the fork server."""
 
     def __init__(self, ranks: ProcessRanks, monkeypatch: pytest.MonkeyPatch) -> None:
         near, self.end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

@@ -111,7 +111,7 @@ def test_the_garbage_collector_skips_the_logprobs_of_an_answer() -> None:
 
 
 class _Generation:
-    """What a WholeAnswer needs of its generation."""
+    """A generation as a WholeAnswer needs it."""
 
     def __init__(self) -> None:
         self.is_client_gone = False

@@ -1,4 +1,4 @@
-"""Prometheus text and the counters that go on over a restart of the core; nesting of bodies."""
+"""Prometheus text, counters over a restart of the core, hung ranks; nesting of bodies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What /status counts of requests: those that ended, those that failed, and how long first tokens took."""
+"""Requests in /status: finished and failed ones, and times of first tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a front does when its core dies, its client leaves, or it is told to drain; keys; origins."""
+"""A front whose core dies, whose client leaves, or that drains; keys; origins."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the front makes of API keys, `cache_salt` and `priority`, and how the choices of a request cross to the core."""
+"""API keys, `cache_salt` and `priority` in Submits, and the Submits of a request's choices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long a pod with ranks stays when it is told to go. What Kubernetes makes of it is seen in e2e/."""
+"""How long the preStop hook of a pod with ranks waits. e2e/ tests it in Kubernetes."""
 
 import http.server
 import json
@@ -77,7 +77,7 @@ def test_the_engine_is_at_the_other_end_of_the_ranks_connections():
 
 
 def look_at(tables, answers):
-    """A look at these tables, one after the other, with an answer of each address."""
+    """A Look with these tables, one after the other, and an answer for each address."""
     return Look((8002, 6379), answers.__getitem__, lambda: iter([HEADER + tables.pop(0)]))
 
 

@@ -1,4 +1,4 @@
-"""When a loss is told with what the kernel killed for want of memory."""
+"""Kills for want of memory in the message of a loss, and for how long."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether nodes can hold the stages of a model, against trying every way, and what is said when they cannot."""
+"""Nodes that can hold the stages of a model, against trying every placement, and the message when none can."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ def test_a_load_that_was_reported_is_reported_once(ranks: Ranks) -> None:
             is_loaded.set()
 
     ranks.assemble(progress=note)
-    # What the files hold is another amount than the weights take.
+    # The files have another number of bytes than the weights.
     assert {now for now in told if now[0] == "load"} == {("load", 10, 40, "bytes")}
 
 
@@ -89,7 +89,7 @@ def test_a_load_that_was_reported_is_reported_once(ranks: Ranks) -> None:
     ("phases", "told"),
     [
         ({"load": 5}, ("load", 5, 20, "bytes")),
-        ({"load": 5, "start": 0}, None),  # not heard yet: it has all of its weights to read
+        ({"load": 5, "start": 0}, None),  # without a beat so far: it has all of its weights to read
         ({"start": 0}, None),
         ({"load": 5, "idle": 0}, ("load", 5, 20, "bytes")),
         ({"load": 5, "import": 0}, ("import", 0, 20, "bytes")),
@@ -226,7 +226,7 @@ def test_in_a_rebuild_a_rank_whose_loading_stands_still_is_started_again(
     monkeypatch.setattr(assembly, "_STUCK_SECONDS", 0.5)
     ranks.start(0)
     launcher = FakeLauncher(ranks.port, lambda fence: ranks.start(1, incarnation=2))
-    ranks.start(1, first=Done(0))  # not what it should say first, so it has not loaded for all that anybody knows
+    ranks.start(1, first=Done(0))  # not Loaded, so it counts as loading
     ranks.assemble(is_rebuild=True)
     assert [(fence.rank, fence.incarnation) for fence in launcher.fences] == [(1, 1)]
 

@@ -160,7 +160,7 @@ def test_a_rank_that_beats_and_stands_still_is_lost_once_a_plan_is_due() -> None
     second.beat = Beat(phase="step", step=0, memory_bytes=1, advance=3)
     began = time.monotonic()
     while time.monotonic() < began + 1.5:
-        executor.check()  # nothing is due, so nobody stands still
+        executor.check()  # nothing is due, so no rank stands still
     began = time.monotonic()
     with pytest.raises(RankLost, match="rank 1: alive, but it stands still") as lost:
         run_plan(executor, StepPlan(step_id=1, epoch=1))

@@ -1,4 +1,4 @@
-"""Several plans in flight: what follows what, who is left out, and plans of equal size."""
+"""Several plans in flight: their order, the sequences that they leave out, and their equal sizes."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def test_groups_become_equal_whoever_ends_first(depth: int, lengths: list[int]) 
         scheduler.add(make_sequence(f"{index}", prompt=(1, index), max_tokens=num))
     num_left = lengths.count(200)
     groups = _groups(scheduler, 20 * depth)
-    turn: list[set[int]] = []  # the last plans, back to the one where somebody's turn came again
+    turn: list[set[int]] = []  # the last plans, back to the one with the first repeated sequence
     while not any(group & groups[-1] for group in turn):
         turn.append(groups.pop())
     assert len(set().union(*turn)) == scheduler.num_running == num_left, "everybody has a turn"

@@ -182,7 +182,7 @@ def test_every_history_ends_with_the_right_tokens_and_empty_books(
             rank.forget_all(keeps_memory)
             in_flight.clear()
         scheduler.check_integrity()
-        every = trials[step % len(trials)] if step < 60 else None  # as in a trial: some are computed and nobody else
+        every = trials[step % len(trials)] if step < 60 else None  # as in a trial: only some sequences are computed
         unfinished = [sequence.request_id for sequence in scheduler.unfinished()]
         scheduler.restrict(None if every is None else frozenset(unfinished[::every]))
         may_collect = collects[step % len(collects)] and in_flight

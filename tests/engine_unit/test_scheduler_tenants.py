@@ -1,4 +1,4 @@
-"""Several tenants: who runs, who makes room, who may queue. Blocks of 4 tokens, a budget of 8, 4 slots.
+"""Several tenants: admission, preemption and places in the queue. Blocks of 4 tokens, a budget of 8, 4 slots.
 
 "x" is the tenant that sends without end, "y" the other one.
 """

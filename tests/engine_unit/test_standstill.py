@@ -1,4 +1,4 @@
-"""Which rank is blamed when all show signs of life and none gets on; and when that is."""
+"""The rank to blame when all send heartbeats and none advances, and the time of the blame."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def _blamed(cpu_shares: list[float], waits: list[bool]) -> tuple[float, int] | N
         ([1.0, 0.0], [False, False], (4.25, 1)),
         # A slow one on a machine that gives it half a core: the cap is 40 CPU seconds, 80 on the clock.
         ([0.5, 0.0], [False, True], (80.25, 0)),
-        # All wait: somebody missed a part.
+        # All wait: a rank has missed a part.
         ([1.0, 1.0], [True, True], (4.25, 0)),
     ],
 )

@@ -1,4 +1,4 @@
-"""Who has to go when too many connections have proved nothing, and that ranks get through a flood of them."""
+"""The stranger that is disconnected when there are too many, and ranks that attach through a flood of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is blamed for deaths: exactly the sequences that cause them, after few deaths, whatever is batched with them."""
+"""Blame for deaths: exactly the sequences that cause them, after few deaths, whatever is batched with them."""
 
 from __future__ import annotations
 

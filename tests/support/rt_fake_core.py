@@ -85,7 +85,7 @@ class FakeCore:
             await server.serve_forever()
 
     def release(self) -> None:
-        """Let held sequences go on, now and later."""
+        """Lets held sequences continue, now and later."""
         self.hold_after = None
         self._released.set()
 

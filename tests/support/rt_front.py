@@ -30,7 +30,7 @@ R = TypeVar("R")
 
 
 class FrontUnderTest:
-    """`core` and `service` belong to the loop of another thread: look at them and change them through `do`."""
+    """`core` and `service` belong to the loop of another thread: read and change them through `do`."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, core: FakeCore, service: Service, api: str, admin: str) -> None:
         self._loop = loop

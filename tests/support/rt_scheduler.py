@@ -40,7 +40,7 @@ def make_scheduler(num_blocks: int = 11, **other) -> Scheduler:
 
 
 def next_token(token_ids: SequenceOf[int]) -> int:
-    """What the simulated model says after `token_ids`; depends on every one of them."""
+    """The simulated model's token after `token_ids`; depends on every one of them."""
     digest = hashlib.sha256(bytes(str(list(token_ids)), "ascii")).digest()
     return int.from_bytes(digest[:4], "big") % VOCAB
 

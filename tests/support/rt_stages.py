@@ -63,7 +63,7 @@ class QueueLink:
 
 
 class StagesInARow:
-    """Runs every plan on each stage in turn. The last one's result counts; the others must say nothing but times.
+    """Runs every plan on each stage in turn. The last one's result counts; the results of others must have only times.
 
     A rank of this process, as the engine sees it: give it to a LocalExecutor.
     """
@@ -105,7 +105,7 @@ def make_engine(executor: Executor | StagesInARow, epoch: int = EPOCH, depth: in
 
 
 def answers(engine: Engine, vocab_size: int = 256, max_tokens: int = 20) -> dict[str, list[SequenceOutput]]:
-    """What the engine says to a set of requests: greedy, seeded, forked, with a shared prefix, with logprobs."""
+    """The engine's outputs for a set of requests: greedy, seeded, forked, with a shared prefix, with logprobs."""
     greedy = DecodingParams(max_tokens=max_tokens, temperature=0.0)
     seeded = DecodingParams(max_tokens=max_tokens, temperature=1.0, seed=5, repetition_penalty=1.2)
     prompts: dict[str, tuple[list[int], DecodingParams, str | None]] = {
@@ -142,7 +142,7 @@ def processes_with_torch() -> ForkServerContext:
 
 
 class RankProcesses:
-    """A process for each rank. An executor once `join` was called; raises when a rank says that it failed."""
+    """A process for each rank. An executor once `join` was called; raises when a rank reports a failure."""
 
     def __init__(self, config: EngineConfig) -> None:
         self._config = config
@@ -181,7 +181,7 @@ class RankProcesses:
         self._num_submitted += 1
 
     def collect(self) -> StepResult:
-        """The result of the one rank that answers; the others must say nothing but times."""
+        """The result of the rank that answers; the results of others must have only times."""
         self._num_submitted -= 1
         told = self._replies(range(self._config.world_size), "run")
         assert not any(result.sampled or result.prompt_logprobs for answers, result in told if not answers)
@@ -205,7 +205,7 @@ class RankProcesses:
 
     def _tell(self, ranks: Any, what: str, *details: object) -> None:
         for rank in ranks:
-            with contextlib.suppress(BrokenPipeError):  # it is dead, and receiving says so
+            with contextlib.suppress(BrokenPipeError):  # the process is dead, which `receive` reports
                 self._connections[rank].send((what, *details))
 
     def _replies(self, ranks: Any, what: str) -> list[Any]:
@@ -230,7 +230,7 @@ class RankProcesses:
 
 
 def _rank_process(config: EngineConfig, number: int, connection: Connection) -> None:
-    """What a rank does: loads, then answers one request after the other."""
+    """The body of a rank: loads, then answers one request after the other."""
     os.environ["OMP_NUM_THREADS"] = "1"
     rank: LoadedRank
     runner: Runner | None = None
@@ -279,4 +279,4 @@ def _rank_process(config: EngineConfig, number: int, connection: Connection) -> 
             failure = RuntimeError(str(error))
         if failure is not None:
             connection.send(failure)
-            leave()  # frees those who wait for this rank
+            leave()  # frees the ranks that wait for this one
