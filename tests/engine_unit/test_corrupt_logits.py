@@ -204,9 +204,7 @@ def test_the_stage_whose_weights_are_not_finite_ends_by_the_probe(folder: Path, 
 
 
 @pytest.mark.parametrize("order", [["bad", "good"], ["good", "bad"]], ids=str)
-def test_a_nan_spreads_neither_in_its_step_nor_to_later_owners_of_its_blocks(
-    folder: Path, order: list[str]
-) -> None:
+def test_a_nan_spreads_neither_in_its_step_nor_to_later_owners_of_its_blocks(folder: Path, order: list[str]) -> None:
     # 6 blocks of 16: the bad one takes two or three of them, and later sequences get these, partly filled.
     prompts = {"bad": [BAD_TOKEN, *range(20, 53)], "good": [3, 4, 5]}
     later = {f"later {number}": [30 + number, 31, 32, 33, 34] for number in range(4)}
