@@ -21,32 +21,36 @@ Engine and operator write Prometheus' text format (version 0.0.4) at `/metrics`,
 
 ## Engines
 
-At port 8000 of an engine's head pod, beside the API, and on this machine at the server's own port. Every sample has
-the label `model_name`, the name that clients put into `model`. Names are vLLM's with the prefix `rayloom:` where
-both have the metric. Counters survive a restart of the engine's core process and start at zero with a new pod.
+In a cluster, port 8000 of an engine's head pod has the metrics, beside the API; on one machine it is the server's own
+port. Every sample has the label `model_name`, the name that clients put into `model`. A metric that vLLM has too has
+vLLM's name with the prefix `rayloom:`. Counters survive a restart of the engine's core process and start at zero with a
+new pod.
 
-- **Core**: the engine's process that schedules sequences and holds the KV cache's books.
+- **Core**: the engine's process that schedules sequences and allocates KV blocks.
 - **Front**: the engine's process that answers HTTP requests.
 - **Rank**: a process that computes a part of the model, on one accelerator or on the CPU.
 
 """
 _BETWEEN = """
-What to look at first: `rayloom:num_requests_waiting` above 0 for long means that engines are too few
-([expose.md](expose.md#autoscaling)); `rayloom:kv_cache_usage_perc` near 1 with a rising
-`rayloom:num_preemptions_total` means that the KV cache is too small for what is asked;
-`rate(rayloom:requests_failed_total[5m])` above 0 is an error of the engine's, never of a client's.
+The most useful metrics:
 
-With the Prometheus operator, `--set metrics.enginePodMonitor.enabled=true` of the chart makes a PodMonitor that
-finds the head pods of all engines; their samples get the labels `rayloom_dev_service` and `rayloom_dev_revision`
-from the pods. The engines' NetworkPolicies leave the API port open, so Prometheus reaches it from any namespace.
-Without that operator, discover pods with the label `ray.io/node-type=head` and the port named `http`. GPU figures
-(utilisation, temperature, memory) are the DCGM exporter's, not the engine's.
+- `rayloom:num_requests_waiting` above 0 for long: there are too few engine replicas
+  ([expose.md](expose.md#autoscaling)).
+- `rayloom:kv_cache_usage_perc` near 1 with a rising `rayloom:num_preemptions_total`: the KV cache is too small for the
+  requests.
+- `rate(rayloom:requests_failed_total[5m])` above 0: errors of the engine, never of a client.
+
+With the Prometheus operator, `--set metrics.enginePodMonitor.enabled=true` of the chart creates a PodMonitor that finds
+the head pods of all engine replicas; their samples get the labels `rayloom_dev_service` and `rayloom_dev_revision` from
+the pods. The engines' NetworkPolicies leave the API port open, so Prometheus reaches it from any namespace. Without that
+operator, discover pods with the label `ray.io/node-type=head` and the port named `http`. The DCGM exporter, not the
+engine, has the metrics of GPUs (utilisation, temperature, memory).
 
 ## The operator
 
-At port 8080 of the operator's pods, with those of the process (`process_resident_memory_bytes` and others). All but
-`rayloom_operator_leader` mean most in the pod that leads. `--set metrics.podMonitor.enabled=true` or
-`metrics.serviceMonitor.enabled=true` finds them.
+Port 8080 of the operator's pods has the metrics, including those of the process (`process_resident_memory_bytes` and
+others). Except for `rayloom_operator_leader`, read them from the pod that leads. `--set metrics.podMonitor.enabled=true`
+or `metrics.serviceMonitor.enabled=true` creates the objects by which Prometheus finds them.
 
 """
 _TAIL = """
