@@ -74,7 +74,8 @@ def flag_of(field: str) -> str:
 
 
 def _add_flag(group: argparse._ArgumentGroup, name: str, field: FieldInfo) -> None:
-    flag, text = flag_of(name), _help(field).replace("%", "%%")
+    flag = flag_of(name)
+    text = _help(field).replace("%", "%%")
     kind, choices, is_list = _kind(field.annotation)
     if kind is bool:
         group.add_argument(flag, dest=name, action=argparse.BooleanOptionalAction, default=None, help=text)

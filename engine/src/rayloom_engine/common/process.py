@@ -21,7 +21,8 @@ EXIT_RANK_LOST = 75  # a process of a job (executor external) is lost: start the
 
 PULSE_SECONDS = 0.5
 
-_PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
+_PR_SET_PDEATHSIG = 1
+_PR_SET_NAME = 15
 _LAST_SECONDS = 5.0
 
 

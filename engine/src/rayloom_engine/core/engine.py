@@ -151,7 +151,9 @@ class Engine:
         return [output for output in outputs if not is_probe(output.sequence_id)]
 
     def stats(self) -> SchedulerStats:
-        scheduler, counters, times = self.scheduler, self.scheduler.counters, self.times
+        scheduler = self.scheduler
+        counters = self.scheduler.counters
+        times = self.times
         return SchedulerStats(
             num_running=scheduler.num_running,
             num_waiting=scheduler.num_waiting,

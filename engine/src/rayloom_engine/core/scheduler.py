@@ -171,7 +171,8 @@ class Scheduler:
 
         A sequence that ends as corrupt gets nothing else of this result or of later ones.
         """
-        plan, sequences = self._in_flight[0].plan, self._in_flight[0].sequences
+        plan = self._in_flight[0].plan
+        sequences = self._in_flight[0].sequences
         assert (result.step_id, result.epoch) == (plan.step_id, plan.epoch), "a result out of turn"
         self._in_flight.popleft()
         outputs = self._end_corrupt([sequences[slot] for slot in result.corrupt_slots])

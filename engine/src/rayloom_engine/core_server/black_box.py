@@ -59,7 +59,8 @@ class BlackBox:
         `was_silent`: the process had shown no sign of life. It may have been stopped from outside, so its death is
         held against no sequence.
         """
-        in_flight, suspicion = self._in_flight, self.suspicion
+        in_flight = self._in_flight
+        suspicion = self.suspicion
         if not in_flight:
             return False
         self.note({})  # before anything else, so that one death is never counted twice

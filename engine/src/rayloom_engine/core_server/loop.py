@@ -115,7 +115,8 @@ class Core:
 
         The probe comes first so that ranks which die of any plan are not held against the sequences of a trial.
         """
-        suspicion, scheduler = self._box.suspicion, self._engine.scheduler
+        suspicion = self._box.suspicion
+        scheduler = self._engine.scheduler
         if not suspicion.suspects:
             scheduler.restrict(None)
             return
@@ -139,7 +140,8 @@ class Core:
         in_flight = self._engine.scheduler.in_flight()
         spans = {_sequence_id(s.request_id): span for s, span in in_flight.items() if not is_probe(s.request_id)}
         self._box.note(spans)
-        state, forecast_s = self._state, self._engine.forecast.layer_s
+        state = self._state
+        forecast_s = self._engine.forecast.layer_s
         state.be_patient(patience_s(state.hang_seconds, forecast_s, is_trial=self._box.is_trial))
 
     def _end_condemned(self) -> None:

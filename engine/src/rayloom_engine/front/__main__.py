@@ -127,7 +127,8 @@ def main() -> int:
     config = load_config(args.run_dir / "config.json")
     set_up_logging("front", config.log_level)
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)  # its start and stop lines repeat the supervisor's
-    api_socket, admin_socket = socket.socket(fileno=args.api_fd), socket.socket(fileno=args.admin_fd)
+    api_socket = socket.socket(fileno=args.api_fd)
+    admin_socket = socket.socket(fileno=args.admin_fd)
     try:
         api_keys = ApiKeys.load(config.api_key_file, os.environ)
         admin_token = load_admin_token(config.admin_token_file)
@@ -150,7 +151,8 @@ def main() -> int:
         loaded_mark = args.run_dir / "loaded"  # outlives this process, as drain_mark does
         service.lifecycle.was_loaded = loaded_mark.exists()
         service.lifecycle.on_ready = loaded_mark.touch
-        api, admin = api_app(service, api_keys), admin_app(service, admin_token, drain_mark)
+        api = api_app(service, api_keys)
+        admin = admin_app(service, admin_token, drain_mark)
         api_keys.on_change = lambda: service.metrics.observe_api_keys(len(api_keys.accepted), api_keys.problem)
         api_keys.on_change()
         beside = [asyncio.create_task(api_keys.watch())]

@@ -31,8 +31,10 @@ class SharedMemory:
         """`connection_fd` becomes readable when the peer ends; both pipes must be non-blocking."""
         self._file = memory  # the peer opens it through this process
         self._memory = mmap.mmap(memory.fileno(), 2 * _RING_BYTES)
-        self._inbox, self._outbox = inbox, outbox
-        self._in_ring, self._out_ring = Ring(_RING_BYTES), Ring(_RING_BYTES)
+        self._inbox = inbox
+        self._outbox = outbox
+        self._in_ring = Ring(_RING_BYTES)
+        self._out_ring = Ring(_RING_BYTES)
         self._in_base, self._out_base = (0, _RING_BYTES) if is_core else (_RING_BYTES, 0)
         self._poller = select.poll()
         self._poller.register(inbox.fileno(), select.POLLIN)
@@ -83,7 +85,8 @@ def make_memory(connection_fd: int) -> tuple[SharedMemory, MemoryOffer] | None:
     """The core's end and the offer for the rank; None where the system has no such memory, or none left."""
     try:
         file, name = make_memory_file(2 * _RING_BYTES)
-        inbox, outbox = make_pipe("r", os.O_NONBLOCK), make_pipe("w", os.O_NONBLOCK)
+        inbox = make_pipe("r", os.O_NONBLOCK)
+        outbox = make_pipe("w", os.O_NONBLOCK)
         memory = SharedMemory(file, inbox, outbox, connection_fd, is_core=True)
     except OSError:
         return None

@@ -142,7 +142,8 @@ class RankPool:
 
         All other ranks get the order before that: a rank without the plan of its peers would keep them waiting.
         """
-        data, loss = encode(order), None
+        data = encode(order)
+        loss = None
         for rank in list(self.attached.values()) if ranks is None else ranks:
             try:
                 rank.steps.send_encoded(data)
@@ -159,7 +160,8 @@ class RankPool:
         ranks = []
         while self._arrived:
             new = self._arrived.popleft()
-            old, fence = self.attached.get(new.rank), self._fences.get(new.rank)
+            old = self.attached.get(new.rank)
+            fence = self._fences.get(new.rank)
             least = max(old.greeting.incarnation if old else 0, (fence.incarnation or 0) + 1 if fence else 0)
             if new.greeting.incarnation < least:
                 new.close()  # a start that was fenced
@@ -313,7 +315,8 @@ class RankPool:
         try:
             while True:
                 beat = control.channel.expect(Beat)
-                control.beat, control.beat_at = beat, time.monotonic()
+                control.beat = beat
+                control.beat_at = time.monotonic()
         except ChannelClosed:
             control.is_closed = True
             with self._lock:

@@ -63,7 +63,8 @@ class Stillness:
         elif cpu_s != self._cpu_s and cpu_s - self._cpu_s >= _BUSY_SHARE * (now - self._cpu_changed_at):
             self._work_at = now
         if cpu_s != self._cpu_s:
-            self._cpu_s, self._cpu_changed_at = cpu_s, now
+            self._cpu_s = cpu_s
+            self._cpu_changed_at = now
 
     def is_hung(self, patience_s: float) -> bool:
         """True if the thread hung at the last `observe`."""

@@ -133,7 +133,8 @@ class CoreClient:
                 had_connection = self.is_connected
                 self._disconnected(problem)
                 if had_connection:
-                    backoff_s, last_problem = BACKOFF_MIN_S, ""
+                    backoff_s = BACKOFF_MIN_S
+                    last_problem = ""
                 elif problem != last_problem:
                     # One line for each problem, not for each attempt.
                     logger.info("waiting for the core at %s: %s", self._address, problem)

@@ -146,7 +146,8 @@ class CompletionAnswer(Answer):
         prompt_entries: tuple[TokenLogprobs, ...],
         is_echoed: bool,
     ) -> dict[str, Any]:
-        all_ids, all_entries = list(token_ids), [*entries]
+        all_ids = list(token_ids)
+        all_entries = [*entries]
         with_prompt: list[TokenLogprobs | None] = list(all_entries)
         if is_echoed:
             all_ids = [*self._prompt(index), *all_ids]

@@ -40,7 +40,8 @@ class Metrics:
     def __init__(self, model_name: str) -> None:
         self._common = {"model_name": model_name}
         self._families: dict[str, Family] = {}
-        gauge, counter = self._gauge, self._counter
+        gauge = self._gauge
+        counter = self._counter
         self._running = gauge("num_requests_running", "Sequences in the running batch.")
         self._waiting = gauge("num_requests_waiting", "Sequences waiting to be scheduled.")
         self._kv_usage = gauge("kv_cache_usage_perc", "KV blocks in use; 1 means all.")
@@ -99,7 +100,8 @@ class Metrics:
         before = self._last_stats if status.epoch == self._epoch else SchedulerStats()
         for name, field in _CORE_COUNTERS.items():
             self._core_counters[name].add(max(0, getattr(stats, field) - getattr(before, field)))
-        self._epoch, self._last_stats = status.epoch, stats
+        self._epoch = status.epoch
+        self._last_stats = stats
         for phase in status.phases:
             self._startup.set(phase.seconds, phase=phase.name)
 
