@@ -118,7 +118,7 @@ def test_a_peer_that_is_gone_is_blamed_before_the_rank_that_complains(ranks: Ran
     ranks.assemble()
     with pytest.raises(RankLost, match="rank 1: RuntimeError: connection closed") as complaint:
         run_plan(RemoteExecutor(ranks.pool), StepPlan(step_id=1, epoch=1))
-    blamed = assembly.let_go(ranks.pool, complaint.value)
+    blamed = assembly.replace_lost(ranks.pool, complaint.value)
     assert (blamed.rank, blamed.is_alive) == (0, False)
     assert (list(ranks.pool.attached), ranks.pool.suspects) == ([1], set())
 

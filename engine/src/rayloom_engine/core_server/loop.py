@@ -142,7 +142,7 @@ class Core:
         self._box.note(spans)
         state = self._state
         forecast_s = self._engine.forecast.layer_s
-        state.be_patient(patience_s(state.hang_seconds, forecast_s, is_trial=self._box.is_trial))
+        state.set_patience(patience_s(state.hang_seconds, forecast_s, is_trial=self._box.is_trial))
 
     def _end_condemned(self) -> None:
         for sequence in list(self._engine.scheduler.unfinished()):

@@ -59,7 +59,7 @@ class CoreProcess:
         self._epoch = self._folder.draw_epoch()
         self._box = BlackBox(run_dir)
         self._state = CoreState(epoch=self._epoch, executor=config.executor, hang_seconds=config.hang_seconds)
-        self._state.be_patient(config.hang_seconds)
+        self._state.set_patience(config.hang_seconds)
         self._inbox = Inbox(deque(), threading.Event())
         self._io = CoreIo(address, self._token, self._inbox, self._state.status)
         self._stillness = Stillness()  # of the main thread

@@ -29,7 +29,7 @@ from rayloom_engine.common.restarts import RestartBudget
 from rayloom_engine.config import EngineConfig
 from rayloom_engine.core_server.context import CoreContext
 from rayloom_engine.core_server.loop import Core
-from rayloom_engine.core_server.ranks.assembly import assemble, let_go
+from rayloom_engine.core_server.ranks.assembly import assemble, replace_lost
 from rayloom_engine.core_server.ranks.pool import RankPool
 from rayloom_engine.core_server.ranks.remote_executor import RemoteExecutor
 from rayloom_engine.core_server.run_folder import KeptSizes
@@ -160,7 +160,7 @@ class Recovery:
         context = self._context
         lost_at = time.monotonic()
         nodes = {number: rank.greeting.node for number, rank in self._pool.attached.items()}
-        loss = let_go(self._pool, self._loss)
+        loss = replace_lost(self._pool, self._loss)
         logger.warning("%s", loss)
         context.state.recovering(loss.rank, nodes.get(loss.rank, ""), str(loss), lost_at)
         context.io.flush_status()

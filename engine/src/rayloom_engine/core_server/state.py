@@ -42,7 +42,7 @@ class CoreState:
     quiet_s: float = 0.0  # seconds since the main thread last showed work, for a process that computes
     patience_s: float = 10.0  # without progress of the plans in flight
 
-    def be_patient(self, seconds: float) -> None:
+    def set_patience(self, seconds: float) -> None:
         """Sets the patience with the main thread and with the ranks."""
         self.patience_s = seconds
         if self.pool is not None:

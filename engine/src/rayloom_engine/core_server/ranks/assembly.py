@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from rayloom_engine.common.restarts import RestartBudget
 from rayloom_engine.core_server.ranks.loading import Loading
 from rayloom_engine.core_server.ranks.pool import NO_BEAT, AttachedRank, RankPool, Reply
-from rayloom_engine.core_server.ranks.standstill import who_stands_still
+from rayloom_engine.core_server.ranks.standstill import rank_to_blame
 from rayloom_engine.errors import ConfigError, ModelError, RankLost
 from rayloom_engine.models.checkpoint.progress import Progress
 from rayloom_engine.protocol.ranks import Allocate, Beat, Done, Failed, Join, Loaded, OpenStore, StoreOpen
@@ -55,7 +55,7 @@ def assemble(
             _ask(pool, list(pool.attached.values()), Allocate(pool.ticket(), epoch, blocks), Done, is_rebuild)
             return epoch, loaded
         except RankLost as loss:
-            blamed = let_go(pool, loss)
+            blamed = replace_lost(pool, loss)
             logger.warning("%s, while the ranks were assembled", blamed)
             wait = budget.wait_after_death(time.monotonic())
             if wait is None or time.monotonic() > deadline:
@@ -63,7 +63,7 @@ def assemble(
             time.sleep(wait)
 
 
-def let_go(pool: RankPool, loss: RankLost) -> RankLost:
+def replace_lost(pool: RankPool, loss: RankLost) -> RankLost:
     """Drops the ranks that are gone, after a loss. Returns the loss with the rank to blame.
 
     A rank that failed alone while its process lives is used again once, then dropped.
@@ -183,7 +183,7 @@ def _ask(
     while waiting:
         if time.monotonic() > deadline:
             # While one rank reports a failure, the rank without an answer is the one that the failed rank waited for.
-            late = who_stands_still({number: pool.attached[number].control.beat for number in waiting})
+            late = rank_to_blame({number: pool.attached[number].control.beat for number in waiting})
             raise RankLost(late, f"no answer to {type(order).__name__} in time")
         for number, reply in pool.poll(_POLL_SECONDS):
             if reply.ticket != order.ticket:

@@ -8,7 +8,7 @@ from rayloom_engine.core_server.ranks.stillness import Stillness
 from rayloom_engine.protocol.ranks import Beat
 
 
-def who_stands_still(beats: Mapping[int, Beat]) -> int:
+def rank_to_blame(beats: Mapping[int, Beat]) -> int:
     """The rank to blame when none advances: a rank that computes, else one that never began, else the furthest behind.
 
     A rank that waits for a peer is blamed last: its peer is the one that stands still.
@@ -44,5 +44,5 @@ class Standstill:
         computing = {rank: beat for rank, beat in beats.items() if beat.phase == "step" and not beat.waits}
         hung = {rank: beat for rank, beat in computing.items() if self._ranks[rank].is_hung(patience_s)}
         if len(hung) < len(computing):
-            return who_stands_still(hung) if hung else None
-        return who_stands_still(beats)
+            return rank_to_blame(hung) if hung else None
+        return rank_to_blame(beats)
