@@ -30,7 +30,7 @@ parts e2e e2e-full e2e-tool test-api bench-operator images cluster-up cluster-do
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help venv run test faults chaos lint types schemas crds bench cluster-up cluster-down images e2e e2e-full e2e-tool \
+.PHONY: help venv run test faults chaos lint types schemas crds facts bench cluster-up cluster-down images e2e e2e-full e2e-tool \
   test-api bench-operator parts clean
 
 help: ## List the targets
@@ -67,6 +67,9 @@ schemas: $(STAMP) ## Write the JSON schemas of the contract into schemas/, the p
 
 crds: $(STAMP) ## Write the CustomResourceDefinition into crds/ and into the chart
 	$(BIN)/python tools/write_crds.py
+
+facts: $(STAMP) ## Write the facts of published models that come with the operator, and those of examples/
+	$(BIN)/python tools/write_facts.py
 
 bench: $(STAMP) ## Measure the engine beside transformers on this machine (takes minutes)
 	$(BIN)/rayloom-engine bench --compare transformers --workloads W1,W3 $(ARGS)

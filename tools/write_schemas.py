@@ -1,7 +1,7 @@
 """Writes the JSON schemas of the contract between operator and engine: `make schemas`.
 
 `schemas/engine-config.v1.json` describes the file that the operator writes and the engine reads,
-`schemas/status.v1.json` the answer of the engine's admin port, and `schemas/inspection.v1.json` the result of
+`schemas/status.v1.json` the answer of the engine's admin port, and `schemas/inspection.v2.json` the result of
 `rayloom-engine inspect` for the operator.
 """
 
@@ -20,7 +20,7 @@ FOLDER = Path(__file__).resolve().parent.parent / "schemas"
 SCHEMAS: dict[str, type[BaseModel]] = {
     "engine-config.v1.json": EngineConfig,
     "status.v1.json": EngineStatus,
-    "inspection.v1.json": Inspection,
+    "inspection.v2.json": Inspection,
 }
 
 

@@ -12,7 +12,7 @@ import yaml
 from rayloom_engine.config import EngineConfig
 from rayloom_engine.front.operations.metrics import Metrics
 from rayloom_operator.api.manifest import load_service
-from rayloom_operator.api.model_facts import builtin_facts
+from rayloom_operator.api.shipped_facts import builtin_facts
 from rayloom_operator.api.spec import API_VERSION, KIND
 from rayloom_operator.names import API_PORT, NODE_TYPE_LABEL, SERVICE_LABEL
 from rayloom_operator.objects.companions import client_service

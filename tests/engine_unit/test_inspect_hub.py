@@ -54,7 +54,7 @@ def test_a_models_facts_come_from_its_configuration_alone(model, tmp_path):
     # Embedding and head 32 x 8 each, the last norm 8; a layer: q and o 8 x 8, k and v 8 x 4, feed-forward 3 x 8 x 16,
     # two norms of 8.
     assert words["num_parameters"] == 2 * 32 * 8 + 8 + 2 * (2 * 64 + 2 * 32 + 3 * 128 + 16)
-    assert (code, words["version"], words["commit"]) == (0, "v1", COMMIT)
+    assert (code, words["version"], words["commit"]) == (0, "v2", COMMIT)
     assert (words["shape"]["num_layers"], words["shape"]["checkpoint_dtype"]) == (2, "bfloat16")
     assert {request.rsplit("/", 1)[-1] for request in seen if "resolve" in request} == {"config.json"}
 

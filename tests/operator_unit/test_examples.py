@@ -3,7 +3,8 @@
 import pytest
 
 from rayloom_operator.api.manifest import load_service
-from rayloom_operator.api.model_facts import ModelFacts, builtin_facts
+from rayloom_operator.api.model_facts import ModelFacts
+from rayloom_operator.api.shipped_facts import builtin_facts
 from rayloom_operator.objects.ray_cluster import ray_cluster
 from rayloom_operator.resolve.resolved import resolve
 from rt_examples import FOLDER, of_services

@@ -1,16 +1,16 @@
-"""What is known of a model, and what follows while it is not: facts, faults, attempts."""
+"""Inspections of a service's model: facts, faults and attempts."""
 
 from datetime import timedelta
 
 import pytest
 
-from rayloom_operator.api.model_facts import BUILTIN_FACTS
 from rayloom_operator.api.status import Reason, Status
-from rayloom_operator.decide.inspection import inspect
+from rayloom_operator.decide.inspection import Tried, inspect
 from rayloom_operator.resolve.resolved import Hub, resolve
 from rayloom_operator.resolve.revision import revision
 from rt_inspection import COMMIT, HUB_MODEL, NOON, at, ended, facts, failure, look, make_job, make_job_pod
 from rt_operator import SETTINGS, make_service
+from rt_shapes import SMOLLM2
 
 PENDING = {"waiting": {"reason": "ContainerCreating"}}
 RUNNING = {"running": {}}
@@ -28,11 +28,11 @@ def stored(seen):
 def test_a_built_in_model_is_known_without_a_job():
     seen = look(model={"source": "builtin://smollm2-135m"})
 
-    assert (seen.facts, seen.model, seen.wanted) == (BUILTIN_FACTS["smollm2-135m"], None, ())
+    assert (seen.facts, seen.model, seen.wanted) == (SMOLLM2, None, ())
 
 
 @pytest.mark.parametrize("source", ["hf://acme/tiny", "pvc://claim/model", "file:///models/m"])
-def test_any_other_model_is_looked_at_by_a_job_first(source):
+def test_any_other_model_is_inspected_by_a_job_first(source):
     seen = look(model={"source": source})
 
     assert (seen.facts, seen.verdict.reason, kinds(seen)) == (None, Reason.INSPECTING, ["ServiceAccount", "Job"])
@@ -56,7 +56,7 @@ def test_what_the_job_leaves_is_known_and_remembered():
 
 
 @pytest.mark.parametrize("model", [{"source": "hf://acme/other"}, HUB_MODEL | {"revision": "v2"}])
-def test_another_source_or_revision_is_looked_at_anew(model):
+def test_another_source_or_revision_is_inspected_again(model):
     seen = look(stored=stored(look(ended(facts()))), model=model)
 
     assert (seen.facts, kinds(seen)) == (None, ["ServiceAccount", "Job"])
@@ -64,7 +64,7 @@ def test_another_source_or_revision_is_looked_at_anew(model):
 
 @pytest.mark.parametrize("attempts", [(), (None,), (RUNNING,), (ended(failure("NotFound")),)])
 @pytest.mark.parametrize("seconds", [0, 400])
-def test_what_was_known_is_kept_while_another_model_is_looked_for(attempts, seconds):
+def test_stored_facts_are_kept_while_another_model_is_inspected(attempts, seconds):
     before = look(ended(facts()))
     seen = look(*attempts, seconds=seconds, stored=stored(before), model={"source": "hf://acme/typo"})
 
@@ -73,7 +73,7 @@ def test_what_was_known_is_kept_while_another_model_is_looked_for(attempts, seco
 
 
 @pytest.mark.parametrize("name", ["chat", "a" * 40])
-def test_why_a_job_gets_no_pod_is_asked_after_a_while_and_said_without_what_is_random(name):
+def test_the_event_of_a_job_without_a_pod_is_read_after_a_while_and_shown_without_random_names(name):
     service = make_service(name, model=HUB_MODEL)
     job = make_job(0, service)
     own = job["metadata"]["name"]
@@ -83,7 +83,7 @@ def test_why_a_job_gets_no_pod_is_asked_after_a_while_and_said_without_what_is_r
         said = f'Error creating: pods "{(own + "-")[:58]}{random}" is forbidden: exceeded quota: small.'
         failures = {job["metadata"]["uid"]: said}
         clock = NOON + timedelta(seconds=seconds)
-        return inspect(service, SETTINGS.engine_image, Hub(), {}, [job], [], failures, clock)
+        return inspect(service, SETTINGS.engine_image, Hub(), {}, Tried([job], [], failures), clock)
 
     assert (seen(4).verdict.reason, seen(4).is_podless, seen(4).look_again_s) == (Reason.INSPECTING, False, 1.0)
     late = seen(5)
@@ -101,7 +101,7 @@ def test_a_container_that_a_cluster_adds_says_nothing_about_the_model():
     pod["status"]["containerStatuses"].insert(0, sidecar)
 
     def seen():
-        return inspect(service, SETTINGS.engine_image, Hub(), {}, [job], [pod], {}, NOON)
+        return inspect(service, SETTINGS.engine_image, Hub(), {}, Tried([job], [pod]), NOON)
 
     assert (seen().facts, seen().wanted, seen().look_again_s) == (None, (), None)
     pod["status"]["containerStatuses"][1]["state"] = ended(facts())
@@ -115,7 +115,7 @@ def test_another_token_changes_nothing_that_is_known():
 
 
 @pytest.mark.parametrize("status", [{}, {"model": {"source": "hf://acme/tiny", "numParameters": 1}}])
-def test_what_another_version_stored_and_is_too_little_is_looked_up(status):
+def test_a_stored_model_that_lacks_fields_is_inspected_again(status):
     assert kinds(look(stored=status)) == ["ServiceAccount", "Job"]
 
 
@@ -131,7 +131,7 @@ def test_what_another_version_stored_and_is_too_little_is_looked_up(status):
         ("OfALaterVersion", Reason.MODEL_UNUSABLE),
     ],
 )
-def test_each_fault_has_its_reason_and_says_how_to_try_again(word, reason):
+def test_each_fault_has_its_reason_and_names_the_command_for_a_retry(word, reason):
     seen = look(ended(failure(word, "the words"), code=78))
 
     assert seen.verdict.reason is reason
@@ -143,7 +143,7 @@ def test_each_fault_has_its_reason_and_says_how_to_try_again(word, reason):
 @pytest.mark.parametrize(
     ("words", "said"), [("Killed\nby the node", "Killed by the node"), ("", "its log"), ("{}", "{}")]
 )
-def test_a_job_that_ends_without_a_word_about_the_model_has_failed(words, said):
+def test_a_job_that_ends_without_an_inspection_has_failed(words, said):
     seen = look(ended(words, code=137))
 
     assert seen.verdict.reason is Reason.INSPECTION_FAILED
@@ -154,7 +154,7 @@ def test_a_job_that_ends_without_a_word_about_the_model_has_failed(words, said):
     ("word", "number", "seconds"),
     [("Unreachable", 0, 30), ("Unreachable", 1, 60), ("Unreachable", 4, 300), ("NotFound", 0, 300), ("Gated", 3, 300)],
 )
-def test_a_failed_attempt_is_followed_by_another_one_ever_more_slowly(word, number, seconds):
+def test_a_failed_attempt_is_followed_by_another_one_after_a_growing_delay(word, number, seconds):
     attempts = [ended(failure(word), -400)] * number + [ended(failure(word), 0)]
     early, due = look(*attempts, seconds=seconds - 1), look(*attempts, seconds=seconds)
 
@@ -169,7 +169,7 @@ def test_the_thousandth_attempt_comes_like_the_tenth():
     job = make_job(5000, service)
     pods = [make_job_pod(job, ended(failure("Unreachable")))]
 
-    assert inspect(service, SETTINGS.engine_image, Hub(), {}, [job], pods, {}, NOON).look_again_s == 300.0
+    assert inspect(service, SETTINGS.engine_image, Hub(), {}, Tried([job], pods), NOON).look_again_s == 300.0
 
 
 def test_a_container_that_its_node_lost_has_failed_since_the_job_was_made():
@@ -193,7 +193,7 @@ def with_conditions(*conditions, pods=()):
     service = make_service(model=HUB_MODEL)
     job = make_job(0, service, conditions)
     return inspect(
-        service, SETTINGS.engine_image, Hub(), {}, [job], [make_job_pod(job, each) for each in pods], {}, NOON
+        service, SETTINGS.engine_image, Hub(), {}, Tried([job], [make_job_pod(job, each) for each in pods]), NOON
     )
 
 
@@ -210,7 +210,7 @@ def test_a_job_that_lost_its_pod_has_failed_for_the_reason_that_it_gives():
     assert "its pod is gone" in with_conditions(condition("Complete")).verdict.message
 
 
-def test_the_words_of_a_job_that_is_complete_are_waited_for():
+def test_the_termination_message_of_a_complete_job_is_waited_for():
     assert with_conditions(condition("Complete"), pods=[RUNNING]).verdict.reason is Reason.INSPECTING
 
 
@@ -229,7 +229,7 @@ def test_what_keeps_the_pod_from_running_is_said():
         ('MountVolume.SetUp failed for volume "hub-ca": configmap "ca" not found', Reason.CONTAINER_FAILED),
     ],
 )
-def test_what_cannot_be_mounted_is_said(words, reason):
+def test_a_volume_that_cannot_be_mounted_is_named(words, reason):
     pod = look(PENDING).waiting[0]
     seen = look(PENDING, mount_failures={pod["metadata"]["uid"]: words})
 
@@ -252,7 +252,7 @@ def test_another_image_token_or_service_has_a_job_of_its_own_and_the_time_of_day
         make_service(model=HUB_MODEL, engine={"imagePullSecrets": [{"name": "s"}]}),
     ]
     names = {
-        inspect(each, image, Hub(), {}, [], [], {}, NOON + timedelta(days=days)).wanted[1]["metadata"]["name"]
+        inspect(each, image, Hub(), {}, Tried(), NOON + timedelta(days=days)).wanted[1]["metadata"]["name"]
         for each in services
         for image in ("a", "b")
         for days in (0, 1)

@@ -4,7 +4,6 @@ import asyncio
 
 import pytest
 
-from rayloom_operator.api.model_facts import BUILTIN_FACTS
 from rayloom_operator.api.status import Model
 from rayloom_operator.decide.permissions import Permissions
 from rayloom_operator.names import path_of
@@ -15,11 +14,12 @@ from rayloom_operator.resolve.resolved import Hub, resolve
 from rayloom_operator.resolve.revision import revision
 from rt_fake_kube import FakeKube
 from rt_operator import make_resolved, make_service
+from rt_shapes import SMOLLM2
 
 KEY = ("team", "chat")
 DOCUMENT = {"metadata": {"name": "chat", "namespace": "team", "uid": "uid-1"}}
 GPU = {"resource": "nvidia.com/gpu", "perNode": 2, "memory": "80Gi"}
-FACTS = BUILTIN_FACTS["smollm2-135m"]
+FACTS = SMOLLM2
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """`rayloom-operator plan`: what it prints of a manifest, and how it refuses one."""
 
+import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +10,7 @@ import yaml
 
 from rayloom_operator.__main__ import main
 from rayloom_operator.api.rollout import Rollout
+from rayloom_operator.api.shipped_facts import shipped_facts
 from rayloom_operator.cli.rollout import explain_rollout
 from rayloom_operator.resolve.revision import revision
 from rt_operator import make_resolved
@@ -47,6 +49,45 @@ def test_the_page_on_gpus_shows_what_is_printed(capsys):
     printed = capsys.readouterr().out.partition("\nObjects")[0]
 
     assert printed in (ROOT / "docs" / "quickstart-gpu.md").read_text(encoding="utf-8")
+
+
+def test_a_model_whose_facts_are_shipped_needs_no_others(capsys):
+    example = ROOT / "examples" / "qwen3-8b-gpu.yaml"
+    main(["plan", "-f", str(example), "--facts", str(ROOT / "examples" / "facts" / "qwen3-8b.json")])
+    printed = capsys.readouterr().out
+
+    assert main(["plan", "-f", str(example)]) == 0
+    assert capsys.readouterr().out == printed
+
+
+@pytest.mark.parametrize("source", [source for source in shipped_facts() if source.startswith("hf://")])
+def test_each_shipped_model_is_planned_on_gpus(source, tmp_path, capsys):
+    document = yaml.safe_load((ROOT / "examples" / "qwen3-8b-gpu.yaml").read_text(encoding="utf-8"))
+    document["spec"] = {"model": {"source": source}, "accelerator": {"memory": "80Gi", "perNode": 8}}
+    path = tmp_path / "x.yaml"
+    path.write_text(yaml.safe_dump(document), encoding="utf-8")
+
+    assert main(["plan", "-f", str(path)]) == 0
+    assert capsys.readouterr().out.startswith(f"{source}: ")
+
+
+def test_another_revision_of_a_shipped_model_needs_facts_of_its_own(tmp_path, capsys):
+    document = yaml.safe_load((ROOT / "examples" / "qwen3-8b-gpu.yaml").read_text(encoding="utf-8"))
+    document["spec"]["model"]["revision"] = "v2"
+    path = tmp_path / "x.yaml"
+    path.write_text(yaml.safe_dump(document), encoding="utf-8")
+
+    assert main(["plan", "-f", str(path)]) == 2
+    assert "inspect --model hf://Qwen/Qwen3-8B --revision v2 > facts.json" in capsys.readouterr().err
+
+
+def test_facts_of_an_engine_of_an_earlier_version_are_refused(tmp_path, capsys):
+    facts = json.loads((ROOT / "examples" / "facts" / "qwen2.5-72b.json").read_text(encoding="utf-8"))
+    path = tmp_path / "facts.json"
+    path.write_text(json.dumps({name: part for name, part in facts.items() if name != "costs"}), encoding="utf-8")
+
+    assert main(["plan", "-f", str(EXAMPLE), "--facts", str(path)]) == 2
+    assert "has no costs, so an engine of an earlier version wrote it" in capsys.readouterr().err
 
 
 def test_memory_that_is_left_out_is_asked_for_where_there_is_no_cluster(tmp_path, capsys):

@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rayloom_operator.api.manifest import load_service
-from rayloom_operator.api.model_facts import builtin_facts
 from rayloom_operator.api.pod_template.reserved_env import RESERVED_NAMES, is_reserved
 from rayloom_operator.api.pod_template.reserved_parts import (
     HEAD_CONTAINERS,
@@ -18,6 +17,7 @@ from rayloom_operator.api.pod_template.reserved_parts import (
     OWN_VOLUMES,
     WORKER_CONTAINERS,
 )
+from rayloom_operator.api.shipped_facts import builtin_facts
 from rayloom_operator.api.spec import parse
 from rayloom_operator.objects.inspect_job import inspect_job
 from rayloom_operator.objects.old_spec import old_spec, resolved_of

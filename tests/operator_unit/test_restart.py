@@ -5,7 +5,7 @@ Not here: how a roll goes, which does not depend on what has changed.
 
 import pytest
 
-from rayloom_operator.api.model_facts import builtin_facts
+from rayloom_operator.api.shipped_facts import builtin_facts
 from rayloom_operator.errors import SpecError
 from rayloom_operator.objects.old_spec import old_spec, resolved_of
 from rayloom_operator.resolve.resolved import Hub, resolve

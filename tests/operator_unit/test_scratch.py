@@ -5,7 +5,7 @@
 
 import pytest
 
-from rayloom_operator.api.model_facts import builtin_facts
+from rayloom_operator.api.shipped_facts import builtin_facts
 from rayloom_operator.api.status import Reason
 from rayloom_operator.objects.ray_cluster import ray_cluster
 from rayloom_operator.objects.scratch import scratch_volume

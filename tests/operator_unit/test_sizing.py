@@ -3,9 +3,10 @@
 import pytest
 
 from rayloom_operator.errors import DoesNotFit, SpecError
-from rayloom_operator.resolve.rank_memory import ranks, split_layers, step_bytes
+from rayloom_operator.resolve.rank_memory import step_bytes
 from rayloom_operator.resolve.sizing import candidate, candidates, size
-from rt_shapes import GIB, LLAMA3_8B, LLAMA3_70B, LLAMA31_8B, LLAMA31_70B, QWEN3_32B, SHAPES, SMOLLM2, make_question
+from rayloom_operator.resolve.stage_split import split_layers
+from rt_shapes import GIB, LLAMA3_8B, LLAMA3_70B, LLAMA31_8B, LLAMA31_70B, MODELS, QWEN3_32B, SMOLLM2, make_question
 
 
 def shape_of(*args, **changes):
@@ -46,7 +47,7 @@ def refusal(kind, *args, **changes):
 )
 def test_the_cheapest_that_fits_on_1_2_4_and_8_accelerators_of_a_node(model, gib, winners):
     # With the model's whole context where that fits: 8192 tokens, for Qwen3 40960.
-    assert tuple(shape_of(SHAPES[model], gib, per_node) for per_node in (1, 2, 4, 8)) == winners
+    assert tuple(shape_of(MODELS[model], gib, per_node) for per_node in (1, 2, 4, 8)) == winners
 
 
 @pytest.mark.parametrize(
@@ -73,7 +74,7 @@ def test_the_cheapest_that_fits_on_1_2_4_and_8_accelerators_of_a_node(model, gib
     ],
 )
 def test_weights_of_the_largest_rank(shape, tensor, pipeline, num_bytes):
-    assert max(rank.weights for rank in ranks(shape, tensor, pipeline)) * 2 == num_bytes
+    assert candidate(make_question(shape), tensor, pipeline).weights_bytes_per_rank == num_bytes
 
 
 def test_kv_tokens_of_an_8b_model_on_24_gib():
@@ -82,7 +83,7 @@ def test_kv_tokens_of_an_8b_model_on_24_gib():
     # 2 x 32 x 1024 x 2 = 131,072 and a block 16 times that: 3638 blocks.
     found = size(make_question(LLAMA3_8B, 24, 1))
 
-    assert step_bytes(LLAMA3_8B, 1, element_bytes=2, num_tokens=8192, num_seqs=64) == 1_004_470_272
+    assert step_bytes(LLAMA3_8B.costs, 1, element_bytes=2, num_tokens=8192, num_seqs=64) == 1_004_470_272
     assert (found.kv_tokens, found.max_model_len, found.concurrent_requests) == (3638 * 16, 8192, 7)
 
 
@@ -94,7 +95,7 @@ def test_kv_tokens_where_a_tenth_of_the_free_memory_is_enough_for_a_step():
 def test_two_nodes_for_sixteen_long_conversations():
     # 80 - 1.5 GiB less 8,820,375,552 are 75,468,357,632 bytes. A rank has 40 layers and one of 8 key/value heads, a
     # block 16 x 2 x 40 x 128 x 2 = 327,680 bytes. Nine tenths hold 207,280 blocks.
-    found = size(make_question(LLAMA31_70B.shape, num_requests=16, max_model_len=131_072))
+    found = size(make_question(LLAMA31_70B, num_requests=16, max_model_len=131_072))
 
     assert (found.shape, found.pods, found.nodes) == ("TP8xPP2", 2, 2)
     assert (found.kv_tokens, found.max_model_len, found.concurrent_requests) == (207_280 * 16, 131_072, 25)
@@ -107,12 +108,12 @@ def test_two_nodes_for_sixteen_long_conversations():
     assert "16 x 131072 tokens need 80.0 GiB" in found.alternatives[3].why_not
 
 
-def test_a_context_that_nobody_asked_for_is_cut_to_what_fits():
+def test_a_context_that_the_spec_leaves_out_is_cut_to_fit():
     # 58208 tokens fit, as above; a sixteenth of them stays unused: 3638 x 15 / 16 = 3410 blocks.
-    found = size(make_question(LLAMA31_8B.shape, 24, 1))
+    found = size(make_question(LLAMA31_8B, 24, 1))
 
     assert (found.shape, found.max_model_len, found.concurrent_requests) == ("TP1xPP1", 3410 * 16, 1)
-    assert shape_of(LLAMA31_8B.shape, 24, 1, max_model_len=131_072) == "TP1xPP2"
+    assert shape_of(LLAMA31_8B, 24, 1, max_model_len=131_072) == "TP1xPP2"
 
 
 def test_the_engine_takes_no_more_blocks_than_its_sequences_can_use():
@@ -209,7 +210,7 @@ def test_more_accelerators_than_needed_are_served_better_by_replicas():
         ),
         (
             DoesNotFit,
-            (LLAMA31_70B.shape, 80),
+            (LLAMA31_70B, 80),
             {"tensor": 2, "pipeline": 1, "max_model_len": 131072},
             "spec.parallelism: TP2xPP1 does not fit: 1 x 131072 tokens need 20.0 GiB of KV cache on a rank, and "
             "there is room for 11.5 GiB; use tensor 4 and pipeline 1, which fit",
@@ -265,7 +266,7 @@ def test_the_question_has_the_same_hash_for_ever_and_every_part_counts():
 
 
 def test_candidates_are_stages_of_every_width_and_several_of_the_widest():
-    found = candidates(make_question(LLAMA31_70B.shape, 40, 4, num_requests=8, max_model_len=131_072))
+    found = candidates(make_question(LLAMA31_70B, 40, 4, num_requests=8, max_model_len=131_072))
 
     assert [each.shape for each in found] == ["TP1xPP1", "TP2xPP1", "TP4xPP1", *(f"TP4xPP{n}" for n in (2, 3, 4))]
     assert [each.fits for each in found] == [False] * 5 + [True]

@@ -1,6 +1,6 @@
 """The status says how much of a model an engine has loaded, and is written for it only so often.
 
-Not here: that each change of a reading's words starts a pass, in whose status they are (test_controller_news).
+Not here: that each change of a reading's words starts a pass, in whose status they are (test_controller_events).
 """
 
 import asyncio

@@ -12,8 +12,8 @@ from typing import Any, Literal, get_args, get_origin
 import pytest
 from pydantic import BaseModel
 
-from rayloom_operator.api.model_facts import builtin_facts
 from rayloom_operator.api.pod_template.template import PodTemplates
+from rayloom_operator.api.shipped_facts import builtin_facts
 from rayloom_operator.api.spec import Spec
 from rayloom_operator.resolve.resolved import resolve
 from rayloom_operator.resolve.revision import revision

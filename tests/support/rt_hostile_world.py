@@ -1,7 +1,7 @@
 """`python rt_hostile_world.py SECONDS`: the operator's controller among hostile tenants, and what it costs the others.
 
-One service has an engine for each of `rt_hostile_engine.KINDS`, some have models whose sizes stop an operator that
-trusts them, and 20 are well. Prints figures as JSON; a process of its own, so that its memory is the operator's.
+One service has an engine for each of `rt_hostile_engine.KINDS`, some have models whose costs stop an operator without
+bounds, and 20 are well. Prints figures as JSON; a process of its own, so that its memory is the operator's.
 """
 
 import asyncio
@@ -23,21 +23,31 @@ from rayloom_operator.observe import poller as engine_poller
 from rayloom_operator.reconcile.controller import Controller
 from rt_fake_kube import FakeKube
 from rt_hostile_engine import KINDS, NUM_WELL
-from rt_inspection import SHAPE, ended, make_job_pod
+from rt_inspection import COSTS, SHAPE, ended, facts, make_job_pod
 from rt_operator import SETTINGS, make_pod_document
 
 SERVICES = "/apis/rayloom.dev/v1alpha1/namespaces/team/llmservices"
 HUGE = 10**12
 LOOPING = SHAPE | dict.fromkeys(("num_heads", "num_kv_heads", "intermediate_size", "vocab_size"), HUGE)
-LARGEST = SHAPE | {"num_layers": 1000, "num_heads": 3360, "num_kv_heads": 3360, "vocab_size": 1 << 24, "head_dim": 16}
-LARGEST |= {"hidden_size": 4096, "intermediate_size": 4096}
+# As many numbers of ranks and layers as there may be, of kinds that differ, with weights that fit nowhere.
+MANY = list(range(1, 65))
+LARGE = {"elements": [1 << 38] * len(MANY)}
+LARGEST = COSTS | {
+    "tensor": MANY,
+    "embedding": LARGE,
+    "head": LARGE,
+    "both": LARGE,
+    "kinds": [{"weights": {"elements": [each] * len(MANY)}, "kv": LARGE} for each in (1 << 34, 1 << 35)],
+    "layers": "ab" * 500,
+    "step": {"token": LARGE, "sequence_bytes": 1 << 40},
+}
 ACCELERATOR = {"perNode": 64, "memory": "1Gi"}
-# What the Jobs of models say.
+# Termination messages of the models' Jobs.
 MODELS = {
-    "looping": json.dumps({"version": "v1", "shape": LOOPING, "num_parameters": 1}),
-    "layers": json.dumps({"version": "v1", "shape": SHAPE | {"num_layers": 10**9}, "num_parameters": 1}),
-    "largest": json.dumps({"version": "v1", "shape": LARGEST, "num_parameters": 1}),
-    "zero": json.dumps({"version": "v1", "shape": SHAPE | {"num_heads": 0}, "num_parameters": 1}),
+    "looping": facts(shape=LOOPING),
+    "layers": facts(costs=COSTS | {"layers": "9999a" * 200}),
+    "largest": facts(costs=LARGEST),
+    "zero": facts(costs=COSTS | {"tensor": [0, 1]}),
     "nested": "[" * 4000,
     "list": json.dumps({"version": "v1", "error": {"reason": [], "message": "m"}}),
 }
@@ -172,6 +182,7 @@ async def until(condition, timeout_s=60):
 
 
 async def scenario(seconds, world):
+    await world.controller.is_ready.wait()
     for number in range(NUM_WELL):
         world.ask_for(service(f"well-{number}"))
     await until(lambda: all(world.reason(f"well-{n}", "Available") == "Serving" for n in range(NUM_WELL)))

@@ -1,9 +1,9 @@
-"""What a Job that looks at a model leaves in a cluster, and how a test asks what follows from it."""
+"""Jobs that inspect a model, as a cluster holds them, and the inspection that follows from them."""
 
 import json
 from datetime import UTC, datetime, timedelta
 
-from rayloom_operator.decide.inspection import inspect
+from rayloom_operator.decide.inspection import Tried, inspect
 from rayloom_operator.objects.inspect_job import inspect_job
 from rayloom_operator.resolve.resolved import Hub
 from rt_operator import SETTINGS, make_service
@@ -24,15 +24,33 @@ SHAPE = {
     "tie_word_embeddings": False,
     "checkpoint_dtype": "bfloat16",
 }
+# A layer has 8 x (8 + 8) + 8 x 8 + 3 x 8 x 16 + 2 x 8 weights, embedding and head 32 x 8 each, the last norm 8.
+COSTS = {
+    "tensor": [1, 2],
+    "embedding": {"elements": [256, 128]},
+    "head": {"elements": [264, 136]},
+    "both": {"elements": [520, 264]},
+    "kinds": [{"weights": {"elements": [592, 336]}, "kv": {"elements": [8, 8]}}],
+    "layers": "2a",
+    "head_layers": 0.21621621621621623,
+    "step": {"token": {"elements": [72, 48]}, "sequence_bytes": 384},
+    "checkpoint_bytes": 3408,
+}
 
 
-def facts(commit=COMMIT):
-    """The last words of a Job that found the model."""
-    return json.dumps({"version": "v1", "commit": commit, "shape": SHAPE, "num_parameters": 1688})
+def facts(commit=COMMIT, shape=SHAPE, costs=COSTS):
+    """The termination message of a Job that found the model."""
+    document = {"version": "v2", "commit": commit, "shape": shape, "num_parameters": 1688, "costs": costs}
+    return json.dumps(document)
+
+
+def old_facts(commit=COMMIT, shape=SHAPE):
+    """The same of an engine of an earlier version."""
+    return json.dumps({"version": "v1", "commit": commit, "shape": shape, "num_parameters": 1688})
 
 
 def failure(reason, message="it is so"):
-    return json.dumps({"version": "v1", "error": {"reason": reason, "message": message}})
+    return json.dumps({"version": "v2", "error": {"reason": reason, "message": message}})
 
 
 def at(seconds):
@@ -40,8 +58,8 @@ def at(seconds):
     return (NOON + timedelta(seconds=seconds)).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def make_job(attempt=0, service=None, conditions=()):
-    job = inspect_job(service or make_service(model=HUB_MODEL), SETTINGS.engine_image, Hub(), attempt)
+def make_job(attempt=0, service=None, conditions=(), commit=None):
+    job = inspect_job(service or make_service(model=HUB_MODEL), SETTINGS.engine_image, Hub(), attempt, commit)
     job["metadata"] |= {"uid": f"uid-job-{attempt}", "creationTimestamp": at(0)}
     return job | {"status": {"conditions": list(conditions)}}
 
@@ -69,10 +87,14 @@ def ended(words, seconds=0, code=0):
     return {"terminated": {"exitCode": code, "reason": "Error", "message": words, "finishedAt": at(seconds)}}
 
 
-def look(*attempts, seconds=0, stored=None, mount_failures=None, **spec):
-    """What is to be done so many seconds after noon. `attempts`: states of containers, oldest first; None: no pod."""
+def look(*attempts, seconds=0, stored=None, mount_failures=None, commit=None, may_refresh=False, **spec):
+    """The inspection so many seconds after noon. `attempts`: states of containers, oldest first; None: no pod.
+
+    The attempts' Jobs inspect `commit` where that is given.
+    """
     service = make_service(**({"model": HUB_MODEL} | spec))
-    jobs = [make_job(number, service) for number in range(len(attempts))]
+    jobs = [make_job(number, service, commit=commit) for number in range(len(attempts))]
     pods = [make_job_pod(job, state) for job, state in zip(jobs, attempts, strict=True) if state is not None]
     clock = NOON + timedelta(seconds=seconds)
-    return inspect(service, SETTINGS.engine_image, Hub(), stored or {}, jobs, pods, mount_failures or {}, clock)
+    tried = Tried(jobs, pods, mount_failures or {})
+    return inspect(service, SETTINGS.engine_image, Hub(), stored or {}, tried, clock, may_refresh)

@@ -4,8 +4,8 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from types import SimpleNamespace
 
-from rayloom_operator.api.model_facts import builtin_facts
 from rayloom_operator.api.rollout import RolloutState
+from rayloom_operator.api.shipped_facts import builtin_facts
 from rayloom_operator.api.spec import parse
 from rayloom_operator.api.status import Reason, stored_rollout
 from rayloom_operator.decide.permissions import Permissions

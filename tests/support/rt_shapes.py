@@ -1,52 +1,81 @@
-"""Shapes of well-known models, as their config.json files give them, and questions about them."""
+"""Facts of well-known models, as the operator ships them, and questions about them."""
 
-from rayloom_operator.api.model_facts import BUILTIN_FACTS, ModelFacts, ModelShape
-from rayloom_operator.resolve.sizing import Question
+import json
+
+from rayloom_operator.api.costs import Costs
+from rayloom_operator.api.shipped_facts import shipped_facts
+from rayloom_operator.resolve.question import Question
 
 GIB = 1 << 30
-SMOLLM2 = BUILTIN_FACTS["smollm2-135m"].shape
-LLAMA3_8B = ModelShape(
-    architecture="LlamaForCausalLM",
-    num_layers=32,
-    hidden_size=4096,
-    intermediate_size=14336,
-    num_heads=32,
-    num_kv_heads=8,
-    head_dim=128,
-    vocab_size=128256,
-    max_position_embeddings=8192,
-    tie_word_embeddings=False,
-    checkpoint_dtype="bfloat16",
-)
-LLAMA3_70B = LLAMA3_8B.model_copy(
-    update={"num_layers": 80, "hidden_size": 8192, "intermediate_size": 28672, "num_heads": 64}
-)
-QWEN3_32B = ModelShape(
-    architecture="Qwen3ForCausalLM",
-    num_layers=64,
-    hidden_size=5120,
-    intermediate_size=25600,
-    num_heads=64,
-    num_kv_heads=8,
-    head_dim=128,
-    vocab_size=151936,
-    max_position_embeddings=40960,
-    tie_word_embeddings=False,
-    checkpoint_dtype="bfloat16",
-    qk_norm=True,
-)
-SHAPES = {"Llama-3-8B": LLAMA3_8B, "Llama-3-70B": LLAMA3_70B, "Qwen3-32B": QWEN3_32B, "SmolLM2": SMOLLM2}
-# Llama 3.1 is the same but for its context.
-LLAMA31_8B, LLAMA31_70B = (
-    ModelFacts(shape=shape.model_copy(update={"max_position_embeddings": 131072}), num_parameters=number)
-    for shape, number in ((LLAMA3_8B, 8_030_261_248), (LLAMA3_70B, 70_553_706_496))
-)
+SHIPPED = shipped_facts()
+SMOLLM2 = SHIPPED["builtin://smollm2-135m"]
+LLAMA31_8B = SHIPPED["hf://meta-llama/Llama-3.1-8B"]
+LLAMA31_70B = SHIPPED["hf://meta-llama/Llama-3.1-70B"]
+QWEN3_32B = SHIPPED["hf://Qwen/Qwen3-32B"]
 
 
-def make_question(shape, gib=80, per_node=8, **changes):
+def with_context(facts, length):
+    """The same model, made for another context: its costs are the same."""
+    return facts.model_copy(update={"shape": facts.shape.model_copy(update={"max_position_embeddings": length})})
+
+
+# Llama 3 is the same but for its context.
+LLAMA3_8B, LLAMA3_70B = (with_context(facts, 8192) for facts in (LLAMA31_8B, LLAMA31_70B))
+MODELS = {"Llama-3-8B": LLAMA3_8B, "Llama-3-70B": LLAMA3_70B, "Qwen3-32B": QWEN3_32B, "SmolLM2": SMOLLM2}
+
+
+def without_costs(facts):
+    """The facts as an engine of an earlier version gave them."""
+    return facts.model_copy(update={"costs": None})
+
+
+def stored(facts, source, revision=""):
+    """status.model, with these facts."""
+    return facts.model_dump(mode="json", by_alias=True, exclude_none=True) | {"source": source, "revision": revision}
+
+
+def make_costs(
+    *,
+    tensor=(1, 2, 4),
+    layers="8a",
+    weights=(1000,),
+    kv=(64,),
+    windows=(None,),
+    embedding=500,
+    head=600,
+    both=1000,
+    head_layers=0.5,
+    packed=None,
+):
+    """Costs whose parts are shared evenly, rounded up; `weights`, `kv`, `windows` and `packed` by kind of layer."""
+
+    def part(total, packed=None):
+        amounts = {"elements": [-(-total // n) for n in tensor]}
+        return amounts | ({"bytes": [-(-packed // n) for n in tensor]} if packed is not None else {})
+
+    kinds = [
+        {"weights": part(each, packed and packed[at]), "kv": part(kv[at]), "window": windows[at]}
+        for at, each in enumerate(weights)
+    ]
+    document = {
+        "tensor": tensor,
+        "embedding": part(embedding),
+        "head": part(head),
+        "both": part(both),
+        "kinds": kinds,
+        "layers": layers,
+        "head_layers": head_layers,
+        "step": {"token": part(100), "sequence_bytes": 12},
+        "checkpoint_bytes": 1000,
+    }
+    return Costs.model_validate_json(json.dumps(document))
+
+
+def make_question(facts, gib=80, per_node=8, **changes):
     """In bfloat16 on accelerators of so many GiB, or with per_node None on CPUs; nothing given by the user."""
     settings = {
-        "shape": shape,
+        "shape": facts.shape,
+        "costs": facts.costs,
         "dtype": "bfloat16",
         "per_node": per_node,
         "memory": None if gib is None else gib * GIB,

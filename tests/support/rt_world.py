@@ -4,10 +4,10 @@ import asyncio
 import contextlib
 
 from queue_steps import is_at_rest
-from rayloom_operator.api.model_facts import BUILTIN_FACTS
 from rayloom_operator.reconcile.controller import Controller
 from rt_fake_kube import FakeKube
 from rt_operator import SETTINGS, make_pod_document
+from rt_shapes import SMOLLM2, stored
 
 SERVICE = "/apis/rayloom.dev/v1alpha1/namespaces/team/llmservices/chat"
 CLIENT_SERVICE = "/api/v1/namespaces/team/services/chat"
@@ -28,9 +28,8 @@ def generation(number):
 
 
 def known(source):
-    """The status of a service whose model was looked at."""
-    shape = BUILTIN_FACTS["smollm2-135m"].shape.model_dump(by_alias=True)
-    return {"status": {"model": {"source": source, "numParameters": 1, "shape": shape}}}
+    """The status of a service whose model was inspected."""
+    return {"status": {"model": stored(SMOLLM2, source)}}
 
 
 class World:
@@ -71,7 +70,8 @@ def with_world(story, *, prepare=lambda kube: None, leads=None, kube=None):
         world = World(kube or FakeKube(), leads)
         prepare(world.kube)
         work = asyncio.create_task(world.controller.run())
-        await world.controller.watches.is_synced.wait()
+        waits = leads is not None and not leads.is_set()
+        await (world.controller.watches.is_synced if waits else world.controller.is_ready).wait()
         try:
             await story(world)
         finally:

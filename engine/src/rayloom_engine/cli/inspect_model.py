@@ -1,4 +1,4 @@
-"""`rayloom-engine inspect`: a model's shape, parameters and bytes as JSON, without reading a weight."""
+"""`rayloom-engine inspect`: a model's shape, parameters and costs as JSON, without reading a weight."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import os
 import sys
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rayloom_engine.cli.arguments import add_model_argument, model_of
 from rayloom_engine.common.process import EXIT_CONFIG
@@ -21,15 +21,13 @@ if TYPE_CHECKING:
     from rayloom_engine.models.inspection import Inspection
     from rayloom_engine.models.shape import ModelShape
 
-ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser(
         "inspect",
-        help="print a model's shape as JSON",
+        help="print a model's shape and costs as JSON",
         usage="rayloom-engine inspect [MODEL] [flags]",
-        description="Prints a model's shape, parameters and bytes as JSON. Reads no weight.",
+        description="Prints a model's shape, parameters and costs as JSON. Reads no weight.",
         allow_abbrev=False,
     )
     add_model_argument(parser)
@@ -64,23 +62,29 @@ def run(args: argparse.Namespace) -> int:
         )
         _leave(args.termination_log, failure(late))
         print(f"rayloom-engine: {late}", file=sys.stderr, flush=True)
-        os._exit(EXIT_CONFIG)  # A download that hangs would hold up a proper end.
+        os._exit(EXIT_CONFIG)  # A download that hangs would delay an ordinary exit.
     resolved, shape = found
-    _leave(args.termination_log, facts(resolved, shape))
-    document = {
-        "source": resolved.source,
-        "commit": resolved.commit,
-        "shape": dataclasses.asdict(shape),
-        "num_parameters": shape.num_parameters,
-        "weight_bytes": {dtype: shape.weight_bytes(size) for dtype, size in ELEMENT_BYTES.items()},
-        "kv_bytes_per_token": {dtype: shape.kv_bytes_per_token(size) for dtype, size in ELEMENT_BYTES.items()},
-    }
-    print(json.dumps(document, indent=2))
+    inspection = facts(resolved, shape)
+    _leave(args.termination_log, inspection)
+    print(json.dumps(_document(resolved, shape, inspection), indent=2))
     return 0
 
 
+def _document(resolved: ResolvedModel, shape: ModelShape, inspection: Inspection) -> dict[str, Any]:
+    """The facts, and for a human reader the whole shape and the bytes of the undivided model by type."""
+    from rayloom_engine.models.shape import DTYPE_BYTES
+
+    return inspection.model_dump(mode="json", exclude_none=True) | {
+        "source": resolved.source,
+        "commit": resolved.commit,
+        "shape": {**dataclasses.asdict(shape), "attention_span": shape.attention_span},
+        "weight_bytes": {dtype: shape.weight_bytes(size) for dtype, size in DTYPE_BYTES.items()},
+        "kv_bytes_per_token": {dtype: shape.kv_bytes_per_token(size) for dtype, size in DTYPE_BYTES.items()},
+    }
+
+
 def _inspect(model: str, revision: str | None, seconds: float) -> tuple[ResolvedModel, ModelShape] | None:
-    """None when it took longer; what it waits for goes on in the background."""
+    """Returns None when the inspection takes longer than `seconds`; its thread continues in the background."""
     from rayloom_engine.models.inspection import inspect_model
 
     found: list[tuple[ResolvedModel, ModelShape] | Exception] = []
@@ -88,7 +92,7 @@ def _inspect(model: str, revision: str | None, seconds: float) -> tuple[Resolved
     def work() -> None:
         try:
             found.append(inspect_model(model, revision))
-        except Exception as error:  # noqa: BLE001 - it is raised again where it is waited for
+        except Exception as error:  # noqa: BLE001 - the waiting thread raises it again
             found.append(error)
 
     worker = threading.Thread(target=work, daemon=True)
@@ -101,6 +105,6 @@ def _inspect(model: str, revision: str | None, seconds: float) -> tuple[Resolved
     return found[0]
 
 
-def _leave(where: Path | str | None, word: Inspection) -> None:
+def _leave(where: Path | str | None, inspection: Inspection) -> None:
     if where:
-        Path(where).write_text(word.text(), encoding="utf-8")
+        Path(where).write_text(inspection.text(), encoding="utf-8")

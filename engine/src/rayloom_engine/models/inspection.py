@@ -1,6 +1,8 @@
-"""What `rayloom-engine inspect` leaves for whoever started it: a model's facts, or why there are none.
+"""The termination message of `rayloom-engine inspect`: a model's facts, or why it cannot be served.
 
-The document is a container's termination message, which Kubernetes cuts after 4096 bytes.
+Kubernetes cuts a termination message after 4096 bytes, so both forms are bounded. The operator reads it
+(schemas/inspection.v2.json). A field that a reader may ignore is added under the same version; a part of the costs that
+a reader must add up is a new version.
 """
 
 from __future__ import annotations
@@ -24,9 +26,12 @@ from rayloom_engine.models.checkpoint.limits import (
     MAX_VOCAB,
 )
 from rayloom_engine.models.checkpoint.source import ResolvedModel, resolve_config
+from rayloom_engine.models.costs import Costs, model_costs
 from rayloom_engine.models.shape import ModelShape, read_shape
+from rayloom_engine.models.shard_counts import shard_counts
 
-_MAX_TEXT = 700  # characters
+MAX_FACTS_BYTES = 3500  # the rest of a termination message is for fields of later versions
+_MAX_MESSAGE = 700  # characters
 _MAX_BYTES = 4095
 
 
@@ -35,7 +40,7 @@ class _Part(BaseModel):
 
 
 class Shape(_Part):
-    """Sizes and switches of a decoder-only model, as its config.json says."""
+    """A description of a decoder-only model, as its config.json gives it. Readers show it and compute with `costs`."""
 
     architecture: str = Field(description="Class of the model, such as LlamaForCausalLM.")
     num_layers: int = Field(ge=1, le=MAX_LAYERS, description="Decoder layers.")
@@ -58,48 +63,65 @@ class Shape(_Part):
 
 
 class Fault(_Part):
-    reason: ModelFault = Field(description="What is wrong, as one word of a closed list.")
-    message: str = Field(description="The same as a sentence that says what to do.")
+    reason: ModelFault = Field(description="The kind of fault, as one word of a closed list.")
+    message: str = Field(description="The fault as a sentence that says what to do.")
 
 
 class Inspection(_Part):
     """Either `error`, or everything else."""
 
-    version: Literal["v1"] = Field("v1", description="Version of this document's schema.")
+    version: Literal["v2"] = Field("v2", description="Version of this document's schema. Documents of v1 had no costs.")
     commit: str | None = Field(None, description="The commit that the revision stands for; only of the hub's models.")
-    shape: Shape | None = Field(None, description="The model's sizes.")
+    shape: Shape | None = Field(None, description="The model's description.")
     num_parameters: int | None = Field(
-        None, ge=1, le=MAX_PARAMETERS, description="Weights of the model, those that are shared counted once."
+        None, ge=1, le=MAX_PARAMETERS, description="Weights of the model; a matrix with two uses counts once."
     )
+    costs: Costs | None = Field(None, description="The memory that the model takes, in parts to add.")
     error: Fault | None = Field(None, description="Why the model cannot be served.")
 
     def text(self) -> str:
-        """The document in one line, of less than 4096 bytes."""
+        """The document in one line of at most 4095 bytes, facts of at most MAX_FACTS_BYTES."""
         return self.model_dump_json(exclude_none=True)
 
 
 def inspect_model(model: str, revision: str | None) -> tuple[ResolvedModel, ModelShape]:
-    """The model's shape and commit from its configuration alone. Raises ModelError."""
+    """Returns a model's commit and shape from its configuration alone. Raises ModelError."""
     with tempfile.TemporaryDirectory(prefix="rayloom-inspect-") as scratch:
         try:
             with refuses_broken(model):
                 resolved = resolve_config(model, revision, Path(scratch))
                 return resolved, read_shape(resolved.path)
         except ModelError as error:
-            # What a GGUF file says is written there first, and the user knows nothing of that.
+            # The configuration in a GGUF file is first written to a scratch folder; the user named the file.
             message = re.sub(rf"{re.escape(scratch)}(/[\w.-]+)?", lambda _: model, str(error))
             raise ModelError(message, error.fault) from error
 
 
 def facts(resolved: ResolvedModel, shape: ModelShape) -> Inspection:
+    """The document of a model that can be served.
+
+    Where the costs of all numbers of ranks are too long, the largest numbers are left out: that takes more than 30
+    numbers, which heads of a published model never have.
+    """
     known = {**dataclasses.asdict(shape), "attention_span": shape.attention_span}
-    sizes = Shape.model_validate({name: known[name] for name in Shape.model_fields})
-    return Inspection(commit=resolved.commit, shape=sizes, num_parameters=shape.num_parameters)
+    described = Shape.model_validate({name: known[name] for name in Shape.model_fields})
+    counts = shard_counts(shape)
+    while True:
+        found = Inspection(
+            commit=resolved.commit,
+            shape=described,
+            num_parameters=shape.num_parameters,
+            costs=model_costs(shape, counts),
+        )
+        if len(found.text().encode()) <= MAX_FACTS_BYTES or len(counts) == 1:
+            return found
+        counts = counts[:-1]
 
 
 def failure(error: ModelError) -> Inspection:
+    """The document of a model that cannot be served, with as much of the error's message as there is room for."""
     # A path may hold bytes that are no UTF-8.
-    message = str(error)[:_MAX_TEXT].encode(errors="replace").decode()
+    message = str(error)[:_MAX_MESSAGE].encode(errors="replace").decode()
     while True:
         found = Inspection(error=Fault(reason=error.fault, message=message))
         # JSON writes up to six bytes for a character.

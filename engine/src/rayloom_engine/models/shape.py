@@ -1,7 +1,7 @@
 """ModelShape: everything about a model that its config.json decides, read before any weight and without torch.
 
-Sizing, `inspect`, the loader and the decoder all start from it, so an unsupported model is refused here and nowhere
-else.
+`inspect`, the loader and the decoder all start from it, so an unsupported model is refused here and nowhere else.
+`models.costs` derives from it how much memory a model takes.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ RopeKind = Literal["default", "llama3", "linear"]
 ROPE_KINDS: tuple[RopeKind, ...] = ("default", "llama3", "linear")
 ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 DTYPES = ("bfloat16", "float16", "float32")
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 _MODEL_TYPE_TO_ARCHITECTURE = {
     "llama": "LlamaForCausalLM",
@@ -159,7 +160,7 @@ def _shape(folder: Path, config: ConfigJson) -> ModelShape:
     if (activation := config.text("hidden_act", default="silu")) != "silu":
         raise ModelError(f"{config.path}: hidden_act {shown(activation)} is not supported; works: silu", "Unsupported")
 
-    # Before anything is made of them: a shape holds a window for each layer.
+    # These are checked before anything is made of them: a shape holds a window for each layer.
     num_layers = config.count("num_hidden_layers", at_most=MAX_LAYERS)
     vocab_size = config.count("vocab_size", at_most=MAX_VOCAB)
     hidden_size = config.count("hidden_size", at_most=MAX_SIZE)
@@ -304,7 +305,7 @@ def _eos_token_ids(folder: Path, config: ConfigJson, vocab_size: int) -> tuple[i
                 )
             if len(ids) > MAX_EOS_IDS:
                 raise ModelError(f"{holder.path}: eos_token_id lists {len(ids)} ids; works: up to {MAX_EOS_IDS}")
-            # Some fine-tunes name an id beyond their embedding, or -1 or null for none; the model can never say it.
+            # Some fine-tunes name an id beyond their embedding, or -1 or null for none; the model never generates it.
             return tuple(token_id for token_id in ids if token_id is not None and 0 <= token_id < vocab_size)
     return ()
 

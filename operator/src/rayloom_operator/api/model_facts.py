@@ -1,26 +1,22 @@
-"""What `rayloom-engine inspect` says about a model, as far as sizing needs it: its shape, not its weights.
+"""The facts of a model that `rayloom-engine inspect` gives: its commit, its description and its costs.
 
-A model's author chooses its sizes, and sizing computes with them in the operator that all tenants share. So each has
-bounds, far beyond any model that exists, also where it is read back from a status.
+Only costs are computed with. The description is shown in the status, and `status.sizing.inputs` is a hash of it, so the
+fields that it had when a sizing was written stay as they are.
 """
 
 from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
-from rayloom_operator.api.spec import Model
+from rayloom_operator.api.costs import MAX_LAYERS, MAX_PARAMETERS, MAX_POSITIONS, Costs
 
 ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-MAX_LAYERS = 1000
 MAX_HEADS = 4096
 MAX_WIDTH = 1 << 22
 MAX_VOCABULARY = 1 << 24
-# Of the products of these sizes too: what is computed from them is to fit into 64 bits of a status.
-MAX_PARAMETERS = 1 << 50
-MAX_POSITIONS = 1 << 30
 
 
 def _dtype(name: str) -> str:
@@ -39,7 +35,7 @@ class _Part(BaseModel):
 
 
 class ModelShape(_Part):
-    """Sizes of a decoder, named as the engine names them."""
+    """Description of a decoder, in the engine's names."""
 
     architecture: str = Field(max_length=256, description="Class of the model, such as LlamaForCausalLM.")
     num_layers: int = Field(ge=1, le=MAX_LAYERS, description="Decoder layers.")
@@ -65,45 +61,27 @@ class ModelShape(_Part):
         description="Positions that a token sees in every layer, itself included; none when a layer sees all.",
     )
 
-    @model_validator(mode="after")
-    def _is_no_larger_than_any(self) -> ModelShape:
-        # As many as query, key, value, output, gate, up and down have, and embedding and head.
-        layer = self.hidden_size * (4 * max(self.num_heads, self.num_kv_heads) * self.head_dim)
-        layer += 3 * self.hidden_size * self.intermediate_size
-        if self.num_layers * layer + 2 * self.vocab_size * self.hidden_size > MAX_PARAMETERS:
-            raise ValueError(f"these sizes are those of a model with more than {MAX_PARAMETERS} parameters")
-        return self
-
 
 class ModelFacts(_Part):
-    shape: ModelShape = Field(description="Sizes, as the model's configuration says.")
+    shape: ModelShape = Field(description="Sizes, as the model's configuration gives them.")
     num_parameters: int = Field(ge=1, le=MAX_PARAMETERS, description="Weights of the model.")
+    version: str | None = Field(
+        None,
+        max_length=16,
+        description="Version of the inspection. Absent where an operator of an earlier version stored the facts.",
+    )
     commit: str | None = Field(
         None, max_length=256, description="Commit of a hub's model, by which every rank loads it."
     )
-
-
-# These come with the engine's image, so nothing has to run to know them. A test holds them to what the engine says.
-BUILTIN_FACTS = {
-    "smollm2-135m": ModelFacts(
-        shape=ModelShape(
-            architecture="LlamaForCausalLM",
-            num_layers=30,
-            hidden_size=576,
-            intermediate_size=1536,
-            num_heads=9,
-            num_kv_heads=3,
-            head_dim=64,
-            vocab_size=49152,
-            max_position_embeddings=8192,
-            tie_word_embeddings=True,
-            checkpoint_dtype="bfloat16",
-        ),
-        num_parameters=134_515_008,
+    costs: Costs | None = Field(
+        None,
+        description="The memory that the model takes, in parts that sizing adds. Absent where an engine of an earlier "
+        "version inspected the model.",
     )
-}
 
-
-def builtin_facts(model: Model) -> ModelFacts | None:
-    """The facts of a built-in model; None for every other source."""
-    return BUILTIN_FACTS.get(model.source.removeprefix("builtin://")) if model.source_kind == "builtin" else None
+    @property
+    def checkpoint_bytes(self) -> int:
+        """Bytes of the weights as they are stored."""
+        if self.costs is not None:
+            return self.costs.checkpoint_bytes
+        return self.num_parameters * ELEMENT_BYTES[self.shape.checkpoint_dtype]

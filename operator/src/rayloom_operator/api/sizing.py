@@ -1,4 +1,4 @@
-"""The part of the spec that says how large an engine is: what it may use, and into how many ranks it is cut."""
+"""The fields of the spec that decide the size of an engine: its accelerators, and how many ranks share the model."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ class Reason(StrEnum):
     UNSUPPORTED_KUBERAY = "UnsupportedKubeRay"  # the cluster has no KubeRay, or one that is too old; Accepted
     LOADED = "Loaded"  # ModelReady
     LOADING = "Loading"  # ModelReady
-    INSPECTING = "Inspecting"  # a Job looks at the model, before anything is made for it
+    INSPECTING = "Inspecting"  # a Job inspects the model, before anything is made for it
     MODEL_NOT_FOUND = "ModelNotFound"  # the model's folder or file is not there, or its name or revision on the hub
     MODEL_NO_ACCESS = "ModelNoAccess"  # the hub wants a token, or another one
     MODEL_GATED = "ModelGated"  # the token's account has not accepted the model's terms
@@ -162,19 +162,19 @@ class Group(_Part):
 
 
 class Model(ModelFacts):
-    source: str = Field(description="spec.model.source that was looked at.")
-    revision: str = Field("", description="spec.model.revision that was looked at; empty where none is given.")
+    source: str = Field(description="spec.model.source that was inspected.")
+    revision: str = Field("", description="spec.model.revision that was inspected; empty where none is given.")
 
 
 class Figures(_Part):
-    """One way to cut a model into ranks, and what comes of it."""
+    """One number of ranks for a model, with the memory and the context that follow from it."""
 
     tensor: int = Field(ge=1, le=1024, description="Ranks that share each layer.")
     pipeline: int = Field(ge=1, le=1024, description="Stages that share the layers.")
     pods: int = Field(ge=1, le=1024, description="Worker pods, each with pipeline / pods stages.")
     nodes: int = Field(description="Nodes that these pods fill, at the least; on CPU one a pod.")
     weights_bytes_per_rank: int = Field(description="Bytes of the largest rank's weights.")
-    kv_tokens: int = Field(0, description="Tokens that the KV cache holds, where memory is known; else at most.")
+    kv_tokens: int = Field(0, description="Tokens that the KV cache holds; where memory is unknown, at most.")
     max_model_len: int = Field(0, description="Longest prompt + output in tokens.")
     concurrent_requests: int = Field(0, description="Requests of maxModelLen tokens that have room at once.")
 
@@ -188,27 +188,28 @@ class Figures(_Part):
 
 
 class Candidate(Figures):
-    fits: bool = Field(description="Whether it would work.")
-    why_not: Message = Field("", description="What is too little; empty when it fits.")
+    fits: bool = Field(description="Whether the model fits.")
+    why_not: Message = Field("", description="Why the model does not fit; empty when it does.")
 
 
 class Sizing(Figures):
-    advice: Message = Field("", description="What would use the accelerators better; empty when nothing is known.")
+    advice: Message = Field("", description="A better use of the accelerators; empty when there is none.")
     accelerator_memory: int | None = Field(
         None,
         ge=1,
         le=1 << 60,
-        description="Bytes of one accelerator as the nodes' labels said; absent where spec.accelerator.memory does.",
+        description="Bytes of one accelerator by the nodes' labels; absent where spec.accelerator.memory is given.",
     )
     accelerator_nodes: str | None = Field(
-        None, description="Of which nodes that was read: accelerator.resource and scheduling.nodeSelector of then."
+        None,
+        description="The nodes with those labels: accelerator.resource and scheduling.nodeSelector of that time.",
     )
-    inputs: str = Field(description="Hash of what this was computed from. While it is equal, the choice stays.")
-    alternatives: tuple[Candidate, ...] = Field((), max_length=8, description="Other ways, the cheapest first.")
+    inputs: str = Field(description="Hash of the inputs. While it is equal, the choice stays.")
+    alternatives: tuple[Candidate, ...] = Field((), max_length=8, description="Other candidates, the cheapest first.")
 
 
 def stored_sizing(status: Mapping[str, Any]) -> Sizing | None:
-    """The sizing in a status document; None when there is none, or somebody else wrote it."""
+    """The sizing in a status document; None where there is none, or none that an operator could have written."""
     try:
         found = Sizing.model_validate(status["sizing"], strict=False)
     except (KeyError, ValidationError):
@@ -217,7 +218,10 @@ def stored_sizing(status: Mapping[str, Any]) -> Sizing | None:
 
 
 def stored_model(status: Mapping[str, Any]) -> Model | None:
-    """None where nothing is stored, or what this version cannot use: less than it needs, sizes beyond its bounds."""
+    """The model in a status document; None where there is none, or this version cannot use it.
+
+    Unusable are facts that lack a field, and numbers beyond their bounds.
+    """
     try:
         return Model.model_validate(status["model"])
     except (KeyError, ValidationError):
@@ -242,9 +246,9 @@ class Status(_Part):
     )
     shape: str = Field("", description="Tensor and pipeline parallelism, such as TP1xPP2.")
     model: Model | None = Field(
-        None, description="What was found where the spec says that the model is. Absent for a built-in model."
+        None, description="The facts that the inspection of spec.model found. Absent for a built-in model."
     )
-    sizing: Sizing | None = Field(None, description="How the shape came about. Absent until the model is known.")
+    sizing: Sizing | None = Field(None, description="How the shape was chosen. Absent until the model is known.")
     ready: str = Field("", description="Engines that serve, of those asked for, such as 1/1.")
     loading: str | None = Field(
         None,

@@ -1,5 +1,5 @@
-"""`rayloom-operator plan`: what a cluster would be told to make of a manifest, and why in this shape; or how it would
-get from one manifest to another."""
+"""`rayloom-operator plan`: the objects that an operator makes of a manifest, and why in this shape; or the steps of a
+rollout from one manifest to another."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ import yaml
 from pydantic import ValidationError
 
 from rayloom_operator.api.manifest import load_service
-from rayloom_operator.api.model_facts import ELEMENT_BYTES, ModelFacts, builtin_facts
+from rayloom_operator.api.model_facts import ELEMENT_BYTES, ModelFacts
 from rayloom_operator.api.pod_template.privileges import host_paths, privileges
 from rayloom_operator.api.rollout import RolloutState
+from rayloom_operator.api.shipped_facts import known_facts
 from rayloom_operator.api.spec import LLMService, Model
 from rayloom_operator.api.status import Candidate, Figures, Sizing
 from rayloom_operator.cli.rollout import explain_rollout
@@ -31,7 +32,7 @@ from rayloom_operator.resolve.revision import revision
 from rayloom_operator.resolve.sizing import cost
 from rayloom_operator.times import Now
 
-# No cluster's: what depends on them is not printed.
+# Those of no cluster: nothing that depends on them is printed.
 _SETTINGS = Settings(engine_image="", operator_key=b"")
 _COLUMNS = ("SHAPE", "RANKS", "NODES", "WEIGHTS/RANK", "KV TOKENS", "LENGTH", "REQUESTS", "")
 
@@ -45,8 +46,8 @@ def print_plan(
     engine_image: str,
     output: str,
 ) -> int:
-    """Prints the ways to cut the model and the objects, or with `output` yaml the objects alone; with two manifests in
-    `rollout`, in place of `manifest`, the steps from one to the other.
+    """Prints the candidates of the sizing and the objects, or with `output` yaml the objects alone; with two manifests
+    in `rollout`, in place of `manifest`, the steps from one to the other.
 
     Raises SpecError for a manifest that cannot be served, or facts that are missing or cannot be used.
     """
@@ -62,7 +63,7 @@ def print_plan(
     objects = _objects(resolved, datetime.now(UTC))
     if output == "yaml":
         for each in objects:
-            # What is in a Secret follows from the operator's own key.
+            # The content of a Secret follows from the operator's own key.
             each = {name: value for name, value in each.items() if (each["kind"], name) != ("Secret", "data")}
             print("---\n" + yaml.safe_dump(each, sort_keys=False), end="")
         return 0
@@ -76,7 +77,7 @@ def print_plan(
 
 
 def _needed_settings(service: LLMService) -> str:
-    """Values without which an operator does not accept the manifest's pod templates; empty where it always does."""
+    """Values of the chart that the manifest's pod templates need; empty where they need none."""
     names = sorted({privilege for _, privilege in privileges(service.spec.pod_template)})
     folders = sorted({path for _, path in host_paths(service.spec.pod_template)})
     values = [f"podTemplate.allow={{{','.join(names)}}}"] if names else []
@@ -84,8 +85,9 @@ def _needed_settings(service: LLMService) -> str:
 
 
 def _objects(resolved: Resolved, clock: datetime) -> tuple[Manifest, ...]:
-    """What is made of a new service, once it is written down how many engines it is to have."""
-    nothing, order = Observed(), order_of(resolved, revision(resolved))
+    """The objects of a new service, once its status stores how many engines it is to have."""
+    nothing = Observed()
+    order = order_of(resolved, revision(resolved))
     rollout = RolloutState(
         current_revision=order.revision, update_revision=order.revision, counts={order.revision: order.replicas}
     )
@@ -95,11 +97,14 @@ def _objects(resolved: Resolved, clock: datetime) -> tuple[Manifest, ...]:
 
 
 def explain(resolved: Resolved, facts: ModelFacts) -> str:
-    """The ways that were considered as a table, the chosen one marked, and why it is that one."""
-    spec, sizing, asked = resolved.service.spec, resolved.sizing, question(resolved.service, facts)
+    """The candidates as a table, the chosen one marked, and the reason of the choice."""
+    spec = resolved.service.spec
+    sizing = resolved.sizing
+    asked = question(resolved.service, facts)
     assert sizing is not None, "the model is known"
     size = in_words(facts.num_parameters * ELEMENT_BYTES[asked.dtype])
-    where, why = "CPUs", "one rank, where nothing else is given"
+    where = "CPUs"
+    why = "one rank, where nothing else is given"
     if spec.accelerator is not None:
         where = f"Nodes with {asked.per_node} x {spec.accelerator.resource} of {in_words(asked.memory or 0)}"
         why = "the fewest accelerators that fit"
@@ -131,17 +136,19 @@ def _resolved(
     service: LLMService, facts: Path | None, engine_image: str, flag: str = "--facts"
 ) -> tuple[Resolved, ModelFacts]:
     model = service.spec.model
-    known = builtin_facts(model) if facts is None else _read(facts, flag)
+    known = known_facts(model) if facts is None else _read(facts, flag)
     if known is None:
         raise SpecError((f"spec.model.source: run {_advice(model)}, and add {flag} facts.json",))
     return resolve(service, service.spec.engine.image or engine_image, known), known
 
 
 def _advice(model: Model) -> str:
-    source, where = model.source, "where it can be read"
+    source = model.source
+    where = "where it can be read"
     if model.source_kind == "pvc":
         claim, slash, path = source.removeprefix("pvc://").partition("/")
-        source, where = f"FOLDER{slash}{path}", f"where the claim {claim} is mounted at FOLDER"
+        source = f"FOLDER{slash}{path}"
+        where = f"where the claim {claim} is mounted at FOLDER"
     command = ["rayloom-engine", "inspect", "--model", source]
     command += ["--revision", model.revision] if model.revision is not None else []
     return f"`{shlex.join(command)} > facts.json` {where}"
@@ -167,7 +174,7 @@ def _row(way: Figures) -> tuple[str, ...]:
 
 def _read(path: Path, flag: str) -> ModelFacts:
     try:
-        return ModelFacts.model_validate_json(path.read_bytes())
+        facts = ModelFacts.model_validate_json(path.read_bytes())
     except OSError as error:
         raise SpecError((f"{flag}: cannot read {path}: {error.strerror}",)) from error
     except ValidationError as error:
@@ -175,3 +182,7 @@ def _read(path: Path, flag: str) -> ModelFacts:
         where = ".".join(map(str, ("", *first["loc"]))).lstrip(".") or "document"
         problem = f"{flag}: {path} is not what `rayloom-engine inspect` prints: {where}: {first['msg']}"
         raise SpecError((problem,)) from error
+    if facts.costs is None:
+        again = "run `rayloom-engine inspect` of the operator's version"
+        raise SpecError((f"{flag}: {path} has no costs, so an engine of an earlier version wrote it; {again}",))
+    return facts

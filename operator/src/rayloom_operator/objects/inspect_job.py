@@ -1,8 +1,8 @@
-"""The Job that looks at a service's model before anything is made for it, from a pod like those of the engine.
+"""The Job that inspects a service's model before anything is made for it, from a pod like those of the engine.
 
-It reads the configuration alone, in seconds and without an accelerator, and leaves what it found as its pod's
-termination message. It has no part of the model's cache: a claim that is not bound yet would be bound to the node of
-this small pod, whatever node the engine needs.
+It reads the configuration alone, in seconds and without an accelerator, and writes the facts as its pod's termination
+message. It does not mount the model's cache: a claim that is not bound yet would be bound to the node of this small
+pod, whatever node the engine needs.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from rayloom_operator.objects.pod import (
 from rayloom_operator.objects.pod_template import with_inspection_template
 from rayloom_operator.resolve.resolved import Hub
 
-# A node may have to fetch the engine's image first; the engine itself gives the hub a minute.
+# A node may have to pull the engine's image first; the engine itself waits a minute for the hub.
 _DEADLINE_SECONDS = 1800
-# So long it can be looked at. More than the time until the next attempt, which takes its number from this one.
+# For so long an admin can read its log. More than the time until the next attempt, whose number follows from this one.
 _KEEP_SECONDS = 900
 # Measured: 50 MiB, with the hub's library 90.
 _RESOURCES = {"requests": {"cpu": "100m", "memory": "128Mi"}, "limits": {"memory": "512Mi"}}
 
 
-def inspect_job(service: LLMService, image: str, hub: Hub, attempt: int) -> Manifest:
-    """The Job; attempts count from 0."""
+def inspect_job(service: LLMService, image: str, hub: Hub, attempt: int, commit: str | None = None) -> Manifest:
+    """The Job; attempts count from 0. It inspects `commit` where that is given, else the spec's revision."""
     model = service.spec.model
     command = ["rayloom-engine", "inspect", "--model", engine_model(model)]
-    if model.revision is not None:
-        command += ["--revision", model.revision]
+    if revision := commit or model.revision:
+        command += ["--revision", revision]
     variables: dict[str, Manifest] = {"RAYLOOM_TERMINATION_LOG": {"value": "/dev/termination-log"}}
     variables |= model_variables(service, hub, has_cache=False)
     container = container_basics(service, names.INSPECT_CONTAINER, image) | {
@@ -54,7 +54,7 @@ def inspect_job(service: LLMService, image: str, hub: Hub, attempt: int) -> Mani
         "volumes": [{"name": "scratch", "emptyDir": {}}, *model_volumes(service, hub, has_cache=False)],
     }
     spec: Manifest = {
-        # The operator decides when to try again.
+        # The operator decides when to retry.
         "backoffLimit": 0,
         "activeDeadlineSeconds": _DEADLINE_SECONDS,
         "ttlSecondsAfterFinished": _KEEP_SECONDS,

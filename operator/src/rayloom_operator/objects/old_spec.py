@@ -10,7 +10,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from rayloom_operator.api.model_facts import ModelFacts, builtin_facts
+from rayloom_operator.api.model_facts import ModelFacts
+from rayloom_operator.api.shipped_facts import builtin_facts
 from rayloom_operator.api.spec import API_VERSION, KIND, parse
 from rayloom_operator.api.status import Model, stored_model
 from rayloom_operator.errors import SpecError

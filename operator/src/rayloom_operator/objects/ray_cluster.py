@@ -24,8 +24,8 @@ from rayloom_operator.objects.pod import (
 from rayloom_operator.objects.pod_template import with_template
 from rayloom_operator.objects.scheduler_labels import scheduler_annotations, scheduler_labels
 from rayloom_operator.objects.scratch import RESOURCE, scratch_mebibytes, scratch_volume
+from rayloom_operator.resolve.load import CPU_RANK_BYTES, RAY_POD_BYTES
 from rayloom_operator.resolve.resolved import Resolved
-from rayloom_operator.resolve.sizing import CPU_RANK_BYTES, RAY_POD_BYTES
 
 RAY_VERSION = "2.60.0"  # the Ray of the engine's image; KubeRay chooses the features to use by it
 _GCS_PORT = 6379

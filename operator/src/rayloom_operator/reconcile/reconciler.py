@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -12,14 +13,15 @@ from rayloom_operator.api.model_facts import ModelFacts
 from rayloom_operator.api.spec import LLMService, parse, without_spec
 from rayloom_operator.api.status import Reason, stored_model, stored_rollout
 from rayloom_operator.decide.held import held_plan
-from rayloom_operator.decide.inspection import Inspection, inspect
+from rayloom_operator.decide.inspection import Inspection, Tried, has_unfinished, inspect
 from rayloom_operator.decide.plan import Settings, plan
 from rayloom_operator.decide.recovery import remembered
+from rayloom_operator.decide.refresh import Refreshes
 from rayloom_operator.decide.rollout.planner import Step
 from rayloom_operator.decide.rollout.revisions import Lineage
 from rayloom_operator.decide.status import VALID, status
 from rayloom_operator.errors import DoesNotFit, MemoryUnknown, NotAllowed, Refused, SpecError
-from rayloom_operator.kube.client import Kube
+from rayloom_operator.kube.client import Kube, KubeError
 from rayloom_operator.names import Manifest, ServiceKey
 from rayloom_operator.observe.drift import Drift
 from rayloom_operator.observe.observed import Group, Verdict
@@ -34,6 +36,8 @@ from rayloom_operator.reconcile.status_writer import StatusWriter
 from rayloom_operator.reconcile.work_queue import REGULAR_S
 from rayloom_operator.resolve.resolved import Resolved, is_sized, resolve
 from rayloom_operator.times import Now
+
+logger = logging.getLogger(__name__)
 
 # Objects without a watch, such as ConfigMaps, are applied again so often, because somebody may have deleted them.
 _REAPPLY_S = 1800.0
@@ -77,6 +81,14 @@ class Reconciler:
         self._sizer = Sizer()
         self._roller = Roller(kube, settings, self._observer, self._sizer)
         self._mounting_since: dict[ServiceKey, float] = {}
+        self._kube = kube
+        self._refreshes = Refreshes()
+
+    def lead(self) -> None:
+        """Takes the Jobs that run when this operator begins to lead."""
+        jobs = self._watches.jobs
+        running = [key for key in jobs.keys() if has_unfinished(jobs.of_service(key))]  # noqa: SIM118 - it is no dict
+        self._refreshes.found(running, asyncio.get_running_loop().time())
 
     def close(self) -> None:
         """Starts no more computations of sizes."""
@@ -91,6 +103,7 @@ class Reconciler:
         self._mounting_since.pop(key, None)
         self._statuses.forget(key)
         self._roller.forget(key)
+        self._refreshes.forget(key)
         return await self._observer.forget(key, datetime.now(UTC))
 
     async def reconcile(self, key: ServiceKey, document: Manifest) -> float:
@@ -108,7 +121,7 @@ class Reconciler:
             service = parse(document)
             patience = timedelta(seconds=service.spec.recovery.node_loss_seconds)
             self._settings.permissions.check(service)
-            inspection = await self._inspect(key, previous, service, now.wall)
+            inspection = await self._inspect(key, previous, service, now)
             if inspection.facts is not None:
                 image = self._settings.image(service)
                 resolved = await self._resolve(service, image, inspection.facts, previous)
@@ -216,14 +229,26 @@ class Reconciler:
         # Nodes are read here, in the loop that changes them.
         return await self._sizer.run(resolve, service, image, facts, previous, hub, lambda *_: memory)
 
-    async def _inspect(self, key: ServiceKey, previous: Manifest, service: LLMService, clock: datetime) -> Inspection:
+    async def _inspect(self, key: ServiceKey, previous: Manifest, service: LLMService, now: Now) -> Inspection:
         image, hub, pods = self._settings.image(service), self._settings.hub, self._watches.pods.of_service(key)
         jobs = [each for each in self._watches.jobs.of_service(key) if "deletionTimestamp" not in each["metadata"]]
-        found = inspect(service, image, hub, previous, jobs, pods, {}, clock)
+        may_refresh = self._refreshes.may_start(key, image, now.mono)
+        tried = Tried(jobs, pods)
+        found = inspect(service, image, hub, previous, tried, now.wall, may_refresh)
+        self._refreshes.note(key, image, found.refresh, now.mono)
+        if found.refresh_job is not None:
+            await self._make_refresh_job(key, found.refresh_job)
         if found.is_podless:
             failures = await self._observer.job_failures(key)
         elif found.waiting:
             failures = await self._observer.mount_failures(key, found.waiting)
         else:
             return found
-        return inspect(service, image, hub, previous, jobs, pods, failures, clock)
+        return inspect(service, image, hub, previous, replace(tried, failures=failures), now.wall)
+
+    async def _make_refresh_job(self, key: ServiceKey, job: Manifest) -> None:
+        """Makes a Job that no one waits for: its service runs, so a refusal of it is one line of the log."""
+        try:
+            await self._kube.create(job)
+        except KubeError as error:
+            logger.warning("%s/%s: the Job that inspects the model again was refused: %s", *key, error)

@@ -1,25 +1,32 @@
-"""A service with everything decided that its engines are made from."""
+"""Resolved: a service with everything decided that its engines are made from."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
 from rayloom_operator.api.accelerator_memory import WITHOUT_CLUSTER, NodeMemory, asked_of
 from rayloom_operator.api.base import amount
-from rayloom_operator.api.model_facts import ELEMENT_BYTES, ModelFacts
+from rayloom_operator.api.model_facts import ModelFacts
 from rayloom_operator.api.sizing import Accelerator
 from rayloom_operator.api.spec import LLMService
 from rayloom_operator.api.status import Sizing, stored_sizing
 from rayloom_operator.errors import MemoryUnknown, SpecError
-from rayloom_operator.resolve.sizing import Question, size
+from rayloom_operator.resolve.question import Question
+from rayloom_operator.resolve.sizing import places, size
+
+_NO_COSTS = (
+    "spec.engine.image: the engine of this image is of an earlier version, whose inspection gives no costs of the "
+    "model, so the parallelism cannot be computed; use an image of the operator's version, or give "
+    "spec.parallelism.tensor and spec.parallelism.pipeline"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hub:
-    """How pods reach the models' hub. Running engines keep what they were made with."""
+    """Settings with which pods reach the models' hub. Running engines keep those that they were made with."""
 
     endpoint: str = ""  # URL of a mirror; empty for the hub itself
     allows_own: bool = False  # HF_ENDPOINT of a manifest may name another hub, also where a token is sent to it
@@ -28,7 +35,7 @@ class Hub:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resolved:
-    """The spec, and what it leaves open: the image, the parallelism, the commit. Equal ones make equal engines."""
+    """The spec, and the image, parallelism and commit that it leaves open. Equal ones make equal engines."""
 
     service: LLMService
     image: str
@@ -37,8 +44,8 @@ class Resolved:
     stages_per_pod: int = 1  # divides `pipeline`
     commit: str = ""  # of a hub's model; empty for other sources
     max_model_len: int | None = None  # tokens; None leaves it to the engine
-    checkpoint_bytes: int | None = None  # of the weights as they are stored; None while the model is not known
-    sizing: Sizing | None = None  # how the parallelism came about; None while the model is not known
+    checkpoint_bytes: int | None = None  # of the weights as they are stored; None while the model is unknown
+    sizing: Sizing | None = None  # how the parallelism was chosen; None where nothing was sized
     hub: Hub = Hub()
 
     @property
@@ -56,7 +63,7 @@ class Resolved:
         return self.tensor * self.stages_per_pod
 
 
-# The memory of an accelerator, on nodes with such labels.
+# Returns the memory of an accelerator, on nodes with such labels.
 MemoryOf = Callable[[Accelerator, Mapping[str, str]], NodeMemory]
 
 
@@ -68,22 +75,29 @@ def resolve(
     hub: Hub = Hub(),
     memory_of: MemoryOf = lambda accelerator, node_selector: WITHOUT_CLUSTER,
 ) -> Resolved:
-    """`image` is the resolved image of the engine's pods, `facts` None while the model was not looked at.
+    """Returns the service with image, parallelism, commit and context decided.
 
-    `previous` is the status as it was written last: while what its sizing was computed from is the same, that choice
-    stays, whatever this version of the operator would choose. Without facts only a service on CPU can be resolved.
-    `memory_of` is asked where the spec leaves out how much memory an accelerator has, and once for a choice: another
-    node changes nothing that runs. Raises SpecError, DoesNotFit or MemoryUnknown, with what to change.
+    `image` is the resolved image of the engine's pods, `facts` None while the model was not inspected. `previous` is
+    the status as it was written last: while the inputs of its sizing are the same, that choice stays, whatever this
+    version of the operator would choose. Without facts only a service on CPU can be resolved; with facts that have no
+    costs, also one whose spec gives both numbers. `memory_of` is called where the spec leaves out the memory of an
+    accelerator, and once for a choice: another node changes nothing that runs. Raises SpecError, DoesNotFit or
+    MemoryUnknown, with what to change.
     """
     spec = service.spec
-    asked, length = spec.parallelism, spec.model.max_model_len
+    length = spec.model.max_model_len
     if facts is None:
         if spec.accelerator is not None:
             raise SpecError(("spec.accelerator: the parallelism is computed once the model was inspected",))
-        tensor, pipeline = asked.tensor or 1, asked.pipeline or 1
-        return Resolved(service=service, image=image, tensor=tensor, pipeline=pipeline, max_model_len=length, hub=hub)
+        return _as_given(service, image, hub)
     sizing, asking = _stored_choice(service, facts, previous)
     if sizing is None or sizing.inputs != asking.inputs:
+        if facts.costs is None:
+            if not is_given(service):
+                raise SpecError((_NO_COSTS,))
+            # The engine itself refuses what its ranks cannot share or hold.
+            made = _as_given(service, image, hub)
+            return replace(made, commit=facts.commit or "", checkpoint_bytes=facts.checkpoint_bytes)
         nodes = _nodes_to_ask(service)
         memory = None if nodes is None else _memory_of_nodes(service, memory_of)
         asking = question(service, facts, memory)
@@ -98,29 +112,52 @@ def resolve(
         stages_per_pod=sizing.pipeline // sizing.pods,
         commit=facts.commit or "",
         max_model_len=length,
-        checkpoint_bytes=facts.num_parameters * ELEMENT_BYTES[facts.shape.checkpoint_dtype],
+        checkpoint_bytes=facts.checkpoint_bytes,
         sizing=sizing,
         hub=hub,
     )
 
 
 def is_sized(service: LLMService, facts: ModelFacts, previous: Mapping[str, Any]) -> bool:
-    """Whether the choice of before stays, so that `resolve` computes none."""
+    """Returns whether the stored choice stays, so that `resolve` computes none."""
     sizing, asking = _stored_choice(service, facts, previous)
     return sizing is not None and sizing.inputs == asking.inputs
+
+
+def is_given(service: LLMService) -> bool:
+    """True where the spec leaves no number of ranks open; on a CPU each number that it leaves out is 1."""
+    asked = service.spec.parallelism
+    return service.spec.accelerator is None or (asked.tensor is not None and asked.pipeline is not None)
+
+
+def _as_given(service: LLMService, image: str, hub: Hub) -> Resolved:
+    """The service with the parallelism of its spec, which nothing was computed for."""
+    spec = service.spec
+    tensor = spec.parallelism.tensor or 1
+    pipeline = spec.parallelism.pipeline or 1
+    pods, _ = places(spec.accelerator.per_node if spec.accelerator is not None else None, tensor, pipeline)
+    return Resolved(
+        service=service,
+        image=image,
+        tensor=tensor,
+        pipeline=pipeline,
+        stages_per_pod=pipeline // pods,
+        max_model_len=spec.model.max_model_len,
+        hub=hub,
+    )
 
 
 def _stored_choice(
     service: LLMService, facts: ModelFacts, previous: Mapping[str, Any]
 ) -> tuple[Sizing | None, Question]:
-    """The sizing that was written last, and what would be asked now with the accelerators' memory of then."""
+    """The sizing that was written last, and the question of now with the accelerators' memory of that time."""
     sizing = stored_sizing(previous)
     is_same = sizing is not None and sizing.accelerator_nodes == _nodes_to_ask(service)
     return sizing, question(service, facts, sizing.accelerator_memory if sizing is not None and is_same else None)
 
 
 def _nodes_to_ask(service: LLMService) -> str | None:
-    """None where the spec says how much memory an accelerator has, or there is no accelerator."""
+    """The nodes whose labels give the memory; None where the spec gives it, or there is no accelerator."""
     accelerator = service.spec.accelerator
     if accelerator is None or accelerator.memory is not None:
         return None
@@ -128,9 +165,9 @@ def _nodes_to_ask(service: LLMService) -> str | None:
 
 
 def _memory_of_nodes(service: LLMService, memory_of: MemoryOf) -> int:
-    """Raises MemoryUnknown."""
+    """Bytes of an accelerator, by the labels of its nodes. Raises MemoryUnknown."""
     accelerator = service.spec.accelerator
-    assert accelerator is not None, "its nodes are asked"
+    assert accelerator is not None, "only accelerators have nodes with labels"
     found = memory_of(accelerator, service.spec.scheduling.node_selector)
     if found.num_bytes is None:
         raise MemoryUnknown((f"spec.accelerator.memory is left out, and {found.why_not}",))
@@ -138,17 +175,20 @@ def _memory_of_nodes(service: LLMService, memory_of: MemoryOf) -> int:
 
 
 def question(service: LLMService, facts: ModelFacts, memory: int | None = None) -> Question:
-    """What sizing is asked for a service. On CPU nothing is computed that the spec leaves out: it is 1.
+    """The question that sizing answers for a service. On CPU each number of ranks that the spec leaves out is 1.
 
     `memory` is that of an accelerator in bytes, where the spec leaves it out.
     """
     spec = service.spec
-    accelerator, args, asked = spec.accelerator, spec.engine.args, spec.parallelism
+    accelerator = spec.accelerator
+    args = spec.engine.args
+    asked = spec.parallelism
     limit = accelerator.memory if accelerator is not None else spec.engine.resources.limits.get("memory")
     if limit is not None:
         memory = amount(limit)
     return Question(
         shape=facts.shape,
+        costs=facts.costs,
         dtype=facts.shape.checkpoint_dtype if spec.model.dtype == "auto" else spec.model.dtype,
         per_node=None if accelerator is None else accelerator.per_node,
         memory=memory,

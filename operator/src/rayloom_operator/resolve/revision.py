@@ -1,4 +1,4 @@
-"""The revision of a service: a hash of what a running engine cannot take over without being made anew.
+"""The revision of a service: a hash of everything for which a running engine must be recreated.
 
 It covers the spec and its resolved inputs, never the built objects: another version of the operator rolls nothing.
 """
@@ -18,9 +18,9 @@ def revision(resolved: Resolved) -> str:
 
     Settings that are left out do not count, so a field that a later version adds changes no revision.
     """
-    # The number of engines changes none of them, and neither does how they are drained, mended and rolled: the operator
-    # goes by what the spec says now, engines by what it said when they were made, and no stream is worth ending for
-    # that. The image counts as it was resolved; how it is pulled does not.
+    # The number of engines changes none of them, and neither do the settings of drains, recovery and rollouts: the
+    # operator follows those of the current spec, and a change of them is no reason to end a stream. The image counts as
+    # it was resolved; its pull policy does not count.
     service = resolved.service
     spec = service.spec.model_dump(
         mode="json",
@@ -37,12 +37,12 @@ def revision(resolved: Resolved) -> str:
         },
         exclude_defaults=True,
     )
-    # What is computed counts as it came out, so pinning what runs rolls nothing.
+    # The computed parallelism counts by its result, so pinning the numbers that run rolls nothing.
     shape = {"tensor": resolved.tensor, "pipeline": resolved.pipeline, "stages_per_pod": resolved.stages_per_pod}
     spec["parallelism"] = {name: number for name, number in shape.items() if number != 1}
     if service.spec.accelerator is not None:
         spec["accelerator"] = service.spec.accelerator.resource
-    elif service.spec.engine.args.device == "cuda":  # the others are what is used anyway
+    elif service.spec.engine.args.device == "cuda":  # the other devices are chosen anyway
         spec["device"] = "cuda"
     if resolved.max_model_len is not None:
         spec["maxModelLen"] = resolved.max_model_len
@@ -53,9 +53,9 @@ def revision(resolved: Resolved) -> str:
 
 
 def with_kept_image(resolved: Resolved, kept: str, current: str) -> Resolved:
-    """`resolved` with the image `kept`, where that is all that keeps it from being the revision `current`.
+    """Returns `resolved` with the image `kept`, where that alone makes it the revision `current`; else `resolved`.
 
-    So another default of the operator's changes no service that runs; it counts once the spec changes otherwise.
+    Another default image of the operator changes no service that runs; it counts once the spec changes otherwise.
     """
     if kept in ("", resolved.image) or resolved.service.spec.engine.image is not None:
         return resolved
@@ -64,6 +64,6 @@ def with_kept_image(resolved: Resolved, kept: str, current: str) -> Resolved:
 
 
 def _without_empty(part: dict[str, Any]) -> dict[str, Any]:
-    """A map that holds only what was left out is as good as left out itself."""
+    """`part` without maps that are empty, or hold only empty maps: they count as left out."""
     pruned = {name: _without_empty(value) if isinstance(value, dict) else value for name, value in part.items()}
     return {name: value for name, value in pruned.items() if value != {}}

@@ -1,115 +1,37 @@
-"""Into how many ranks a model is cut: tensor parallelism inside a node, pipeline stages across nodes. Pure.
+"""The number of ranks of an engine: tensor parallelism inside a node, pipeline stages across nodes. Pure.
 
-Considered are one stage of every width that the model's heads and a node allow, and several stages of the widest. The
-cheapest that fits wins: the fewest accelerators, then the fewest nodes, then the fewest stages.
+Candidates are one stage of each width that the model's heads and a node allow, and several stages of the widest. The
+cheapest candidate that fits wins: the fewest accelerators, then the fewest nodes, then the fewest stages.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections import deque
-from dataclasses import dataclass, fields, replace
+from dataclasses import replace
 
-from rayloom_operator.api.model_facts import ELEMENT_BYTES, ModelShape
 from rayloom_operator.api.status import Candidate, Figures, Sizing
 from rayloom_operator.errors import DoesNotFit, SpecError
-from rayloom_operator.resolve.rank_memory import (
-    BLOCK_SIZE,
-    GIB,
-    Cut,
-    Rank,
-    Stages,
-    head_layers,
-    in_words,
-    shard_counts,
-    stages,
-    step_bytes,
-)
+from rayloom_operator.resolve.load import Load, Scale, why_not
+from rayloom_operator.resolve.question import Question
+from rayloom_operator.resolve.rank_memory import BLOCK_SIZE
 
-# The engine's own defaults; a test holds them to it.
-MAX_NUM_SEQS = 64
-CPU_STEP_TOKENS = 512
-GPU_STEP_TOKENS = 8192
-# Its shares of the memory that is free once the weights are there.
-GPU_SHARE = 0.9
-CPU_SHARE, CPU_CAP = 0.5, 4 * GIB
-# A CUDA context, libraries and their workspaces; several ranks have NCCL's buffers as well. Estimates, rounded up.
-_CUDA_BYTES, _NCCL_BYTES = GIB, GIB // 2
-# On a CPU, measured in pods: of torch and the rank's own code 380 MiB, of Ray's processes in a pod 153. Files of
-# libraries are not in it: the kernel takes their pages back.
-CPU_RANK_BYTES, RAY_POD_BYTES = 384 << 20, 168 << 20
-# A context that nobody asked for is cut to make a model fit, but not below this. A sixteenth stays unused, or the
-# engine, which measures what is free, would refuse it for a few bytes.
-_LEAST_MODEL_LEN = 8192
 _MAX_ALTERNATIVES = 8
 # The largest number that a status can hold.
 _MOST = (1 << 63) - 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
-    """All that a sizing depends on."""
-
-    shape: ModelShape
-    dtype: str  # of weights and KV cache
-    per_node: int | None  # accelerators of a node; None on CPU
-    memory: int | None  # bytes of an accelerator, on CPU of a pod; None where it is not known
-    tensor: int | None  # None: to be computed
-    pipeline: int | None
-    max_model_len: int | None  # None: the model's, or what fits
-    num_requests: int  # that must have room at once
-    # Settings of the engine, None where it has its default: that may change with a version, the hash may not.
-    max_num_seqs: int | None = None
-    num_step_tokens: int | None = None
-    kv_cache_memory_bytes: int | None = None
-    num_kv_blocks: int | None = None
-
-    def num_blocks_of(self, num_tokens: int) -> int:
-        """The most KV blocks that a sequence of `num_tokens` holds at once; the engine gives back what no token sees.
-
-        The first token of a step sees span - 1 positions before it, which need not begin at a block's beginning.
-        """
-        total = -(-num_tokens // BLOCK_SIZE)
-        span = self.shape.attention_span
-        if span is None:
-            return total
-        num_step_tokens = self.num_step_tokens or (CPU_STEP_TOKENS if self.is_cpu else GPU_STEP_TOKENS)
-        return min(total, -(-(span - 1 + num_step_tokens) // BLOCK_SIZE) + 1)
-
-    @property
-    def is_cpu(self) -> bool:
-        return self.per_node is None
-
-    @property
-    def most_seqs(self) -> int:
-        return self.max_num_seqs or MAX_NUM_SEQS
-
-    @property
-    def engine_cuts_length(self) -> bool:
-        """On a CPU nobody knows before what the engine finds, so it is left to it."""
-        return self.is_cpu and self.max_model_len is None and self.num_requests == 1
-
-    @property
-    def inputs(self) -> str:
-        """8 hex digits, the same for the same question to any version of the operator."""
-        shape = self.shape.model_dump(exclude_defaults=True)
-        # Not by asdict, which copies: this is asked in each pass over a service.
-        document = {each.name: getattr(self, each.name) for each in fields(self)} | {"shape": shape}
-        given = {name: value for name, value in document.items() if value is not None}
-        return hashlib.sha256(json.dumps(given, sort_keys=True).encode()).hexdigest()[:8]
-
-
 def size(question: Question) -> Sizing:
-    """The cheapest way that fits, of those that leave what was asked for as it is.
+    """The cheapest candidate that fits; numbers that the spec gives stay as they are. `question` has costs.
 
-    Raises SpecError for what the model cannot do, DoesNotFit for too little memory; both say what to change.
+    Raises SpecError for what the model cannot do, DoesNotFit for too little memory; both name what to change.
     """
     if problems := _problems(question):
         raise SpecError(problems)
-    considered = candidates(question)
+    scales: dict[int, Scale] = {}
+    considered = _candidates(question, scales)
     is_open = question.tensor is None and question.pipeline is None
-    others = considered if is_open else candidates(replace(question, tensor=None, pipeline=None))
+    # A load depends on no number that the spec gives for tensor and pipeline.
+    others = considered if is_open else _candidates(replace(question, tensor=None, pipeline=None), scales)
     chosen = next((each for each in considered if each.fits), None)
     best = next((each for each in others if each.fits), None)
     if chosen is None:
@@ -127,18 +49,24 @@ def size(question: Question) -> Sizing:
 
 
 def candidates(question: Question) -> list[Candidate]:
-    """The ways to consider, the cheapest first. A number that was asked for is in all of them.
+    """The candidates, the cheapest first. A number that the spec gives is in all of them.
 
-    Of the numbers of stages that do not fit, only the largest that a status shows are given.
+    Of the numbers of stages that do not fit, only the largest are given, as many as a status shows.
     """
-    widths = [count for count in shard_counts(question.shape) if count <= (question.per_node or 1)]
+    return _candidates(question, {})
+
+
+def _candidates(question: Question, scales: dict[int, Scale]) -> list[Candidate]:
+    """`candidates`, with the loads by width that are known, or become known."""
+    widths = [count for count in question.parts.tensor if count <= (question.per_node or 1)]
     if question.tensor is not None:
         widths = [question.tensor]
+    num_layers = question.parts.num_layers
     found = []
     for tensor in widths:
-        most = question.shape.num_layers if tensor == widths[-1] else 1
+        most = num_layers if tensor == widths[-1] else 1
         numbers = [question.pipeline] if question.pipeline is not None else range(1, most + 1)
-        scale = _Scale(question, tensor)
+        scale = scales.setdefault(tensor, Scale(question, tensor))
         tried: deque[int] = deque(maxlen=_MAX_ALTERNATIVES + 1)
         for pipeline in numbers:
             tried.append(pipeline)
@@ -149,100 +77,17 @@ def candidates(question: Question) -> list[Candidate]:
 
 
 def candidate(question: Question, tensor: int, pipeline: int) -> Candidate:
-    """What one way comes to, and whether it fits."""
-    return _candidate(question, tensor, pipeline, _Scale(question, tensor).load(pipeline))
+    """The figures of one candidate, and whether it fits."""
+    return _candidate(question, tensor, pipeline, Scale(question, tensor).load(pipeline))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Load:
-    """What the ranks of one way have to hold, and whether they can."""
-
-    weights: int  # bytes of the rank with the most
-    reserve: int  # bytes for a rank's process
-    room: int  # bytes for KV blocks, of the rank with the fewest blocks
-    block_bytes: int  # of a KV block of that rank
-    num_blocks: int  # that the engine takes
-    is_given: bool  # the user chose that number
-    length: int  # tokens of a request
-    least: int  # tokens of a request that must have room
-    is_too_heavy: bool  # weights and process alone are too much
-    has_too_many_blocks: bool  # the user asks for more than there is room for
-    has_too_few_blocks: bool  # the requests that are to have room have none
-
-    @property
-    def fits(self) -> bool:
-        return not (self.is_too_heavy or self.has_too_many_blocks or self.has_too_few_blocks)
-
-
-class _Scale:
-    """Weighs the ways to cut a model into stages of one width. Many numbers of stages have the same kinds of them."""
-
-    def __init__(self, question: Question, tensor: int) -> None:
-        self._question = question
-        self._tensor = tensor
-        self._cut = Cut.of(question.shape, tensor)
-        self._head_layers = head_layers(question.shape)
-        self._known: dict[Stages, _Load] = {}
-
-    def load(self, pipeline: int) -> _Load:
-        each = stages(self._question.shape.num_layers, pipeline, self._head_layers)
-        known = self._known.get(each)
-        if known is None:
-            known = self._known[each] = self._weigh(each, has_several_ranks=self._tensor * pipeline > 1)
-        return known
-
-    def _weigh(self, each: Stages, *, has_several_ranks: bool) -> _Load:
-        question, tensor, parts = self._question, self._tensor, self._cut.ranks(each)
-        element_bytes = ELEMENT_BYTES[question.dtype]
-        weights = max(part.weights for part in parts) * element_bytes
-        memory, reserve = question.memory, _CUDA_BYTES + _NCCL_BYTES * has_several_ranks
-        if question.is_cpu:
-            memory, reserve = memory and memory // tensor, CPU_RANK_BYTES + RAY_POD_BYTES // tensor
-
-        def room(part: Rank) -> int:
-            """Bytes that the engine takes for this rank's KV blocks."""
-            free = None if memory is None else memory - reserve - part.weights * element_bytes
-            return _kv_room(question, tensor, free)
-
-        # The rank with the fewest blocks decides for all.
-        num_blocks, block_bytes, kv_bytes = min(
-            (room(part) // (part.kv_block * element_bytes), part.kv_block * element_bytes, room(part)) for part in parts
-        )
-        largest = max(part.kv_block for part in parts) * element_bytes
-        given = question.num_kv_blocks or (question.kv_cache_memory_bytes or 0) // largest
-        has_too_many = given > num_blocks and not question.is_cpu
-        num_blocks = given or num_blocks
-
-        wanted = question.max_model_len or question.shape.max_position_embeddings
-        per_request = num_blocks // question.num_requests
-        length = least = wanted
-        if question.max_model_len is None and per_request < question.num_blocks_of(wanted):
-            least = 2 if question.engine_cuts_length else min(wanted, _LEAST_MODEL_LEN)
-            kept = per_request if question.engine_cuts_length else per_request * 15 // 16
-            length = max(least, kept * BLOCK_SIZE)
-        return _Load(
-            weights=weights,
-            reserve=reserve,
-            room=kv_bytes,
-            block_bytes=block_bytes,
-            num_blocks=num_blocks,
-            is_given=given > 0,
-            length=length,
-            least=least,
-            is_too_heavy=memory is not None and weights + reserve >= memory,
-            has_too_many_blocks=has_too_many,
-            has_too_few_blocks=per_request < question.num_blocks_of(length),
-        )
-
-
-def _candidate(question: Question, tensor: int, pipeline: int, load: _Load) -> Candidate:
-    num_blocks, length = 0, 0
-    if load.fits:
-        num_blocks, length = load.num_blocks, load.length
-        if not load.is_given:
-            # The engine takes no more than what all sequences of a step can use.
-            num_blocks = min(num_blocks, question.most_seqs * question.num_blocks_of(length))
-    pods, nodes = _places(question.per_node, tensor, pipeline)
+def _candidate(question: Question, tensor: int, pipeline: int, load: Load) -> Candidate:
+    num_blocks = load.num_blocks if load.fits else 0
+    length = load.length if load.fits else 0
+    if not load.is_given:
+        # The engine allocates no more than what all sequences of a step can use.
+        num_blocks = min(num_blocks, question.most_seqs * question.num_blocks_of(length))
+    pods, nodes = places(question.per_node, tensor, pipeline)
     return Candidate(
         tensor=tensor,
         pipeline=pipeline,
@@ -253,31 +98,12 @@ def _candidate(question: Question, tensor: int, pipeline: int, load: _Load) -> C
         max_model_len=length,
         concurrent_requests=num_blocks // max(1, question.num_blocks_of(length)),
         fits=load.fits,
-        why_not=_why_not(question, tensor, load),
+        why_not=why_not(question, tensor, load),
     )
 
 
-def _why_not(question: Question, tensor: int, load: _Load) -> str:
-    """What is too little; empty where it fits."""
-    if load.is_too_heavy:
-        memory = (question.memory or 0) // (tensor if question.is_cpu else 1)
-        process = f"{in_words(load.weights)} of weights and {in_words(load.reserve)} for the process"
-        return f"{process} do not fit in {in_words(memory)}"
-    if load.has_too_many_blocks:
-        needed = in_words(load.num_blocks * load.block_bytes)
-        return f"{load.num_blocks} KV blocks need {needed} on a rank, and there is room for {in_words(load.room)}"
-    if load.has_too_few_blocks:
-        needed = in_words(question.num_requests * question.num_blocks_of(load.least) * load.block_bytes)
-        room = in_words(load.num_blocks * load.block_bytes)
-        return (
-            f"{question.num_requests} x {load.least} tokens need {needed} of KV cache on a rank, and there is room for "
-            f"{room}"
-        )
-    return ""
-
-
-def _places(per_node: int | None, tensor: int, pipeline: int) -> tuple[int, int]:
-    """Pods, and the nodes that they fill. As many stages as a node holds share a pod; on CPU each has its own."""
+def places(per_node: int | None, tensor: int, pipeline: int) -> tuple[int, int]:
+    """(worker pods, nodes that they fill). As many stages as a node holds share a pod; on CPU each has its own."""
     if per_node is None:
         return pipeline, pipeline
     most = max(1, min(pipeline, per_node // tensor))
@@ -286,31 +112,20 @@ def _places(per_node: int | None, tensor: int, pipeline: int) -> tuple[int, int]
     return pods, -(-pods // max(1, per_node // (tensor * stages)))
 
 
-def _kv_room(question: Question, tensor: int, free: int | None) -> int:
-    """Bytes that the engine takes for KV blocks of the `free` ones of a rank; None where they are not known."""
-    if free is None:
-        return CPU_CAP // tensor
-    if question.is_cpu:
-        return max(0, min(CPU_CAP // tensor, int(free * CPU_SHARE)))
-    num_tokens, element_bytes = question.num_step_tokens or GPU_STEP_TOKENS, ELEMENT_BYTES[question.dtype]
-    step = step_bytes(
-        question.shape, tensor, element_bytes=element_bytes, num_tokens=num_tokens, num_seqs=question.most_seqs
-    )
-    return max(0, min(int(free * GPU_SHARE), free - step))
-
-
 def _problems(question: Question) -> tuple[str, ...]:
-    shape, found = question.shape, []
-    choices = shard_counts(shape)
+    shape = question.shape
+    choices = question.parts.tensor
+    num_layers = question.parts.num_layers
+    found = []
     if question.tensor is not None and question.tensor not in choices:
         found.append(
             f"spec.parallelism.tensor: {question.tensor} ranks cannot share the model's {shape.num_heads} attention "
             f"heads and {shape.num_kv_heads} key/value heads evenly; use one of {', '.join(map(str, choices))}"
         )
-    if question.pipeline is not None and question.pipeline > shape.num_layers:
+    if question.pipeline is not None and question.pipeline > num_layers:
         found.append(
-            f"spec.parallelism.pipeline: {question.pipeline} stages cannot share the model's {shape.num_layers} "
-            f"layers; use 1 to {shape.num_layers}"
+            f"spec.parallelism.pipeline: {question.pipeline} stages cannot share the model's {num_layers} "
+            f"layers; use 1 to {num_layers}"
         )
     if (question.max_model_len or 0) > shape.max_position_embeddings:
         found.append(
@@ -337,5 +152,5 @@ def _refusal(question: Question, considered: list[Candidate], best: Candidate | 
 
 
 def cost(way: Figures) -> tuple[int, int, int]:
-    """What is compared: accelerators, nodes, stages. No two ways have the same."""
+    """The key by which candidates are compared: accelerators, nodes, stages. No two candidates have the same."""
     return way.num_ranks, way.nodes, way.pipeline

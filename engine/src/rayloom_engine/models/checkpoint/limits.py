@@ -1,7 +1,7 @@
 """The largest model and the largest files that the engine reads.
 
-A model's files come from strangers. Everything that loops over a size, or holds memory for it, comes after a check
-against these numbers; the operator holds what an inspection finds to the same ones.
+A model's files come from strangers. Code that loops over a size, or allocates memory for it, runs after a check against
+these numbers; the operator bounds the facts of an inspection by the same ones.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ MAX_HEADS = 4096
 MAX_SIZE = 1 << 22  # hidden size, size of the feed-forward part, head size
 MAX_VOCAB = 1 << 24
 MAX_POSITIONS = 1 << 30  # context and windows, in tokens
-MAX_PARAMETERS = 1 << 50  # a thousand times the largest models, and far from where JSON's numbers are not exact
+MAX_PARAMETERS = 1 << 50  # a thousand times the largest models; JSON's numbers are exact up to 2^53
 
 MAX_ROPE_THETA = 1e15
 MAX_ROPE_FACTOR = 1e6

@@ -1,0 +1,141 @@
+"""Costs: what a model takes in memory and in a step, in parts that only have to be added. Pure, and without torch.
+
+The parts are given for each number of tensor parallel ranks that can share a layer. Ranks of one stage differ by a row
+of an uneven matrix and by biases, so each number is that of the rank with most of the part: a sum of parts is exact
+where one rank has most of all, and never too small.
+
+    bytes of a rank's weights = layers of its stage + embedding (first stage) or head (last) or both (only stage)
+    bytes of a KV block       = block size x sum over the layers of its stage of `kv`
+    bytes of a step           = tokens x step.token + sequences x step.sequence_bytes
+
+Elements of a part take the bytes of the type in which a rank computes (for `kv`: in which it caches); `bytes` are there
+whatever that type is, such as packed weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import groupby
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from rayloom_engine.models.checkpoint.limits import MAX_LAYERS, MAX_POSITIONS
+from rayloom_engine.models.shape import DTYPE_BYTES, ModelShape
+from rayloom_engine.parallel.shard import Shard
+
+_LETTERS = "abcdefghijklmnopqrstuvwxyz"
+
+
+class _Document(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class Amounts(_Document):
+    """The memory that one part takes, a number for each of `tensor`."""
+
+    elements: tuple[int, ...] = Field(description="Numbers in the type in which a rank computes.")
+    bytes: tuple[int, ...] | None = Field(None, description="Bytes beside them, whatever that type is; none if absent.")
+
+
+class LayerKind(_Document):
+    """Layers that cost the same."""
+
+    weights: Amounts = Field(description="Weights of one such layer.")
+    kv: Amounts = Field(description="Keys and values of one token in one such layer.")
+    window: int | None = Field(
+        None, ge=1, le=MAX_POSITIONS, description="Positions that a token sees, itself included; absent for all."
+    )
+
+
+class StepCosts(_Document):
+    """Memory of the largest step of a rank, beside weights and KV cache."""
+
+    token: Amounts = Field(description="Of one token.")
+    sequence_bytes: int = Field(description="Bytes of one sequence, for any number of ranks.")
+
+
+class Costs(_Document):
+    tensor: tuple[int, ...] = Field(
+        description="Numbers of ranks that can share a layer, ascending from 1; the order of all other lists."
+    )
+    embedding: Amounts = Field(description="What the first of several stages has beside its layers.")
+    head: Amounts = Field(description="What the last of several stages has beside its layers: final norm and head.")
+    both: Amounts = Field(description="What an only stage has beside its layers; a matrix with two uses is there once.")
+    kinds: tuple[LayerKind, ...] = Field(description="The kinds of layers; the first is called a, the second b.")
+    layers: str = Field(max_length=MAX_LAYERS, description="The kind of each layer, run-length coded: 5ab is aaaaab.")
+    head_layers: float = Field(
+        ge=0.0, description="The head's work, in layers: stages are cut so that the slowest is the fastest possible."
+    )
+    step: StepCosts = Field(description="What a step holds.")
+    checkpoint_bytes: int = Field(ge=1, description="Bytes of the weights as a folder of safetensors holds them.")
+
+
+def model_costs(shape: ModelShape, tensor: Sequence[int]) -> Costs:
+    """The costs of a model for the numbers of ranks in `tensor`, each of which is one of `shard_counts(shape)`."""
+
+    def most(elements_of: Callable[[Shard], int]) -> Amounts:
+        # The last shard has the longest part of each uneven matrix, the first one has the biases of sums.
+        return Amounts(elements=tuple(max(elements_of(Shard(0, n)), elements_of(Shard(n - 1, n))) for n in tensor))
+
+    def vocabulary(shard: Shard) -> int:
+        return len(shard.part(shape.vocab_size)) * shape.hidden_size
+
+    def both(shard: Shard) -> int:
+        return vocabulary(shard) * (1 if shape.tie_word_embeddings else 2) + shape.hidden_size
+
+    windows = tuple(dict.fromkeys(shape.layer_windows))
+    weights = most(lambda shard: layer_elements(shape, shard))
+    kv = most(lambda shard: 2 * len(shard.kv_heads(shape.num_kv_heads)) * shape.head_dim)
+    return Costs(
+        tensor=tuple(tensor),
+        embedding=most(vocabulary),
+        head=most(lambda shard: vocabulary(shard) + shape.hidden_size),
+        both=most(both),
+        kinds=tuple(LayerKind(weights=weights, kv=kv, window=window) for window in windows),
+        layers=run_lengths([windows.index(window) for window in shape.layer_windows]),
+        head_layers=shape.head_layers,
+        step=StepCosts(
+            token=Amounts(elements=tuple(step_token_elements(shape, n) for n in tensor)),
+            sequence_bytes=step_sequence_bytes(shape),
+        ),
+        checkpoint_bytes=shape.weight_bytes(DTYPE_BYTES[shape.checkpoint_dtype]),
+    )
+
+
+def layer_elements(shape: ModelShape, shard: Shard) -> int:
+    """Weights of one layer that a shard has, as `models.empty` allocates them."""
+    hidden = shape.hidden_size
+    query = len(shard.part(shape.num_heads)) * shape.head_dim
+    qkv = query + 2 * len(shard.kv_heads(shape.num_kv_heads)) * shape.head_dim
+    feed_forward = len(shard.part(shape.intermediate_size))
+    norms = 2 * hidden + 2 * shape.head_dim * shape.qk_norm
+    biases = qkv * shape.qkv_bias + 2 * feed_forward * shape.mlp_bias
+    if shard.is_first:
+        biases += hidden * (shape.o_bias + shape.mlp_bias)
+    matrices = hidden * (
+        qkv
+        + query  # o
+        + 3 * feed_forward  # gate, up, down
+    )
+    return matrices + norms + biases
+
+
+def step_token_elements(shape: ModelShape, num_shards: int) -> int:
+    """Elements that one token of a step takes on a rank, counted off the decoder's code.
+
+    A token has the residual stream, its normed form and a block's result, and the wider of attention and MLP.
+    """
+    feed_forward = 3 * -(-shape.intermediate_size // num_shards)  # gate, up, their product
+    attention = 2 * (shape.query_size + shape.kv_size) // num_shards
+    return 3 * shape.hidden_size + max(feed_forward, attention)
+
+
+def step_sequence_bytes(shape: ModelShape) -> int:
+    """Bytes that one sequence of a step takes on the last stage: logits in float32, a copy, their probabilities."""
+    return 3 * shape.vocab_size * 4
+
+
+def run_lengths(kinds: Sequence[int]) -> str:
+    """Letters of the kinds, counted from 0, each after the length of its run: never longer than `kinds`."""
+    runs = ((len(list(run)), _LETTERS[kind]) for kind, run in groupby(kinds))
+    return "".join(letter if length == 1 else f"{length}{letter}" for length, letter in runs)

@@ -1,0 +1,135 @@
+"""Costs: the memory that a model takes, in parts that the engine's `inspect` gives and sizing adds.
+
+The image that a tenant chooses writes this document, and the operator that all tenants share computes with it.
+So each number and each list has a bound, far beyond any model that exists, also where it is read back from a status.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cached_property
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic.alias_generators import to_camel
+
+MAX_LAYERS = 1000
+MAX_TENSOR = 4096
+MAX_POSITIONS = 1 << 30
+# The sum of all weights stays below this, so that their bytes fit into 64 bits of a status.
+MAX_PARAMETERS = 1 << 50
+_MAX_BYTES = 4 * MAX_PARAMETERS
+_MAX_NUMBERS = 64  # numbers of ranks; heads have at most 48 divisors
+_MAX_KINDS = 26  # a letter each
+_MAX_HEAD_LAYERS = 1e15
+_RUN = re.compile(r"([1-9][0-9]{0,3})?([a-z])")
+
+Count = Annotated[int, Field(ge=0, le=_MAX_BYTES)]
+# Lists of a status are tuples here, which strict validation takes from JSON text only.
+Counts = Annotated[tuple[Count, ...], Field(strict=False, max_length=_MAX_NUMBERS)]
+
+
+class CostsPart(BaseModel):
+    # The engine writes Python's names, the status camelCase.
+    model_config = ConfigDict(frozen=True, strict=True, extra="ignore", alias_generator=to_camel, populate_by_name=True)
+
+
+class Amounts(CostsPart):
+    """The memory that one part of a rank takes, a number for each of `Costs.tensor`."""
+
+    elements: Counts = Field(description="Numbers in the type in which a rank computes.")
+    packed: Counts | None = Field(
+        None, alias="bytes", description="Bytes beside them, whatever that type is; absent for none."
+    )
+
+    def bytes_at(self, index: int, element_bytes: int) -> int:
+        """Bytes for the number of ranks at `index` of `Costs.tensor`, with elements of `element_bytes` each."""
+        return self.elements[index] * element_bytes + (self.packed[index] if self.packed is not None else 0)
+
+
+class LayerKind(CostsPart):
+    weights: Amounts = Field(description="Weights of one such layer.")
+    kv: Amounts = Field(description="Keys and values of one token in one such layer.")
+    window: int | None = Field(
+        None, ge=1, le=MAX_POSITIONS, description="Positions that a token sees, itself included; absent for all."
+    )
+
+
+class StepCosts(CostsPart):
+    token: Amounts = Field(description="What one token of a step takes beside weights and KV cache.")
+    sequence_bytes: Count = Field(description="Bytes that one sequence of a step takes.")
+
+
+class Costs(CostsPart):
+    tensor: Annotated[tuple[Annotated[int, Field(ge=1, le=MAX_TENSOR)], ...], Field(strict=False)] = Field(
+        min_length=1,
+        max_length=_MAX_NUMBERS,
+        description="Numbers of ranks that can share a layer, ascending from 1; the order of all other lists.",
+    )
+    embedding: Amounts = Field(description="What the first of several stages has beside its layers.")
+    head: Amounts = Field(description="What the last of several stages has beside its layers.")
+    both: Amounts = Field(description="What an only stage has beside its layers.")
+    kinds: Annotated[tuple[LayerKind, ...], Field(strict=False)] = Field(
+        min_length=1, max_length=_MAX_KINDS, description="The kinds of layers; the first is called a, the second b."
+    )
+    layers: str = Field(
+        pattern=r"^(([1-9][0-9]{0,3})?[a-z])+$",
+        max_length=MAX_LAYERS,
+        description="The kind of each layer, run-length coded: 5ab is aaaaab.",
+    )
+    head_layers: float = Field(
+        ge=0,
+        le=_MAX_HEAD_LAYERS,
+        allow_inf_nan=False,
+        description="The head's work, in layers; it decides how stages are cut.",
+    )
+    step: StepCosts = Field(description="What the largest step of a rank takes.")
+    checkpoint_bytes: Annotated[int, Field(ge=1, le=_MAX_BYTES)] = Field(
+        description="Bytes of the weights as a folder of safetensors holds them."
+    )
+
+    @cached_property
+    def runs(self) -> tuple[tuple[int, int], ...]:
+        """(layers, index of their kind) of each run of equal layers, in the order of the model."""
+        return tuple((int(number or 1), ord(letter) - ord("a")) for number, letter in _RUN.findall(self.layers))
+
+    @cached_property
+    def numbers(self) -> tuple[int, ...]:
+        """Layers of each of `kinds`."""
+        return tuple(sum(number for number, kind in self.runs if kind == at) for at in range(len(self.kinds)))
+
+    @property
+    def num_layers(self) -> int:
+        return sum(self.numbers)
+
+    @cached_property
+    def attention_span(self) -> int | None:
+        """Positions that a token sees in the layer that sees most; None when a layer sees all of them."""
+        windows = [kind.window for kind, number in zip(self.kinds, self.numbers, strict=True) if number]
+        known = [window for window in windows if window is not None]
+        return max(known) if len(known) == len(windows) else None
+
+    @model_validator(mode="after")
+    def _is_complete(self) -> Costs:
+        if self.tensor[0] != 1 or sorted(set(self.tensor)) != list(self.tensor):
+            raise ValueError("tensor: the numbers of ranks must ascend from 1")
+        if any(kind >= len(self.kinds) for _, kind in self.runs):
+            raise ValueError("layers: it names a kind that kinds does not have")
+        if self.num_layers > MAX_LAYERS:
+            raise ValueError(f"layers: {self.num_layers} are more than {MAX_LAYERS}")
+        of_kinds = [each for kind in self.kinds for each in (kind.weights, kind.kv)]
+        for each in (self.embedding, self.head, self.both, self.step.token, *of_kinds):
+            if {len(each.elements), len(each.packed or each.elements)} != {len(self.tensor)}:
+                raise ValueError("a list of it has not one number for each of tensor")
+        self._check_size()
+        return self
+
+    def _check_size(self) -> None:
+        """Raises ValueError for weights beyond any model: their bytes are to fit into 64 bits of a status."""
+        for index in range(len(self.tensor)):
+            ends = max(each.bytes_at(index, 1) for each in (self.embedding, self.head, self.both))
+            layers = sum(
+                number * kind.weights.bytes_at(index, 1) for number, kind in zip(self.numbers, self.kinds, strict=True)
+            )
+            if ends + layers > MAX_PARAMETERS:
+                raise ValueError(f"its weights are those of a model with more than {MAX_PARAMETERS} parameters")

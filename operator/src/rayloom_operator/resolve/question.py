@@ -1,0 +1,78 @@
+"""Question: the inputs of a sizing, and the hash by which a status stores them. Pure."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass, fields
+
+from rayloom_operator.api.costs import Costs
+from rayloom_operator.api.model_facts import ModelShape
+from rayloom_operator.resolve.rank_memory import BLOCK_SIZE
+
+# The engine's own defaults; a contract test compares them.
+MAX_NUM_SEQS = 64
+CPU_STEP_TOKENS = 512
+GPU_STEP_TOKENS = 8192
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """All that a sizing depends on."""
+
+    shape: ModelShape  # of the model, for the hash and the messages
+    dtype: str  # of weights and KV cache
+    per_node: int | None  # accelerators of a node; None on CPU
+    memory: int | None  # bytes of an accelerator, on CPU of a pod; None where the memory is unknown
+    tensor: int | None  # None: to be computed
+    pipeline: int | None
+    max_model_len: int | None  # None: the model's, or what fits
+    num_requests: int  # that must have room at once
+    # None where an engine of an earlier version inspected the model. Costs are no part of the hash: another engine may
+    # count the same model differently, and that changes nothing that runs.
+    costs: Costs | None = None
+    # Settings of the engine, None for its default: a default may change with a version, the hash may not.
+    max_num_seqs: int | None = None
+    num_step_tokens: int | None = None
+    kv_cache_memory_bytes: int | None = None
+    num_kv_blocks: int | None = None
+
+    def num_blocks_of(self, num_tokens: int) -> int:
+        """The most KV blocks that a sequence of `num_tokens` holds at once: the engine frees blocks that no token sees.
+
+        The first token of a step sees span - 1 positions before it, which may begin in the middle of a block.
+        """
+        total = -(-num_tokens // BLOCK_SIZE)
+        span = self.parts.attention_span
+        if span is None:
+            return total
+        num_step_tokens = self.num_step_tokens or (CPU_STEP_TOKENS if self.is_cpu else GPU_STEP_TOKENS)
+        return min(total, -(-(span - 1 + num_step_tokens) // BLOCK_SIZE) + 1)
+
+    @property
+    def parts(self) -> Costs:
+        """The model's costs. Only for a question that has them."""
+        assert self.costs is not None, "nothing is sized without costs"
+        return self.costs
+
+    @property
+    def is_cpu(self) -> bool:
+        return self.per_node is None
+
+    @property
+    def most_seqs(self) -> int:
+        return self.max_num_seqs or MAX_NUM_SEQS
+
+    @property
+    def engine_cuts_length(self) -> bool:
+        """True where the engine chooses the length: on a CPU only the engine can measure the free memory."""
+        return self.is_cpu and self.max_model_len is None and self.num_requests == 1
+
+    @property
+    def inputs(self) -> str:
+        """8 hex digits, the same for the same question in every version of the operator."""
+        shape = self.shape.model_dump(exclude_defaults=True)
+        # `asdict` copies deeply, and each reconcile computes this hash.
+        document = {each.name: getattr(self, each.name) for each in fields(self)} | {"shape": shape, "costs": None}
+        given = {name: value for name, value in document.items() if value is not None}
+        return hashlib.sha256(json.dumps(given, sort_keys=True).encode()).hexdigest()[:8]
