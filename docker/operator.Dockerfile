@@ -5,7 +5,7 @@ ARG BASE=python:3.11-slim
 FROM ${BASE} AS dependencies
 ENV PATH=/opt/rayloom/code/bin:/opt/rayloom/venv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 COPY constraints.txt operator/pyproject.toml /opt/rayloom/build/
-# Bytecode of the dependencies is most of what they would weigh, and the operator starts once: they go without.
+# Dependencies have no bytecode: it would double their size, and the operator starts rarely.
 RUN --mount=type=secret,id=pip,target=/etc/pip.conf --mount=type=secret,id=ca,target=/run/secrets/ca.crt \
     set -e; cd /opt/rayloom/build; \
     useradd --uid 1000 --user-group --no-create-home --home-dir /tmp --shell /bin/bash rayloom; \

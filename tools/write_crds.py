@@ -26,12 +26,12 @@ FOLDERS = (ROOT / "crds", ROOT / "charts" / "rayloom-operator" / "files")
 Schema = dict[str, Any]
 
 _COLUMNS = (
-    ("Model", "string", ".spec.model.source", "Where the model is."),
+    ("Model", "string", ".spec.model.source", "Source of the model."),
     ("Shape", "string", ".status.shape", "Tensor and pipeline parallelism."),
-    ("Ready", "string", ".status.ready", "Engines that serve, of those asked for."),
-    ("Reason", "string", '.status.conditions[?(@.type=="Available")].reason', "Why it is available, or why not."),
-    ("Loading", "string", ".status.loading", "How far an engine that starts is, such as 41 of 131 GB."),
-    ("Rollout", "string", ".status.progress", "What a roll does, or came to."),
+    ("Ready", "string", ".status.ready", "Engines that serve, of the desired number."),
+    ("Reason", "string", '.status.conditions[?(@.type=="Available")].reason', "Reason of the condition Available."),
+    ("Loading", "string", ".status.loading", "Progress of a starting engine, such as 41 of 131 GB."),
+    ("Rollout", "string", ".status.progress", "Phase or result of the last rollout."),
     ("URL", "string", ".status.endpoint", "URL of the API inside the cluster."),
     ("Age", "date", ".metadata.creationTimestamp", "Time since it was created."),
 )

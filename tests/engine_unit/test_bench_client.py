@@ -1,4 +1,4 @@
-"""The bench against a small server that answers right or wrong: every wrong answer fails its request, by name.
+"""The bench against a small server with right and wrong answers: each wrong answer fails its request by name.
 
 Left to other files: our own engine and transformers as they are measured. The machine's rates are checked by no test,
 because nothing about them can be known beforehand.
@@ -46,7 +46,7 @@ def test_right_answers_are_recorded_in_order() -> None:
     assert len(finished) == 6
 
 
-def test_as_many_requests_run_at_a_time_as_the_workload_says() -> None:
+def test_the_concurrency_is_that_of_the_workload() -> None:
     with running(FakeOpenAI(num_at_once=3)) as fake:
         assert run_workload(endpoint_of(fake), WORKLOAD, PROMPTS).failures == ()
     assert fake.most_active == 3
@@ -87,9 +87,9 @@ def test_servers_that_refuse_ignore_eos_are_not_sent_it() -> None:
     ],
 )
 def test_wrong_answer_fails_its_request_by_name_and_no_other(fault: str, reason: str) -> None:
-    one_lane = Workload(name="S", num_requests=3, concurrency=1, num_own=4, num_output=5)
+    one_at_a_time = Workload(name="S", num_requests=3, concurrency=1, num_own=4, num_output=5)
     with running(FakeOpenAI(faults={1: fault})) as fake:
-        outcome = run_workload(endpoint_of(fake), one_lane, PROMPTS[:3], label="warm-up")
+        outcome = run_workload(endpoint_of(fake), one_at_a_time, PROMPTS[:3], label="warm-up")
     assert [record.index for record in outcome.records] == [0, 2]
     (failure,) = outcome.failures
     assert failure.name == "S warm-up request 1"
@@ -97,7 +97,7 @@ def test_wrong_answer_fails_its_request_by_name_and_no_other(fault: str, reason:
     assert len(fake.bodies) == 3  # nothing was sent again
 
 
-def test_server_that_is_gone_fails_every_request() -> None:
+def test_unreachable_server_fails_every_request() -> None:
     with running(FakeOpenAI()) as fake:
         pass
     outcome = run_workload(endpoint_of(fake), WORKLOAD, PROMPTS)
@@ -117,14 +117,14 @@ def test_completion_chunk_without_text_is_a_token_unless_it_only_ends_the_stream
     assert not parse_event(b'{"choices": [], "usage": {"prompt_tokens": 1, "completion_tokens": 1}}').has_new_token
 
 
-def test_events_are_cut_at_lines_wherever_the_bytes_break() -> None:
+def test_events_are_split_at_lines_for_any_pieces_of_bytes() -> None:
     data = b': ping\n\ndata: {"a": 1}\r\n\r\ndata:[DONE]\n\n'
     for cut in range(len(data) + 1):
         splitter = EventSplitter()
         assert splitter.feed(data[:cut]) + splitter.feed(data[cut:]) == [b'{"a": 1}', b"[DONE]"]
 
 
-def test_tokens_are_counted_by_the_server_where_it_can() -> None:
+def test_tokens_are_counted_by_a_server_with_tokenize() -> None:
     with running(FakeOpenAI()) as fake:
         count_tokens = token_counter(endpoint_of(fake))
         assert count_tokens is not None and count_tokens(" company name") == 3
@@ -169,7 +169,7 @@ def test_command_fails_and_names_the_request(tmp_path: Path, capsys: pytest.Capt
     assert written["workloads"][0]["engines"] == []
 
 
-def test_command_sends_text_where_ids_are_refused() -> None:
+def test_command_sends_text_instead_of_ids() -> None:
     with running(FakeOpenAI(has_tokenize=False)) as fake:
         flags = ("--url", fake.url, "--workloads", "W3", "--scale", "0.1", "--no-limit")
         assert bench(*flags, "--text-prompts", "--omit-ignore-eos") == 0
@@ -181,13 +181,13 @@ def test_command_sends_text_where_ids_are_refused() -> None:
     [
         (("--url", "http://h", "--", "--max-num-seqs", "4"), "--max-num-seqs"),
         (("--url", "http://h", "--compare", "transformers"), "add --model"),
-        (("--compare", "transformers", "--text-prompts"), "leave --text-prompts out"),
+        (("--compare", "transformers", "--text-prompts"), "remove --text-prompts"),
         (("--compare-dtype", "int8"), "bfloat16, float16, float32"),
         (("--threads", "0"), "1 or more"),
         (("--json", "/no/such/folder/x.json"), "does not exist"),
     ],
 )
-def test_settings_that_cannot_go_together_are_refused(flags: tuple[str, ...], hint: str) -> None:
+def test_settings_that_exclude_each_other_are_refused(flags: tuple[str, ...], hint: str) -> None:
     with pytest.raises(ConfigError, match=hint):
         bench(*flags)
 

@@ -1,4 +1,4 @@
-"""The engine's command line names `bench`; the package that it runs is loaded for that command alone."""
+"""The engine's command line has `bench`; its package is imported only for this command."""
 
 import subprocess
 import sys
@@ -21,7 +21,7 @@ def test_bench_without_its_package_says_what_to_install(
     )
 
 
-def test_a_package_that_the_benchmark_itself_lacks_is_not_taken_for_the_benchmark(
+def test_a_missing_dependency_of_the_benchmark_is_not_reported_as_a_missing_benchmark(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delitem(sys.modules, "rayloom_bench", raising=False)

@@ -54,7 +54,7 @@ def test_figures_of_two_requests() -> None:
     assert figures.itl_p99_ms == pytest.approx(1970.0)
 
 
-def test_tokens_that_come_together_count_in_the_mean() -> None:
+def test_tokens_that_arrive_together_count_in_the_mean() -> None:
     figures = summarise([make_record(arrivals_s=(1.0, 2.0))])  # three tokens in two arrivals
     assert figures.ms_per_token == 500.0
     assert figures.itl_p50_ms == 1000.0
@@ -132,7 +132,7 @@ def test_table_has_a_row_for_each_engine_with_our_ratio() -> None:
     assert lines[5].split() == ["machine", "limit", "*", "8.2", "2.4", "0.09x"]
 
 
-def test_summary_names_what_was_measured_on_and_the_start_and_the_memory() -> None:
+def test_summary_has_the_machine_the_start_and_the_memory() -> None:
     wrapped = summary(make_result())
     assert max(map(len, wrapped.splitlines())) <= 120
     text = wrapped.replace("\n  ", " ")
@@ -157,7 +157,7 @@ def test_document_is_json_and_holds_every_request() -> None:
     assert read["failures"] == [{"name": "S request 1", "reason": "HTTP 500"}]
 
 
-def test_share_of_others_is_what_was_busy_and_not_ours() -> None:
+def test_share_of_others_is_busy_time_that_is_not_ours() -> None:
     before = CpuClock(wall_s=0.0, busy_s=100.0, own_s=10.0)
     after = CpuClock(wall_s=10.0, busy_s=118.0, own_s=24.0)
     assert others_percent(before, after, num_cores=2) == 20.0  # 18 s busy, 14 s ours, of 20 s

@@ -10,7 +10,7 @@ import psutil
 from rt_tiny import tiny_checkpoint, tiny_tokenizer
 
 
-def test_own_engine_is_started_twice_measured_and_gone(tmp_path: Path) -> None:
+def test_own_engine_is_started_twice_measured_and_stopped(tmp_path: Path) -> None:
     folder = tiny_checkpoint(tmp_path / "tiny", max_position_embeddings=512)
     tiny_tokenizer(folder)
     file = tmp_path / "bench.json"

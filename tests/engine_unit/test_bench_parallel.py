@@ -1,4 +1,4 @@
-"""`rayloom-engine bench parallel`: the checkpoint that it makes, and what its table says of given times."""
+"""`rayloom-engine bench parallel`: its checkpoint with narrow heads, and the table of given times."""
 
 from __future__ import annotations
 

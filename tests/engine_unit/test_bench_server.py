@@ -1,4 +1,4 @@
-"""The bench's care for the processes that it starts: what they hold in memory, and that none is left.
+"""Processes that the bench starts: their memory is measured, and all of them are stopped.
 
 The real engine is started in test_bench_own_engine.py.
 """
@@ -41,7 +41,7 @@ def test_memory_is_summed_over_the_whole_tree(family: tuple[subprocess.Popen[byt
     assert min(sizes.values()) > 1_000_000  # a Python process holds some megabytes
 
 
-def test_nothing_of_the_tree_is_left(family: tuple[subprocess.Popen[bytes], int]) -> None:
+def test_no_process_of_the_tree_is_left(family: tuple[subprocess.Popen[bytes], int]) -> None:
     process, child_pid = family
     child = psutil.Process(child_pid)
     stop_tree(process, grace_s=0.5)

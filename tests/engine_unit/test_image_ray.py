@@ -76,4 +76,4 @@ def test_without_ray_the_command_says_where_it_looked(image, tmp_path):
     (tmp_path / "ray").unlink()
     path = f"{tmp_path}/first:/usr/bin:/bin"
     done = subprocess.run(["ray", "start"], env={"PATH": path}, capture_output=True, text=True, timeout=20)
-    assert (done.returncode, done.stderr) == (127, f"the image holds no Ray: PATH is {path}\n")
+    assert (done.returncode, done.stderr) == (127, f"the image has no Ray: PATH is {path}\n")

@@ -1,6 +1,6 @@
-"""Memory of an accelerator that the manifest leaves out is read from the nodes' labels, once for each shape.
+"""If the manifest leaves out spec.accelerator.memory, it is read from the nodes' labels, once for each sizing.
 
-An 8B model fits one GPU of 24,564 MiB with a shorter context, and one of 81,559 MiB with all of it.
+An 8B model fits on one GPU of 24,564 MiB with a shorter context, and on one of 81,559 MiB with the full context.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ def memory(*nodes, selector=None, **accelerator):
     return node_memory(nodes, Accelerator.model_validate(accelerator), selector or {})
 
 
-def test_the_least_of_the_nodes_that_could_hold_a_pod_counts():
+def test_the_memory_is_the_least_of_all_nodes_that_could_run_a_pod():
     assert memory(make_node("a", 81_559), make_node("b", 24_564)).num_bytes == 24_564 * MIB
 
 
@@ -76,16 +76,16 @@ def test_another_resource_has_labels_of_its_own():
             (make_node("a", **{f"{GPU}.replicas": "4"}),),
             {},
             "node a shares each nvidia.com/gpu among several pods (nvidia.com/gpu.replicas), so its label "
-            f"nvidia.com/gpu.memory is not what one may use: {GIVE_IT}",
+            f"nvidia.com/gpu.memory is more than one pod may use: {GIVE_IT}",
         ),
     ],
 )
-def test_what_the_labels_leave_open_is_said(nodes, selector, why_not):
+def test_an_unknown_memory_has_a_reason_with_the_cure(nodes, selector, why_not):
     assert memory(*nodes, selector=selector) == (type(memory())(None, why_not))
 
 
 @pytest.mark.parametrize("label", ["9" * 40, "9" * 5000, str(MAX_MIB + 1), "0", "-1", "\u0663\u0664", "1e3"])
-def test_an_amount_that_no_device_has_counts_as_no_label(label):
+def test_a_label_with_an_impossible_amount_counts_as_missing(label):
     found = memory(make_node("a"), make_node("b", label))
 
     assert found.num_bytes is None
@@ -117,7 +117,7 @@ def written(found):
     return {"sizing": found.sizing.model_dump(mode="json", by_alias=True, exclude_none=True)}
 
 
-def test_what_is_read_is_sized_for_and_written_down():
+def test_the_memory_of_the_labels_is_used_for_the_sizing_and_stored():
     found = resolved(service_without(), make_node(memory=24_564))
     given = resolve(service_without(accelerator={"memory": "24564Mi"}), "i", LLAMA31_8B)
 
@@ -128,7 +128,7 @@ def test_what_is_read_is_sized_for_and_written_down():
     assert found.sizing.inputs == given.sizing.inputs
 
 
-def test_another_node_changes_nothing_that_runs():
+def test_a_new_node_does_not_change_running_engines():
     service = service_without()
     before = resolved(service, make_node(memory=24_564))
     status = written(before)
@@ -147,21 +147,21 @@ def test_another_node_changes_nothing_that_runs():
         {"accelerator": {"resource": GPU, "perNode": 8}},
     ],
 )
-def test_a_change_of_what_is_sized_or_where_reads_the_nodes_anew(spec):
+def test_a_change_of_the_sizing_or_of_the_node_selector_reads_the_labels_again(spec):
     status = written(resolved(service_without(), make_node(memory=24_564)))
     after = resolved(service_without(**spec), make_node(memory=81_559, pool="big"), previous=status)
 
     assert after.sizing.accelerator_memory == 81_559 * MIB
 
 
-def test_to_leave_out_what_the_nodes_say_anyway_rolls_nothing():
+def test_removing_a_memory_that_equals_the_labels_rolls_nothing():
     given = resolve(service_without(accelerator={"memory": "24564Mi"}), "i", LLAMA31_8B)
     after = resolved(service_without(), make_node(memory=24_564), previous=written(given))
 
     assert revision(after) == revision(given)
 
 
-def test_engines_of_an_old_revision_are_made_again_as_they_were_sized():
+def test_engines_of_an_old_revision_are_recreated_with_their_old_sizing():
     model = Model(source="hf://a/b", revision="", **dict(LLAMA31_8B))
     found = resolved(service_without(), make_node(memory=24_564))
     document = {"metadata": {"name": "chat", "namespace": "team", "uid": "uid-1"}}
@@ -170,13 +170,13 @@ def test_engines_of_an_old_revision_are_made_again_as_they_were_sized():
     assert (read.sizing.accelerator_memory, revision(read)) == (24_564 * MIB, revision(found))
 
 
-def test_what_is_not_known_is_an_error_that_names_the_field():
+def test_an_unknown_memory_is_an_error_that_names_the_field():
     with pytest.raises(MemoryUnknown) as caught:
         resolved(service_without())
     assert caught.value.problems == (
         f"spec.accelerator.memory is left out, and no node has nvidia.com/gpu: add one, or {GIVE_IT}",
     )
-    with pytest.raises(SpecError, match="without a cluster nothing says how much memory it has"):
+    with pytest.raises(SpecError, match="without a cluster there are no node labels to read it from"):
         resolve(service_without(), "i", LLAMA31_8B)
 
 
@@ -189,7 +189,7 @@ def node_document(name, *, labels=None, allocatable=None):
     }
 
 
-def test_of_a_node_its_labels_are_kept_where_it_has_devices():
+def test_labels_are_kept_only_of_nodes_with_devices():
     from rayloom_operator.observe.nodes import _without_all_else, accelerators_of
 
     label = {f"{GPU}.memory": "24564", "zone": "a"}
@@ -202,7 +202,7 @@ def test_of_a_node_its_labels_are_kept_where_it_has_devices():
 
 
 class Listed:
-    """A reflector that knows these nodes."""
+    """A reflector with these nodes in its cache."""
 
     def __init__(self, *documents):
         self.documents = {each["metadata"]["name"]: each for each in documents}
@@ -212,12 +212,12 @@ class Listed:
         return [self.documents[key[1]]] if key[1] in self.documents else []
 
 
-def test_nodes_that_come_and_go_are_known_once_all_were_listed():
+def test_the_memory_follows_the_nodes_once_all_are_listed():
     nodes = Nodes(None, lambda name: None)
     nodes.reflector = Listed(node_document("g", labels={f"{GPU}.memory": "24564"}, allocatable={GPU: "1"}))
     ask = Accelerator()
     nodes._changed(("", "g"))
-    assert "does not know the cluster's nodes" in nodes.memory_of(ask, {}).why_not
+    assert "has not listed the cluster's nodes" in nodes.memory_of(ask, {}).why_not
     nodes.reflector.is_synced.set()
     assert nodes.memory_of(ask, {}).num_bytes == 24_564 * MIB
     del nodes.reflector.documents["g"]
@@ -225,7 +225,7 @@ def test_nodes_that_come_and_go_are_known_once_all_were_listed():
     assert "no node has nvidia.com/gpu" in nodes.memory_of(ask, {}).why_not
 
 
-def test_a_service_waits_for_the_label_and_goes_on_when_a_node_has_it(monkeypatch):
+def test_a_service_waits_for_the_label_until_a_node_has_it(monkeypatch):
     def node(**labels):
         found = node_document("gpu-1", labels=labels, allocatable={GPU: "1"})
         found["metadata"]["namespace"] = ""

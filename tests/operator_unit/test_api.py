@@ -1,4 +1,4 @@
-"""The manifest's parser: what is accepted, and the exact sentence for each mistake."""
+"""The manifest's parser: accepted manifests, and the exact message for each mistake."""
 
 import copy
 
@@ -99,7 +99,7 @@ def test_every_kind_of_source_is_accepted(source):
         ("apiVersion", "v1", "apiVersion: 'v1' is not allowed; use rayloom.dev/v1alpha1"),
         ("apiVersion", object, "apiVersion: is missing; add it. Version of this document's schema."),
         ("kind", "Deployment", "kind: 'Deployment' is not allowed; use LLMService"),
-        ("spec", object, "spec: is missing; add it. What to serve and how."),
+        ("spec", object, "spec: is missing; add it. The model and how to serve it."),
         (
             "metadata.name",
             "My_Chat",
@@ -211,7 +211,7 @@ def test_each_mistake_is_named_with_its_cure(path, value, sentence):
         parse(changed(path, value))
 
     (problem,) = caught.value.problems
-    # A list of all fields would only repeat the class, so such rows give its beginning.
+    # Rows of unknown fields end before the list of all fields, which would only repeat the class.
     assert problem == sentence or (sentence.endswith((", ", ": ")) and problem.startswith(sentence))
 
 
@@ -260,7 +260,7 @@ TOLERATION = (
         ),
     ],
 )
-def test_what_has_no_effect_is_refused(path, value, problem):
+def test_fields_without_effect_are_refused(path, value, problem):
     with pytest.raises(SpecError) as caught:
         parse(changed(path, value))
 
@@ -281,14 +281,14 @@ def test_all_mistakes_are_named_at_once():
 
 
 @pytest.mark.parametrize("document", ["text", 3, ["a"]])
-def test_what_is_not_a_map_is_refused(document):
+def test_a_document_that_is_not_a_map_is_refused(document):
     with pytest.raises(SpecError) as caught:
         parse(document)
 
     assert caught.value.problems == (f"(document): {document!r} is not allowed; this must be a map",)
 
 
-def test_what_the_api_server_adds_is_no_mistake():
+def test_fields_that_the_api_server_adds_are_accepted():
     document = manifest()
     document["status"] = {"phase": "Ready"}
     document["metadata"] |= {"uid": "1", "resourceVersion": "2", "generation": 3, "managedFields": []}

@@ -1,4 +1,4 @@
-"""The chart: it lints, and what it renders is an operator that holds to restricted security and waits its turn."""
+"""The chart: it lints, and it renders an operator with restricted pod security and leader election."""
 
 import base64
 import json
@@ -40,7 +40,7 @@ def helm(*arguments):
 
 
 def rendered(*flags):
-    """Objects by kind; of kinds that come several times the last one."""
+    """Kind -> object; the last one of kinds with several objects."""
     text = helm("template", "rayloom", CHART, "--namespace", "rayloom-system", *flags)
     return {document["kind"]: document for document in yaml.safe_load_all(text) if document}
 
@@ -62,7 +62,7 @@ def test_the_chart_lints(flags):
     helm("lint", "--strict", CHART, *flags)
 
 
-def test_it_renders_every_object(objects):
+def test_the_chart_renders_every_object(objects):
     assert set(objects) == {
         "CustomResourceDefinition",
         "ServiceAccount",
@@ -102,20 +102,20 @@ def test_the_monitor_of_engines_finds_their_head_pods_and_the_port_that_everybod
     assert monitor["spec"]["namespaceSelector"] == {"any": True}
     assert (endpoint["path"], endpoint["interval"]) == ("/metrics", "15s")
     assert [port["port"] for rule in open_rules for port in rule["ports"]] == [ports[endpoint["port"]]]
-    # KubeRay adds the label of the kind of node.
+    # KubeRay adds the label ray.io/node-type.
     assert monitor["spec"]["selector"]["matchLabels"] == {NODE_TYPE_LABEL: "head"}
     (expression,) = monitor["spec"]["selector"]["matchExpressions"]
     assert expression["key"] in head["metadata"]["labels"]
     assert set(monitor["spec"]["podTargetLabels"]) <= head["metadata"]["labels"].keys()
 
 
-def test_the_monitor_of_engines_looks_where_the_operator_does():
+def test_the_monitor_of_engines_selects_the_namespaces_of_the_operator():
     monitor = rendered(*ENGINES, *NAMESPACES)["PodMonitor"]
 
     assert monitor["spec"]["namespaceSelector"] == {"matchNames": ["a", "b"]}
 
 
-def test_every_value_of_the_pod_arrives(switched):
+def test_every_value_for_the_pod_is_rendered(switched):
     deployment = switched["Deployment"]["spec"]
     meta, pod = deployment["template"]["metadata"], deployment["template"]["spec"]
     (container,) = pod["containers"]
@@ -129,7 +129,7 @@ def test_every_value_of_the_pod_arrives(switched):
     assert container["env"] == [{"name": "HTTPS_PROXY", "value": "http://proxy"}]
 
 
-def test_a_single_replica_is_never_kept_from_leaving_its_node(objects):
+def test_a_single_replica_has_no_disruption_budget(objects):
     assert "PodDisruptionBudget" not in objects
     assert "affinity" not in objects["Deployment"]["spec"]["template"]["spec"]
 
@@ -150,7 +150,7 @@ def test_a_single_replica_is_never_kept_from_leaving_its_node(objects):
         ("podTemplate.allow=IPC_LOCK", "podTemplate"),
     ],
 )
-def test_a_value_that_cannot_be_used_is_named(value, named):
+def test_an_invalid_value_is_refused_by_name(value, named):
     done = run_helm("template", "rayloom", CHART, "--set", value)
     assert (done.returncode != 0, named in done.stderr) == (True, True), done.stderr
 
@@ -184,7 +184,7 @@ def test_the_operator_runs_restricted_and_hands_over_when_it_is_upgraded(objects
 
 
 @pytest.mark.parametrize("flags", [(), SWITCHES, NAMESPACES], ids=["as it is", "all on", "two namespaces"])
-def test_the_operator_takes_its_command(flags):
+def test_the_operator_accepts_the_command_of_its_pod(flags):
     command = rendered(*flags)["Deployment"]["spec"]["template"]["spec"]["containers"][0]["command"]
 
     taken = vars(_parser().parse_args(command[1:]))
@@ -202,20 +202,20 @@ def test_the_operator_takes_its_command(flags):
         ("allowHostPaths={/a..b/..c/d../.e/.../}", ("/a..b/..c/d../.e/.../",)),
     ],
 )
-def test_host_paths_are_allowed_where_a_value_says_so(value, folders):
+def test_host_paths_are_allowed_by_a_value(value, folders):
     command = rendered("--set", value)["Deployment"]["spec"]["template"]["spec"]["containers"][0]["command"]
 
     assert _parser().parse_args(command[1:]).host_paths == folders
 
 
-def test_pod_templates_may_use_what_a_value_says():
+def test_privileges_of_pod_templates_are_allowed_by_a_value():
     found = rendered("--set", "podTemplate.allow={hostNetwork,IPC_LOCK}")["Deployment"]["spec"]["template"]["spec"]
 
     taken = _parser().parse_args(found["containers"][0]["command"][1:])
     assert taken.allowed_in_pod_templates == {"hostNetwork", "IPC_LOCK"}
 
 
-def test_the_schema_knows_every_word_that_the_operator_knows():
+def test_the_schema_has_every_privilege_of_the_operator():
     words = ",".join(PRIVILEGES)
     found = rendered("--set", f"podTemplate.allow={{{words}}}")["Deployment"]["spec"]["template"]["spec"]
 
@@ -223,7 +223,7 @@ def test_the_schema_knows_every_word_that_the_operator_knows():
     assert taken.allowed_in_pod_templates == set(PRIVILEGES)
 
 
-def test_the_operators_pod_can_leave_its_user_to_the_cluster():
+def test_the_cluster_can_assign_the_user_of_the_operators_pod():
     keys = ("runAsUser", "runAsGroup", "fsGroup")
     flags = [word for key in keys for word in ("--set", f"podSecurityContext.{key}=null")]
     security = rendered(*flags)["Deployment"]["spec"]["template"]["spec"]["securityContext"]
@@ -231,7 +231,7 @@ def test_the_operators_pod_can_leave_its_user_to_the_cluster():
     assert security == {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
 
 
-def test_by_default_nothing_is_allowed_beyond_restricted_pods(objects):
+def test_by_default_no_privilege_beyond_restricted_pods_is_allowed(objects):
     command = objects["Deployment"]["spec"]["template"]["spec"]["containers"][0]["command"]
     taken = _parser().parse_args(command[1:])
 
@@ -240,17 +240,17 @@ def test_by_default_nothing_is_allowed_beyond_restricted_pods(objects):
     assert _parser().parse_args(command["command"][1:]).hub_endpoints is True
 
 
-def test_the_definition_is_upgraded_with_the_release_and_stays_when_it_goes(objects):
+def test_the_definition_is_upgraded_with_the_release_and_kept_when_it_is_uninstalled(objects):
     definition = objects["CustomResourceDefinition"]
 
     assert definition["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
     assert definition == yaml.safe_load((CHART.parents[1] / "crds" / "llmservices.rayloom.dev.yaml").read_text())
-    # What is there Helm would install once, and never upgrade.
+    # Helm would install definitions in this folder once, and never upgrade them.
     assert list(CHART.glob("crds/*")) == []
     assert "CustomResourceDefinition" not in rendered("--set", "crds.install=false")
 
 
-def test_the_key_stays_when_the_release_goes(objects):
+def test_the_key_is_kept_when_the_release_is_uninstalled(objects):
     secret = objects["Secret"]
 
     assert secret["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
@@ -258,7 +258,7 @@ def test_the_key_stays_when_the_release_goes(objects):
     assert len(base64.b64decode(secret["data"]["key"])) == 48
 
 
-def test_a_key_of_the_users_own_is_taken_and_none_is_made():
+def test_an_existing_key_is_used_and_none_is_created():
     found = rendered("--set", "existingKeySecret=own")
 
     assert "Secret" not in found
@@ -270,7 +270,7 @@ def key_volume(objects):
     return volume["secret"]["secretName"]
 
 
-def test_a_mirror_of_the_hub_is_passed_on():
+def test_a_mirror_of_the_hub_is_passed_to_the_operator():
     flags = ("--set", "hub.endpoint=https://mirror", "--set", "hub.caConfigMap=ca")
     command = rendered(*flags)["Deployment"]["spec"]["template"]["spec"]["containers"][0]["command"]
 

@@ -1,4 +1,4 @@
-"""Reading /status and a chat stream from a server that answers with what a test gives it."""
+"""Reads /status and a chat stream from a server with fixed answers."""
 
 import http.server
 import json
@@ -16,7 +16,7 @@ HOST = "127.0.0.1"
 
 @pytest.fixture
 def answer():
-    """Serves one fixed answer to everything; gives the function that sets it and returns the port."""
+    """Serves one fixed answer to all requests. The value is a function that sets the answer and returns the port."""
     servers = []
 
     def serve(body, code=200):
@@ -51,7 +51,7 @@ def chunk(content):
     return "data: " + json.dumps({"choices": [{"index": 0, "delta": {"content": content}}]}) + "\n\n"
 
 
-def test_pieces_come_in_order_and_comments_are_passed_over(answer):
+def test_pieces_arrive_in_order_without_comments(answer):
     port = answer(": ping\n\n" + chunk("Par") + ": ping\n\n" + chunk("") + chunk("is") + "data: [DONE]\n\n")
 
     assert chat(port) == ["Par", "is"]
@@ -70,7 +70,7 @@ def test_pieces_come_in_order_and_comments_are_passed_over(answer):
         ),
     ],
 )
-def test_a_stream_that_is_not_whole_is_an_error(answer, body, code, message):
+def test_an_incomplete_stream_is_an_error(answer, body, code, message):
     port = answer(body, code)
 
     with pytest.raises(EngineUnavailable) as caught:
@@ -90,11 +90,15 @@ def test_no_server_means_no_status_yet(answer):
     [
         ("{}", 200, "/status has version None; this operator reads v1. Install an engine of its version"),
         ("[]", 200, "/status answered with a list; a JSON object was expected"),
-        ('{"version": "v1", "model": null}', 200, "/status of version v1 is not as it must be: state: Field required"),
+        (
+            '{"version": "v1", "model": null}',
+            200,
+            "/status does not have the schema of version v1: state: Field required",
+        ),
         ("no", 401, "/status answered 401: no"),
     ],
 )
-def test_a_status_of_another_kind_is_an_error(answer, body, code, message):
+def test_an_invalid_status_is_an_error(answer, body, code, message):
     port = answer(body, code)
 
     with pytest.raises(EngineUnavailable) as caught:
@@ -102,7 +106,7 @@ def test_a_status_of_another_kind_is_an_error(answer, body, code, message):
     assert str(caught.value) == message
 
 
-def test_what_a_roll_compares_is_read_from_the_requests(answer):
+def test_the_figures_of_the_analysis_come_from_the_requests(answer):
     first = {"0.5": 4, "1": 6, "2.5": 7, "+Inf": 7}
     requests = {"in_flight": 2, "running": 1, "waiting": 1, "finished": 9, "failed": 3, "first_token_seconds": first}
     said = read_status(HOST, answer(json.dumps(GOOD | {"requests": requests})))
@@ -120,7 +124,7 @@ def test_an_older_engine_has_no_figures(answer, requests):
 
 
 @pytest.mark.parametrize("edge", ["soon", "", "nan"])
-def test_an_edge_that_is_no_number_is_an_error(answer, edge):
+def test_an_edge_that_is_not_a_number_is_an_error(answer, edge):
     port = answer(json.dumps(GOOD | {"requests": {"first_token_seconds": {edge: 1}}}))
 
     with pytest.raises(EngineUnavailable, match=r"requests\.first_token_seconds"):
@@ -136,5 +140,5 @@ def test_an_edge_that_is_no_number_is_an_error(answer, edge):
         ("example", "http://example:80"),
     ],
 )
-def test_urls_are_what_a_client_on_this_machine_can_use(host, url):
+def test_urls_are_reachable_from_this_machine(host, url):
     assert base_url(host, 80) == url

@@ -1,4 +1,4 @@
-"""What an engine says, whoever made its image: lists and texts have bounds, and no answer costs more than its bytes."""
+"""Status documents of hostile images: lists and texts have bounds, and a response costs linear time."""
 
 import json
 
@@ -33,7 +33,7 @@ def refusal(body, **options):
         ({"startup": [PHASE | {"done": -1}]}, "startup.0.done"),
         ({"startup": [PHASE | {"name": "x" * 65}]}, "startup.0.name"),
         ({"requests": {"first_token_seconds": {str(n): 1 for n in range(65)}}}, "65 requests.first_token_seconds"),
-        ({"requests": {"first_token_seconds": {"1" * 60_000: 1}}}, "no number of seconds"),
+        ({"requests": {"first_token_seconds": {"1" * 60_000: 1}}}, "not a number of seconds"),
         ({"requests": {"finished": 1 << 54}}, "requests.finished"),
         ({"requests": {"failed": -1}}, "requests.failed"),
         ({"state": "x" * 100}, "state"),
@@ -41,7 +41,7 @@ def refusal(body, **options):
         ({"version": ["v1"]}, "version of type list"),
     ],
 )
-def test_what_no_engine_says_is_a_failed_answer(parts, words):
+def test_a_status_with_impossible_values_is_refused(parts, words):
     assert words in refusal(parts)
 
 
@@ -49,15 +49,15 @@ def test_what_no_engine_says_is_a_failed_answer(parts, words):
     "body",
     [b"[" * 60_000, b'{"version": ' + b"[" * 60_000, b'{"version": ' + b"[" * 900 + b"]" * 900 + b"}", b"\xff" * 99],
 )
-def test_a_document_of_any_depth_is_a_failed_answer(body):
+def test_a_document_of_any_depth_is_refused(body):
     refusal(body)
 
 
-def test_an_engine_has_no_more_ranks_than_its_raycluster():
+def test_a_status_with_more_ranks_than_the_raycluster_has_is_refused():
     assert len(said(2, ranks=[{"node": "n"}] * 2).ranks) == 2
     assert "3 ranks; this engine can have 2 at most" in refusal({"ranks": [{"node": "n"}] * 3}, max_ranks=2)
 
 
-def test_a_long_reason_is_cut_and_has_nothing_that_a_terminal_acts_on():
+def test_a_long_reason_is_cut_and_has_no_control_sequences():
     assert said(reason="x" * 60_000).reason == "x" * 597 + "..."
     assert said(reason="a\x1b[31mb\x1b]0;title\x07c\nd").reason == "abc d"

@@ -1,4 +1,4 @@
-"""Every manifest in examples/ can be used, and is cut into the ranks that its comment tells of."""
+"""Every manifest in examples/ is valid and has the number of ranks in its comment."""
 
 import pytest
 
@@ -25,7 +25,7 @@ def resolved(name, **changes):
 
 
 @pytest.mark.parametrize("name", [path.stem for path in of_services()])
-def test_an_example_can_be_made_into_pods(name):
+def test_every_example_gives_pods(name):
     found = resolved(name)
 
     (workers,) = ray_cluster(found, "00000000")["spec"]["workerGroupSpecs"]

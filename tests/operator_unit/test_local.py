@@ -1,6 +1,6 @@
-"""`rayloom-operator local` as a process, with a fake engine: start, sample, and every way in which it can end.
+"""`rayloom-operator local` as a process with a fake engine: its start, its sample, and all ways to end.
 
-That the real engine serves behind it is shown by the tests of the README's blocks.
+The tests of the README's blocks run it with the real engine.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ from rt_operator import make_service
 
 @pytest.fixture
 def start(tmp_path):
-    """Starts `local` with a scenario of the fake engine; whatever still runs at the end is killed."""
+    """Starts `local` with a scenario of the fake engine. Processes that still run after the test are killed."""
     started = []
 
     def start_local(scenario="", *flags, spec="", python=None, **environment):
@@ -44,7 +44,7 @@ def engine_pids(tmp_path):
     return lambda: [int(pid) for pid in (tmp_path / "pids").read_text().split()]
 
 
-def test_it_shows_the_start_then_a_sample_then_serves(start):
+def test_local_shows_the_start_then_a_sample_then_serves(start):
     local = start()
     local.wait_for("Serving. Press Ctrl-C to stop.")
 
@@ -74,14 +74,14 @@ def test_the_engine_gets_the_manifest_as_its_config_and_environment(start):
     assert "-H 'Authorization: Bearer YOUR_KEY'" in local.output
 
 
-def test_a_pod_template_is_said_to_have_no_effect(start):
+def test_a_pod_template_has_no_effect_and_a_warning(start):
     local = start(spec="  podTemplate: {worker: {spec: {runtimeClassName: nvidia}}}")
     local.wait_for("Serving.")
 
-    assert "spec.podTemplate has no effect here: there are no pods.\n" in local.output
+    assert "spec.podTemplate has no effect without a cluster: there are no pods.\n" in local.output
 
 
-def test_no_sample_asks_nothing(start):
+def test_without_a_sample_no_request_is_sent(start):
     local = start("", "--no-sample")
     local.wait_for("Serving.")
     (folder,) = local.temporary.glob("rayloom-*")
@@ -109,7 +109,7 @@ def test_an_engine_that_ignores_the_stop_is_killed_with_its_children(start, engi
 
     assert local.exit_code() == 0
     wait_until_gone(*engine_pids())
-    assert "The engine did not end by itself and was killed." in local.output
+    assert "The engine did not stop in time and was killed." in local.output
 
 
 def test_a_stop_during_the_start_is_a_clean_stop(start, engine_pids):
@@ -153,7 +153,7 @@ def test_a_failed_status_is_shown_with_its_reason(start, engine_pids):
     ("scenario", "code", "reason"),
     [("dies", 7, "exited with code 7"), ("killed", 137, "was killed by SIGKILL")],
 )
-def test_an_engine_that_ends_by_itself_passes_its_code_on(start, engine_pids, scenario, code, reason):
+def test_the_exit_code_is_that_of_an_engine_that_exits(start, engine_pids, scenario, code, reason):
     local = start(scenario)
 
     assert local.exit_code() == code
@@ -161,7 +161,7 @@ def test_an_engine_that_ends_by_itself_passes_its_code_on(start, engine_pids, sc
     assert f"rayloom-operator: the engine {reason} while serving" in local.output
 
 
-def test_a_sample_that_fails_is_said_and_the_engine_goes_on(start):
+def test_a_failed_sample_is_printed_and_the_engine_keeps_serving(start):
     local = start("bad_sample")
     local.wait_for("Serving.")
 
@@ -169,7 +169,7 @@ def test_a_sample_that_fails_is_said_and_the_engine_goes_on(start):
 
 
 @pytest.mark.parametrize("flag", ["--port", "--admin-port"])
-def test_a_busy_port_is_named_with_the_way_out(start, flag):
+def test_a_busy_port_is_refused_with_the_cure(start, flag):
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         local = start("", flag, str(port))
@@ -180,7 +180,7 @@ def test_a_busy_port_is_named_with_the_way_out(start, flag):
     assert f"choose another one with {flag} PORT" in local.output
 
 
-def test_one_port_cannot_serve_twice(start):
+def test_one_port_cannot_be_used_twice(start):
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = str(server.getsockname()[1])
     local = start("", "--port", port, "--admin-port", port)
@@ -189,7 +189,7 @@ def test_one_port_cannot_serve_twice(start):
     assert f"port {port} is given twice; choose another one with --admin-port PORT" in local.output
 
 
-def test_a_manifest_that_cannot_be_used_is_refused_before_anything_starts(start):
+def test_an_invalid_manifest_is_refused_before_any_process_starts(start):
     local = start(spec="  replicas: two")
 
     assert local.exit_code() == 2
@@ -197,20 +197,20 @@ def test_a_manifest_that_cannot_be_used_is_refused_before_anything_starts(start)
     assert list(local.temporary.iterdir()) == []
 
 
-def test_what_only_a_cluster_has_is_refused_before_anything_starts(start):
+def test_a_spec_that_needs_a_cluster_is_refused_before_any_process_starts(start):
     local = start(spec="  auth: {apiKeySecretRef: {name: keys, key: keys}}")
 
     assert local.exit_code() == 2
-    assert "  spec.auth: a Secret is in a cluster; set RAYLOOM_API_KEYS to the keys, " in local.output
+    assert "  spec.auth: Secrets exist only in a cluster; set RAYLOOM_API_KEYS to the keys, " in local.output
     assert list(local.temporary.iterdir()) == []
 
 
 def test_a_model_in_a_claim_is_refused_with_the_cure():
-    with pytest.raises(SpecError, match="use a file:// path to serve the model here"):
+    with pytest.raises(SpecError, match="use a file:// path to serve the model locally"):
         _check(make_service(model={"source": "pvc://claim"}), {})
 
 
-def test_a_missing_engine_is_said_with_the_cure(start, tmp_path, monkeypatch):
+def test_a_missing_engine_is_an_error_with_the_cure(start, tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     local = start(python=tmp_path / "elsewhere" / "python")
 

@@ -36,7 +36,7 @@ def problems_of(load):
     return problems
 
 
-def test_empty_documents_around_the_service_do_not_count(load):
+def test_empty_documents_around_the_service_are_ignored(load):
     assert load(f"---\n---\n{SERVICE}\n---\n# nothing\n").metadata.name == "chat"
 
 
@@ -76,13 +76,13 @@ def test_a_file_that_is_not_utf8_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("time", ["2026-11-24T08:00:00Z", "2026-11-24T08:00:00+01:00"])
-def test_a_time_without_quotes_stays_the_text_that_it_is(load, time):
+def test_a_time_without_quotes_stays_text(load, time):
     text = SERVICE.replace("spec: {", f"spec: {{restartedAt: {time}, ")
 
     assert load(text).spec.restarted_at == time
 
 
-def test_a_time_that_no_calendar_has_is_named(problems_of):
+def test_a_time_that_is_not_on_the_calendar_is_refused(problems_of):
     (problem,) = problems_of(SERVICE.replace("spec: {", "spec: {restartedAt: 2026-13-01T00:00:00Z, "))
 
-    assert problem.startswith("spec.restartedAt: '2026-13-01T00:00:00Z' is no time; use a time such as ")
+    assert problem.startswith("spec.restartedAt: '2026-13-01T00:00:00Z' is not a time; use a time such as ")

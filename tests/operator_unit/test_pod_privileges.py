@@ -1,4 +1,4 @@
-"""What in a pod template needs a setting of the operator, by which name, and in which field."""
+"""Fields of a pod template that need a setting of the operator, and the name of the setting."""
 
 import pytest
 
@@ -49,7 +49,7 @@ def of_kind(kind):
 
 HTTP, TCP = ({"httpGet": {"port": 80, "host": "h"}}, {"tcpSocket": {"port": 80, "host": "h"}})
 APP_ARMOR = "container.apparmor.security.beta.kubernetes.io/proxy"
-# Of Kubernetes' VolumeSource, with kinds that it has no more.
+# Kinds of Kubernetes' VolumeSource, also removed ones.
 RESTRICTED_VOLUMES = (
     *("configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "image", "persistentVolumeClaim", "projected"),
     "secret",
@@ -138,7 +138,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("spec", "field", "privilege"), CASES)
-def test_each_needs_the_setting_that_the_message_names(spec, field, privilege):
+def test_each_field_needs_the_setting_that_the_message_names(spec, field, privilege):
     assert problems(**spec) == (
         f"spec.podTemplate.worker.spec.{field}: this needs {privilege}, and this operator allows nothing of the kind: "
         f"remove it, or let whoever runs the operator add {privilege} to podTemplate.allow",
@@ -169,11 +169,11 @@ def test_each_needs_the_setting_that_the_message_names(spec, field, privilege):
         other(securityContext={"procMount": "Default", "appArmorProfile": {"type": "RuntimeDefault"}}),
         other(livenessProbe={"httpGet": {"port": 80, "httpHeaders": [{"name": "Host", "value": "h"}]}}),
         other(livenessProbe={"tcpSocket": {"port": 80, "host": ""}}, lifecycle={"preStop": {"sleep": {"seconds": 1}}}),
-        # Kubernetes refuses these, and the operator has no need to.
+        # Kubernetes refuses these, so the operator need not.
         other(livenessProbe={"httpGet": 5}, lifecycle={"preStop": [1]}),
     ],
 )
-def test_what_restricted_pods_may_needs_none(spec):
+def test_fields_that_restricted_pod_security_accepts_need_no_setting(spec):
     assert problems(**spec) == ()
 
 
@@ -186,7 +186,7 @@ def test_what_restricted_pods_may_needs_none(spec):
         ("container.seccomp.security.alpha.kubernetes.io/proxy", "unconfined"),
     ],
 )
-def test_a_profile_in_an_annotation_is_one_all_the_same(key, value):
+def test_a_profile_in_an_annotation_needs_the_same_setting(key, value):
     (found,) = problems(**annotated(key, value))
 
     assert found.startswith(f"spec.podTemplate.worker.metadata.annotations[{key}]: this needs privileged,")
@@ -194,13 +194,13 @@ def test_a_profile_in_an_annotation_is_one_all_the_same(key, value):
 
 
 @pytest.mark.parametrize("path", ["models/a", ["/models"], ""])
-def test_a_path_of_the_nodes_begins_at_their_root(path):
+def test_a_host_path_must_be_absolute(path):
     (found,) = problems(Permissions(host_paths=("/",)), **worker(volumes=[{"name": "a", "hostPath": {"path": path}}]))
 
     assert found.endswith("is no path on nodes; give one that begins with /")
 
 
-def test_a_path_of_the_nodes_is_one_wherever_it_is_named():
+def test_a_host_path_of_any_volume_needs_the_setting():
     spec = worker(volumes=[{"name": "ok", "emptyDir": {}}, {"name": "etc", "hostPath": {"path": "/etc"}}])
     (found,) = problems(**spec)
 
@@ -217,7 +217,7 @@ def test_a_path_of_the_nodes_is_one_wherever_it_is_named():
     )
 
 
-def test_a_hubs_token_goes_to_no_hub_of_the_templates_own():
+def test_a_template_cannot_send_the_token_to_a_hub_of_its_own():
     spec = ranks(env=[{"name": "HF_ENDPOINT", "valueFrom": {"secretKeyRef": {"name": "a", "key": "b"}}}])
     model = {"source": "hf://a/b", "tokenSecretRef": {"name": "hub", "key": "token"}}
     (found,) = problems(model=model, **spec)
@@ -231,7 +231,7 @@ def test_a_hubs_token_goes_to_no_hub_of_the_templates_own():
 
 
 @pytest.mark.parametrize("value", ["hostnetwork", "ipc_lock", "IPC-LOCK"])
-def test_a_flag_that_cannot_be_used_is_named(value, capsys):
+def test_an_unknown_privilege_in_a_flag_is_refused_by_name(value, capsys):
     with pytest.raises(SystemExit):
         main(["run", "--engine-image", "i", "--key-file", "k", "--allow-in-pod-templates", f"root,{value}"])
 

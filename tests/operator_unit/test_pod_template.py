@@ -1,4 +1,4 @@
-"""`spec.podTemplate`: what reaches the pods, what is refused with which sentence, and what no template changes."""
+"""`spec.podTemplate`: pods with a template, the stored spec, the revision, and fields that no template changes."""
 
 import json
 from itertools import product
@@ -31,7 +31,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 HUB = Hub(endpoint="https://mirror", ca_config_map="ca")
 REVISION = "00000000"
 DOCUMENT = {"metadata": {"name": "chat", "namespace": "team", "uid": "uid-1"}}
-# Of the examples, with the version before pod templates.
+# Revisions of the examples, computed with the version before pod templates.
 REVISIONS = {
     "private-hub-model.yaml": "beb61b51",
     "pvc-model.yaml": "a81006c6",
@@ -45,7 +45,7 @@ REVISIONS = {
 
 
 def templates(resolved):
-    """The pod templates that KubeRay gets: head, worker."""
+    """The pod templates in the RayCluster: head, worker."""
     spec = ray_cluster(resolved, REVISION)["spec"]
     (workers,) = spec["workerGroupSpecs"]
     return spec["headGroupSpec"]["template"], workers["template"]
@@ -65,7 +65,7 @@ def variables(container):
     return {each["name"]: each.get("value", each.get("valueFrom")) for each in container["env"]}
 
 
-def test_without_a_template_pods_are_what_they_were():
+def test_pods_without_a_template_are_unchanged():
     plain = templates(make_resolved())
 
     assert build() == plain
@@ -78,7 +78,7 @@ def test_head_and_worker_have_templates_of_their_own():
         worker={"metadata": {"labels": {"team": "a"}}, "spec": {"runtimeClassName": "nvidia"}},
     )
 
-    # KubeRay's own command of the head is left out by an annotation of ours, which stays.
+    # The operator's annotation, which replaces KubeRay's command of the head, stays.
     assert head["metadata"]["annotations"] == {
         "ray.io/overwrite-container-cmd": "true",
         "sidecar.istio.io/inject": "false",
@@ -90,7 +90,7 @@ def test_head_and_worker_have_templates_of_their_own():
     assert "team" not in head["metadata"]["labels"]
 
 
-def test_containers_of_ours_are_changed_and_others_come_after_them():
+def test_own_containers_are_changed_and_others_are_added_after_them():
     head, _ = build(
         head={
             "spec": {
@@ -109,7 +109,7 @@ def test_containers_of_ours_are_changed_and_others_come_after_them():
     )
     found = by_name(head)
 
-    # KubeRay takes the first container for Ray's.
+    # KubeRay treats the first container as that of Ray.
     assert list(found) == ["ray-head", "engine", "proxy"]
     assert variables(found["engine"])["A"] == {"secretKeyRef": {"name": "s", "key": "k"}}
     assert {"name": "certificates", "mountPath": "/certificates", "readOnly": True} in found["engine"]["volumeMounts"]
@@ -118,7 +118,7 @@ def test_containers_of_ours_are_changed_and_others_come_after_them():
     assert by_name(head, "volumes")["certificates"]["secret"] == {"secretName": "tls"}
 
 
-def test_other_containers_keep_to_restricted_security():
+def test_added_containers_have_restricted_security():
     head, _ = build(
         head={
             "spec": {
@@ -141,16 +141,19 @@ def test_other_containers_keep_to_restricted_security():
     }
 
 
-@pytest.mark.parametrize("asked", [{"privileged": True}, {"capabilities": {"add": ["SYS_ADMIN"]}}])
-def test_what_kubernetes_takes_only_with_privilege_escalation_gets_it(asked):
-    containers = [{"name": "engine", "securityContext": asked}, {"name": "x", "image": "i", "securityContext": asked}]
+@pytest.mark.parametrize("security", [{"privileged": True}, {"capabilities": {"add": ["SYS_ADMIN"]}}])
+def test_privileges_that_need_privilege_escalation_allow_it(security):
+    containers = [
+        {"name": "engine", "securityContext": security},
+        {"name": "x", "image": "i", "securityContext": security},
+    ]
     head, _ = build(head={"spec": {"containers": containers}})
     found = {name: each["securityContext"]["allowPrivilegeEscalation"] for name, each in by_name(head).items()}
 
     assert found == {"ray-head": False, "engine": True, "x": True}
 
 
-def test_a_variable_of_the_template_wins_over_the_engines():
+def test_a_variable_of_the_template_overrides_that_of_the_engine():
     head, worker = build(
         head={"spec": {"containers": [{"name": "engine", "env": [{"name": "A", "value": "template"}]}]}},
         engine={"env": [{"name": "A", "value": "engine"}]},
@@ -160,14 +163,14 @@ def test_a_variable_of_the_template_wins_over_the_engines():
     assert variables(by_name(head)["ray-head"])["A"] == variables(by_name(worker)["ray-worker"])["A"] == "engine"
 
 
-def test_what_env_from_brings_cannot_be_a_reserved_variable():
+def test_env_from_cannot_set_a_reserved_variable():
     source = [{"secretRef": {"name": "anything"}}]
     head, worker = build(
         head={"spec": {"containers": [{"name": name, "envFrom": source} for name in HEAD_CONTAINERS]}},
         worker={"spec": {"containers": [{"name": "ray-worker", "envFrom": source}]}},
         model={"source": "hf://a/b", "tokenSecretRef": {"name": "hub", "key": "token"}},
     )
-    # KubeRay sets these itself in Ray's containers; an empty RAY_REDIS_ADDRESS would be a Redis for Ray.
+    # KubeRay sets these variables in Ray's containers. An empty RAY_REDIS_ADDRESS would enable Redis.
     of_kuberay = {"FQ_RAY_IP", "KUBERAY_GEN_RAY_START_CMD", "RAY_ADDRESS", "RAY_IP", "RAY_PORT"}
     for container in (*by_name(head).values(), *by_name(worker).values()):
         found = variables(container)
@@ -177,7 +180,7 @@ def test_what_env_from_brings_cannot_be_a_reserved_variable():
         assert found["RAY_AUTH_TOKEN"]["secretKeyRef"]["key"] == "auth_token"
         assert not set_later & found.keys()
     assert variables(by_name(head)["engine"])["RAY_ADDRESS"] == "127.0.0.1:6379"
-    # The token goes to the hub, whatever the ConfigMap says.
+    # The token goes to the hub, even if the ConfigMap has another HF_ENDPOINT.
     assert variables(by_name(worker)["ray-worker"])["HF_ENDPOINT"] == "https://huggingface.co"
 
 
@@ -200,7 +203,7 @@ def test_pods_in_the_nodes_network_are_alone_on_their_node_in_all_namespaces():
     assert not {"dnsPolicy", "affinity", "hostNetwork"} & head["spec"].keys()
 
 
-def test_the_cluster_gives_users_where_the_manifest_says_so():
+def test_the_cluster_assigns_users_if_the_manifest_asks_for_it():
     resolved = make_resolved(podTemplate={"user": "Cluster"})
     job = inspect_job(resolved.service, "image", Hub(), 0)["spec"]["template"]
 
@@ -211,7 +214,7 @@ def test_the_cluster_gives_users_where_the_manifest_says_so():
         }
 
 
-def test_the_inspection_runs_where_and_as_the_engine_and_has_no_sidecars():
+def test_the_inspection_has_the_template_of_the_engine_without_sidecars():
     head = {
         "metadata": {"labels": {"a": "b"}, "annotations": {"c": "d"}},
         "spec": {
@@ -267,13 +270,13 @@ def test_objects_that_were_stored_before_pod_templates_roll_nothing(name, before
     assert revision(resolve(service, image, facts)) == before
     document = {"apiVersion": "rayloom.dev/v1alpha1", "kind": "LLMService", "metadata": {"name": service.metadata.name}}
     spec = service.spec.model_dump(mode="json", by_alias=True, exclude_unset=True, exclude_none=True)
-    # With the definition's defaults, and as an empty map.
+    # The template holds only the defaults of the definition, or is an empty map.
     empty = {"user": "Operator", "head": {"metadata": {}, "spec": {}}, "worker": {}}
     stored = parse(document | {"spec": spec | {"podTemplate": empty}})
     assert revision(resolve(stored, image, facts)) == before
 
 
-def test_a_template_is_part_of_the_revision_and_of_what_is_stored_of_it():
+def test_a_template_is_part_of_the_revision_and_of_its_stored_spec():
     template = {"worker": {"spec": {"volumes": [{"name": "a", "emptyDir": {}}], "hostIPC": True}}}
     resolved = make_resolved(podTemplate=template)
     read = resolved_of(old_spec(resolved, revision(resolved), None), DOCUMENT, Hub())
@@ -292,7 +295,7 @@ SOURCES = (
 )
 
 
-def test_the_lists_of_the_operators_own_parts_are_what_pods_have():
+def test_the_lists_of_own_parts_equal_those_of_the_pods():
     volumes, folders, containers = set(), set(), []
     for model, auth in product(SOURCES, ({}, {"auth": {"apiKeySecretRef": {"name": "a", "key": "k"}}})):
         resolved = resolve(make_service(model=model, **auth), "image", hub=HUB)
@@ -360,7 +363,7 @@ def pod_templates(own):
 
 
 def owned(template):
-    """What of a pod template no manifest changes."""
+    """The parts of a pod template that no manifest may change, as text."""
     spec, labels = template["spec"], template["metadata"]["labels"]
     pod = ("serviceAccountName", "automountServiceAccountToken", "shareProcessNamespace", "enableServiceLinks")
     fields = ("image", "imagePullPolicy", "command", "ports", "readinessProbe", "livenessProbe", "lifecycle")
@@ -369,7 +372,7 @@ def owned(template):
     found["volumes"] = [each for each in spec["volumes"] if each["name"] in OWN_VOLUMES]
     found["tolerations"] = spec["tolerations"][:2]
     for place, container in enumerate(each for each in spec["containers"] if each["name"] in OWN_CONTAINERS):
-        assert spec["containers"][place] == container  # before all others
+        assert spec["containers"][place] == container  # own containers come first
         found[container["name"]] = {
             **{field: container.get(field) for field in fields},
             "resources": container["resources"] if container["name"] == "ray-worker" else None,
@@ -383,5 +386,5 @@ PLAIN = tuple(owned(template) for template in templates(make_resolved()))
 
 
 @given(pod_templates(HEAD_CONTAINERS), pod_templates(WORKER_CONTAINERS))
-def test_no_template_changes_what_is_the_operators(head, worker):
+def test_no_template_changes_a_field_that_the_operator_owns(head, worker):
     assert tuple(owned(template) for template in build(head, worker)) == PLAIN

@@ -1,4 +1,4 @@
-"""What `spec.podTemplate` may not change, and the sentences that say what to do instead."""
+"""Fields that `spec.podTemplate` may not change, and the messages with the cure."""
 
 import pytest
 
@@ -77,7 +77,7 @@ def of_container(name, **fields):
         ({"securityContext": {"runAsUser": -1}}, "-1 is too small; use 0 or more"),
     ],
 )
-def test_a_pod_that_is_not_a_users_to_change_is_refused_with_what_to_do(fields, sentence):
+def test_owned_fields_of_a_pod_are_refused_with_the_cure(fields, sentence):
     found = of_head(**fields)
 
     assert found.startswith("spec.podTemplate.head.spec")
@@ -90,7 +90,7 @@ def test_a_pod_that_is_not_a_users_to_change_is_refused_with_what_to_do(fields, 
         ("engine", {"image": "mine"}, "the operator's own: use spec.engine.image"),
         ("ray-head", {"command": ["sh"]}, "use spec.engine.args for settings of the engine"),
         ("engine", {"livenessProbe": {}}, "use spec.recovery"),
-        ("ray-worker", {"lifecycle": {}}, "use spec.drainSeconds for the end of a pod"),
+        ("ray-worker", {"lifecycle": {}}, "use spec.drainSeconds for how long a pod may take to end"),
         ("engine", {"ports": []}, "add a container of your own for another port"),
         ("ray-worker", {"resources": {"requests": {"cpu": "1"}}}, "use spec.engine.resources"),
         ("engine", {"env": [{"name": "RAY_AUTH_TOKEN", "value": "x"}]}, "the operator sets this variable itself"),
@@ -105,7 +105,7 @@ def test_a_pod_that_is_not_a_users_to_change_is_refused_with_what_to_do(fields, 
         ("engine", {"securityContext": {"capabilities": {"drop": []}}}, "drop: is not a field"),
     ],
 )
-def test_a_container_that_is_not_a_users_to_change_is_refused_with_what_to_do(name, fields, sentence):
+def test_owned_fields_of_a_container_are_refused_with_the_cure(name, fields, sentence):
     assert sentence in of_container(name, **fields)
 
 
@@ -127,7 +127,7 @@ def test_a_container_that_is_not_a_users_to_change_is_refused_with_what_to_do(na
         ("/dev/infiniband", False),
     ],
 )
-def test_a_mount_hides_no_folder_of_ours(path, is_taken):
+def test_a_mount_over_a_folder_of_the_operator_is_refused(path, is_taken):
     part = {
         "volumes": [{"name": "a", "emptyDir": {}}],
         "containers": [{"name": "engine", "volumeMounts": [{"name": "a", "mountPath": path}]}],
@@ -142,7 +142,7 @@ def test_a_mount_hides_no_folder_of_ours(path, is_taken):
 
 
 @pytest.mark.parametrize("path", ["/models-of-mine/llama", "/models-of-mine/"])
-def test_a_mount_hides_no_model_of_the_nodes(path):
+def test_a_mount_over_the_model_of_a_file_source_is_refused(path):
     part = {
         "volumes": [{"name": "a", "emptyDir": {}}],
         "containers": [{"name": "ray-worker", "volumeMounts": [{"name": "a", "mountPath": path}]}],
@@ -152,7 +152,7 @@ def test_a_mount_hides_no_model_of_the_nodes(path):
     assert f"{path}: this mountPath of container ray-worker hides the model" in found
 
 
-def test_accelerators_are_for_the_ranks():
+def test_accelerators_in_the_head_pod_are_refused():
     limits = {"containers": [{"name": "engine", "resources": {"limits": {"nvidia.com/gpu": "1"}}}]}
     found = problem(accelerator={"memory": "80Gi"}, podTemplate={"head": {"spec": limits}})
 
@@ -165,9 +165,9 @@ def test_accelerators_are_for_the_ranks():
         ("labels", "rayloom.dev/route", "use another key"),
         ("labels", "app.kubernetes.io/name", "use another key"),
         ("annotations", "ray.io/overwrite-container-cmd", "use another key"),
-        ("labels", "a b", "'a b' is no key of a label or annotation"),
-        ("annotations", "a/b/c", "'a/b/c' is no key of a label or annotation"),
+        ("labels", "a b", "'a b' is not a key of a label or annotation"),
+        ("annotations", "a/b/c", "'a/b/c' is not a key of a label or annotation"),
     ],
 )
-def test_labels_and_annotations_of_ours_are_refused(kind, key, sentence):
+def test_labels_and_annotations_of_the_operator_are_refused(kind, key, sentence):
     assert sentence in problem(podTemplate={"head": {"metadata": {kind: {key: "x"}}}})

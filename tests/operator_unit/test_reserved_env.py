@@ -1,4 +1,4 @@
-"""Environment variables that a manifest may not set: the same names in the manifest's check and the API server's."""
+"""Environment variables that a manifest may not set: the operator and the API server refuse the same names."""
 
 import pytest
 
@@ -21,7 +21,7 @@ def with_variable(name):
 
 
 @pytest.mark.parametrize("name", [*TRIED, *RESERVED_NAMES, "RAY_AUTH_OF_TOMORROW", "RAYLOOM_OF_TOMORROW"])
-def test_a_reserved_name_is_refused_with_what_to_do(name):
+def test_a_reserved_name_is_refused_with_the_cure(name):
     with pytest.raises(SpecError) as caught:
         parse(with_variable(name))
 
@@ -32,13 +32,13 @@ FREE = (*FREE_NAMES, "RAY_memory_monitor_refresh_ms", "RAY_DEDUP_LOGS", "NCCL_DE
 
 
 @pytest.mark.parametrize("name", FREE)
-def test_other_names_are_the_users(name):
+def test_other_names_are_accepted(name):
     assert not is_reserved(name)
     assert parse(with_variable(name)).spec.engine.env[0].name == name
 
 
-def test_the_api_servers_rule_says_the_same():
-    # The rule has only words that Python has as well.
+def test_the_rule_of_the_api_server_accepts_the_same_names():
+    # After these replacements the rule is a Python expression.
     words = {"||": " or ", "!(": " not (", "startsWith": "startswith"}
     rule = RESERVED_RULE
     for word, python in words.items():

@@ -1,6 +1,6 @@
-"""`spec.restartedAt` makes every engine anew, and specs that were stored without it keep their revision.
+"""A change of `spec.restartedAt` is a new revision, and specs that were stored without it keep their revision.
 
-Not here: how a roll goes, which does not depend on what has changed.
+Not here: the rollout, which does not depend on the changed field.
 """
 
 import pytest
@@ -15,10 +15,10 @@ from rt_shapes import LLAMA31_8B, LLAMA31_70B
 
 DOCUMENT = {"metadata": {"name": "chat", "namespace": "team", "uid": "uid-1"}}
 TIME = "2026-11-24T08:00:00Z"
-HINT = "is no time; use a time such as 2026-11-24T08:00:00Z, as `date -u +%FT%TZ` prints it"
+HINT = "is not a time; use a time such as 2026-11-24T08:00:00Z, as `date -u +%FT%TZ` prints it"
 SMOLLM2 = {"source": "builtin://smollm2-135m"}
 SMALL = {"resources": {"requests": {"cpu": "250m", "memory": "1Gi"}}}
-# Written down at the commit before the field was there, with the image rayloom/engine:0.1.0.
+# Revisions from the commit before the field was added, with the image rayloom/engine:0.1.0.
 REVISIONS = {
     "20046229": ("smollm2", {"model": SMOLLM2}, None),
     "b761edad": (
@@ -88,7 +88,7 @@ def test_a_spec_that_was_stored_before_the_field_keeps_its_revision(expected):
     assert revision(resolve(service, "rayloom/engine:0.1.0", facts)) == expected
 
 
-def test_another_time_is_another_revision_and_the_same_one_is_not():
+def test_another_time_is_another_revision_and_the_same_time_is_not():
     never, once = revision(make_resolved()), revision(make_resolved(restartedAt=TIME))
     again = revision(make_resolved(restartedAt="2026-11-24T08:00:01Z"))
 
@@ -96,7 +96,7 @@ def test_another_time_is_another_revision_and_the_same_one_is_not():
     assert revision(make_resolved(restartedAt=TIME)) == once
 
 
-def test_engines_of_a_restarted_revision_can_be_made_again():
+def test_engines_of_a_restarted_revision_can_be_recreated():
     resolved = make_resolved(restartedAt=TIME)
     kept = old_spec(resolved, revision(resolved), None)
     read = resolved_of(kept, DOCUMENT, Hub())
@@ -105,7 +105,7 @@ def test_engines_of_a_restarted_revision_can_be_made_again():
     assert revision(read) == revision(resolved)
 
 
-def test_a_revision_that_was_kept_before_the_field_was_there_is_read_as_ever():
+def test_a_revision_that_was_stored_before_the_field_is_still_readable():
     kept = old_spec(make_resolved(), "00000000", None)
 
     assert "restartedAt" not in kept["data"]["spec"]
@@ -139,7 +139,7 @@ def test_a_time_may_have_a_zone_and_fractions(time):
         "2026-11-24T08:00:00Z\n",
     ],
 )
-def test_what_is_no_time_is_refused_with_one_that_is(text):
+def test_text_that_is_not_a_time_is_refused_with_an_example(text):
     with pytest.raises(SpecError) as caught:
         make_service(restartedAt=text)
 

@@ -1,6 +1,6 @@
-"""The status says how much of a model an engine has loaded, and is written for it only so often.
+"""The status has the progress of starting engines, with a bounded rate of writes.
 
-Not here: that each change of a reading's words starts a pass, in whose status they are (test_controller_events).
+Not here: a change of a reading's text triggers a reconcile, which writes it to the status (test_controller_events).
 """
 
 import asyncio
@@ -43,7 +43,7 @@ def make_phase(name="load", done=0, total=0, unit="bytes", *, finished=False):
         (make_phase(), ""),
     ],
 )
-def test_bytes_are_said_in_the_unit_of_the_whole(phase, words):
+def test_amounts_have_the_unit_of_the_total(phase, words):
     assert amount_in_words(phase) == words
 
 
@@ -51,7 +51,7 @@ def load(gigabytes):
     return (make_phase("import", finished=True), make_phase(done=gigabytes * GB, total=131 * GB))
 
 
-def test_within_a_phase_the_words_change_every_ten_seconds():
+def test_within_a_phase_the_text_changes_every_ten_seconds():
     first = start_progress(NO_PROGRESS, load(1), 100.0, 10.0)
     soon = start_progress(first, load(9), 109.9, 10.0)
     later = start_progress(soon, load(10), 110.0, 10.0)
@@ -61,13 +61,13 @@ def test_within_a_phase_the_words_change_every_ten_seconds():
     assert later == StartProgress("load", "10 of 131 GB", 110.0)
 
 
-def test_what_reads_the_same_stays_the_same():
+def test_progress_with_the_same_text_is_unchanged():
     first = start_progress(NO_PROGRESS, load(1), 100.0, 10.0)
 
     assert start_progress(first, load(1), 200.0, 10.0) is first
 
 
-def test_another_phase_is_said_at_once_and_the_end_of_all_as_well():
+def test_another_phase_and_the_end_of_all_phases_change_the_text_at_once():
     first = start_progress(NO_PROGRESS, load(1), 100.0, 10.0)
     warm_up = start_progress(first, (make_phase(finished=True), make_phase("warm_up", unit="")), 100.1, 10.0)
 
@@ -97,13 +97,13 @@ def starting(amount="41 of 131 GB", phase="load", startup=None):
         (starting("", "warm_up", (make_phase("warm_up", unit=""),)), "The engine starts: warm up."),
     ],
 )
-def test_the_message_has_the_phase_and_what_it_has_done(reading, message):
+def test_the_message_has_the_phase_and_its_progress(reading, message):
     verdict = judge(make_group(make_pod(), reading=reading), NOW)
 
     assert (verdict.reason, verdict.message) == (Reason.STARTING, message)
 
 
-def test_the_status_says_how_far_the_first_engine_that_starts_is():
+def test_the_status_has_the_progress_of_the_first_starting_engine():
     resolved = make_resolved(replicas=2)
     serving, loading = make_serving(resolved), make_serving(resolved, 1, reading=starting())
 
@@ -113,12 +113,12 @@ def test_the_status_says_how_far_the_first_engine_that_starts_is():
 
 
 def says(number):
-    """A GB more with each answer."""
+    """The engine's status number `number`: each has loaded one GB more."""
     phase = {"name": "load", "seconds": 1.0, "total": 131 * GB, "unit": "bytes", "finished": False}
     return GOOD | {"state": "starting", "last_token_age_seconds": None, "startup": [phase | {"done": number * GB}]}
 
 
-def test_a_load_that_goes_on_makes_no_news_before_its_time(monkeypatch):
+def test_progress_of_a_load_triggers_no_reconcile_before_the_interval_is_over(monkeypatch):
     async def run():
         engine = Counted(says)
         async with polled(monkeypatch, engine.answer) as (poller, news):
@@ -126,12 +126,12 @@ def test_a_load_that_goes_on_makes_no_news_before_its_time(monkeypatch):
             reading = poller.reading(KEY, "chat-0")
             return len(news), reading.start.amount, reading.status.startup[0].done >= 5 * GB
 
-    # Ten seconds are more than six answers take, on a slow machine as well.
+    # The interval is far longer than six responses take, also on a slow machine.
     monkeypatch.setattr(engine_poller, "interval_s", lambda _: 1000.0)
     assert asyncio.run(run()) == (1, "1 of 131 GB", True)
 
 
-def test_once_its_time_has_come_it_does(monkeypatch):
+def test_progress_of_a_load_triggers_a_reconcile_after_the_interval(monkeypatch):
     async def run():
         engine = Counted(says)
         async with polled(monkeypatch, engine.answer) as (poller, news):

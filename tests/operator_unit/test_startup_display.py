@@ -20,11 +20,11 @@ def phase(name="load", done=0, total=0, unit="", finished=False, seconds=1.25):
         (phase("convert", done=3, total=30, unit="tensors"), "convert: 3 of 30 tensors"),
     ],
 )
-def test_a_line_holds_the_amount_and_the_end_the_seconds(given, line):
+def test_a_line_has_the_amount_and_at_the_end_the_seconds(given, line):
     assert phase_line(given) == line
 
 
-def test_lines_come_at_quarters_and_at_the_end_only():
+def test_lines_are_printed_only_at_quarters_and_at_the_end():
     stream = io.StringIO()
     display = StartupDisplay(stream)
     for done in range(0, 101, 10):
@@ -48,7 +48,7 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_bars_show_bytes_and_what_cannot_be_counted_each_in_its_place():
+def test_each_phase_has_a_line_that_is_redrawn():
     stream = Terminal()
     display = StartupDisplay(stream)
     display.update((phase("import"),))

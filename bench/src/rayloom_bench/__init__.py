@@ -1,11 +1,12 @@
-"""`rayloom-engine bench`: an OpenAI server, a peer and the machine's own limit, measured in one run.
+"""`rayloom-engine bench`: measures an OpenAI server, a peer and the limit of the machine in one run.
 
 command -> sequence               the settings; the order of a run
-        -> server | endpoint      what is measured: an engine of our own, or any URL
+        -> server | endpoint      the measured server: an engine that the bench starts, or any URL
         -> workload -> client     prompts; streamed requests, each checked
         -> peer, limit_probe      transformers and the machine, each in a fresh process, never at the same time
         -> figures -> report      arithmetic; the table and the JSON document
-        -> control_channel        `bench channel`: a step's way to a rank and back, beside a Ray actor call
+        -> control_channel        `bench channel`: round trips of a step to a rank, compared with calls of a Ray actor
+        -> parallel               `bench parallel`: layouts of a model over ranks, compared with one rank
 """
 
 from rayloom_bench.command import add_flags, run

@@ -1,4 +1,4 @@
-"""The rank's side of `bench channel`: answers every plan at once. A process of its own, or the body of a Ray actor."""
+"""The rank's side of `bench channel`: answers every step plan at once, as a process or as the body of a Ray actor."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TOKEN_VARIABLE = "RAYLOOM_BENCH_TOKEN"
 
 
 def answer(order: Run) -> Computed:
-    """A token for every slot that samples, as after a real step."""
+    """A result with one token for every slot that samples, as after a real step."""
     sampled = tuple(SampledToken(step.slot, 11 + step.slot) for step in order.plan.slots if step.samples)
     result = StepResult(
         step_id=order.plan.step_id, epoch=order.plan.epoch, sampled=sampled, forward_s=0.0123, sample_s=0.0012
@@ -23,7 +23,7 @@ def answer(order: Run) -> Computed:
 
 
 def main(address: str, role: Literal["steps", "control"]) -> None:
-    """Serves until the other side hangs up. Memory is shared on `steps` alone, so `control` measures TCP."""
+    """Answers until the peer closes the channel. Only role `steps` shares memory, so `control` measures TCP."""
     channel, _ = dial(address, os.environ[TOKEN_VARIABLE], Greeting(role=role, proof=""))
     try:
         while True:

@@ -1,4 +1,4 @@
-"""Runs one measurement in a fresh Python process: a JSON job in, JSON lines out, the last of them the result."""
+"""Runs one measurement in a fresh Python process: a JSON job on stdin, JSON lines on stdout, the last is the result."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from rayloom_engine.errors import EngineError
 
 
 class ChildFailed(EngineError):
-    """A measuring process that ended without a result. Its own words went to stderr."""
+    """A measuring process ended without a result. Its error output is on our stderr."""
 
 
 def run_child(
     module: str, job: Mapping[str, object], *, threads: int, on_progress: Callable[[int], object] = lambda done: None
 ) -> dict[str, Any]:
-    """Run `python -m module` with the job on its stdin; the object of its `{"result": ...}` line.
+    """Runs `python -m module` with the job on its stdin; returns the object of its `{"result": ...}` line.
 
-    Lines `{"progress": N}` are passed to `on_progress`. The process is gone afterwards, whatever happened.
-    Raises ChildFailed when it ends without a result.
+    Lines `{"progress": N}` are passed to `on_progress`. The process has ended when this function returns or raises.
+    Raises ChildFailed if it ends without a result.
     """
-    # The thread pools of torch read these once, when it is imported.
+    # The thread pools of torch read these variables once, when torch is imported.
     environment = os.environ | {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
     process = subprocess.Popen(
         [sys.executable, "-m", module],
@@ -41,7 +41,7 @@ def run_child(
             process.stdin.write(json.dumps(job))
             process.stdin.close()
         except BrokenPipeError:
-            pass  # it ended before it read the job; the missing result is reported below with its exit code
+            pass  # the process ended before it read the job; the error below has its exit code
         for line in process.stdout:
             message = json.loads(line)
             if "progress" in message:
@@ -61,10 +61,10 @@ def run_child(
 
 
 def report_progress(done: int) -> None:
-    """To be called in the child: so much is done."""
+    """Reports from the child process that `done` requests are finished."""
     print(json.dumps({"progress": done}), flush=True)
 
 
 def report_result(result: Mapping[str, object]) -> None:
-    """To be called in the child, once, at the end."""
+    """Reports the result from the child process. It is called once, at the end."""
     print(json.dumps({"result": result}), flush=True)

@@ -18,7 +18,7 @@ from rayloom_bench.workload import Workload
 
 Prompt = tuple[int, ...] | str
 
-SILENCE_S = 600  # no byte for so long is a failure; far above a slow prefill
+SILENCE_S = 600  # a stream without a byte for this long has failed; far above a slow prefill
 
 FIRST_TOKEN_QUESTION = "What is the capital of France? Answer in one sentence."
 
@@ -31,7 +31,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What became of a workload's requests, in the order of their index."""
+    """The results of a workload's requests, in the order of their index."""
 
     records: tuple[RequestRecord, ...]
     failures: tuple[Failure, ...]
@@ -43,7 +43,7 @@ class RequestOptions:
 
 
 class _BadAnswer(ValueError):
-    """The server's answer breaks a rule of the bench; the text says which."""
+    """The server's answer is not as requested; the message has the difference."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,18 +66,18 @@ def run_workload(
     options: RequestOptions | None = None,
     on_finished: Callable[[], object] = lambda: None,
 ) -> Outcome:
-    """Send the prompts, `workload.concurrency` at a time, and wait for all.
+    """Sends the prompts, `workload.concurrency` at a time, and returns when all are answered.
 
-    `label` comes after the workload's name in the name of a failure. `on_finished` is called once for each request.
+    The name of a failure holds `label` after the workload's name. `on_finished` is called once for each request.
     """
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_run_workload(endpoint, workload, prompts, label, options or RequestOptions(), on_finished))
 
 
 def first_chat_token(endpoint: Endpoint) -> float:
-    """Ask a short question; the time.perf_counter at which the first text of the answer came.
+    """Sends a short chat request; returns the time.perf_counter at which the first text of its answer arrived.
 
-    Raises ValueError when no text comes, and OSError or aiohttp.ClientError when the server cannot be reached.
+    Raises ValueError if no text arrives, and OSError or aiohttp.ClientError if the server cannot be reached.
     """
     body = {
         "model": endpoint.model_name,
@@ -118,7 +118,7 @@ async def _run_workload(
     options: RequestOptions,
     on_finished: Callable[[], object],
 ) -> Outcome:
-    # Bodies are made before the clock starts: encoding 2048 ids is work that would be measured as the server's.
+    # Bodies are encoded before the clock starts: the time to encode 2048 ids would be counted as the server's.
     bodies = [
         msgspec.json.encode(completion_body(endpoint.model_name, prompt, workload.num_output, options))
         for prompt in prompts
@@ -128,7 +128,7 @@ async def _run_workload(
     waiting = iter(range(len(prompts)))
     url = f"{endpoint.base_url}/v1/completions"
 
-    async def one_lane(session: aiohttp.ClientSession) -> None:
+    async def send_in_turn(session: aiohttp.ClientSession) -> None:
         for index in waiting:
             try:
                 stream = await _stream(session, url, bodies[index])
@@ -138,9 +138,9 @@ async def _run_workload(
                 failures[index] = Failure(name=name, reason=str(error) or type(error).__name__)
             on_finished()
 
-    async with _session(endpoint) as session, asyncio.TaskGroup() as lanes:
+    async with _session(endpoint) as session, asyncio.TaskGroup() as clients:
         for _ in range(workload.concurrency):
-            lanes.create_task(one_lane(session))
+            clients.create_task(send_in_turn(session))
     return Outcome(
         records=tuple(records[index] for index in sorted(records)),
         failures=tuple(failures[index] for index in sorted(failures)),
@@ -156,7 +156,7 @@ def _session(endpoint: Endpoint) -> aiohttp.ClientSession:
 
 
 async def _stream(session: aiohttp.ClientSession, url: str, body: bytes | Mapping[str, object]) -> _Stream:
-    """Send one request and read its stream to the end. Raises _BadAnswer, aiohttp.ClientError or OSError."""
+    """Sends one request and reads its stream to the end. Raises _BadAnswer, aiohttp.ClientError or OSError."""
     payload = body if isinstance(body, bytes) else msgspec.json.encode(body)
     arrivals_s: list[float] = []
     last_s = None
@@ -185,7 +185,7 @@ async def _stream(session: aiohttp.ClientSession, url: str, body: bytes | Mappin
                     last_s = now
                 has_new_token = has_new_token or event.has_new_token
                 usage = event.usage or usage
-            # Tokens of one read came together: one arrival, so that a late reader does not see gaps of zero.
+            # Tokens of one read count as one arrival: otherwise a client that reads late would measure gaps of zero.
             if has_new_token:
                 arrivals_s.append(now)
     end_s = time.perf_counter()
@@ -197,7 +197,7 @@ async def _stream(session: aiohttp.ClientSession, url: str, body: bytes | Mappin
 
 
 def _checked(index: int, prompt: Prompt, num_output: int, stream: _Stream) -> RequestRecord:
-    """The record of a stream whose token counts are those asked for. Raises _BadAnswer."""
+    """The record of a stream. Raises _BadAnswer unless its token counts are the requested ones."""
     usage = stream.usage
     if usage is None:
         raise _BadAnswer("no usage in the stream, though stream_options.include_usage was set")

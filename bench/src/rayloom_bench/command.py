@@ -1,4 +1,4 @@
-"""The command line of `rayloom-engine bench`. Light to import: everything heavy is imported when a run starts."""
+"""The command line of `rayloom-engine bench`. Heavy modules are imported only when a run starts."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ if TYPE_CHECKING:
     from rayloom_bench.settings import BenchSettings
 
 DESCRIPTION = """\
-Measure an OpenAI server with the workloads W1 to W4: streamed requests, retries off, every output checked for its
-exact length. Without --url an engine of our own is started, measured and stopped. Exit code 1 when anything failed.
+Measure an OpenAI server with the workloads W1 to W4: streamed requests without retries, each output checked for its
+exact length. Without --url the bench starts an engine, measures and stops it. The exit code is 1 if anything failed.
 
   W1  32 requests, 16 at a time, 128 in / 64 out            W3  8 requests, one at a time, 128 in / 128 out
   W2  32 requests, 16 at a time, 512 shared + 32 in / 32    W4  8 requests, 4 at a time, 2048 in / 32 out
 
-Two others measure something else: `bench channel` a step's way to a rank and back, beside a call of a Ray actor;
-`bench parallel` what it costs to spread a model over ranks of this machine.
+`bench channel` measures round trips of a step to a rank, compared with calls of a Ray actor. `bench parallel`
+measures a model over several ranks of this machine, compared with one rank.
 """
 SUBCOMMANDS = {"channel": "control_channel", "parallel": "parallel"}  # name -> module
 
 
 def add_flags(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> None:
-    """Give the parser of the `bench` command, which the engine made and named, its flags and what it runs.
+    """Adds flags and the function `run` to the engine's parser of the `bench` command.
 
-    `arguments` follow the command's name; what else can be measured has flags of its own.
+    `arguments` are those after the command's name. A subcommand in them gets its own flags instead.
     """
     if arguments and arguments[0] in SUBCOMMANDS:
         module = importlib.import_module(f"rayloom_bench.{SUBCOMMANDS[arguments[0]]}")
@@ -44,43 +44,47 @@ def add_flags(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> None
     parser.description = DESCRIPTION
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.set_defaults(run=run)
-    what = parser.add_argument_group("what is measured")
-    what.add_argument("--url", help="any OpenAI server, such as http://127.0.0.1:8000; default: start our own engine")
-    what.add_argument("--name", help="name of the server at --url in the table; default: its host and port")
-    what.add_argument("--model", help="checkpoint to serve and to compare with; with --url only to compare with")
-    what.add_argument("--revision", help="hub revision of --model")
-    what.add_argument("--dtype", default="auto", choices=("auto", "bfloat16", "float16", "float32"), help="of weights")
-    what.add_argument("--threads", type=int, help="for our engine and its peers; default: the cores we may use")
-    what.add_argument("serve_flags", nargs="*", metavar="-- FLAG", help="flags for rayloom-engine serve, after --")
+    target = parser.add_argument_group("measured server")
+    target.add_argument("--url", help="any OpenAI server, such as http://127.0.0.1:8000; default: start an engine")
+    target.add_argument("--name", help="name of the server at --url in the table; default: its host and port")
+    target.add_argument("--model", help="checkpoint to serve and to compare with; with --url only to compare with")
+    target.add_argument("--revision", help="hub revision of --model")
+    target.add_argument(
+        "--dtype", default="auto", choices=("auto", "bfloat16", "float16", "float32"), help="type of the weights"
+    )
+    target.add_argument("--threads", type=int, help="threads of the engine and of its peers; default: all usable cores")
+    target.add_argument("serve_flags", nargs="*", metavar="-- FLAG", help="flags for rayloom-engine serve, after --")
 
-    how = parser.add_argument_group("how")
-    how.add_argument("--workloads", default="W1,W2,W3,W4", help="which, with commas; default: all four")
-    how.add_argument("--scale", type=float, default=1.0, help="share of the requests, rounded up to a whole batch")
-    how.add_argument("--seed", type=int, default=0, help="of the random prompts (default 0)")
-    how.add_argument("--json", type=Path, metavar="FILE", help="write everything that was found to this file")
+    load = parser.add_argument_group("load and output")
+    load.add_argument("--workloads", default="W1,W2,W3,W4", help="workloads, separated by commas; default: all four")
+    load.add_argument("--scale", type=float, default=1.0, help="fraction of the requests, rounded up to a whole batch")
+    load.add_argument("--seed", type=int, default=0, help="seed of the random prompts (default 0)")
+    load.add_argument("--json", type=Path, metavar="FILE", help="write all results to this file")
 
-    beside = parser.add_argument_group("beside it, in the same run")
-    beside.add_argument("--compare", choices=("transformers",), help="measure transformers' own generate as well")
-    beside.add_argument(
+    others = parser.add_argument_group("compared in the same run")
+    others.add_argument("--compare", choices=("transformers",), help="measure generate of transformers as well")
+    others.add_argument(
         "--compare-dtype",
         default="bfloat16",
-        help="type for --compare, or several with commas: bfloat16,float32 (default bfloat16)",
+        help="type for --compare, or several separated by commas: bfloat16,float32 (default bfloat16)",
     )
-    beside.add_argument("--no-limit", action="store_true", help="leave the machine's own limit out")
+    others.add_argument("--no-limit", action="store_true", help="do not measure the machine's limit")
 
     foreign = parser.add_argument_group("other servers (--url)")
-    foreign.add_argument("--served-model-name", help="the model's name in the API; default: the first that it lists")
+    foreign.add_argument("--served-model-name", help="the model's name in the API; default: the first in /v1/models")
     foreign.add_argument(
         "--api-key-env", default="OPENAI_API_KEY", help="variable with the API key (default OPENAI_API_KEY)"
     )
     foreign.add_argument("--text-prompts", action="store_true", help="send text instead of token ids")
-    foreign.add_argument("--omit-ignore-eos", action="store_true", help="leave ignore_eos and min_tokens out")
-    foreign.add_argument("--vocab-size", type=int, help="bound for token ids; default: --model's, else 32000")
-    foreign.add_argument("--weight-bytes", type=int, help="bytes of all weights, for the machine's limit")
+    foreign.add_argument("--omit-ignore-eos", action="store_true", help="send neither ignore_eos nor min_tokens")
+    foreign.add_argument(
+        "--vocab-size", type=int, help="upper bound of token ids; default: that of --model, else 32000"
+    )
+    foreign.add_argument("--weight-bytes", type=int, help="bytes of all weights, to compute the machine's limit")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure and print. Returns 0, or 1 when something failed. Raises ConfigError or ModelError."""
+    """Measures and prints. Returns 0, or 1 if something failed. Raises ConfigError or ModelError."""
     settings = parse_settings(args)
     api_key = os.environ.get(args.api_key_env) if settings.url is not None else None
     previous = signal.signal(signal.SIGTERM, _exit_in_order)
@@ -96,7 +100,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def parse_settings(args: argparse.Namespace) -> BenchSettings:
-    """The checked settings. Raises ConfigError that names the flag, what was given and what is allowed."""
+    """The checked settings. Raises ConfigError with the flag, the given value and the allowed ones."""
     from rayloom_bench.endpoint import base_url
     from rayloom_bench.settings import BenchSettings, parse_compare_dtypes, positive, without_separator
     from rayloom_bench.workload import parse_workloads
@@ -130,7 +134,7 @@ def _measure(settings: BenchSettings, api_key: str | None) -> int:
     from rayloom_bench.report import document, summary, table
     from rayloom_bench.sequence import measure
 
-    result = measure(settings, api_key, say=lambda line: print(line, file=sys.stderr, flush=True))
+    result = measure(settings, api_key, log=lambda line: print(line, file=sys.stderr, flush=True))
     print(summary(result), table(result), sep="\n\n")
     for failure in result.failures:
         print(f"FAILED {failure.name}: {failure.reason}")
@@ -140,5 +144,5 @@ def _measure(settings: BenchSettings, api_key: str | None) -> int:
 
 
 def _exit_in_order(signum: int, frame: FrameType | None) -> None:
-    """Unwinds the stack, so that the server and the peers that were started are ended too."""
+    """Raises SystemExit, so that context managers stop the servers and peers that were started."""
     raise SystemExit(128 + signum)

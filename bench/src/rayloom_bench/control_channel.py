@@ -1,4 +1,4 @@
-"""`rayloom-engine bench channel`: a step's way to a rank and back, over what we have and as a call of a Ray actor."""
+"""`rayloom-engine bench channel`: round trips of a step to a rank, by our channel and as calls of a Ray actor."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ from rayloom_engine.protocol.channel import encode, welcome
 from rayloom_engine.protocol.ranks import Computed, Run, Welcomed
 
 NUM_SLOTS = 16
-GOALS = {"shared memory": 0.2, "TCP": 0.5}  # at most so much of a Ray call's median
+GOALS = {"shared memory": 0.2, "TCP": 0.5}  # upper bounds, as fractions of a Ray call's median
 RAY = "Ray actor call"
-_BLOCK = 50  # round trips of one kind in a row; then the next kind, so that a busy moment meets all
+_BLOCK = 50  # round trips of one kind in a row; kinds alternate, so that a busy moment slows all of them
 _START_SECONDS = 30.0
-_OBJECT_STORE_BYTES = 80 * 1024 * 1024  # Ray's least
+_OBJECT_STORE_BYTES = 80 * 1024 * 1024  # the least that Ray accepts
 
 RoundTrip = Callable[[Run], Computed]
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measures and prints. Returns 0, also when a goal is missed: the table says so; 1 when a peer was lost."""
+    """Measures and prints. Returns 1 if a peer was lost, else 0, also if a goal is missed: the table has that."""
     busy = busy_percent()
     try:
         seconds = measure(args.round_trips)
@@ -46,13 +46,13 @@ def run(args: argparse.Namespace) -> int:
     warning = " (DISTURBED: do not quote these figures)" if busy > DISTURBED_PERCENT else ""
     print(f"{processor_name()}, {busy:.0f} % busy before the run{warning}", table(seconds), sep="\n\n")
     if args.json is not None:
-        found = {kind: [1e6 * percentile(values, share) for share in (0.5, 0.99)] for kind, values in seconds.items()}
-        args.json.write_text(json.dumps({"microseconds_p50_p99": found}, indent=2) + "\n", encoding="utf-8")
+        figures = {kind: [1e6 * percentile(values, share) for share in (0.5, 0.99)] for kind, values in seconds.items()}
+        args.json.write_text(json.dumps({"microseconds_p50_p99": figures}, indent=2) + "\n", encoding="utf-8")
     return 0
 
 
 def measure(num_round_trips: int) -> dict[str, list[float]]:
-    """Seconds of each round trip, encoding and decoding on both sides included, by kind."""
+    """Kind -> seconds of each of its round trips, with encoding and decoding on both sides."""
     seconds: dict[str, list[float]] = {}
     with contextlib.ExitStack() as stack:
         kinds: dict[str, RoundTrip] = {
@@ -76,7 +76,7 @@ def measure(num_round_trips: int) -> dict[str, list[float]]:
 
 
 def table(seconds: Mapping[str, list[float]]) -> str:
-    """Median and 99th percentile of each kind in microseconds, beside Ray's median and the goal."""
+    """Median and 99th percentile of each kind in microseconds, the ratio to Ray's median, and the goal."""
     order = _plan(0)
     ray = percentile(seconds[RAY], 0.5)
     lines = [
@@ -95,7 +95,7 @@ def table(seconds: Mapping[str, list[float]]) -> str:
 
 
 def _plan(ticket: int) -> Run:
-    """A step of whole decoding: each slot has its last token appended, and now and then a block."""
+    """A decode step of all slots. Each slot appends one token; one slot in NUM_SLOTS gets a new block."""
     slots = tuple(
         SlotStep(
             slot=slot,
@@ -125,7 +125,7 @@ def _channel(role: str) -> Iterator[RoundTrip]:
             if greeting.role == "steps":
                 channel.offer_memory()
                 if channel.transport == "TCP":
-                    raise OSError("the system let it share no memory")
+                    raise OSError("memory could not be shared with it")
             channel.send(Welcomed())
 
             def round_trip(order: Run) -> Computed:
@@ -141,7 +141,7 @@ def _channel(role: str) -> Iterator[RoundTrip]:
 
 @contextlib.contextmanager
 def _actor() -> Iterator[RoundTrip]:
-    """The same bytes as an argument and a result: this is faster than having Ray pickle the messages."""
+    """A Ray actor that gets and returns encoded messages, which is faster than letting Ray pickle them."""
     import ray
 
     class Rank:
@@ -169,7 +169,7 @@ def _actor() -> Iterator[RoundTrip]:
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=run)
-    parser.add_argument("--round-trips", type=_positive, default=2000, help="of each kind (default 2000)")
+    parser.add_argument("--round-trips", type=_positive, default=2000, help="round trips of each kind (default 2000)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to this file")
 
 

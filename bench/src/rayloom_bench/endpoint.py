@@ -1,4 +1,4 @@
-"""Where an OpenAI server is, and the few plain JSON calls that are not measured."""
+"""The address of an OpenAI server, and the JSON calls to it that are not measured."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 
 from rayloom_engine.errors import ConfigError, EngineError
 
-# Loopback servers must not be looked for behind a proxy that the environment names.
+# Requests must not go through a proxy of the environment, which cannot reach servers on the loopback address.
 _opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 class EndpointError(EngineError):
-    """A call that was answered with an HTTP error, with something other than JSON, or not at all."""
+    """A call that got an HTTP error, an answer that is not JSON, or no answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +45,7 @@ def call_json(
     headers: Mapping[str, str] | None = None,
     timeout_s: float = 30,
 ) -> dict[str, object]:
-    """The JSON object that a GET (or, with a body, a POST) of `url` answers. Raises EndpointError."""
+    """The JSON object in the answer to a GET of `url`, or to a POST if there is a body. Raises EndpointError."""
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(url, data=data, headers={"Content-Type": "application/json", **(headers or {})})
     try:

@@ -1,4 +1,4 @@
-"""Server-sent events of OpenAI's streaming API, read cheaply: the client shares the server's cores."""
+"""Server-sent events of OpenAI's streaming API, parsed cheaply, because the client shares the server's cores."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ class Usage(msgspec.Struct, frozen=True):
 
 
 class StreamEvent(msgspec.Struct, frozen=True):
-    """The fields of a chunk that are measured; the others are skipped without being built."""
+    """The fields of a chunk that the bench needs. Other fields are skipped without building objects."""
 
     choices: tuple[Choice, ...] = ()
     usage: Usage | None = None
-    error: Any = None  # whatever the server puts there; shown to the user as it is
+    error: Any = None  # of any type, and printed unchanged
 
     @property
     def has_new_token(self) -> bool:
-        """A completion chunk stands for a token even when it shows no text yet; a chat stream opens without one."""
+        """True if the chunk holds a token: a completion chunk even without text, a chat delta only with text."""
         for choice in self.choices:
             if choice.delta is not None:
                 if choice.delta.content:
@@ -47,7 +47,7 @@ _decoder = msgspec.json.Decoder(StreamEvent)
 
 
 def parse_event(data: bytes) -> StreamEvent:
-    """The event in the data of one `data:` line. Raises ValueError when it is not such JSON."""
+    """The event in the data of one `data:` line. Raises ValueError unless the data is JSON of a StreamEvent."""
     try:
         return _decoder.decode(data)
     except msgspec.MsgspecError as error:
@@ -55,9 +55,9 @@ def parse_event(data: bytes) -> StreamEvent:
 
 
 class EventSplitter:
-    """Cuts a byte stream into the data of its `data:` lines; comments and other fields are dropped.
+    """Splits a byte stream into the data of its `data:` lines, without comments and other fields.
 
-    OpenAI's servers put each event on one data line, so lines are events.
+    Servers of OpenAI's API write each event as one data line, so a line is an event.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""From the times of single requests to the figures of a workload. Arithmetic only."""
+"""Computes the figures of a workload from the times of its requests. Pure."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestRecord:
-    """One request that was answered in full. Times are seconds on one clock for the whole workload."""
+    """A request with a complete answer. Times are in seconds, on one clock for the whole workload."""
 
     index: int
     num_prompt: int
     num_output: int
     start_s: float
-    arrivals_s: tuple[float, ...]  # when new tokens came; several tokens may come together
-    last_s: float  # when the last token was known to have come
+    arrivals_s: tuple[float, ...]  # when new tokens arrived; several tokens may arrive together
+    last_s: float  # when the last token had arrived
     end_s: float
 
     @property
@@ -31,7 +31,7 @@ class RequestRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """What is reported of one workload."""
+    """The reported figures of one workload."""
 
     num_requests: int
     prompt_tokens: int
@@ -42,7 +42,7 @@ class Figures:
     ms_per_token: float | None  # mean inter-token latency; None when every output is one token
     ttft_p50_ms: float
     ttft_p99_ms: float
-    itl_p50_ms: float | None  # between arrivals; None when nothing came in more than one
+    itl_p50_ms: float | None  # gap between arrivals; None if every answer arrived at once
     itl_p99_ms: float | None
 
 
@@ -58,9 +58,9 @@ def percentile(values: Sequence[float], share: float) -> float:
 def summarise(records: Sequence[RequestRecord]) -> Figures:
     """The figures of a workload of one request or more.
 
-    The mean inter-token latency divides each request's time from first to last token by the tokens after the first,
-    so tokens that arrive together, or that show no text yet, are counted right. The percentiles are of the gaps
-    between arrivals, which is what a reader of the stream feels.
+    The mean inter-token latency is the time from the first to the last token, divided by the number of tokens after the
+    first. So it is exact also for tokens that arrive together or have no text. Its percentiles are those of the gaps
+    between arrivals, as a reader of the stream sees them.
     """
     wall_s = max(record.end_s for record in records) - min(record.start_s for record in records)
     prompt_tokens = sum(record.num_prompt for record in records)

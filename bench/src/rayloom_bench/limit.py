@@ -1,7 +1,7 @@
-"""The machine's own limit: what no engine can exceed, computed from bandwidth and arithmetic measured in the same run.
+"""The machine's limit: an upper bound of throughput, computed from bandwidth and FLOP/s measured in the same run.
 
-A decode step reads every weight once and multiplies it with every sequence's row; a prefill multiplies each token with
-the layers. Attention, KV reads, norms and sampling cost nothing here, so a real engine stays below.
+A decode step reads every weight once and multiplies it with the row of every sequence; a prefill multiplies the layers
+with each token. Attention, KV reads, norms and sampling are left out, so every real engine is slower.
 """
 
 from __future__ import annotations
@@ -13,31 +13,31 @@ from rayloom_bench.workload import Workload
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineRates:
-    """What limit_probe.py measured: the best of several, all threads."""
+    """Rates that limit_probe.py measured with all threads: the best of several runs."""
 
     read_bytes_s: float
     fp32_flop_s: float
     bf16_flop_s: float
     has_bf16_instructions: bool
-    cpu_capability: str  # torch's word for the vector instructions it uses
+    cpu_capability: str  # torch's name of the vector instructions that it uses
 
     @property
     def flop_s(self) -> float:
-        """Of the type that this machine multiplies fastest."""
+        """FLOP/s of the type that this machine multiplies fastest."""
         return max(self.fp32_flop_s, self.bf16_flop_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelCost:
-    """What one pass must read and multiply."""
+    """Bytes that one forward pass must read, and parameters that it multiplies."""
 
-    weight_bytes: int  # in the type that the weights are served in
+    weight_bytes: int  # in the type in which the weights are served
     num_layer_parameters: int  # multiplied with every token
     num_head_parameters: int  # multiplied only where a token is sampled
 
 
 def model_cost(*, num_parameters: int, num_head_parameters: int, element_bytes: int, is_tied: bool) -> ModelCost:
-    """The cost of a decoder. An embedding that is not tied to the head is looked up, not read in full."""
+    """The cost of a decoder. An embedding that is not tied to the head is not counted: only single rows are read."""
     num_read = num_parameters if is_tied else num_parameters - num_head_parameters
     return ModelCost(
         weight_bytes=num_read * element_bytes,
@@ -47,7 +47,7 @@ def model_cost(*, num_parameters: int, num_head_parameters: int, element_bytes: 
 
 
 def wall_s(workload: Workload, cost: ModelCost, rates: MachineRates) -> float:
-    """The least seconds in which this machine could answer the workload; a shared prefix is computed once."""
+    """Lower bound of the seconds in which this machine can answer the workload, with a shared prefix computed once."""
     num_batches = workload.num_requests / workload.concurrency
     num_prefilled = workload.num_shared + workload.num_requests * workload.num_own
     prefill_s = 2 * num_prefilled * cost.num_layer_parameters / rates.flop_s
@@ -61,5 +61,5 @@ def wall_s(workload: Workload, cost: ModelCost, rates: MachineRates) -> float:
 
 
 def output_tok_s(workload: Workload, cost: ModelCost, rates: MachineRates) -> float:
-    """The most output tokens per second that the machine allows."""
+    """Upper bound of the output tokens per second."""
     return workload.num_requests * workload.num_output / wall_s(workload, cost, rates)

@@ -1,4 +1,4 @@
-"""Measures memory bandwidth and matrix products. Run as a fresh process: job `{"threads": N}`, see child.py."""
+"""Measures memory bandwidth and matrix products in a fresh process. Its job is `{"threads": N}`; see child.py."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ import torch
 from rayloom_bench.child import report_result
 
 BUFFER_BYTES = 512 * 1024 * 1024  # far more than any cache that a test machine has
-MATMUL_M, MATMUL_N, MATMUL_K = 512, 2048, 2048
-LEAST_RUNS = 3
-LEAST_S = 1.0  # of measuring, so that a clock that ramps up is seen at its best
+MATMUL_M = 512
+MATMUL_N = 2048
+MATMUL_K = 2048
+MIN_RUNS = 3
+MIN_S = 1.0  # of all runs together, so that the cores have reached their highest clock rate
 
 
 def main() -> None:
@@ -36,29 +38,28 @@ def main() -> None:
 
 
 def measure_read_bytes_s() -> float:
-    """Bytes per second of the fastest full read: a sum or a matrix-vector product, whichever is faster."""
+    """Bytes per second of the faster of two full reads: a sum and a matrix-vector product."""
     matrix = torch.ones(BUFFER_BYTES // 4 // 4096, 4096)
     vector = torch.ones(4096)
     return BUFFER_BYTES / min(best_s(lambda: matrix.sum()), best_s(lambda: matrix @ vector))
 
 
 def measure_flop_s(dtype: torch.dtype) -> float:
-    """Operations per second of a product of M = 512 rows, a multiply and an add counting as two."""
+    """FLOP/s of a product with M = 512 rows. A multiplication and an addition count as two operations."""
     rows = torch.randn(MATMUL_M, MATMUL_K).to(dtype)
     weight = torch.randn(MATMUL_N, MATMUL_K).to(dtype)
     return 2 * MATMUL_M * MATMUL_N * MATMUL_K / best_s(lambda: torch.nn.functional.linear(rows, weight))
 
 
 def best_s(action: Callable[[], object]) -> float:
-    """Seconds of the fastest run after one that is not counted."""
+    """Seconds of the fastest of at least MIN_RUNS runs, after one run that is not counted."""
     action()
-    best, total, num_runs = float("inf"), 0.0, 0
-    while num_runs < LEAST_RUNS or total < LEAST_S:
-        start = time.perf_counter()
+    runs_s: list[float] = []
+    while len(runs_s) < MIN_RUNS or sum(runs_s) < MIN_S:
+        start_s = time.perf_counter()
         action()
-        seconds = time.perf_counter() - start
-        best, total, num_runs = min(best, seconds), total + seconds, num_runs + 1
-    return best
+        runs_s.append(time.perf_counter() - start_s)
+    return min(runs_s)
 
 
 if __name__ == "__main__":

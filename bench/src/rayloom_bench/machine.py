@@ -1,4 +1,4 @@
-"""What a run was measured on and with: the processor, how idle it was, and the versions."""
+"""The machine of a run: its processor, how busy it is, and the versions of packages."""
 
 from __future__ import annotations
 
@@ -19,16 +19,17 @@ BUSY_SAMPLE_S = 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CpuClock:
-    """Seconds since some moments that stay the same; only differences mean anything."""
+    """Seconds since fixed but unknown moments, so that only differences have a meaning."""
 
     wall_s: float
-    busy_s: float  # of all cores, whoever used them
-    own_s: float  # of this process and of those below it that have ended
+    busy_s: float  # of all cores, by any process
+    own_s: float  # of this process and of its descendants that have ended
 
     @staticmethod
     def read() -> CpuClock:
-        machine, own = psutil.cpu_times(), os.times()
-        # Time that the hypervisor gave to others is busy time too: it was not ours.
+        machine = psutil.cpu_times()
+        own = os.times()
+        # `steal`, the time that the hypervisor gave to other machines, counts as busy: it was not available here.
         idle = {"idle", "iowait", "guest", "guest_nice"}  # guest time is counted in user and nice already
         return CpuClock(
             wall_s=time.perf_counter(),
@@ -38,13 +39,13 @@ class CpuClock:
 
 
 def others_percent(before: CpuClock, after: CpuClock, num_cores: int) -> float:
-    """Share of the machine, 0 to 100, that processes other than ours kept busy between two readings."""
+    """Percentage of the machine's CPU time, 0 to 100, that other processes used between two readings."""
     others_s = (after.busy_s - before.busy_s) - (after.own_s - before.own_s)
     return 100 * max(0.0, others_s) / ((after.wall_s - before.wall_s) * num_cores)
 
 
 def processor_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
-    """The processor as the system names it, or its architecture where it does not."""
+    """The system's name of the processor, or its architecture if the system has no name."""
     if cpuinfo.exists():
         for line in cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines():
             key, _, value = line.partition(":")
@@ -54,12 +55,12 @@ def processor_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
 
 
 def busy_percent() -> float:
-    """Share of all cores that was busy during the last moment, 0 to 100. Takes BUSY_SAMPLE_S seconds."""
+    """Percentage of all cores that is busy, 0 to 100, measured during the next BUSY_SAMPLE_S seconds."""
     return psutil.cpu_percent(interval=BUSY_SAMPLE_S)
 
 
 def package_versions() -> dict[str, str]:
-    """Versions of Python, of this engine and of the packages that a result depends on, where they are installed."""
+    """Versions of Python, of the engine and of the installed packages that affect results."""
     versions = {"python": platform.python_version(), "rayloom-engine": __version__}
     for name in NAMED_PACKAGES:
         try:

@@ -1,6 +1,6 @@
-"""`rayloom-engine bench parallel`: what it costs to spread a model over ranks of one machine, against one rank.
+"""`rayloom-engine bench parallel`: the cost of a model over several ranks of one machine, compared with one rank.
 
-The same workload on each layout in turn, several rounds, so that the ratios are of one run.
+Each round measures the same workload on every layout in turn, so that all figures of a ratio come from one run.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ START_S = 300
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """Ranks for one model. `most` is how many times the wall time of one rank it may take."""
+    """A division of one model into ranks."""
 
     name: str
     has_narrow_heads: bool = False
     tensor: int = 1
     pipeline: int = 1
-    most: float | None = None  # None: this is one rank, what the others of the model are compared with
+    max_ratio: float | None = None  # goal: wall time as a multiple of one rank's; None: this layout is the one rank
 
     @property
     def flags(self) -> list[str]:
@@ -46,66 +46,68 @@ class Layout:
 
 LAYOUTS = (
     Layout(name="1 rank"),
-    Layout(name="pipeline 2", pipeline=2, most=1.4),
-    Layout(name="tensor 3", tensor=3, most=2.2),
+    Layout(name="pipeline 2", pipeline=2, max_ratio=1.4),
+    Layout(name="tensor 3", tensor=3, max_ratio=2.2),
     Layout(name="1 rank, narrow heads", has_narrow_heads=True),
-    Layout(name="tensor 2, narrow heads", has_narrow_heads=True, tensor=2, most=1.4),
+    Layout(name="tensor 2, narrow heads", has_narrow_heads=True, tensor=2, max_ratio=1.4),
 )
 
 
 @dataclass(slots=True)
 class Rounds:
-    """What the rounds of one layout brought."""
+    """The figures of one layout, each with a value per round."""
 
     wall_s: list[float] = field(default_factory=list)
     tok_s: list[float] = field(default_factory=list)
-    communication: list[float] = field(default_factory=list)  # the ranks' mean share of wall time, in each round
+    communication: list[float] = field(default_factory=list)  # the ranks' mean fraction of wall time
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--rounds", type=int, default=3, help="how often each layout is measured (default 3)")
-    parser.add_argument("--scale", type=float, default=1.0, help="share of W1's requests, in whole batches")
-    parser.add_argument("--dtype", default="auto", help="of the weights")
-    parser.add_argument("--seed", type=int, default=0, help="of the random prompts (default 0)")
+    parser.add_argument("--rounds", type=int, default=3, help="measurements of each layout (default 3)")
+    parser.add_argument(
+        "--scale", type=float, default=1.0, help="fraction of W1's requests, rounded up to a whole batch"
+    )
+    parser.add_argument("--dtype", default="auto", help="type of the weights")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the random prompts (default 0)")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measures and prints. Returns 1 when a request failed, or a server did not start. Raises ConfigError."""
+    """Measures and prints. Returns 1 if a request failed or a server did not start, else 0. Raises ConfigError."""
     if args.rounds < 1:
         raise ConfigError(f"--rounds: {args.rounds} given; use 1 or more")
     (workload,) = parse_workloads("W1", args.scale)
     print(f"{processor_name()}, {busy_percent():.0f} % busy before the run; {workload.name}: {workload.description}")
     try:
-        found, failures = measure(workload, args.rounds, args.dtype, args.seed)
+        rounds, failures = measure(workload, args.rounds, args.dtype, args.seed)
     except ServerFailed as error:
         print(f"rayloom-engine bench parallel: {error}", file=sys.stderr)
         return 1
-    print(table(found))
+    print(table(rounds))
     for failure in failures:
         print(f"FAILED {failure.name}: {failure.reason}")
     return 1 if failures else 0
 
 
-def measure(workload: Workload, rounds: int, dtype: str, seed: int) -> tuple[dict[str, Rounds], list[Failure]]:
-    """Each layout once a round, by turns. Raises ServerFailed."""
-    found = {layout.name: Rounds() for layout in LAYOUTS}
+def measure(workload: Workload, num_rounds: int, dtype: str, seed: int) -> tuple[dict[str, Rounds], list[Failure]]:
+    """Measures every layout once a round. Returns layout -> figures, and the failures. Raises ServerFailed."""
+    rounds = {layout.name: Rounds() for layout in LAYOUTS}
     failures: list[Failure] = []
     with tempfile.TemporaryDirectory(prefix="rayloom-bench-") as folder:
         models = {False: MODEL, True: str(narrow_heads(resolve(MODEL, None).path, Path(folder)))}
-        for number in range(1, rounds + 1):
+        for number in range(1, num_rounds + 1):
             for layout in LAYOUTS:
-                print(f"round {number} of {rounds}: {layout.name}", file=sys.stderr, flush=True)
+                print(f"round {number} of {num_rounds}: {layout.name}", file=sys.stderr, flush=True)
                 flags = ["--model", models[layout.has_narrow_heads], "--dtype", dtype, *layout.flags]
                 with running_server(flags) as server:
-                    failures += _measure(server, workload, seed, found[layout.name])
-    return found, failures
+                    failures += _measure(server, workload, seed, rounds[layout.name])
+    return rounds, failures
 
 
 def narrow_heads(source: Path, folder: Path) -> Path:
-    """A checkpoint with the same matrices, cut into more and narrower heads: two ranks can share it evenly.
+    """Writes a checkpoint with the matrices of `source` and more, narrower heads, which two ranks can share evenly.
 
-    Its text means nothing; its cost is that of the model in `source`.
+    It computes meaningless text at the same cost. Returns `folder`.
     """
     for file in source.iterdir():
         if file.name != "config.json":
@@ -115,24 +117,27 @@ def narrow_heads(source: Path, folder: Path) -> Path:
     return folder
 
 
-def table(found: dict[str, Rounds]) -> str:
-    """Medians over the rounds, and each layout's wall time as a multiple of that of one rank of the same model."""
+def table(rounds_by_layout: dict[str, Rounds]) -> str:
+    """Medians over the rounds, and each layout's wall time as a multiple of one rank's with the same model."""
     base_s = float("nan")
     lines = [f"{'':<26}{'out tok/s':>10}{'wall s':>9}{'x 1 rank':>10}{'goal':>8}{'communication':>15}"]
     for layout in LAYOUTS:
-        rounds = found[layout.name]
+        rounds = rounds_by_layout[layout.name]
         if not rounds.wall_s:
             continue
-        wall_s, share = statistics.median(rounds.wall_s), statistics.median(rounds.communication)
+        wall_s = statistics.median(rounds.wall_s)
+        share = statistics.median(rounds.communication)
         line = f"{layout.name:<26}{statistics.median(rounds.tok_s):>10.1f}{wall_s:>9.2f}"
-        if layout.most is None:
+        if layout.max_ratio is None:
             base_s = wall_s
         else:
             ratio = wall_s / base_s
-            line += f"{ratio:>9.2f}x{'<= ' + format(layout.most, '.1f') + 'x':>8}{share:>14.0%}"
-            line += "" if ratio <= layout.most else "  MISSED"
+            line += f"{ratio:>9.2f}x{'<= ' + format(layout.max_ratio, '.1f') + 'x':>8}{share:>14.0%}"
+            line += "" if ratio <= layout.max_ratio else "  MISSED"
         lines.append(line)
-    lines.append("communication: the ranks' mean share of wall time spent in sums, gathers and waiting for each other.")
+    lines.append(
+        "communication: mean fraction of wall time that a rank spends in sums, in gathers and waiting for other ranks."
+    )
     return "\n".join(lines)
 
 
@@ -157,5 +162,5 @@ def _measure(server: Server, workload: Workload, seed: int, rounds: Rounds) -> S
 
 
 def _communication_s(server: Server) -> float:
-    """Seconds that a rank has spent with others so far, the mean of all."""
+    """Mean over the ranks of their seconds of communication since they started."""
     return statistics.mean(rank.communication_seconds for rank in server.status().ranks)

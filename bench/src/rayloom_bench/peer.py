@@ -1,4 +1,4 @@
-"""Transformers' own `generate` on the same prompts, in static batches, as the parent process sees it."""
+"""Measures `generate` of transformers on the same prompts in static batches: the parent process's side."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MODULE = "rayloom_bench.peer_transformers"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerResult:
-    """What a peer did with each workload, by the workload's name."""
+    """The figures of a peer. Maps have the workloads' names as keys."""
 
     load_s: float
     version: str
@@ -31,9 +31,9 @@ def run_transformers(
     threads: int,
     on_progress: Callable[[int], object] = lambda done: None,
 ) -> PeerResult:
-    """Measure in a fresh process. Batches are as large as the workload's concurrency, one after another.
+    """Measures in a fresh process, one batch after another, each as large as the workload's concurrency.
 
-    `on_progress` gets the number of requests finished so far. Raises ChildFailed.
+    `on_progress` gets the number of finished requests. Raises ChildFailed.
     """
     job = {
         "folder": str(folder),
@@ -64,7 +64,7 @@ def run_transformers(
 def batch_records(
     workload: Workload, prompts: Sequence[Sequence[int]], batches: Sequence[Mapping[str, list[float]]]
 ) -> tuple[RequestRecord, ...]:
-    """One record per request. A static batch starts, gains tokens and ends as one; its steps are taken as its stream.
+    """One record per request. All requests of a static batch have its start, its steps as arrivals, and its end.
 
     A batch is `{"start_s": [t], "steps_s": [t, ...], "end_s": [t]}`.
     """

@@ -1,4 +1,4 @@
-"""The process that measures transformers' `generate`. peer.py writes its job and reads its result."""
+"""Measures `generate` of transformers in a process of its own. peer.py writes its job and reads its result."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ WARM_UP_OUTPUT = 4  # tokens; enough to allocate and to choose kernels
 
 def main() -> None:
     job = json.load(sys.stdin)
-    os.environ["HF_HUB_OFFLINE"] = "1"  # the folder is complete; nothing may wait for a network
+    os.environ["HF_HUB_OFFLINE"] = "1"  # the folder is complete, so no request may wait for a network
     import torch
     import transformers
 
     torch.set_num_threads(job["threads"])
     transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()  # stderr carries the bench's own
+    transformers.logging.disable_progress_bar()  # stderr has the bar of the bench
     start_s = time.perf_counter()
     model = transformers.AutoModelForCausalLM.from_pretrained(job["folder"], dtype=getattr(torch, job["dtype"])).eval()
-    # Without an end-of-sequence id every output has the full length, and no step pays for suppressing that id.
+    # Without an end-of-sequence id every output has full length, and no step spends time to suppress that id.
     model.generation_config.eos_token_id = None
     model.generation_config.pad_token_id = 0
     load_s = time.perf_counter() - start_s
@@ -35,7 +35,8 @@ def main() -> None:
     result = {}
     num_finished = 0
     for workload in job["workloads"]:
-        prompts, size = workload["prompts"], workload["batch_size"]
+        prompts = workload["prompts"]
+        size = workload["batch_size"]
         num_output = workload["num_output"]
         generate(model, [ids[::-1] for ids in prompts[:size]], min(WARM_UP_OUTPUT, num_output))
         batches = []
@@ -49,9 +50,9 @@ def main() -> None:
 
 
 def generate(model: Any, prompts: Sequence[Sequence[int]], num_output: int) -> dict[str, list[float]]:
-    """Greedy outputs of one static batch of equally long prompts; the time of its start, of each token and of its end.
+    """Times of one static batch of equally long prompts, decoded greedily: its start, each token and its end.
 
-    Raises RuntimeError when an output does not have the length asked for.
+    Raises RuntimeError unless every output has `num_output` tokens.
     """
     import torch
     from transformers import LogitsProcessorList

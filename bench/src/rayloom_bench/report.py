@@ -1,4 +1,4 @@
-"""The result of a run as a table for people and as one JSON document."""
+"""Formats the result of a run as a table and as a JSON document."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Cell = float | str | None
 
 
 def summary(result: RunResult) -> str:
-    """What the run was done on and with, how long the server took to start, and its memory; a line for each."""
+    """Lines about the machine, the settings, the server's start and memory, and the peers."""
     about = result.about
     lines = [
         f"{about['processor']}, {about['threads']} threads, {about['busy_percent_before']:.0f} % busy before the run; "
@@ -55,7 +55,7 @@ def summary(result: RunResult) -> str:
 
 
 def table(result: RunResult) -> str:
-    """The figures of every workload, each with its peers, the machine's limit and our ratio to each."""
+    """The figures of every workload: the server, its peers, the machine's limit, and the server's ratio to each."""
     lines = [_line("", COLUMNS), "-" * (NAME_WIDTH + sum(WIDTHS))]
     for workload in result.workloads:
         lines.append(f"{workload.name}: {workload.description}")
@@ -90,7 +90,7 @@ def document(result: RunResult) -> dict[str, object]:
 
 
 def _distrust(result: RunResult) -> str:
-    """A warning when the machine was not ours alone: threads that wait for each other lose more than their share."""
+    """A warning if other processes used the CPU: threads that wait for each other lose more than those used."""
     return " (DISTURBED: do not quote these figures)" if max(result.others_percent.values()) > DISTURBED_PERCENT else ""
 
 
@@ -139,22 +139,23 @@ def _cells(figures: Figures, ratio: float | None) -> tuple[Cell, ...]:
 
 
 def _limit_cells(workload: Workload, cost: ModelCost, rates: MachineRates, ours: float | None) -> tuple[Cell, ...]:
-    most = output_tok_s(workload, cost, rates)
-    ratio = None if ours is None else f"{ours / most:.2f}x"
-    return (most, None, None, None, None, None, None, wall_s(workload, cost, rates), ratio)
+    limit_tok_s = output_tok_s(workload, cost, rates)
+    ratio = None if ours is None else f"{ours / limit_tok_s:.2f}x"
+    return (limit_tok_s, None, None, None, None, None, None, wall_s(workload, cost, rates), ratio)
 
 
 def _limit_footnote(result: RunResult) -> list[str]:
     if result.cost is None or result.rates is None:
         return []
-    cost, rates = result.cost, result.rates
+    cost = result.cost
+    rates = result.rates
     step_ms = 1e3 * cost.weight_bytes / rates.read_bytes_s
     return [
         "* decode step = max(weights / bandwidth, 2 x parameters x batch / FLOP/s), and weights / bandwidth = "
         f"{cost.weight_bytes / 1e6:.0f} MB",
         f"  / {rates.read_bytes_s / 1e9:.1f} GB/s = {step_ms:.1f} ms; prefill = 2 x tokens x layer parameters / FLOP/s "
         f"at {rates.flop_s / 1e9:.0f} GFLOP/s.",
-        "  Attention and KV reads are left out, so no engine gets there.",
+        "  Attention and KV reads are left out, so no engine reaches it.",
     ]
 
 
@@ -166,5 +167,5 @@ def _line(name: str, cells: Sequence[Cell]) -> str:
 
 
 def _number(value: float) -> str:
-    """Three figures that matter, without an exponent."""
+    """The number without an exponent, and with one decimal below 100."""
     return f"{value:.0f}" if abs(value) >= 100 else f"{value:.1f}"

@@ -1,4 +1,4 @@
-"""Everything that one run found, filled while the run goes on."""
+"""The results of one run, which are added while it lasts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rayloom_bench.workload import Workload
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """What one engine did with one workload."""
+    """The figures of one engine for one workload."""
 
     engine: str
     figures: Figures
@@ -24,7 +24,7 @@ class Measured:
 class StartUp:
     """Seconds from starting the process to the first streamed token of a short chat."""
 
-    first_s: float  # may hold a download and a conversion
+    first_s: float  # may include a download and a conversion
     second_s: float
     phases: Mapping[str, float]  # of the second start, as /status names them; they may overlap
 
@@ -43,7 +43,7 @@ class Memory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Peer:
-    """What is known of a peer besides its figures."""
+    """Facts about a peer that do not depend on a workload's figures."""
 
     load_s: float
     version: str
@@ -52,25 +52,27 @@ class Peer:
 
 @dataclass(slots=True, kw_only=True)
 class RunResult:
-    """Mutable: the sequence of a run adds to it, the report reads it."""
+    """The results of a run. Mutable: `sequence` adds to it, `report` reads it."""
 
     about: dict[str, object]  # processor, versions, seed, settings
     workloads: tuple[Workload, ...]
-    ours: str = ""  # the engine that others are compared with
+    ours: str = ""  # name of the engine with which others are compared
     measured: dict[str, list[Measured]] = field(default_factory=dict)  # workload name -> engines, in order of running
     failures: list[Failure] = field(default_factory=list)
     peers: dict[str, Peer] = field(default_factory=dict)  # by engine
-    start_up: StartUp | None = None  # None for a server that the bench did not start, as is memory
+    start_up: StartUp | None = None  # None, as `memory`, for a server that the bench did not start
     memory: Memory | None = None
-    others_percent: dict[str, float] = field(default_factory=dict)  # engine -> the machine's share that others used
+    others_percent: dict[str, float] = field(
+        default_factory=dict
+    )  # engine -> percentage of CPU time of other processes
     rates: MachineRates | None = None  # None when the machine was not measured
-    cost: ModelCost | None = None  # None when nothing is known of the model
+    cost: ModelCost | None = None  # None if the model is unknown
 
     def add(self, workload: Workload, measured: Measured) -> None:
         self.measured.setdefault(workload.name, []).append(measured)
 
     def ours_tok_s(self, workload: Workload) -> float | None:
-        """Output tokens per second of the engine that others are compared with, or None when it has no figures."""
+        """Output tokens per second of the engine `ours`, or None if it has no figures."""
         for measured in self.measured.get(workload.name, ()):
             if measured.engine == self.ours:
                 return measured.figures.output_tok_s

@@ -1,4 +1,4 @@
-"""The order of a run: the machine's limit, the server, then each peer, never two at the same time."""
+"""Runs the measurements in order: the machine's limit, the server, then each peer, never two at the same time."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ from rayloom_bench.workload import Purpose, Workload, token_prompts
 from rayloom_engine.models.checkpoint.source import resolve
 from rayloom_engine.models.shape import ModelShape, read_shape
 
-FIRST_START_S = 1800  # may fetch and convert the model
+FIRST_START_S = 1800  # may download and convert the model
 SECOND_START_S = 300
 BUSY_WARNING_PERCENT = 15
 UNKNOWN_VOCAB_SIZE = 32000  # the smallest of today's common vocabularies
 ELEMENT_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 SHORT_DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 
-Say = Callable[[str], None]
+Log = Callable[[str], None]
 MakePrompts = Callable[[Workload, Purpose], Sequence[Prompt]]
 
 
-def measure(settings: BenchSettings, api_key: str | None, *, say: Say) -> RunResult:
-    """Do the whole run. Failed requests and peers are in the result; an EngineError is raised for anything worse."""
+def measure(settings: BenchSettings, api_key: str | None, *, log: Log) -> RunResult:
+    """Does the whole run. The result holds failed requests and peers. Raises EngineError for all other failures."""
     busy = busy_percent()
     result = RunResult(
         about={
@@ -56,27 +56,27 @@ def measure(settings: BenchSettings, api_key: str | None, *, say: Say) -> RunRes
         },
         workloads=settings.workloads,
     )
-    say(f"prompts from seed {settings.seed}, {settings.threads} threads")
+    log(f"prompts from seed {settings.seed}, {settings.threads} threads")
     if busy > BUSY_WARNING_PERCENT:
-        say(
-            f"warning: something else keeps {busy:.0f} % of this machine busy; neither figures nor ratios will be right"
+        log(
+            f"warning: other processes keep {busy:.0f} % of this machine busy; neither figures nor ratios will be right"
         )
     if settings.measures_limit:
-        say("measuring the machine: memory bandwidth and matrix products")
+        log("measuring the machine: memory bandwidth and matrix products")
         module = "rayloom_bench.limit_probe"
         result.rates = MachineRates(**run_child(module, {"threads": settings.threads}, threads=settings.threads))
     if settings.url is None:
-        _measure_own_engine(settings, result, say)
+        _measure_own_engine(settings, result, log)
     else:
-        _measure_url(settings, settings.url, api_key, result, say)
+        _measure_url(settings, settings.url, api_key, result, log)
     if settings.compares:
         for dtype in settings.compare_dtypes:
-            _measure_transformers(settings, dtype, result, say)
+            _measure_transformers(settings, dtype, result, log)
     return result
 
 
-def _measure_own_engine(settings: BenchSettings, result: RunResult, say: Say) -> None:
-    assert settings.model is not None  # settings name one whenever there is no URL
+def _measure_own_engine(settings: BenchSettings, result: RunResult, log: Log) -> None:
+    assert settings.model is not None  # BenchSettings has one if there is no URL
     flags = ["--model", settings.model, "--dtype", settings.dtype, "--threads", str(settings.threads)]
     if settings.revision is not None:
         flags += ["--revision", settings.revision]
@@ -84,10 +84,10 @@ def _measure_own_engine(settings: BenchSettings, result: RunResult, say: Say) ->
         flags += ["--served-model-name", settings.served_model_name]
     flags += settings.serve_flags
 
-    say("first start of rayloom-engine serve (converts the model when that was not done before)")
+    log("first start of rayloom-engine serve (converts the model if it is not converted yet)")
     with running_server(flags) as server:
         first_s = _start_to_first_token(server, FIRST_START_S)
-    say("second start, measured")
+    log("second start, measured")
     before = CpuClock.read()
     with running_server(flags) as server:
         second_s = _start_to_first_token(server, SECOND_START_S)
@@ -95,19 +95,20 @@ def _measure_own_engine(settings: BenchSettings, result: RunResult, say: Say) ->
         result.start_up = StartUp(
             first_s=first_s, second_s=second_s, phases={phase.name: phase.seconds for phase in status.startup}
         )
-        assert status.model is not None  # it has just answered
-        dtype, compute_dtype = status.model.dtype, status.model.compute_dtype
+        assert status.model is not None  # the engine has just answered a request
+        dtype = status.model.dtype
+        compute_dtype = status.model.compute_dtype
         shape = read_shape(_folder(settings))
         result.cost = _cost(shape, settings.weight_bytes, ELEMENT_BYTES[dtype])
         result.ours = f"rayloom {SHORT_DTYPES[dtype]}"
         if compute_dtype != dtype:
             result.ours += f" (computes in {SHORT_DTYPES[compute_dtype]})"
         result.about["server"] = {**status.model.model_dump(), "engine_version": status.engine_version}
-        # Memory is that after W1, the first workload where all are measured; else that after the first one asked for.
+        # Memory is read after W1, or after the first workload of a run without W1.
         memory_after = next((each for each in settings.workloads if each.name == "W1"), settings.workloads[0])
         make_prompts = _token_prompt_maker(settings, shape.vocab_size)
         for workload in settings.workloads:
-            _measure_workload(server.endpoint(), workload, make_prompts, settings, result, say)
+            _measure_workload(server.endpoint(), workload, make_prompts, settings, result, log)
             if workload is memory_after:
                 result.memory = Memory(after=workload.name, pss_bytes=server.pss_bytes())
     _note_others(result, result.ours, before)
@@ -122,7 +123,7 @@ def _start_to_first_token(server: Server, timeout_s: float) -> float:
         raise ServerFailed(f"the first chat request failed: {error}\n{server.log_end()}") from error
 
 
-def _measure_url(settings: BenchSettings, url: str, api_key: str | None, result: RunResult, say: Say) -> None:
+def _measure_url(settings: BenchSettings, url: str, api_key: str | None, result: RunResult, log: Log) -> None:
     headers = authorization(api_key)
     endpoint = Endpoint(
         base_url=url, model_name=settings.served_model_name or first_model_name(url, headers), headers=headers
@@ -136,7 +137,7 @@ def _measure_url(settings: BenchSettings, url: str, api_key: str | None, result:
     else:
         make_prompts = _token_prompt_maker(settings, UNKNOWN_VOCAB_SIZE if shape is None else shape.vocab_size)
     for workload in settings.workloads:
-        _measure_workload(endpoint, workload, make_prompts, settings, result, say)
+        _measure_workload(endpoint, workload, make_prompts, settings, result, log)
 
 
 def _measure_workload(
@@ -145,10 +146,10 @@ def _measure_workload(
     make_prompts: MakePrompts,
     settings: BenchSettings,
     result: RunResult,
-    say: Say,
+    log: Log,
 ) -> None:
-    """One batch of other prompts to warm up, then the measured set. A set with a failed request has no figures."""
-    say(f"{result.ours}, {workload.name}: {workload.description}")
+    """Warms up with one batch of other prompts, then measures. A workload with a failed request gets no figures."""
+    log(f"{result.ours}, {workload.name}: {workload.description}")
     options = RequestOptions(ignores_eos=settings.ignores_eos)
     warm_up = workload.warm_up()
     outcome = run_workload(endpoint, warm_up, make_prompts(warm_up, "warm-up"), label="warm-up", options=options)
@@ -166,9 +167,9 @@ def _add(result: RunResult, workload: Workload, engine: str, outcome: Outcome) -
         result.add(workload, Measured(engine=engine, figures=figures, records=outcome.records))
 
 
-def _measure_transformers(settings: BenchSettings, dtype: str, result: RunResult, say: Say) -> None:
+def _measure_transformers(settings: BenchSettings, dtype: str, result: RunResult, log: Log) -> None:
     engine = f"transformers {SHORT_DTYPES[dtype]}, static batches"
-    say(f"{engine}: " + ", ".join(workload.name for workload in settings.workloads))
+    log(f"{engine}: " + ", ".join(workload.name for workload in settings.workloads))
     folder = _folder(settings)
     vocab_size = settings.vocab_size or read_shape(folder).vocab_size
     prompts = [
@@ -186,7 +187,7 @@ def _measure_transformers(settings: BenchSettings, dtype: str, result: RunResult
                 on_progress=lambda done: bar.update(done - bar.n),
             )
     except ChildFailed as error:
-        # What was measured before is worth its table all the same.
+        # The figures of the server are printed nevertheless.
         result.failures.append(Failure(name=engine, reason=str(error)))
         return
     _note_others(result, engine, before)
@@ -197,12 +198,12 @@ def _measure_transformers(settings: BenchSettings, dtype: str, result: RunResult
 
 
 def _note_others(result: RunResult, engine: str, before: CpuClock) -> None:
-    """To be called when the engine's processes have ended, because only then is their time counted as ours."""
+    """Notes the CPU time of other processes. The engine's must have ended, or their time would count as others'."""
     result.others_percent[engine] = others_percent(before, CpuClock.read(), psutil.cpu_count() or 1)
 
 
 def _cost(shape: ModelShape | None, weight_bytes: int | None, element_bytes: int) -> ModelCost | None:
-    """What a pass costs, or None when nothing is known of the model. Without a shape all weights are layers'."""
+    """The cost of a forward pass, or None if the model is unknown. Without a shape all weights count as layers."""
     if shape is None and weight_bytes is None:
         return None
     if shape is None:
@@ -241,6 +242,6 @@ def _folder(settings: BenchSettings) -> Path:
 
 @contextmanager
 def _bar(title: str, total: int) -> Iterator[tqdm[NoReturn]]:
-    """A progress bar on stderr, silent where that is not a terminal."""
+    """A progress bar on stderr, without output if that is not a terminal."""
     with tqdm(total=total, desc=title, unit="req", disable=None, leave=False) as bar:
         yield bar

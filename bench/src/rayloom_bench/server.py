@@ -1,4 +1,4 @@
-"""An engine of our own, started for the measurement and ended with it: start-up seconds, memory, clean stop."""
+"""Starts an engine for a measurement and stops it afterwards; measures its start-up time and memory."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from rayloom_bench.endpoint import Endpoint, EndpointError, call_json, first_mod
 from rayloom_engine.errors import EngineError
 from rayloom_engine.status import EngineStatus
 
-READY_POLL_S = 0.02  # adds half of it to a start, on average
-STOP_S = 15  # an idle server stops in well under a second; past this it is killed
+READY_POLL_S = 0.02  # a measured start is longer by half of this on average
+STOP_S = 15  # an idle server stops in well under a second; after this time it is killed
 LOG_LINES_SHOWN = 30
 
 
@@ -39,15 +39,15 @@ class Server:
     log: Path
 
     def endpoint(self) -> Endpoint:
-        """Where clients find it, with the model's name in the API. Raises EndpointError before it is ready."""
+        """The endpoint for clients, with the model's name in the API. Raises EndpointError if it is not ready."""
         return Endpoint(base_url=self.url, model_name=first_model_name(self.url, {}))
 
     def status(self) -> EngineStatus:
-        """The admin port's /status. Raises EndpointError."""
+        """The document of /status at the admin port. Raises EndpointError."""
         return EngineStatus.model_validate(call_json(f"{self.admin_url}/status"))
 
     def wait_ready(self, timeout_s: float) -> None:
-        """Return once requests are accepted. Raises ServerFailed when the process ends or the time is over."""
+        """Waits until the server accepts requests. Raises ServerFailed if the process ends or the time is over."""
         deadline = time.perf_counter() + timeout_s
         while True:
             code = self.process.poll()
@@ -64,17 +64,17 @@ class Server:
             time.sleep(READY_POLL_S)
 
     def pss_bytes(self) -> dict[str, int]:
-        """Proportional set size of each process of the server, by `name pid`; pages that are shared count once."""
+        """`name pid` -> proportional set size of each of the server's processes; shared pages count once in the sum."""
         return tree_pss_bytes(self.process.pid)
 
     def log_end(self) -> str:
-        """The last lines that the server's processes wrote."""
+        """The last LOG_LINES_SHOWN lines of the server's log."""
         return "\n".join(self.log.read_text(encoding="utf-8", errors="replace").splitlines()[-LOG_LINES_SHOWN:])
 
 
 @contextmanager
 def running_server(flags: Sequence[str]) -> Iterator[Server]:
-    """Start `rayloom-engine serve` on free ports with these flags; it is gone, with all its children, afterwards."""
+    """Starts `rayloom-engine serve` on free ports with these flags. It and its descendants have ended afterwards."""
     port, admin_port = free_ports(2)
     command = [sys.executable, "-m", "rayloom_engine", "serve", *flags]
     command += ["--host", "127.0.0.1", "--port", str(port)]
@@ -83,7 +83,7 @@ def running_server(flags: Sequence[str]) -> Iterator[Server]:
         log = Path(folder) / "serve.log"
         with log.open("wb") as output:
             started_s = time.perf_counter()
-            # A session of its own, so that Ctrl-C reaches the bench alone, which then ends the server in order.
+            # A session of its own, so that Ctrl-C reaches only the bench, which then stops the server.
             process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
             )
@@ -100,7 +100,7 @@ def running_server(flags: Sequence[str]) -> Iterator[Server]:
 
 
 def stop_tree(process: subprocess.Popen[bytes], grace_s: float = STOP_S) -> None:
-    """End a process and everything below it: SIGTERM, and SIGKILL for what is left after `grace_s` seconds."""
+    """Ends a process by SIGTERM, and after `grace_s` seconds it and its descendants by SIGKILL."""
     try:
         family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
     except psutil.NoSuchProcess:
@@ -109,25 +109,25 @@ def stop_tree(process: subprocess.Popen[bytes], grace_s: float = STOP_S) -> None
         process.send_signal(signal.SIGTERM)
     _, alive = psutil.wait_procs(family, timeout=grace_s)
     for member in alive:
-        member.kill()  # psutil checks the start time first, so a pid that was given away again is left alone
+        member.kill()  # psutil compares the start time, so a process that got the pid later is not killed
     psutil.wait_procs(alive)
     process.wait()
 
 
 def tree_pss_bytes(pid: int) -> dict[str, int]:
-    """Proportional set size in bytes of a process and everything below it, by `name pid`."""
+    """`name pid` -> proportional set size in bytes of a process and each of its descendants."""
     parent = psutil.Process(pid)
     sizes = {}
     for process in (parent, *parent.children(recursive=True)):
         try:
             sizes[f"{_role(process)} {process.pid}"] = int(process.memory_full_info().pss)
         except (psutil.NoSuchProcess, psutil.ZombieProcess):
-            continue  # ended between the listing and the reading: it holds nothing now
+            continue  # it ended after it was listed, so it has no memory
     return sizes
 
 
 def free_ports(count: int) -> tuple[int, ...]:
-    """Ports of the loopback address that nothing listens on at this moment."""
+    """`count` ports of the loopback address on which no process listens now."""
     sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
     ports = tuple(each.getsockname()[1] for each in sockets)
     for each in sockets:
@@ -136,7 +136,7 @@ def free_ports(count: int) -> tuple[int, ...]:
 
 
 def _role(process: psutil.Process) -> str:
-    """The module that a process runs, such as `rayloom_engine.front`, or its name, such as that of a forked rank."""
+    """The module that a process runs, such as `rayloom_engine.front`, else the process's name, as for forked ranks."""
     arguments = process.cmdline()
     if "-m" in arguments[:-1] and not process.name().startswith("rank"):
         return arguments[arguments.index("-m") + 1]

@@ -1,4 +1,4 @@
-"""What a run shall measure, checked before anything is started."""
+"""The settings of a run, checked before any process is started."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ COMPARE_DTYPES = ("bfloat16", "float16", "float32")
 class BenchSettings:
     """The checked command line of `rayloom-engine bench`."""
 
-    url: str | None  # None: an engine of our own is started
-    name: str | None  # of the engine at `url`, in the table
-    model: str | None  # the checkpoint; None with a URL whose model is not at hand
+    url: str | None  # None: the bench starts an engine
+    name: str | None  # name in the table of the server at `url`
+    model: str | None  # the checkpoint; None if there is a URL and no local checkpoint
     revision: str | None
-    served_model_name: str | None  # None: the first that the server lists
+    served_model_name: str | None  # None: the first in the server's /v1/models
     dtype: str
     serve_flags: tuple[str, ...]  # passed to `rayloom-engine serve` as they are
     workloads: tuple[Workload, ...]
@@ -37,13 +37,13 @@ class BenchSettings:
     json_file: Path | None
 
     def __post_init__(self) -> None:
-        """Raises ConfigError for settings that cannot go together."""
+        """Raises ConfigError for settings that exclude each other."""
         if self.url is not None and self.serve_flags:
             raise ConfigError(
-                f"flags for serve ({' '.join(self.serve_flags)}) have no effect with --url; leave one of the two out"
+                f"flags for serve ({' '.join(self.serve_flags)}) have no effect with --url; remove one of the two"
             )
         if self.compares and self.uses_text:
-            raise ConfigError("--compare needs prompts of token ids; leave --text-prompts out")
+            raise ConfigError("--compare needs prompts of token ids; remove --text-prompts")
         if self.compares and self.model is None:
             raise ConfigError("--compare with --url needs the checkpoint's folder or hub id; add --model")
         if self.json_file is not None and not self.json_file.absolute().parent.is_dir():
@@ -62,12 +62,12 @@ def parse_compare_dtypes(names: str) -> tuple[str, ...]:
 
 
 def positive(flag: str, value: int | None) -> int | None:
-    """The value itself. Raises ConfigError when it is given and below 1."""
+    """`value`, unchanged. Raises ConfigError if it is less than 1."""
     if value is not None and value < 1:
         raise ConfigError(f"{flag}: {value} given, it must be 1 or more")
     return value
 
 
 def without_separator(flags: Sequence[str]) -> tuple[str, ...]:
-    """The flags after `--`, which argparse leaves in front of them in some versions of Python."""
+    """`flags` without a leading `--`, which argparse keeps in some versions of Python."""
     return tuple(flags[1:] if flags[:1] == ["--"] else flags)

@@ -1,4 +1,4 @@
-"""Prompts as text of about the right length, for servers that refuse token ids."""
+"""Prompts of text with about the right number of tokens, for servers that refuse token ids."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from collections.abc import Callable
 from rayloom_bench.endpoint import Endpoint, EndpointError, call_json
 from rayloom_bench.workload import Purpose, Workload, prompt_rng
 
-MAX_CORRECTIONS = 6  # a word is about one token, so a few proportional corrections land on the length or beside it
+MAX_CORRECTIONS = 6  # a word is about one token, so a few proportional corrections reach the length or come close
 
-# Common English words: with a blank before, each is one token in the vocabularies of today's models.
+# Common English words. After a blank each of them is one token in the vocabularies of today's models.
 _COMMON = (
     "time year people way day man thing woman life child world school state family student group country problem hand "
     "part place case week company system program question work number night point home water room mother area money "
@@ -26,7 +26,7 @@ CountTokens = Callable[[str], int]
 def text_prompts(
     workload: Workload, *, seed: int, count_tokens: CountTokens | None, purpose: Purpose = "measured"
 ) -> tuple[str, ...]:
-    """One text for each request, of about `workload.num_prompt` tokens; without a counter, of as many words."""
+    """One text for each request, of about `workload.num_prompt` tokens, or of as many words without `count_tokens`."""
     rng = prompt_rng(workload, seed=seed, purpose=purpose)
     shared = text_of(workload.num_shared, rng, count_tokens)
     own = (text_of(workload.num_own, rng, count_tokens) for _ in range(workload.num_requests))
@@ -34,7 +34,7 @@ def text_prompts(
 
 
 def text_of(num_tokens: int, rng: random.Random, count_tokens: CountTokens | None) -> str:
-    """Random words, each with a blank before it, that come to about `num_tokens` tokens."""
+    """Random words of about `num_tokens` tokens, each after a blank."""
     words = rng.choices(WORDS, k=num_tokens)
     for _ in range(MAX_CORRECTIONS if count_tokens and words else 0):
         assert count_tokens is not None  # the range above is empty without it
@@ -49,7 +49,7 @@ def text_of(num_tokens: int, rng: random.Random, count_tokens: CountTokens | Non
 
 
 def token_counter(endpoint: Endpoint) -> CountTokens | None:
-    """A counter that asks the server's `/tokenize` (fields of vLLM or of llama.cpp), or None where it has none."""
+    """A counter that calls the server's `/tokenize`, as vLLM and llama.cpp have it; None if the server has none."""
 
     def count(text: str) -> int:
         # `prompt` is vLLM's field and `content` llama.cpp's; each ignores the other's.

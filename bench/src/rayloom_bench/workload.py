@@ -1,4 +1,4 @@
-"""The four workloads, and the prompts that they send. Pure: the same seed gives the same prompts on every machine."""
+"""The four workloads and their prompts. Pure: the same seed gives the same prompts on every machine."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ Purpose = Literal["measured", "warm-up"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """So many requests, so many at a time, each of the same length. Lengths are in tokens."""
+    """A number of requests of equal lengths, in tokens, of which `concurrency` run at a time."""
 
     name: str
     num_requests: int
-    concurrency: int  # a finished request is followed by the next at once
-    num_shared: int = 0  # tokens at the front that all prompts have in common
+    concurrency: int  # when a request finishes, the next is sent at once
+    num_shared: int = 0  # length of the prefix that all prompts share
     num_own: int
     num_output: int
 
@@ -38,12 +38,12 @@ class Workload:
         return f"{self.num_requests} {noun}, {pace}, {prompt} in / {self.num_output} out"
 
     def scaled(self, scale: float) -> Workload:
-        """Fewer requests, rounded up to a whole batch so that the load stays what the name says. Lengths stay."""
+        """The workload with fewer requests, rounded up to a whole batch, so that concurrency and lengths stay."""
         num_batches = max(1, math.ceil(self.num_requests * scale / self.concurrency))
         return dataclasses.replace(self, num_requests=min(self.num_requests, num_batches * self.concurrency))
 
     def warm_up(self) -> Workload:
-        """One batch of the same prompt lengths with short outputs."""
+        """A workload of one batch with the same prompt lengths and short outputs."""
         return dataclasses.replace(self, num_requests=self.concurrency, num_output=min(self.num_output, WARM_UP_OUTPUT))
 
 
@@ -70,7 +70,7 @@ def parse_workloads(names: str, scale: float) -> tuple[Workload, ...]:
 
 
 def prompt_rng(workload: Workload, *, seed: int, purpose: Purpose) -> random.Random:
-    """The random numbers of one set of prompts. Sets never share any, so no set finds another's in a prefix cache."""
+    """The generator of one set of prompts. Sets differ, so that no set finds a prefix of another one in the cache."""
     return random.Random(f"{seed}/{workload.name}/{purpose}")  # nosec: not for secrets; a string seed is portable
 
 
@@ -79,7 +79,7 @@ def token_prompts(
 ) -> tuple[tuple[int, ...], ...]:
     """Random token ids, one tuple for each request.
 
-    Ids come from the middle half of the vocabulary, because special tokens live at its two ends.
+    Ids are from the middle half of the vocabulary, because special tokens are at its two ends.
     """
     rng = prompt_rng(workload, seed=seed, purpose=purpose)
     ids = range(vocab_size // 4, max(vocab_size // 4 + 1, 3 * vocab_size // 4))

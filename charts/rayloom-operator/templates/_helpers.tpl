@@ -3,7 +3,7 @@
 {{- if contains .Chart.Name .Release.Name }}{{ .Release.Name | trunc 50 | trimSuffix "-" }}{{ else }}{{ printf "%s-%s" .Release.Name .Chart.Name | trunc 50 | trimSuffix "-" }}{{ end }}
 {{- end }}
 
-{{/* Labels by which the Deployment finds its pod; they never change. */}}
+{{/* Labels by which the Deployment selects its pods. A selector is immutable. */}}
 {{- define "rayloom-operator.selector" -}}
 app.kubernetes.io/name: {{ .Chart.Name }}
 app.kubernetes.io/instance: {{ .Release.Name }}

@@ -1,10 +1,10 @@
 {{/*
-What the operator may do with the objects of the namespaces that it serves. Each right is there because a request of the
-operator needs it; tests/operator_unit/test_rights.py compares. Server-side apply is patch, and create where the object
-is new.
+Rights of the operator in the namespaces that it serves. Each right is needed by a request of the operator;
+tests/operator_unit/test_rights.py compares rights and requests. Server-side apply needs patch, and create for a new
+object.
 */}}
 {{- define "rayloom-operator.rules" -}}
-# One is read when its status is refused, for it may be another one by now.
+# The operator gets an LLMService when a patch of its status fails, because it may have been deleted and recreated.
 - apiGroups: [rayloom.dev]
   resources: [llmservices]
   verbs: [get, list, watch]
@@ -14,44 +14,44 @@ is new.
 - apiGroups: [ray.io]
   resources: [rayclusters]
   verbs: [get, list, watch, create, patch, delete]
-# One looks at a model before anything is made for it; Kubernetes removes it a while after it ended.
+# Jobs that inspect a model before its engines are created. Kubernetes deletes them some time after they end.
 - apiGroups: [batch]
   resources: [jobs]
   verbs: [list, watch, create]
-# The route label; and pods on lost nodes, which nobody else takes away.
+# patch sets the label by which Services select pods; delete is for pods on lost nodes, which no controller deletes.
 - apiGroups: [""]
   resources: [pods]
   verbs: [list, watch, patch, delete]
-# What guards the engines' pods from drains and from strangers; watched like Services, below.
+# Protection of the engines' pods from evictions and from clients without access; watched as Services are, see below.
 - apiGroups: [policy]
   resources: [poddisruptionbudgets]
   verbs: [get, list, watch, create, patch]
 - apiGroups: [networking.k8s.io]
   resources: [networkpolicies]
   verbs: [get, list, watch, create, patch]
-# One of that name may be somebody else's, so each is looked at first. They are watched: who changes or deletes one
-# takes a service away.
+# get, because an object of the same name may have another owner. They are watched, because a change or deletion by
+# others makes a service unreachable.
 - apiGroups: [""]
   resources: [services, serviceaccounts]
   verbs: [get, list, watch, create, patch]
-# Made and removed, never read: admin tokens are derived from the operator's key. No patch, because its answer is the
-# whole object, so that whoever may patch Secrets may read them.
+# Secrets are created and deleted, never read: admin tokens are derived from the operator's key. There is no patch,
+# because its response holds the whole object, so that everybody who may patch a Secret can read it.
 - apiGroups: [""]
   resources: [secrets]
   verbs: [create, delete]
-# One that is there is looked at before it is replaced: it may be somebody else's, and so may the Secret beside it.
+# get, because a ConfigMap of the same name may have another owner, and then so may the Secret of that name.
 - apiGroups: [""]
   resources: [configmaps]
   verbs: [get, create, delete]
-# What engines of a revision were made from, to make them again when a change is undone.
+# The spec of each revision, from which its engines are recreated when they fail or a change is rolled back.
 - apiGroups: [apps]
   resources: [controllerrevisions]
   verbs: [get, create, delete]
-# An engine serves once clients find it, and is drained once none does any more.
+# An engine serves once it is in the Service's endpoints, and drains once it is in none.
 - apiGroups: [discovery.k8s.io]
   resources: [endpointslices]
   verbs: [list, watch]
-# Kubelets say why a volume cannot be mounted only there.
+# Only Events of kubelets have the reason why a volume cannot be mounted.
 - apiGroups: [""]
   resources: [events]
   verbs: [list]
@@ -60,20 +60,20 @@ is new.
   verbs: [create]
 {{- end }}
 
-{{/* What it may do with objects that are in no namespace. */}}
+{{/* Rights to cluster-scoped objects. */}}
 {{- define "rayloom-operator.cluster-rules" -}}
-# Which KubeRay there is.
+# The installed version of KubeRay.
 - apiGroups: [apiextensions.k8s.io]
   resources: [customresourcedefinitions]
   resourceNames: [rayclusters.ray.io]
   verbs: [list, watch]
-# Which nodes are not ready.
+# Conditions of nodes, and labels with the memory of their accelerators.
 - apiGroups: [""]
   resources: [nodes]
   verbs: [list, watch]
 {{- end }}
 
-{{/* What it may do in its own namespace: leader election. Who creates an object cannot be held to a name. */}}
+{{/* Rights in the operator's own namespace, for leader election. RBAC cannot restrict create to a name. */}}
 {{- define "rayloom-operator.own-rules" -}}
 - apiGroups: [coordination.k8s.io]
   resources: [leases]

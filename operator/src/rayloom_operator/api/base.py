@@ -1,4 +1,4 @@
-"""What every part of the API's models is made of: the base class, rules of the API server, quantities."""
+"""The base class of the API's models, CEL rules for the API server, quantities and other shared types of fields."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _QUANTITY = r"^[0-9]+(\.[0-9]+)?(m|k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei)?$"
 _DECIMAL = {"m": 0.001} | {unit: 1000.0**power for power, unit in enumerate("kMGTPE", 1)}
 _FACTORS = {"": 1.0} | _DECIMAL | {f"{unit}i": 1024.0**power for power, unit in enumerate("KMGTPE", 1)}
 
-MAX_MESSAGE = 4096  # characters of a sentence in a status
+MAX_MESSAGE = 4096  # characters of a message in a status
 Quantity = Annotated[str, Field(pattern=_QUANTITY, max_length=40)]
 
 
@@ -24,7 +24,7 @@ def _cut(text: object) -> object:
     return head(text, MAX_MESSAGE) if isinstance(text, str) else text
 
 
-# A sentence of a status. What is in it may be somebody else's words, and the API server refuses longer ones.
+# A message in a status. Its text may come from an engine or from Kubernetes, and the API server refuses longer ones.
 Message = Annotated[str, BeforeValidator(_cut), Field(max_length=MAX_MESSAGE)]
 
 
@@ -33,23 +33,26 @@ class Part(BaseModel):
 
 
 def rules(*pairs: tuple[str, str]) -> JsonDict:
-    """CEL rules (https://kubernetes.io/docs/reference/using-api/cel/) and what the API server says where one fails."""
+    """Pairs of a CEL rule and the API server's message where it fails, as part of a schema.
+
+    Source of the syntax: https://kubernetes.io/docs/reference/using-api/cel/.
+    """
     return {"x-kubernetes-validations": [{"rule": rule, "message": message} for rule, message in pairs]}
 
 
 def amount(quantity: Quantity) -> int:
-    """The whole number that a quantity stands for: bytes, for memory. 80Gi is 85899345920."""
+    """The whole number that a quantity denotes, which for memory is bytes: 80Gi is 85899345920."""
     return int(number_of(quantity))
 
 
 def number_of(quantity: Quantity) -> float:
-    """The number that a quantity stands for: 500m is 0.5."""
+    """The number that a quantity denotes: 500m is 0.5."""
     number, unit = re.fullmatch(r"([0-9.]+)(.*)", quantity).groups()  # type: ignore[union-attr]
     return float(number) * _FACTORS[unit]
 
 
 def no_nulls(value: Any, path: str = "") -> Any:
-    """`value` itself. Raises ValueError for a null in it: the API server drops some nulls and keeps others."""
+    """`value`, unchanged. Raises ValueError where it holds a null: the API server drops some nulls and keeps others."""
     pairs: list[tuple[str, Any]] = []
     if isinstance(value, dict):
         pairs = [(f"{path}.{key}".lstrip("."), each) for key, each in value.items()]
@@ -57,12 +60,12 @@ def no_nulls(value: Any, path: str = "") -> Any:
         pairs = [(f"{path}[{number}]", each) for number, each in enumerate(value)]
     for where, each in pairs:
         if each is None:
-            raise ValueError(f"{where} is empty; give it a value, or remove it: an empty value removes nothing here")
+            raise ValueError(f"{where} is empty; give it a value, or remove it: an empty value resets no default here")
         no_nulls(each, where)
     return value
 
 
-# A map whose fields only Kubernetes knows.
+# A map whose fields are checked by Kubernetes alone.
 Free = Annotated[dict[str, Any], AfterValidator(no_nulls)]
-# A list whose elements are found by their names.
+# A list that server-side apply merges by the names of its elements.
 MAP_BY_NAME: JsonDict = {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]}

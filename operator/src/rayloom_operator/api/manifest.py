@@ -11,7 +11,7 @@ from rayloom_operator.errors import SpecError
 
 
 class _Loader(yaml.SafeLoader):
-    """Leaves times and dates text, as kubectl does: JSON, which the API server gets, has neither."""
+    """Loads times and dates as text, as kubectl does: the API server gets JSON, which has neither."""
 
 
 _Loader.yaml_implicit_resolvers = {
@@ -21,9 +21,10 @@ _Loader.yaml_implicit_resolvers = {
 
 
 def load_service(path: Path) -> LLMService:
-    """The one LLMService in a YAML file; documents of other kinds are an error, so that nothing is left out in silence.
+    """The one LLMService in a YAML file.
 
-    Raises SpecError when the file cannot be read or used.
+    Raises SpecError when the file cannot be read, is not YAML, or holds any other document: a document that is ignored
+    silently would surprise its author.
     """
     try:
         text = path.read_text(encoding="utf-8")

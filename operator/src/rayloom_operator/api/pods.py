@@ -1,4 +1,4 @@
-"""What a manifest says about its pods and the Secrets that they use, in Kubernetes' own words."""
+"""Fields of the spec that Kubernetes' pods have as well: Secrets, volumes for the cache, scheduling, tolerations."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ class ModelCache(_Part):
         pattern=_NAME,
         max_length=253,
         description="Name of a claim in the service's namespace that all pods may write to: ReadWriteMany, or "
-        "ReadWriteOnce where one node holds them all.",
+        "ReadWriteOnce where all pods run on one node.",
     )
     host_path: str | None = Field(
         None,
         pattern="^/.+$",
         max_length=1024,
-        description="A folder on each node, which must exist and belong to user 1000. The namespace must allow host "
-        "paths.",
+        description="A folder that must exist on each node and belong to user 1000. The namespace must allow hostPath "
+        "volumes.",
     )
 
     @model_validator(mode="after")
-    def _is_one_place(self) -> ModelCache:
+    def _has_one_volume(self) -> ModelCache:
         if (self.persistent_volume_claim is None) == (self.host_path is None):
             raise ValueError(_ONE_CACHE_IN_WORDS)
         return self
@@ -54,7 +54,7 @@ class ModelCache(_Part):
 
 class Auth(_Part):
     api_key_secret_ref: SecretKey = Field(
-        description="The keys that clients may use, one a line. An engine reads them when it starts."
+        description="API keys that clients may use, one per line. An engine reads them when it starts."
     )
 
 
@@ -70,20 +70,22 @@ class Toleration(_Part):
         )
     )
 
-    key: str | None = Field(None, min_length=1, description="Key of the taint. Left out, with Exists: every taint.")
+    key: str | None = Field(
+        None, min_length=1, description="Key of the taint. With Exists it may be left out: every taint."
+    )
     operator: Literal["Exists", "Equal"] | None = Field(
-        None, description="Exists: whatever the taint's value. Equal, the default: the value must be equal."
+        None, description="Exists: the taint may have any value. Equal, the default: its value must be `value`."
     )
     value: str | None = Field(None, description="Value of the taint.")
     effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = Field(
         None, description="Effect of the taint. Left out: every effect."
     )
     toleration_seconds: int | None = Field(
-        None, ge=0, description="Seconds that a NoExecute taint is tolerated. Left out: for ever."
+        None, ge=0, description="Seconds for which a NoExecute taint is tolerated. Left out: for ever."
     )
 
     @model_validator(mode="after")
-    def _has_a_meaning(self) -> Toleration:
+    def _is_complete(self) -> Toleration:
         is_exists = self.operator == "Exists"
         has_seconds = self.toleration_seconds is not None
         if not (self.key or is_exists) or (is_exists and self.value) or (has_seconds and self.effect != "NoExecute"):

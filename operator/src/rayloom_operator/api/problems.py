@@ -1,4 +1,4 @@
-"""From pydantic's errors to lines that say what to change: `spec.model.dtype: 'int3' is not allowed; use ...`."""
+"""Turns pydantic's errors into lines that name the cure: `spec.model.dtype: 'int3' is not allowed; use ...`."""
 
 from __future__ import annotations
 
@@ -23,26 +23,25 @@ _TYPES_IN_WORDS = {
     "model_attributes_type": "a map",
     "tuple_type": "a list",
 }
-# Longer input is cut: a message is to be read.
-_MAX_GIVEN = 80
+_MAX_GIVEN = 80  # characters of the given value that a message shows
 
 
 def explain(error: ValidationError, root: type[BaseModel]) -> tuple[str, ...]:
-    """One line per field at fault, in the document's order. `root` is the class that was validated."""
+    """One line for each invalid field, in the document's order. `root` is the class that was validated."""
     return tuple(f"{_path(item['loc'])}: {_reason(item, root)}" for item in error.errors(include_url=False))
 
 
 def source_hint(source: str, builtin_models: Collection[str]) -> str:
-    """The model source that was probably meant, as the end of a sentence; empty where none is near."""
+    """`; did you mean hf://...?` with the model source that is most like `source`; empty where none is alike."""
     hub = re.fullmatch(r"(?:https://huggingface\.co/)?([\w-][\w.-]*/[\w.-]+)/?", source)
-    meant = None
+    suggestion = None
     if source in builtin_models:
-        meant = f"builtin://{source}"
+        suggestion = f"builtin://{source}"
     elif source.startswith("/"):
-        meant = f"file://{source}"
+        suggestion = f"file://{source}"
     elif hub:
-        meant = f"hf://{hub[1]}"
-    return f"; did you mean {meant}?" if meant else ""
+        suggestion = f"hf://{hub[1]}"
+    return f"; did you mean {suggestion}?" if suggestion else ""
 
 
 def _path(location: tuple[int | str, ...]) -> str:
@@ -63,7 +62,7 @@ def _reason(item: ErrorDetails, root: type[BaseModel]) -> str:
         case "literal_error":
             return f"{given} is not allowed; use {_alternatives(context['expected'])}"
         case "value_error":
-            # Our own validators speak for themselves: the message holds what was given and what to change.
+            # The messages of our own validators already hold the given value and the cure.
             return str(context["error"])
         case "greater_than_equal":
             return f"{given} is too small; use {context['ge']} or more"
@@ -89,7 +88,7 @@ def _given(value: object) -> str:
 
 
 def _alternatives(expected: str) -> str:
-    """From pydantic's "'a', 'b' or 'c'" to "one of a, b, c"."""
+    """Turns pydantic's "'a', 'b' or 'c'" into "one of a, b, c"."""
     values = [value.strip("'") for value in expected.replace(" or ", ", ").split(", ")]
     return values[0] if len(values) == 1 else "one of " + ", ".join(values)
 
@@ -108,7 +107,7 @@ def _description(location: tuple[int | str, ...], root: type[BaseModel]) -> str:
 
 
 def _fields(location: tuple[int | str, ...], root: type[BaseModel]) -> dict[str, FieldInfo]:
-    """By alias, those of the map at `location`; a list's index stays with the list's element."""
+    """Alias -> field of the class at `location`. An index into a list is skipped: its elements have one class."""
     fields = {field.alias or name: field for name, field in root.model_fields.items()}
     if not location:
         return fields

@@ -1,8 +1,9 @@
-"""LLMService v1alpha1: what a user asks for. The one source of the schema; a field is here only when it works.
+"""LLMService v1alpha1: the spec, the only source of its schema. Every field here has an effect.
 
-Attributes follow Python's names, documents use camelCase (`served_name` is `servedName`). Quantities carry their unit
-in the name or the description. `parse` is the only way in: it checks everything and names each field at fault. What the
-API server can check itself stands beside the fields as a CEL rule, so `kubectl apply` answers with the same sentence.
+Attributes have Python's names, documents use camelCase (`served_name` is `servedName`). Quantities carry their unit in
+the name or the description. Every document comes in through `parse`, which checks all of it and names each invalid
+field. Checks that the API server can do itself are CEL rules beside the fields, so that `kubectl apply` fails with the
+same message.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ class Metadata(_Part):
         description="Name of the service: lower-case letters, digits and '-', at most 40 characters.",
     )
     namespace: str = Field("default", min_length=1, description="Kubernetes namespace. No effect without a cluster.")
-    uid: str = Field("", description="Given by the API server; empty without a cluster.")
+    uid: str = Field("", description="Set by the API server; empty without a cluster.")
     generation: int = Field(0, description="Counted by the API server; 0 without a cluster.")
     labels: dict[str, str] = Field(default_factory=dict, description="Labels. No effect without a cluster.")
     annotations: dict[str, str] = Field(default_factory=dict, description="Annotations. No effect without a cluster.")
@@ -88,7 +89,7 @@ class Model(_Part):
 
     source: str = Field(
         max_length=1024,
-        description=f"Where the model is: {_SOURCES_IN_WORDS}. pvc:// is a folder or .gguf file in a "
+        description=f"Source of the model: {_SOURCES_IN_WORDS}. pvc:// is a folder or .gguf file in a "
         "PersistentVolumeClaim of the service's namespace; file:// is a path on the cluster's nodes.",
         json_schema_extra=_rules(
             (
@@ -100,27 +101,27 @@ class Model(_Part):
     revision: str | None = Field(
         None,
         min_length=1,
-        description="Branch, tag or commit on the hub; only for hf://. A branch stands for the "
-        "commit that it had when it was first looked up for this service. Default: main.",
+        description="Branch, tag or commit on the hub; only for hf://. A branch is resolved to its commit once, when "
+        "this service is first inspected. Default: main.",
     )
     token_secret_ref: SecretKey | None = Field(
         None, description="The hub's access token, for private and gated models; only for hf://."
     )
     cache: ModelCache | None = Field(
         None,
-        description="Where pods keep what they fetch from the hub, so that it is fetched once; only for hf://. "
-        "Default: each pod fetches for itself.",
+        description="Volume in which pods keep files of the hub, so that each file is downloaded once; only for "
+        "hf://. Default: each pod downloads for itself.",
     )
     served_name: str | None = Field(
         None, min_length=1, description="Name that clients put into `model`. Default: metadata.name."
     )
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = Field(
-        "auto", description="Type of the weights. auto: the checkpoint's own, where the device can compute in it."
+        "auto", description="Type of the weights. auto: the checkpoint's own, if the device can compute in it."
     )
     max_model_len: int | None = Field(
         None,
         ge=2,
-        description="Longest prompt + output in tokens. Default: what the model's config says, or what fits.",
+        description="Longest prompt + output in tokens. Default: the limit of the model's config, or what fits.",
     )
 
     @field_validator("source")
@@ -148,15 +149,16 @@ class Model(_Part):
 
     @property
     def is_gguf(self) -> bool:
-        """Whether `source` is a file that each pod converts for itself."""
+        """True if `source` is a GGUF file, which each pod converts for itself."""
         return self.source_kind in ("pvc", "file") and self.source.rstrip("/").endswith(".gguf")
 
 
 class EngineArgs(_Part):
-    """Settings of the engine that an LLMService has no field of its own for. Left out: the engine's default."""
+    """Settings that are passed to the engine as they are. Left out: the engine's default."""
 
     device: Literal["auto", "cpu", "cuda"] | None = Field(
-        None, description="Where to compute. auto, the default: in a cluster cuda with `accelerator` and cpu without."
+        None,
+        description="Device of the ranks. auto, the default: in a cluster cuda with `accelerator` and cpu without.",
     )
     max_num_seqs: int | None = Field(None, ge=1, le=4096, description="Most sequences in one step.")
     max_num_batched_tokens: int | None = Field(None, ge=1, description="Token budget of one step.")
@@ -164,19 +166,20 @@ class EngineArgs(_Part):
         None, ge=1, description="Sequences that may wait; further requests get 429 with Retry-After."
     )
     enable_priority: bool | None = Field(
-        None, description="Obey the field priority of requests: among those of one API key the lower runs first."
+        None,
+        description="Obey the field priority of requests: of two requests with one API key the lower one runs first.",
     )
     kv_cache_memory_bytes: int | None = Field(None, ge=1, description="Bytes for KV blocks.")
     num_kv_blocks: int | None = Field(None, ge=2, description="Number of KV blocks of 16 tokens.")
     enable_prefix_caching: bool | None = Field(None, description="Reuse KV blocks of equal prompt prefixes.")
     threads: int | None = Field(None, ge=1, description="Compute threads.")
     cors_allowed_origins: tuple[str, ...] | None = Field(
-        None, strict=False, description="Origins that browsers may call from; * for all."
+        None, strict=False, description="Origins from which browsers may call the API; * for all."
     )
-    max_body_bytes: int | None = Field(None, ge=1024, description="Largest request body; more gets 413.")
+    max_body_bytes: int | None = Field(None, ge=1024, description="Largest request body; a larger one gets 413.")
     max_output_tokens: int | None = Field(None, ge=1, description="Upper bound of a request's max_tokens.")
     log_level: Literal["debug", "info", "warning", "error"] | None = Field(
-        None, description="Least level that is logged."
+        None, description="Lowest level that is logged."
     )
 
 
@@ -200,12 +203,13 @@ class EnvVar(_Part):
 class Resources(_Part):
     requests: dict[str, Quantity] = Field(
         default_factory=dict,
-        description="What a node must have free, by resource name; text such as '500m' or '1Gi'. Left out: cpu 500m, "
-        "memory what the weights and a process need and 1Gi at least, times the ranks of a pod; ephemeral-storage what "
-        "a pod fetches or converts of the model into its own disk, which is nothing with a cache.",
+        description="Amounts that a node must have free, by resource name; text such as '500m' or '1Gi'. Left out: cpu "
+        "500m; memory for the weights and a process, at least 1Gi, for each rank of a pod; ephemeral-storage for the "
+        "files of the model that a pod downloads or converts, which is nothing with a cache.",
     )
     limits: dict[str, Quantity] = Field(
-        default_factory=dict, description="What may be used at most, by resource name; text such as '4' or '8Gi'."
+        default_factory=dict,
+        description="Amounts that may be used at most, by resource name; text such as '4' or '8Gi'.",
     )
 
 
@@ -214,7 +218,7 @@ class Engine(_Part):
         None, min_length=1, description="Image of the engine's pods. Default: the operator's setting engine.image."
     )
     image_pull_policy: Literal["Always", "IfNotPresent", "Never"] = Field(
-        "IfNotPresent", description="When a node pulls the image."
+        "IfNotPresent", description="Pull policy of the image."
     )
     image_pull_secrets: tuple[LocalObject, ...] = Field(
         (),
@@ -224,16 +228,17 @@ class Engine(_Part):
     )
     resources: Resources = Field(
         default_factory=Resources,
-        description="Resources of each worker pod's main container, which runs the ranks of one stage or several. The "
-        "accelerators are added to them.",
+        description="Resources of each worker pod's main container, which runs the ranks of one or more stages. The "
+        "operator adds the accelerators.",
     )
     args: EngineArgs = Field(default_factory=EngineArgs, description="Settings of the engine.")
     env: tuple[EnvVar, ...] = Field(
         (),
         strict=False,
         max_length=256,
-        description="Environment variables of the engine's processes, each name once. They are code execution in its "
-        "pods: LD_PRELOAD and PYTHONPATH are not kept from anyone. Those that the operator sets are refused.",
+        description="Environment variables of the engine's processes, each name once. Whoever may set them can run "
+        "code in the engine's pods, for example by LD_PRELOAD or PYTHONPATH. Variables that the operator sets are "
+        "refused.",
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
     )
 
@@ -241,9 +246,9 @@ class Engine(_Part):
     @classmethod
     def _names_differ(cls, env: tuple[EnvVar, ...]) -> tuple[EnvVar, ...]:
         names = [variable.name for variable in env]
-        twice = sorted({name for name in names if names.count(name) > 1})
-        if twice:
-            raise ValueError(f"{', '.join(twice)} is given more than once; keep one value of each name")
+        repeated = sorted({name for name in names if names.count(name) > 1})
+        if repeated:
+            raise ValueError(f"{', '.join(repeated)} is given more than once; keep one value of each name")
         return env
 
 
@@ -275,43 +280,53 @@ class Spec(_Part):
         )
     )
 
-    model: Model = Field(description="What to serve.")
+    model: Model = Field(description="The model to serve.")
     parallelism: Parallelism = Field(
         default_factory=Parallelism,
-        description="How many ranks share one replica. What is left out is computed: the fewest accelerators that fit.",
+        description="Numbers of ranks that share one replica. Numbers that are left out are computed: the fewest "
+        "accelerators on which the model fits.",
     )
-    sizing: Sizing = Field(default_factory=Sizing, description="What must fit.")
-    accelerator: Accelerator | None = Field(None, description="What each rank computes on. Left out: a CPU.")
+    sizing: Sizing = Field(default_factory=Sizing, description="Room that an engine must have.")
+    accelerator: Accelerator | None = Field(None, description="The device of each rank. Left out: a CPU.")
     replicas: Annotated[int, AfterValidator(_is_a_number_of_replicas)] = Field(
         1,
-        description=f"Engines, each with all ranks of the model; 0 to {_MAX_REPLICAS}. 0 suspends the service: its "
-        "engines finish what they have and go. A change restarts none.",
+        description=f"Number of engines, each with all ranks of the model; 0 to {_MAX_REPLICAS}. 0 suspends the "
+        "service: its engines finish their requests and are deleted. A change restarts no engine.",
         json_schema_extra=_rules((f"self >= 0 && self <= {_MAX_REPLICAS}", _REPLICAS_IN_WORDS)),
     )
     drain_seconds: int = Field(
         30,
         ge=0,
         le=86400,
-        description="Seconds that running requests may take to finish when an engine is to go. A change restarts none: "
-        "the operator waits so long at once, where it replaces engines or takes them away; when a pod is evicted or "
-        "deleted, engines that run keep what they were made with.",
+        description="Seconds for which a terminating engine may finish its running requests. A change restarts no "
+        "engine: the operator uses it at once where it replaces or deletes engines; running pods that are evicted or "
+        "deleted keep the value with which they were created.",
     )
     restarted_at: RestartTime | None = Field(
         None,
-        description="A time in RFC 3339, such as 2026-11-24T08:00:00Z. Its change replaces every engine as any change "
-        "of the spec does that rolls, and nothing else: it need not be the time of now.",
+        description="A time in RFC 3339, such as 2026-11-24T08:00:00Z. A change of it starts a rollout, which replaces "
+        "every engine, and has no other effect: the time may be any.",
     )
-    rollout: Rollout = Field(default_factory=Rollout, description="How a change replaces the engines that run.")
-    recovery: Recovery = Field(default_factory=Recovery, description="When what is broken is replaced.")
-    engine: Engine = Field(default_factory=Engine, description="The engine's own settings.")
-    auth: Auth | None = Field(None, description="Who may use the API. Default: everybody who reaches it.")
-    scheduling: Scheduling = Field(default_factory=Scheduling, description="Where the pods may run.")
+    rollout: Rollout = Field(
+        default_factory=Rollout, description="Rules by which a change of the spec replaces running engines."
+    )
+    recovery: Recovery = Field(
+        default_factory=Recovery, description="Times and limits for the replacement of failed ranks, engines and pods."
+    )
+    engine: Engine = Field(
+        default_factory=Engine, description="Image, resources, environment and settings of the engine."
+    )
+    auth: Auth | None = Field(None, description="API keys. Default: every client that reaches the API may use it.")
+    scheduling: Scheduling = Field(
+        default_factory=Scheduling, description="Node labels, tolerations and priority of the pods."
+    )
     pod_template: PodTemplates = Field(
-        default_factory=PodTemplates, description="What the pods have beyond that, in Kubernetes' own words."
+        default_factory=PodTemplates,
+        description="Additions to the pods and changes of them, as parts of PodTemplateSpecs.",
     )
 
     @model_validator(mode="after")
-    def _pods_can_be_made(self) -> Spec:
+    def _pods_can_be_built(self) -> Spec:
         path = self.model.source.removeprefix("file://") if self.model.source_kind == "file" else None
         resource = self.accelerator.resource if self.accelerator is not None else None
         if problems := self.pod_template.problems(accelerator=resource, model_path=path):
@@ -330,7 +345,7 @@ class Spec(_Part):
 
 
 class LLMService(_Part):
-    """One model, served."""
+    """A model and how to serve it."""
 
     model_config = ConfigDict(
         json_schema_extra=_rules(
@@ -344,7 +359,7 @@ class LLMService(_Part):
     api_version: Literal["rayloom.dev/v1alpha1"] = Field(description="Version of this document's schema.")
     kind: Literal["LLMService"] = Field(description="Kind of this document.")
     metadata: Metadata = Field(description="Name and labels.")
-    spec: Spec = Field(description="What to serve and how.")
+    spec: Spec = Field(description="The model and how to serve it.")
 
     @property
     def served_name(self) -> str:
@@ -355,7 +370,7 @@ class LLMService(_Part):
 def parse(document: object) -> LLMService:
     """The LLMService in a decoded YAML document. `document` is not changed.
 
-    Raises SpecError with one line per field at fault.
+    Raises SpecError with one line for each invalid field.
     """
     try:
         return LLMService.model_validate(_without_server_fields(document))
@@ -364,7 +379,7 @@ def parse(document: object) -> LLMService:
 
 
 def without_spec(document: dict[str, object]) -> LLMService | None:
-    """A service whose spec cannot be read, with the least of a spec; None where its name cannot be read either."""
+    """The service of a document with an invalid spec, with a minimal spec; None if its metadata is invalid as well."""
     try:
         return parse({**document, "spec": {"model": {"source": "builtin://smollm2-135m"}}})
     except SpecError:
@@ -376,7 +391,7 @@ def _without_server_fields(document: object) -> object:
         return document
     kept = {key: value for key, value in document.items() if key != "status"}
     meta = kept.get("metadata")
-    # What the API server has written, it has checked; it adds fields, and may add more in a later version.
+    # Metadata that the API server wrote is valid, and has fields of the server, more of them in later versions.
     if isinstance(meta, dict) and {"uid", "creationTimestamp"} & meta.keys():
         kept["metadata"] = {key: value for key, value in meta.items() if key in Metadata.model_fields}
     return kept

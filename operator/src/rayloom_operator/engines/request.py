@@ -1,8 +1,8 @@
-"""What is asked of an engine's admin port, /status and /drain: one request on a connection of its own.
+"""HTTP requests to an engine's admin port, /status and /drain: one request per connection.
 
-A general HTTP client takes twice the time for it, which at 600 answers a second would be half a core. And an engine's
-image may be anybody's: an answer costs this process, which all tenants share, no more than its bytes do, however they
-come.
+A general HTTP client needs twice the CPU time, which at 600 responses a second would be half a core. An engine's image
+may be hostile, and all tenants share this process: so a response has a size limit, and the cost of reading it is linear
+in its bytes, in pieces of any size.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import cast
 from rayloom_operator.errors import EngineUnavailable
 
 _TIMEOUT_S = 3.0
-# Of headers and body. A minimal status has some thousand bytes, one of a thousand ranks 60 thousand.
+# Bound of headers and body. A minimal status has some thousand bytes, with a thousand ranks 60 thousand.
 MAX_BYTES = 64 << 10
-# Of an answer without `Preference-Applied`: engines of the version before send the full document, of 150 thousand.
+# Bound of a response without `Preference-Applied`: engines of the previous version send the full status, 150 thousand.
 MAX_FULL_BYTES = 256 << 10
 _MAX_CHUNKS = 256
 _UNAUTHORIZED = 401
@@ -29,7 +29,10 @@ _CHUNK = re.compile(rb"([0-9a-fA-F]{1,8})[^\r\n]*\r\n")
 
 
 async def ask(ip: str, port: int, token: str, method: str = "GET", path: str = "/status") -> tuple[int, bytes]:
-    """The answer's code and body. Redirects are answers. Raises EngineUnavailable."""
+    """The response's status code and body; redirects are not followed.
+
+    Raises EngineUnavailable if no valid response arrives within 3 s.
+    """
     host = f"[{ip}]" if ":" in ip else ip
     request = (
         f"{method} {path} HTTP/1.1\r\nHost: {host}:{port}\r\nAuthorization: Bearer {token}\r\n"
@@ -53,7 +56,7 @@ async def ask(ip: str, port: int, token: str, method: str = "GET", path: str = "
 async def ask_either(
     ip: str, port: int, tokens: tuple[str, str], method: str = "GET", path: str = "/status"
 ) -> tuple[int, bytes]:
-    """The same with the second token where the engine does not take the first; there may be no second one."""
+    """The same, repeated with the second token if the engine answers 401 to the first. The second may be empty."""
     token, old_token = tokens
     code, body = await ask(ip, port, token, method, path)
     if code == _UNAUTHORIZED and old_token:
@@ -62,18 +65,18 @@ async def ask_either(
 
 
 class _Exchange(asyncio.Protocol):
-    """Sends the request, and gathers the answer as it comes. Each byte is looked at once, in pieces of any size."""
+    """Sends the request and collects the response. Each byte is searched once, whatever the sizes of the pieces."""
 
     def __init__(self, request: bytes, answer: asyncio.Future[tuple[int, bytes]]) -> None:
         self._request = request
         self._received = bytearray()
-        self._body_at: int | None = None  # where the body begins, once the headers are whole
-        self._end: int | None = None  # of the answer, once its headers say so
-        self._most = MAX_BYTES  # of the answer; the headers alone have no more
+        self._body_at: int | None = None  # offset of the body, once the headers are complete
+        self._end: int | None = None  # offset of the response's end, if its headers give a length
+        self._max_bytes = MAX_BYTES  # of the response; MAX_FULL_BYTES only once the headers are complete
         self.answer = answer
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # A cast, because those of uvloop are no subclass.
+        # A cast, because the transports of uvloop are not subclasses of asyncio.Transport.
         cast(asyncio.Transport, transport).write(self._request)
 
     def data_received(self, data: bytes) -> None:
@@ -85,12 +88,12 @@ class _Exchange(asyncio.Protocol):
             self._body_at = at + 4
             self._end = self._end_by_length()
             is_minimal = _MINIMAL.search(self._received, 0, at + 2) is not None
-            self._most = MAX_BYTES if is_minimal else MAX_FULL_BYTES
-        if max(len(self._received), self._end or 0) > self._most:
-            self._fail(f"an answer of more than {self._most} bytes")
+            self._max_bytes = MAX_BYTES if is_minimal else MAX_FULL_BYTES
+        if max(len(self._received), self._end or 0) > self._max_bytes:
+            self._fail(f"an answer of more than {self._max_bytes} bytes")
             return
         if self._end is not None and len(self._received) >= self._end:
-            # Not every proxy on the way closes when it is asked to.
+            # Without waiting for the connection to close: some proxies ignore `Connection: close`.
             self._finish(self._received[self._body_at : self._end])
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -104,12 +107,12 @@ class _Exchange(asyncio.Protocol):
             body = _from_chunks(self._received, self._body_at)
             self._finish(body) if body is not None else self._fail("an answer in chunks that cannot be read")
         elif _ANY_LENGTH.search(self._received, 0, self._body_at):
-            self._fail("an answer whose length is no length")
+            self._fail("an answer whose Content-Length is not a number")
         else:
             self._finish(self._received[self._body_at :])
 
     def _end_by_length(self) -> int | None:
-        """None where the connection's end is the answer's. In chunks it is longer than it says."""
+        """Offset of the response's end by Content-Length; None for a chunked body or one that the connection ends."""
         body_at = self._body_at or 0
         if _CHUNKED.search(self._received, 0, body_at):
             return None
@@ -119,7 +122,7 @@ class _Exchange(asyncio.Protocol):
     def _finish(self, body: bytes | bytearray) -> None:
         first = _FIRST_LINE.match(self._received)
         if first is None:
-            self._fail("what answers does not speak HTTP")
+            self._fail("an answer that is not HTTP")
         else:
             self.answer.set_result((int(first[1]), bytes(body)))
 
@@ -128,7 +131,7 @@ class _Exchange(asyncio.Protocol):
 
 
 def _from_chunks(received: bytearray, at: int) -> bytes | None:
-    """The body that begins at `at` in chunks; None where it does not end, or has more of them than any engine sends."""
+    """The chunked body that begins at `at`; None if it is incomplete or has more than _MAX_CHUNKS chunks."""
     parts: list[bytes] = []
     for _ in range(_MAX_CHUNKS):
         chunk = _CHUNK.match(received, at)

@@ -1,7 +1,7 @@
-"""What the operator reads of the engine's `/status` document, version v1 (`schemas/status.v1.json`).
+"""The fields of the engine's `/status` document, version v1 (`schemas/status.v1.json`), that the operator uses.
 
-The image that gives it may be anybody's, and what it says comes into a status that all read. So every list and text has
-a bound, far above what an engine says.
+An engine's image may be hostile, and parts of its document are copied into the LLMService's status. So every list and
+text has a bound, far above the values of real engines.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ MAX_RANKS = 4096
 _MAX_PHASES = 64
 _MAX_EDGES = 64
 _MAX_EDGE = 32  # characters
-_MAX_WORDS = 600  # characters
+_MAX_TEXT = 600  # characters
 
 
 def _edge(text: str) -> str:
-    """An upper edge in seconds, as text. It is the same few in every status, and thousands of them are kept."""
+    """An upper edge in seconds, as interned text: thousands of kept statuses have the same few edges."""
     if len(text) > _MAX_EDGE or math.isnan(float(text)):
-        raise ValueError(f"{text[:_MAX_EDGE]!r} is no number of seconds")
+        raise ValueError(f"{text[:_MAX_EDGE]!r} is not a number of seconds")
     return sys.intern(text)
 
 
-def _words(text: str) -> str:
-    return head(plain(text), _MAX_WORDS)
+def _bounded(text: str) -> str:
+    return head(plain(text), _MAX_TEXT)
 
 
 Edge = Annotated[str, AfterValidator(_edge)]
-Words = Annotated[str, AfterValidator(_words)]
+Text = Annotated[str, AfterValidator(_bounded)]
 Count = Annotated[int, Field(ge=0, le=1 << 53)]
 
 
@@ -45,7 +45,7 @@ class _Part(BaseModel):
 
 
 class Phase(_Part):
-    """A named part of start-up. `total` is 0 when the phase cannot be counted; `done` and `total` are in `unit`."""
+    """A named part of start-up. `done` and `total` are in `unit`; `total` is 0 if the phase counts nothing."""
 
     name: str = Field(max_length=64)
     seconds: float
@@ -56,10 +56,10 @@ class Phase(_Part):
 
 
 class ServedModel(_Part):
-    architecture: Words
+    architecture: Text
     num_parameters: Count
-    dtype: Words
-    compute_dtype: Words
+    dtype: Text
+    compute_dtype: Text
     max_model_len: Count  # tokens
 
 
@@ -68,32 +68,32 @@ class Rank(_Part):
 
 
 class Requests(_Part):
-    """HTTP requests. Engines of an older version count fewer of them."""
+    """Numbers of HTTP requests. Engines of older versions leave some of them out."""
 
-    in_flight: Count = 0  # accepted, and not answered in full
-    finished: Count = 0  # since the front started, well or not
-    failed: Count = 0  # of these, in an error of the engine's
+    in_flight: Count = 0  # accepted and not yet answered in full
+    finished: Count = 0  # since the API server process started, with or without an error
+    failed: Count = 0  # those of `finished` that ended in an error of the engine
     first_token_seconds: dict[Edge, Count] = {}  # upper edge -> requests whose first token took no longer
 
 
 class EngineStatus(_Part):
     state: str = Field(max_length=32)  # starting, serving, recovering, draining or failed
-    reason: Words
+    reason: Text
     startup: Annotated[tuple[Phase, ...], FailFast()] = Field(strict=False)
     model: ServedModel | None  # None until the model is resolved
-    last_token_age_seconds: float | None  # since a token passed through every rank; None before the first
-    last_work_age_seconds: float | None = None  # since a rank showed work in a step; None without one, or not reported
+    last_token_age_seconds: float | None  # since a token passed every rank; None before the first
+    last_work_age_seconds: float | None = None  # since a rank progressed in a step; None if unknown
     ranks: Annotated[tuple[Rank, ...], FailFast()] = Field(strict=False)
     requests: Requests = Requests()
 
     @property
     def figures(self) -> Figures:
-        """What a roll compares."""
-        said = self.requests
-        return Figures(requests=said.finished, errors=said.failed, ttft=said.first_token_seconds)
+        """The counts that the analysis of a rollout compares."""
+        counts = self.requests
+        return Figures(requests=counts.finished, errors=counts.failed, ttft=counts.first_token_seconds)
 
     def has_token_within(self, seconds: float) -> bool:
-        """Whether a token passed through every rank so lately, or is on its way: a long step shows work meanwhile."""
+        """True if a token passed every rank within `seconds`, or a rank showed progress in a long step."""
         if self.last_token_age_seconds is None:
             return False
         is_working = self.last_work_age_seconds is not None and self.last_work_age_seconds < seconds
@@ -101,13 +101,15 @@ class EngineStatus(_Part):
 
     @property
     def nodes(self) -> tuple[str, ...]:
-        """Of the ranks, in their order."""
+        """Name of each rank's node, in the order of the ranks."""
         return tuple(rank.node for rank in self.ranks)
 
 
 def engine_status(code: int, body: bytes, max_ranks: int = MAX_RANKS) -> EngineStatus:
-    """The status in an answer to GET /status. Raises EngineUnavailable when it holds none of version v1, or more ranks
-    than `max_ranks`."""
+    """The status in a response to GET /status.
+
+    Raises EngineUnavailable unless the response holds a valid document of version v1 with at most `max_ranks` ranks.
+    """
     if code != 200:
         raise EngineUnavailable(f"/status answered {code}: {shown(body)}")
     try:
@@ -118,20 +120,22 @@ def engine_status(code: int, body: bytes, max_ranks: int = MAX_RANKS) -> EngineS
         raise EngineUnavailable(f"/status answered with a {type(document).__name__}; a JSON object was expected")
     version = document.get("version")
     if version != "v1":
-        is_word = version is None or isinstance(version, str | int | float)
-        said = head(repr(version), 32) if is_word else f"of type {type(version).__name__}"
-        raise EngineUnavailable(f"/status has version {said}; this operator reads v1. Install an engine of its version")
+        is_scalar = version is None or isinstance(version, str | int | float)
+        found = head(repr(version), 32) if is_scalar else f"of type {type(version).__name__}"
+        raise EngineUnavailable(
+            f"/status has version {found}; this operator reads v1. Install an engine of its version"
+        )
     _check_lengths(document, max_ranks)
     try:
         return EngineStatus.model_validate(document)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         where = head(".".join(str(part) for part in first["loc"]), 200)
-        raise EngineUnavailable(f"/status of version v1 is not as it must be: {where}: {first['msg']}") from error
+        raise EngineUnavailable(f"/status does not have the schema of version v1: {where}: {first['msg']}") from error
 
 
 def _check_lengths(document: dict[str, Any], max_ranks: int) -> None:
-    """Before objects are made of what the lists hold."""
+    """Checks the lengths of lists before their elements are validated. Raises EngineUnavailable if one is too long."""
     requests = document.get("requests")
     edges = requests.get("first_token_seconds") if isinstance(requests, dict) else None
     for name, found, most in (
@@ -144,5 +148,5 @@ def _check_lengths(document: dict[str, Any], max_ranks: int) -> None:
 
 
 def shown(body: bytes) -> str:
-    """The beginning of an answer, as a line of a message."""
+    """The first 300 characters of a response on one line, for a message."""
     return " ".join(body.decode("utf-8", "replace").split())[:300]

@@ -1,4 +1,4 @@
-"""HTTP to an engine: its status, and a streamed chat answer. The standard library only, so that commands start fast."""
+"""HTTP requests to a local engine: /status and a streamed chat. Only the standard library: it is imported quickly."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ _STREAM_TIMEOUT_S = 60.0
 
 
 def connect_host(host: str) -> str:
-    """The address under which this machine reaches a server that listens on `host`."""
+    """The address at which this machine reaches a server that listens on `host`."""
     return {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(host, host)
 
 
 def base_url(host: str, port: int) -> str:
-    """`http://HOST:PORT` as a client on this machine writes it."""
+    """`http://HOST:PORT` for a client on this machine."""
     reachable = connect_host(host)
     return f"http://[{reachable}]:{port}" if ":" in reachable else f"http://{reachable}:{port}"
 
 
 def read_status(host: str, port: int) -> EngineStatus | None:
-    """The engine's status from its admin port, or None while nothing answers there.
+    """The engine's status from its admin port; None while the port does not answer.
 
-    Raises EngineUnavailable when something answers that is not an engine of our version.
+    Raises EngineUnavailable if the answer is not a status of version v1.
     """
     connection = http.client.HTTPConnection(connect_host(host), port, timeout=_STATUS_TIMEOUT_S)
     try:
@@ -45,9 +45,9 @@ def read_status(host: str, port: int) -> EngineStatus | None:
 def stream_chat(
     host: str, port: int, *, model: str, prompt: str, max_tokens: int, api_key: str | None
 ) -> Iterator[str]:
-    """The answer to one user message at temperature 0, piece by piece as it arrives.
+    """Yields the answer to one user message at temperature 0, piece by piece as it arrives.
 
-    Raises EngineUnavailable when the request fails, the stream carries an error, or it ends before `[DONE]`.
+    Raises EngineUnavailable if the request fails, the stream carries an error, or it ends before `[DONE]`.
     """
     body = {
         "model": model,

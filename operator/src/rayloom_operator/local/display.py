@@ -1,4 +1,4 @@
-"""Shows the engine's start-up phases: bars on a terminal, plain lines elsewhere."""
+"""Displays the engine's start-up phases: bars on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -12,17 +12,20 @@ _QUARTERS = 4
 
 
 class StartupDisplay:
-    """On a terminal a line for each phase, drawn anew in its place; elsewhere one when a phase begins, at each quarter
-    of what can be counted, and when it ends."""
+    """Prints phases to a stream.
+
+    On a terminal each phase has one line, which is redrawn. Elsewhere a line is printed when a phase begins, at each
+    quarter of its total, and when it ends.
+    """
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
         self._num_drawn = 0
         self._began: dict[str, float] = {}
-        self._shown: dict[str, int] = {}  # the last quarter of each phase; one more than all when it ended
+        self._shown: dict[str, int] = {}  # phase -> last quarter printed; _QUARTERS + 1 once it ended
 
     def update(self, phases: tuple[Phase, ...]) -> None:
-        """Shows the phases as they are now; called several times a second."""
+        """Prints the current state of the phases. It is called several times a second."""
         if self._stream.isatty():
             up = f"\x1b[{self._num_drawn}A" if self._num_drawn else ""
             print(
@@ -39,7 +42,7 @@ class StartupDisplay:
 
     def _bar(self, phase: Phase) -> str:
         name = f"{phase.name.replace('_', ' '):<10}: "
-        # The engine may be too busy to count the seconds of a phase that is not over.
+        # A busy engine may report the seconds of an unfinished phase late, so they are counted here as well.
         elapsed = time.monotonic() - self._began.setdefault(phase.name, time.monotonic())
         seconds = f"{phase.seconds if phase.finished else max(phase.seconds, elapsed):.1f} s"
         if phase.total <= 0:
@@ -50,7 +53,8 @@ class StartupDisplay:
 
 def phase_line(phase: Phase) -> str:
     """One line about a phase: `load: 135.0 of 270.0 MB`, `load: done in 1.2 s (270.0 MB)`."""
-    name, amount = phase.name.replace("_", " "), _amount(phase)
+    name = phase.name.replace("_", " ")
+    amount = _amount(phase)
     if phase.finished:
         return f"{name}: done in {phase.seconds:.1f} s" + (f" ({amount})" if amount else "")
     return f"{name}: {amount}" if amount else f"{name} ..."
@@ -59,7 +63,10 @@ def phase_line(phase: Phase) -> str:
 def _amount(phase: Phase) -> str:
     if phase.total <= 0:
         return ""
-    is_bytes = phase.unit in ("B", "byte", "bytes")
-    scale, unit, digits = (1e6, "MB", 1) if is_bytes else (1, phase.unit, 0)
-    total = f"{phase.total / scale:.{digits}f} {unit}".rstrip()
-    return total if phase.finished else f"{phase.done / scale:.{digits}f} of {total}"
+    if phase.unit in ("B", "byte", "bytes"):
+        done = f"{phase.done / 1e6:.1f}"
+        total = f"{phase.total / 1e6:.1f} MB"
+    else:
+        done = str(phase.done)
+        total = f"{phase.total} {phase.unit}".rstrip()
+    return total if phase.finished else f"{done} of {total}"

@@ -1,4 +1,4 @@
-"""One `rayloom-engine serve` as a child process, in a session of its own, with its log in a file."""
+"""Runs `rayloom-engine serve` as a child process in a session of its own, with its log in a file."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _PR_SET_PDEATHSIG = 1  # from <linux/prctl.h>
 
 
 def find_engine(executable: str = sys.executable, path: str | None = None) -> Path:
-    """The `rayloom-engine` command: beside this Python first, as both are installed together, then on PATH.
+    """The path of the `rayloom-engine` command: beside this Python, as both are installed together, else on PATH.
 
-    Raises EngineUnavailable when it is in neither place.
+    Raises EngineUnavailable if it is in neither place.
     """
     beside = Path(executable).parent / COMMAND
     if os.access(beside, os.X_OK):
@@ -36,9 +36,9 @@ def find_engine(executable: str = sys.executable, path: str | None = None) -> Pa
 
 
 class EngineProcess:
-    """A running engine. The session of its own keeps a terminal's Ctrl-C away from it: `stop` decides when it ends.
+    """A running engine. A terminal's Ctrl-C does not reach it, because it has its own session: only `stop` ends it.
 
-    Raises EngineUnavailable when `command` cannot be started.
+    Raises EngineUnavailable if `command` cannot be started.
     """
 
     def __init__(self, command: Path, config_path: Path, log_path: Path, environment: Mapping[str, str]) -> None:
@@ -58,43 +58,43 @@ class EngineProcess:
                 raise EngineUnavailable(f"cannot start {command}: {error.strerror}") from error
 
     @property
-    def is_over(self) -> bool:
+    def has_exited(self) -> bool:
         return self._process.poll() is not None
 
-    def ended(self, when: str) -> EngineEnded:
-        """Waits for the engine to end by itself, then says how it did, with its exit code as a shell reports it."""
+    def wait(self, when: str) -> EngineEnded:
+        """Waits until the engine exits; an error with its exit code as a shell reports it. `when` ends the message."""
         code = self._process.wait()
         if code < 0:
             return EngineEnded(f"the engine was killed by {signal.Signals(-code).name} {when}", 128 - code)
         return EngineEnded(f"the engine exited with code {code} {when}", code)
 
     def stop(self, grace_s: float) -> bool:
-        """Ends the engine; True if it ended within `grace_s` seconds of SIGINT, which ends its children in order.
+        """Stops the engine; True if it exited within `grace_s` seconds of SIGINT, on which it stops its children.
 
-        What is left of its group is killed then, and its children end with it. Returns when the engine is gone.
+        Afterwards the rest of its process group is killed. Returns once the engine has exited.
         """
         deadline = time.monotonic() + grace_s
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGINT)
         while self._process.poll() is None and time.monotonic() < deadline:
             time.sleep(0.02)
-        ended_by_itself = self._process.poll() is not None
+        exited_in_time = self._process.poll() is not None
         try:
             os.killpg(self._process.pid, signal.SIGKILL)  # The engine leads its group, so the group has its pid.
         except ProcessLookupError:
-            pass  # Nothing of the group is left.
+            pass  # No process of the group is left.
         except PermissionError:
-            # macOS answers so for a group of zombies only; anything alive in it would be ours to signal.
-            if not ended_by_itself:
+            # macOS raises this for a group of zombies. A live process of the group is ours and can be signalled.
+            if not exited_in_time:
                 raise
         self._process.wait()
-        return ended_by_itself
+        return exited_in_time
 
     def log_tail(self, num_lines: int) -> list[str]:
-        """The last lines of the engine's log."""
+        """The last `num_lines` lines of the engine's log."""
         return self.log_path.read_text(encoding="utf-8", errors="replace").splitlines()[-num_lines:]
 
 
 def _end_with_parent() -> None:
-    """Runs in the child: the kernel interrupts the engine if this process is killed and cannot stop it in order."""
+    """Runs in the child process. The kernel then sends the engine SIGINT if this process is killed without a stop."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGINT, 0, 0, 0)

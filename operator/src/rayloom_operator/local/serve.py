@@ -1,4 +1,4 @@
-"""`rayloom-operator local -f FILE`: serves one manifest on this machine by one `rayloom-engine` process.
+"""`rayloom-operator local -f FILE`: serves one manifest on this machine with one `rayloom-engine` process.
 
 manifest -> LLMService -> EngineConfig file -> rayloom-engine serve -> /status until serving -> a sample -> wait
 """
@@ -33,17 +33,17 @@ _SAMPLE_MAX_TOKENS = 64
 _ADMIN_HOST = "127.0.0.1"
 _POLL_INTERVAL_S = 0.1
 _LOG_LINES_SHOWN = 30
-# After Ctrl-C everything is gone within 3 s: the engine gets 2.5 of them, the rest is for killing what is left.
+# After Ctrl-C all processes have ended within 3 s: 2.5 s for the engine to stop, the rest to kill its process group.
 _STOP_GRACE_S = 2.5
-# SIGHUP is a closed terminal: the engine is in a session of its own and would outlive it.
+# SIGHUP comes when the terminal closes. The engine would outlive it, because it has its own session.
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def serve_local(*, manifest: Path, host: str, port: int, admin_port: int, has_sample: bool) -> int:
-    """Serves until it is asked to stop, or the engine ends. The exit code: 0 after a stop that was asked for.
+    """Serves until a stop signal comes or the engine exits. Returns the exit code, which is 0 after a stop signal.
 
-    Port 0 picks a free one. `has_sample` asks one question once the engine serves. Raises SpecError for a manifest
-    that cannot be served here, EngineUnavailable when the engine cannot be started.
+    Port 0 picks a free port. With `has_sample` one sample request is sent once the engine serves. Raises SpecError for
+    a manifest that cannot be served locally, and EngineUnavailable if the engine cannot be started.
     """
     signals = _StopSignals()
     signals.install()
@@ -51,7 +51,7 @@ def serve_local(*, manifest: Path, host: str, port: int, admin_port: int, has_sa
     environment = {**os.environ, **{variable.name: variable.value for variable in service.spec.engine.env}}
     _check(service, environment)
     if has_template(service.spec.pod_template):
-        print("spec.podTemplate has no effect here: there are no pods.", file=sys.stderr, flush=True)
+        print("spec.podTemplate has no effect without a cluster: there are no pods.", file=sys.stderr, flush=True)
     command = find_engine()
     port = _claimable_port(host, port, "--port")
     admin_port = _claimable_port(_ADMIN_HOST, admin_port, "--admin-port", other_than=port)
@@ -63,17 +63,17 @@ def serve_local(*, manifest: Path, host: str, port: int, admin_port: int, has_sa
         encoding="utf-8",
     )
     engine = EngineProcess(command, config_path, folder / "engine.log", environment)
-    is_asked_to_stop = False
+    is_stop_requested = False
     try:
         with signals.raising():
             status = _wait_until_serving(engine, admin_port)
-            _introduce(service, status, host, port, environment)
+            _print_summary(service, status, host, port, environment)
             if has_sample:
                 _show_sample(service, host, port, environment)
             print("Serving. Press Ctrl-C to stop.", flush=True)
-            raise engine.ended("while serving")
+            raise engine.wait("while serving")
     except _StopRequested:
-        is_asked_to_stop = True
+        is_stop_requested = True
         print("\nStopping.", file=sys.stderr, flush=True)
         return 0
     except OperatorError as error:
@@ -82,39 +82,43 @@ def serve_local(*, manifest: Path, host: str, port: int, admin_port: int, has_sa
         return error.exit_code if isinstance(error, EngineEnded) else 1
     finally:
         if not engine.stop(_STOP_GRACE_S):
-            print("The engine did not end by itself and was killed.", file=sys.stderr, flush=True)
-        if is_asked_to_stop:  # Otherwise the log is needed to find out why it ended.
+            print("The engine did not stop in time and was killed.", file=sys.stderr, flush=True)
+        if is_stop_requested:  # Otherwise the log is kept, because it has the reason.
             shutil.rmtree(folder)
 
 
 def _check(service: LLMService, environment: dict[str, str]) -> None:
-    """Raises SpecError for what only a cluster has. A hub's token comes from HF_TOKEN here, whatever its Secret."""
+    """Raises SpecError if the spec needs a cluster. tokenSecretRef does not: the engine reads HF_TOKEN here."""
     problems = []
     if service.spec.model.source_kind == "pvc":
-        problems.append("spec.model.source: a claim is in a cluster; use a file:// path to serve the model here")
+        problems.append(
+            "spec.model.source: claims exist only in a cluster; use a file:// path to serve the model locally"
+        )
     if service.spec.auth is not None and _api_key(environment) is None:
-        problems.append("spec.auth: a Secret is in a cluster; set RAYLOOM_API_KEYS to the keys, with commas between")
+        problems.append(
+            "spec.auth: Secrets exist only in a cluster; set RAYLOOM_API_KEYS to the keys, separated by commas"
+        )
     if problems:
         raise SpecError(tuple(problems))
 
 
 def _claimable_port(host: str, port: int, flag: str, other_than: int | None = None) -> int:
-    """`port`, or a free one for 0, after a look whether it can be bound. Raises EngineUnavailable when it cannot."""
+    """`port`, or a free port for 0. Raises EngineUnavailable if it cannot be bound."""
     if port == other_than:
         raise EngineUnavailable(f"port {port} is given twice; choose another one with {flag} PORT")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
-        # As servers do: connections of an earlier run that still linger do not make a port busy.
+        # As servers do, so that lingering connections of an earlier run do not make the port busy.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
         except OSError as error:
             raise EngineUnavailable(
-                f"port {port} on {host} cannot be used ({error.strerror}); end what uses it, or choose another one "
-                f"with {flag} PORT (0 picks a free one)"
+                f"port {port} on {host} cannot be used ({error.strerror}); stop the process that uses it, or choose "
+                f"another one with {flag} PORT (0 picks a free one)"
             ) from error
         bound = int(probe.getsockname()[1])
-    # For 0 the system may well name the port that it has just named for the other one.
+    # For 0 the system may pick the port that it has just picked for the other flag.
     return bound if bound != other_than else _claimable_port(host, port, flag, other_than)
 
 
@@ -129,12 +133,14 @@ def _wait_until_serving(engine: EngineProcess, admin_port: int) -> EngineStatus:
                 return status
             if status.state == "failed":
                 raise EngineUnavailable(f"the engine could not start: {status.reason}")
-        if engine.is_over:
-            raise engine.ended("before it served")
+        if engine.has_exited:
+            raise engine.wait("before it served")
         time.sleep(_POLL_INTERVAL_S)
 
 
-def _introduce(service: LLMService, status: EngineStatus, host: str, port: int, environment: dict[str, str]) -> None:
+def _print_summary(
+    service: LLMService, status: EngineStatus, host: str, port: int, environment: dict[str, str]
+) -> None:
     url = base_url(host, port)
     facts = service.spec.model.source
     if status.model is not None:
@@ -151,7 +157,7 @@ def _introduce(service: LLMService, status: EngineStatus, host: str, port: int, 
 
 
 def _show_sample(service: LLMService, host: str, port: int, environment: dict[str, str]) -> None:
-    """Prints one answer as it arrives. A failure is shown and does not end the engine: it may serve others well."""
+    """Prints one answer as it arrives. After a failure the engine keeps running, as other requests may succeed."""
     print(f"Sample: {SAMPLE_PROMPT}\n> ", end="", flush=True)
     pieces = stream_chat(
         host,
@@ -170,7 +176,7 @@ def _show_sample(service: LLMService, host: str, port: int, environment: dict[st
 
 
 def _api_key(environment: dict[str, str]) -> str | None:
-    """The first API key that the engine will accept, or None when it asks for none."""
+    """The first API key that the engine accepts; None if it requires none."""
     keys = [key.strip() for key in environment.get("RAYLOOM_API_KEYS", "").split(",") if key.strip()]
     return keys[0] if keys else None
 
@@ -183,14 +189,14 @@ def _show_log(engine: EngineProcess) -> None:
 
 
 class _StopRequested(BaseException):
-    """Someone asked this process to end. Not an Exception, so that no handler of errors takes it for one."""
+    """A stop signal came. It is not an Exception, so that no error handler catches it."""
 
 
 class _StopSignals:
-    """Inside `raising()` the first request to stop raises _StopRequested; one that comes before waits for that.
+    """Turns the first stop signal into _StopRequested inside `raising()`; an earlier signal is raised on entry.
 
-    So a child that is just being started is never forgotten. A stop is never interrupted: it is bounded anyway, and
-    wrappers such as `timeout` and some shells pass a Ctrl-C on that the terminal has already sent.
+    So a signal cannot lose a child process that is just being started. Later signals are ignored: the time of a stop is
+    bounded, and wrappers such as `timeout` and some shells forward a Ctrl-C that the terminal has sent already.
     """
 
     def __init__(self) -> None:
@@ -199,14 +205,14 @@ class _StopSignals:
 
     def install(self) -> None:
         for number in _SIGNALS:
-            # Started with nohup, a closed terminal is no reason to end.
+            # Under nohup, SIGHUP stays ignored.
             if number is signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN:
                 continue
             signal.signal(number, self._on_signal)
 
     @contextlib.contextmanager
     def raising(self) -> Iterator[None]:
-        """A block that a request to stop leaves at once, by _StopRequested; also one that came before the block."""
+        """A block in which a stop signal raises _StopRequested; a signal from before raises it on entry."""
         self._raises = True
         try:
             if self._is_requested:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
-from rayloom_operator.api.accelerator_memory import WITHOUT_CLUSTER, NodeMemory, asked_of
+from rayloom_operator.api.accelerator_memory import WITHOUT_CLUSTER, NodeMemory, node_set_key
 from rayloom_operator.api.base import amount
 from rayloom_operator.api.model_facts import ModelFacts
 from rayloom_operator.api.sizing import Accelerator
@@ -161,7 +161,7 @@ def _nodes_to_ask(service: LLMService) -> str | None:
     accelerator = service.spec.accelerator
     if accelerator is None or accelerator.memory is not None:
         return None
-    return asked_of(accelerator, service.spec.scheduling.node_selector)
+    return node_set_key(accelerator, service.spec.scheduling.node_selector)
 
 
 def _memory_of_nodes(service: LLMService, memory_of: MemoryOf) -> int:

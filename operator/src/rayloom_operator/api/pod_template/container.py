@@ -1,8 +1,8 @@
-"""A container of a pod template, in Kubernetes' words: one of the operator's own, changed in parts, or one more.
+"""A container of a pod template: changes of a container that the operator builds, or an additional container.
 
-Types are checked here, and by the API server at `kubectl apply`. Parts that only Kubernetes knows whole, such as
-probes and `valueFrom`, are free here: KubeRay's definition has all of them, so the API server refuses a RayCluster with
-a misspelt one, and the condition Accepted has its sentence.
+Types are checked here, and by the API server at `kubectl apply`. The inside of parts such as probes and `valueFrom` is
+not checked here. KubeRay's definition has their schemas, so the API server refuses a RayCluster with a misspelt field
+in them, and the condition Accepted shows its message.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ CONTAINER_NAME = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
 _OURS = f"self.name in {json.dumps(OWN_CONTAINERS)}"
 _NAMES = ", ".join(OWN_CONTAINERS)
 
-# Fields of the operator's own containers that a template cannot change, and what to do instead.
+# Fields of the operator's own containers that a template cannot change, and the cure.
 _OWNED = (
     (("image",), "use spec.engine.image"),
     (("imagePullPolicy",), "use spec.engine.imagePullPolicy"),
@@ -31,9 +31,12 @@ _OWNED = (
     (("ports",), "add a container of your own for another port"),
     (
         ("livenessProbe", "readinessProbe", "startupProbe"),
-        "use spec.recovery for how long what hangs is waited for",
+        "use spec.recovery.hangSeconds and rebuildSeconds for how long an engine may hang",
     ),
-    (("lifecycle", "terminationMessagePath", "terminationMessagePolicy"), "use spec.drainSeconds for the end of a pod"),
+    (
+        ("lifecycle", "terminationMessagePath", "terminationMessagePolicy"),
+        "use spec.drainSeconds for how long a pod may take to end",
+    ),
     (("restartPolicy",), "use spec.recovery.restartBudget"),
 )
 _WORKER_RESOURCES_IN_WORDS = (
@@ -41,8 +44,8 @@ _WORKER_RESOURCES_IN_WORDS = (
     "spec.accelerator; resources.claims may be given here"
 )
 _OWN_VOLUMES_IN_WORDS = (
-    f"volumeMounts cannot name a volume of the operator's ({', '.join(OWN_VOLUMES)}): add a volume of your own, which "
-    "may name the same claim or Secret"
+    f"volumeMounts cannot name a volume of the operator's ({', '.join(OWN_VOLUMES)}): add a volume of your own, also "
+    "for the same claim or Secret"
 )
 _OWN_FOLDERS_IN_WORDS = (
     f"volumeMounts cannot cover a folder of the operator's ({', '.join(OWN_FOLDERS)}): use another mountPath"
@@ -55,8 +58,8 @@ def owned_in_words(field: str, cure: str) -> str:
 
 
 def _of_containers(fields: tuple[str, ...], cure: str) -> str:
-    what = f"{', '.join(fields)} of the containers {_NAMES}"
-    return f"{what} {'are' if len(fields) > 1 else 'is'} the operator's own: {cure}"
+    subject = f"{', '.join(fields)} of the containers {_NAMES}"
+    return f"{subject} {'are' if len(fields) > 1 else 'is'} the operator's own: {cure}"
 
 
 class TemplateEnvVar(_Part):
@@ -69,7 +72,7 @@ class TemplateEnvVar(_Part):
     )
     value: str | None = Field(None, description="Its value, a string: put numbers and true/false in quotes.")
     value_from: Free | None = Field(
-        None, description="Where its value is: secretKeyRef, configMapKeyRef, fieldRef, resourceFieldRef."
+        None, description="Source of its value: secretKeyRef, configMapKeyRef, fieldRef or resourceFieldRef."
     )
 
     @model_validator(mode="after")
@@ -80,19 +83,19 @@ class TemplateEnvVar(_Part):
 
 
 class EnvFrom(_Part):
-    prefix: str | None = Field(None, description="Put before each name.")
-    config_map_ref: Free | None = Field(None, description="A ConfigMap, each of whose keys is a variable.")
-    secret_ref: Free | None = Field(None, description="A Secret, each of whose keys is a variable.")
+    prefix: str | None = Field(None, description="Prefix of each name.")
+    config_map_ref: Free | None = Field(None, description="A ConfigMap. Each of its keys becomes a variable.")
+    secret_ref: Free | None = Field(None, description="A Secret. Each of its keys becomes a variable.")
 
 
 class VolumeMount(_Part):
     name: str = Field(max_length=63, description="Name of a volume of this template.")
     mount_path: str = Field(
-        min_length=1, max_length=1024, description="Where it is in the container, and nothing else."
+        min_length=1, max_length=1024, description="Path in the container at which the volume is mounted."
     )
     read_only: bool | None = Field(None, description="Whether the container may only read it.")
     recursive_read_only: str | None = Field(None, description="Disabled, IfPossible or Enabled.")
-    sub_path: str | None = Field(None, description="A path in the volume that is mounted instead of its root.")
+    sub_path: str | None = Field(None, description="Path in the volume that is mounted instead of its root.")
     sub_path_expr: str | None = Field(None, description="The same with $(VARIABLES).")
     mount_propagation: str | None = Field(None, description="None, HostToContainer or Bidirectional.")
 
@@ -104,10 +107,10 @@ class ResourceClaimRef(_Part):
 
 class ContainerResources(_Part):
     requests: dict[str, Quantity] | None = Field(
-        None, description="What a node must have free, by resource name; text such as '500m' or '1Gi'."
+        None, description="Amounts that a node must have free, by resource name; text such as '500m' or '1Gi'."
     )
     limits: dict[str, Quantity] | None = Field(
-        None, description="What may be used at most, by resource name; text such as '4' or '8Gi'."
+        None, description="Amounts that may be used at most, by resource name; text such as '4' or '8Gi'."
     )
     claims: tuple[ResourceClaimRef, ...] | None = Field(
         None,
@@ -132,7 +135,7 @@ class ContainerSecurity(_Part):
     run_as_user: int | None = Field(None, ge=0, description="User id. 0 must be allowed by the operator's settings.")
     run_as_group: int | None = Field(None, ge=0, description="Group id.")
     run_as_non_root: bool | None = Field(
-        None, description="Whether the kubelet refuses to run it as root. Default: true, as the pod says."
+        None, description="Whether the kubelet refuses to run it as root. Default: the pod's value, true."
     )
     privileged: bool | None = Field(None, description="Must be allowed by the operator's settings.")
     allow_privilege_escalation: bool | None = Field(
@@ -141,71 +144,73 @@ class ContainerSecurity(_Part):
     read_only_root_filesystem: bool | None = Field(
         None, description="Whether it may write to volumes only. Default: true for the operator's own containers."
     )
-    capabilities: Capabilities | None = Field(None, description="What it may do that other users may not.")
+    capabilities: Capabilities | None = Field(None, description="Capabilities of its processes.")
     proc_mount: str | None = Field(None, description="Unmasked must be allowed by the operator's settings.")
-    seccomp_profile: Free | None = Field(None, description="Default: RuntimeDefault, as the pod says.")
+    seccomp_profile: Free | None = Field(None, description="Default: the pod's value, RuntimeDefault.")
     app_armor_profile: Free | None = Field(None, description="Default: the container runtime's.")
     se_linux_options: Free | None = Field(None, description="Labels of SELinux.")
 
 
 class Container(_Part):
-    """Of any name. What names mean is checked by the pod that it is in."""
+    """A container of any kind. Its name is checked by the pod template that holds it."""
 
     name: str = Field(
         pattern=CONTAINER_NAME,
         max_length=63,
-        description="Name of the container: ray-head and engine in the head pod and ray-worker in worker pods are the "
-        "operator's own; any other is one more container.",
+        description="Name of the container. ray-head and engine in the head pod and ray-worker in worker pods are the "
+        "operator's own; any other name adds a container.",
     )
-    image: str | None = Field(None, min_length=1, description="Image. Of the operator's own: spec.engine.image.")
-    image_pull_policy: str | None = Field(None, description="When a node pulls it: Always, IfNotPresent or Never.")
+    image: str | None = Field(None, min_length=1, description="Image. For the operator's own use spec.engine.image.")
+    image_pull_policy: str | None = Field(None, description="Pull policy of the image: Always, IfNotPresent or Never.")
     command: tuple[str, ...] | None = Field(None, strict=False, description="Command instead of the image's.")
     args: tuple[str, ...] | None = Field(None, strict=False, description="Arguments instead of the image's.")
     working_dir: str | None = Field(None, description="Folder in which it starts.")
-    ports: tuple[Free, ...] | None = Field(None, strict=False, max_length=64, description="Ports that it listens at.")
+    ports: tuple[Free, ...] | None = Field(None, strict=False, max_length=64, description="Ports on which it listens.")
     env: tuple[TemplateEnvVar, ...] | None = Field(
         None,
         strict=False,
         max_length=256,
-        description="Environment variables. They win over those of spec.engine.env. Those that the operator sets are "
-        "refused in its own containers.",
+        description="Environment variables. They override those of spec.engine.env. Variables that the operator sets "
+        "are refused in its own containers.",
         json_schema_extra=MAP_BY_NAME,
     )
     env_from: tuple[EnvFrom, ...] | None = Field(
         None, strict=False, max_length=32, description="ConfigMaps and Secrets whose keys are variables."
     )
     resources: ContainerResources | None = Field(
-        None, description="What it needs of a node. Of ray-worker: spec.engine.resources."
+        None, description="Resources of the container. For ray-worker use spec.engine.resources."
     )
     volume_mounts: tuple[VolumeMount, ...] | None = Field(
         None,
         strict=False,
         max_length=64,
-        description="Where it has volumes of this template.",
+        description="Volumes of this template that it mounts.",
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["mountPath"]},
     )
     volume_devices: tuple[Free, ...] | None = Field(
         None, strict=False, max_length=64, description="Block devices of volumes."
     )
-    security_context: ContainerSecurity | None = Field(None, description="What it may do on its node.")
-    liveness_probe: Free | None = Field(None, description="When it is restarted.")
-    readiness_probe: Free | None = Field(None, description="When it is ready, and with it its pod.")
-    startup_probe: Free | None = Field(None, description="When it has started.")
-    lifecycle: Free | None = Field(None, description="What runs after its start and before its end.")
+    security_context: ContainerSecurity | None = Field(None, description="User, group and privileges of its processes.")
+    liveness_probe: Free | None = Field(None, description="Probe. The kubelet restarts the container when it fails.")
+    readiness_probe: Free | None = Field(None, description="Probe. The pod is ready only while it succeeds.")
+    startup_probe: Free | None = Field(None, description="Probe. The other probes begin once it succeeded.")
+    lifecycle: Free | None = Field(None, description="Hooks postStart and preStop.")
     restart_policy: str | None = Field(None, description="Always, in initContainers: it runs beside the others.")
-    termination_message_path: str | None = Field(None, description="File with its last words.")
+    termination_message_path: str | None = Field(
+        None, description="File whose text the pod's status shows when it ends."
+    )
     termination_message_policy: str | None = Field(None, description="File or FallbackToLogsOnError.")
 
     @field_validator("volume_mounts")
     @classmethod
-    def _volumes_are_the_templates(cls, mounts: tuple[VolumeMount, ...] | None) -> tuple[VolumeMount, ...] | None:
+    def _mounts_no_own_volume(cls, mounts: tuple[VolumeMount, ...] | None) -> tuple[VolumeMount, ...] | None:
         if bad := [mount.name for mount in mounts or () if mount.name in OWN_VOLUMES]:
             raise ValueError(f"{', '.join(bad)}: {_OWN_VOLUMES_IN_WORDS}")
         return mounts
 
     @property
     def is_own(self) -> bool:
-        """Whether the operator makes this container, and the template changes parts of it."""
+        """True if the operator builds this container, so that the template only changes parts of it."""
         return self.name in OWN_CONTAINERS
 
 
@@ -238,12 +243,12 @@ def _container_rules() -> dict[str, Any]:
 
 
 class PodContainer(Container):
-    """One of a pod's containers, which run side by side."""
+    """A container in `containers`, all of which run side by side."""
 
     model_config = ConfigDict(json_schema_extra=_container_rules())
 
     @model_validator(mode="after")
-    def _keeps_to_its_part(self) -> PodContainer:
+    def _changes_no_owned_field(self) -> PodContainer:
         if problems := _problems(self):
             raise ValueError("; ".join(problems))
         return self
@@ -264,11 +269,12 @@ def _problems(container: PodContainer) -> list[str]:
 
 
 def covers(path: str, folder: str) -> bool:
-    """Whether a mount at `path` would hide `folder`."""
-    outer, inner = (posixpath.normpath("/" + each.strip("/")) for each in (path, folder))
+    """True if a mount at `path` would hide `folder`."""
+    outer = posixpath.normpath("/" + path.strip("/"))
+    inner = posixpath.normpath("/" + folder.strip("/"))
     return inner == outer or inner.startswith(outer.rstrip("/") + "/")
 
 
 def _covers_own(path: str) -> bool:
-    """Whether a mount at `path` would hide a folder of the operator's, or lie in one that is sealed."""
+    """True if a mount at `path` would hide a folder of the operator's, or lie inside a sealed one."""
     return any(covers(path, folder) for folder in OWN_FOLDERS) or any(covers(folder, path) for folder in SEALED_FOLDERS)

@@ -1,4 +1,4 @@
-"""Parts of a pod template that belong to its pod: metadata, volumes, places, security. See `api_pod_template`."""
+"""Parts of a pod template that are not containers: metadata, volumes, affinity, DNS, security. See `template.py`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _ANNOTATIONS_IN_WORDS = (
 
 
 class Volume(_Part):
-    """A volume's name, and one of Kubernetes' kinds of volumes."""
+    """A volume: its name, and one of Kubernetes' kinds of volumes as an extra field."""
 
     model_config = ConfigDict(extra="allow", json_schema_extra={"additionalProperties": True})
 
@@ -38,8 +38,10 @@ class Volume(_Part):
     def _has_one_kind(self) -> Volume:
         given = self.kinds
         if len(given) != 1:
-            what = f"has {' and '.join(given)}" if given else "has no kind"
-            raise ValueError(f"volume {self.name} {what}: give exactly one, such as persistentVolumeClaim or configMap")
+            found = f"has {' and '.join(given)}" if given else "has no kind"
+            raise ValueError(
+                f"volume {self.name} {found}: give exactly one, such as persistentVolumeClaim or configMap"
+            )
         if not isinstance(given[next(iter(given))], dict):
             raise ValueError(f"{next(iter(given))} of volume {self.name} must be a map")
         no_nulls(given)
@@ -47,36 +49,40 @@ class Volume(_Part):
 
     @property
     def kinds(self) -> dict[str, Any]:
-        """What it has beside its name."""
+        """All fields but the name: kind of volume -> its settings."""
         return self.model_extra or {}
 
 
 class TopologySpread(_Part):
-    max_skew: int = Field(ge=1, description="By how many pods places may differ.")
-    topology_key: str = Field(min_length=1, max_length=317, description="Label of nodes that makes a place.")
+    max_skew: int = Field(ge=1, description="Largest difference between the numbers of pods in two domains.")
+    topology_key: str = Field(
+        min_length=1, max_length=317, description="Label of nodes. Nodes with the same value of it are one domain."
+    )
     when_unsatisfiable: Literal["DoNotSchedule", "ScheduleAnyway"] = Field(
-        description="What becomes of a pod that would break it."
+        description="Treatment of a pod that would exceed maxSkew."
     )
-    label_selector: Free | None = Field(None, description="Which pods are counted. Left out: none.")
+    label_selector: Free | None = Field(None, description="Pods that are counted. Left out: none.")
     match_label_keys: tuple[str, ...] | None = Field(
-        None, strict=False, description="Labels whose values must be the pod's own, such as ray.io/cluster."
+        None,
+        strict=False,
+        description="Labels, such as ray.io/cluster. Only pods with this pod's values of them are counted.",
     )
-    min_domains: int | None = Field(None, ge=1, description="Least number of places.")
+    min_domains: int | None = Field(None, ge=1, description="Lowest number of domains.")
     node_affinity_policy: str | None = Field(None, description="Honor or Ignore.")
     node_taints_policy: str | None = Field(None, description="Honor or Ignore.")
 
 
 class NodeAffinity(_Part):
     required_during_scheduling_ignored_during_execution: Free | None = Field(
-        None, description="Nodes that a pod must have: a map with nodeSelectorTerms."
+        None, description="Nodes on which a pod may run: a map with nodeSelectorTerms."
     )
     preferred_during_scheduling_ignored_during_execution: tuple[Free, ...] | None = Field(
-        None, strict=False, max_length=64, description="Nodes that it prefers."
+        None, strict=False, max_length=64, description="Nodes that a pod prefers, each with a weight."
     )
 
 
 class PodAffinity(_Part):
-    """Also the anti-affinity."""
+    """podAffinity or podAntiAffinity."""
 
     required_during_scheduling_ignored_during_execution: tuple[Free, ...] | None = Field(
         None, strict=False, max_length=64, description="Terms that must hold."
@@ -87,27 +93,27 @@ class PodAffinity(_Part):
 
 
 class Affinity(_Part):
-    node_affinity: NodeAffinity | None = Field(None, description="Which nodes a pod wants, or prefers.")
-    pod_affinity: PodAffinity | None = Field(None, description="Which pods it wants beside it.")
-    pod_anti_affinity: PodAffinity | None = Field(None, description="Which pods it wants elsewhere.")
+    node_affinity: NodeAffinity | None = Field(None, description="Nodes that a pod requires or prefers.")
+    pod_affinity: PodAffinity | None = Field(None, description="Pods that it requires or prefers beside it.")
+    pod_anti_affinity: PodAffinity | None = Field(None, description="Pods that it keeps away from.")
 
 
 class DnsConfig(_Part):
     nameservers: tuple[str, ...] | None = Field(None, strict=False, description="Addresses of name servers.")
-    searches: tuple[str, ...] | None = Field(None, strict=False, description="Domains that names are looked up in.")
+    searches: tuple[str, ...] | None = Field(None, strict=False, description="Domains in which names are looked up.")
     options: tuple[Free, ...] | None = Field(None, strict=False, description="Options of the resolver.")
 
 
 class HostAlias(_Part):
-    ip: str = Field(min_length=1, max_length=64, description="An address.")
-    hostnames: tuple[str, ...] | None = Field(None, strict=False, description="Names for it.")
+    ip: str = Field(min_length=1, max_length=64, description="IP address.")
+    hostnames: tuple[str, ...] | None = Field(None, strict=False, description="Names of this address.")
 
 
 class ResourceClaim(_Part):
     name: str = Field(pattern=CONTAINER_NAME, max_length=63, description="Name by which containers find it.")
     resource_claim_name: str | None = Field(None, description="A ResourceClaim that all pods share.")
     resource_claim_template_name: str | None = Field(
-        None, description="A ResourceClaimTemplate, of which each pod gets a claim."
+        None, description="A ResourceClaimTemplate. Each pod gets a claim of its own from it."
     )
 
 
@@ -140,8 +146,8 @@ def _checked_keys(given: dict[str, str], own: list[str], words: str) -> dict[str
         raise ValueError(f"{', '.join(own)}: {words}")
     if bad := [key for key in given if not _KEY.fullmatch(key)]:
         raise ValueError(
-            f"{bad[0]!r} is no key of a label or annotation: use letters, digits, '-', '_' and '.', with a domain "
-            "and '/' before them or without"
+            f"{bad[0]!r} is not a key of a label or annotation: use letters, digits, '-', '_' and '.', with or without "
+            "a domain and '/' before them"
         )
     return given
 
@@ -155,7 +161,7 @@ class TemplateMetadata(_Part):
     ] = Field(
         default_factory=dict,
         max_length=64,
-        description="Labels that the pods get beside the operator's.",
+        description="Labels of the pods, in addition to the operator's.",
         json_schema_extra=_rules(
             (f"self.all(key, {_NO_OWN_PREFIX} && !(key in {json.dumps(OWN_LABELS)}))", _LABELS_IN_WORDS)
         ),
@@ -163,6 +169,6 @@ class TemplateMetadata(_Part):
     annotations: Annotated[dict[str, str], AfterValidator(_annotations)] = Field(
         default_factory=dict,
         max_length=64,
-        description="Annotations that the pods get beside the operator's.",
+        description="Annotations of the pods, in addition to the operator's.",
         json_schema_extra=_rules((f"self.all(key, {_NO_OWN_PREFIX})", _ANNOTATIONS_IN_WORDS)),
     )

@@ -1,4 +1,4 @@
-"""What in a pod template restricted pod security would refuse, and so needs a setting of the operator. Pure."""
+"""Lists the fields of a pod template that restricted pod security refuses: a setting must allow each. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rayloom_operator.api.pod_template.container import Container, ContainerSecu
 from rayloom_operator.api.pod_template.parts import PodSecurity
 from rayloom_operator.api.pod_template.template import HeadTemplate, PodSpec, PodTemplates, WorkerTemplate
 
-# Settings beside the names of capabilities, and what each allows.
+# The settings that are not names of capabilities -> the fields that each allows.
 PRIVILEGES = {
     "hostIPC": "hostIPC",
     "hostNetwork": "hostNetwork, and another host in probes and lifecycle hooks",
@@ -19,14 +19,14 @@ PRIVILEGES = {
     "root": "runAsUser 0 and runAsNonRoot false",
     "volumes": "kinds of volumes other than VOLUME_KINDS and hostPath",
 }
-# Kinds of volumes that restricted pod security accepts; what an image volume has, a container of that image has too.
+# Kinds of volumes that restricted pod security accepts, and `image`: its files are those of a container of the image.
 VOLUME_KINDS = frozenset(
     {
         *("configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "image"),
         *("persistentVolumeClaim", "projected", "secret"),
     }
 )
-# The lists of https://kubernetes.io/docs/concepts/security/pod-security-standards/#baseline
+# Lists of https://kubernetes.io/docs/concepts/security/pod-security-standards/#baseline
 _SE_LINUX_TYPES = ("", "container_t", "container_init_t", "container_kvm_t", "container_engine_t")
 _PROFILE_TYPES = ("RuntimeDefault", "Localhost")
 SAFE_SYSCTLS = (
@@ -51,7 +51,7 @@ _CONFINED = ("docker/default", "runtime/default")
 
 
 def privileges(templates: PodTemplates) -> Iterator[tuple[str, str]]:
-    """(field, the setting that it needs): one of PRIVILEGES, or a capability."""
+    """Pairs of a field and the setting that must allow it: one of PRIVILEGES, or a capability."""
     for where, template in _templates(templates):
         for key, value in template.metadata.annotations.items():
             if key.startswith(_PROFILE_ANNOTATIONS) and not _is_confined_by(value):
@@ -65,7 +65,7 @@ def _of_pod(where: str, spec: PodSpec) -> Iterator[tuple[str, str]]:
     if spec.host_ipc:
         yield f"{where}.hostIPC", "hostIPC"
     for number, volume in enumerate(spec.volumes or ()):
-        # A path of the nodes has a setting of its own.
+        # hostPath has a setting of its own, allowHostPaths.
         if others := volume.kinds.keys() - VOLUME_KINDS - {"hostPath"}:
             yield f"{where}.volumes[{number}].{min(others)}", "volumes"
     security = spec.security_context
@@ -79,7 +79,7 @@ def _of_pod(where: str, spec: PodSpec) -> Iterator[tuple[str, str]]:
 
 
 def host_paths(templates: PodTemplates) -> Iterator[tuple[str, str]]:
-    """(field, path) of each volume that is a path of the nodes."""
+    """Pairs of a field and its path, for each volume of kind hostPath."""
     for where, template in _templates(templates):
         for number, volume in enumerate(template.spec.volumes or ()):
             if "hostPath" in volume.kinds:
@@ -87,7 +87,7 @@ def host_paths(templates: PodTemplates) -> Iterator[tuple[str, str]]:
 
 
 def variables(templates: PodTemplates, name: str) -> Iterator[tuple[str, str]]:
-    """(field, value) of each environment variable `name` of a container of the operator's own."""
+    """Pairs of a field and its value, for each environment variable `name` of the operator's own containers."""
     for where, template in _templates(templates):
         for number, container in enumerate(template.spec.containers or ()):
             for place, each in enumerate((container.env if container.is_own else None) or ()):
@@ -125,7 +125,7 @@ def _of_container(where: str, container: Container) -> Iterator[tuple[str, str]]
 
 
 def _hosts(container: Container) -> Iterator[str]:
-    """Fields by which the kubelet would send requests from its node to an address that the template names."""
+    """Fields that make the kubelet send requests from its node to an address in the template."""
     hooks = container.lifecycle or {}
     handlers = (
         ("livenessProbe", container.liveness_probe),
@@ -162,5 +162,5 @@ def _is_confined(options: Mapping[str, Any]) -> bool:
 
 
 def _is_confined_by(profile: str) -> bool:
-    """Whether the value of an annotation is a profile that restricted pod security accepts."""
+    """True if the value of an annotation is a profile that restricted pod security accepts."""
     return profile in _CONFINED or profile.startswith("localhost/")

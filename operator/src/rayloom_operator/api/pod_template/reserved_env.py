@@ -1,18 +1,18 @@
-"""Names of environment variables that the operator or KubeRay sets in an engine's pods, and a manifest may not.
+"""Names of environment variables that the operator or KubeRay sets in an engine's pods, so that a manifest may not.
 
-Some of them switch off what protects an engine: Ray's token is asked for only while RAY_AUTH_MODE says so, and a shell
-in the head's container runs KUBERAY_GEN_RAY_START_CMD. Others are the operator's own arrangements with the engine.
+Some of them would remove the protection of an engine: Ray requires its token only if RAY_AUTH_MODE is `token`, and a
+shell in the head's container runs the value of KUBERAY_GEN_RAY_START_CMD. By others the operator configures the engine.
 """
 
 from __future__ import annotations
 
 import json
 
-# Names of this kind may come with any version of Ray, KubeRay or the engine.
+# New versions of Ray, KubeRay and the engine may add names with these prefixes.
 RESERVED_PREFIXES = ("KUBERAY_", "RAYLOOM_", "RAY_AUTH_")
-# Names with a reserved prefix that are a user's to set.
+# Names with a reserved prefix that a manifest may set.
 FREE_NAMES = ("RAYLOOM_API_KEYS", "RAYLOOM_CACHE")
-# How a pod finds the head of its Ray, how it proves itself to it, and where that keeps its state.
+# Address of Ray's head, proof of identity to it, and the store of its state.
 _NAMES = (
     "FQ_RAY_IP",
     "RAY_ADDRESS",
@@ -21,8 +21,8 @@ _NAMES = (
     "RAY_PORT",
     "RAY_REDIS_ADDRESS",
 )
-# Every reserved name that Ray, KubeRay or the engine reads today. What comes by `envFrom` has names that nobody knows
-# before; a container that sets these itself is safe from it, because `env` wins over `envFrom`.
+# Every reserved name that Ray, KubeRay or the engine reads today. The keys of a ConfigMap or Secret in `envFrom` cannot
+# be checked here, so the operator's own containers set these names in `env`, which Kubernetes prefers to `envFrom`.
 RESERVED_NAMES = (
     *_NAMES,
     "KUBERAY_GEN_RAY_START_CMD",
@@ -36,10 +36,10 @@ RESERVED_NAMES = (
 )
 RESERVED_IN_WORDS = (
     "the operator sets this variable itself: remove it. Reserved are "
-    f"{', '.join(_NAMES)}, and all that begin with {', '.join(RESERVED_PREFIXES)}, but {' and '.join(FREE_NAMES)} "
-    "are free"
+    f"{', '.join(_NAMES)}, and all names that begin with {', '.join(RESERVED_PREFIXES)}, except "
+    f"{' and '.join(FREE_NAMES)}"
 )
-# The same for the API server, about a name as `self`.
+# The same check as a CEL rule, where `self` is the name.
 RESERVED_RULE = (
     f"self in {json.dumps(FREE_NAMES)} || !(self in {json.dumps(_NAMES)} || "
     f"{' || '.join(f'self.startsWith({json.dumps(prefix)})' for prefix in RESERVED_PREFIXES)})"
@@ -47,5 +47,5 @@ RESERVED_RULE = (
 
 
 def is_reserved(name: str) -> bool:
-    """Whether a manifest may not set the environment variable `name`."""
+    """True if a manifest may not set the environment variable `name`."""
     return name not in FREE_NAMES and (name in _NAMES or name.startswith(RESERVED_PREFIXES))

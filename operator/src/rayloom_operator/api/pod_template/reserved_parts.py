@@ -1,6 +1,7 @@
-"""What an engine's pods have of the operator's: names that a pod template may change in parts, or not use at all.
+"""Names of containers, volumes, folders and labels that the operator or KubeRay puts into an engine's pods.
 
-A test builds pods of every kind and compares them with these lists.
+A pod template may change parts of these containers, and cannot use the other names. A test builds pods of every kind
+and compares them with these lists.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ OWN_FOLDERS = (
     "/tmp",
     "/tmp/ray",
 )
-# Folders into which nothing else may be mounted: they are read-only, and hold what an engine trusts.
+# Folders inside which nothing may be mounted: they are read-only, and an engine trusts the files in them.
 SEALED_FOLDERS = ("/etc/rayloom", "/etc/rayloom-ca", "/etc/rayloom-keys")
 OWN_PREFIXES = ("rayloom.dev/", "ray.io/")
 OWN_LABELS = ("app.kubernetes.io/created-by", "app.kubernetes.io/managed-by", "app.kubernetes.io/name")

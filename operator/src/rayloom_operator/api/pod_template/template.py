@@ -1,7 +1,7 @@
-"""`spec.podTemplate`: what head and worker pods have beyond what the operator gives them, in Kubernetes' own words.
+"""`spec.podTemplate`: additions to the head pod and the worker pods, and changes of them.
 
-Each is a part of a PodTemplateSpec, which is merged over the pod that the operator builds (`objects/pod_merge.py`).
-Fields that are the operator's own are refused by name, here and by the API server.
+Each template is a part of Kubernetes' PodTemplateSpec, merged over the pod that the operator builds
+(`objects/pod_merge.py`). Fields that the operator owns are refused by name, here and by the API server.
 """
 
 from __future__ import annotations
@@ -46,21 +46,21 @@ _INIT_IN_WORDS = (
     "use another name"
 )
 
-# Fields of a pod that a template cannot have: their type in Kubernetes, and what to do instead.
+# Fields of a pod that a template cannot have -> their type in Kubernetes, and the cure.
 _OWNED: dict[str, tuple[str, str]] = {
-    "restartPolicy": ("string", "use spec.recovery for when what is broken is replaced"),
+    "restartPolicy": ("string", "use spec.recovery for when failed pods are replaced"),
     "terminationGracePeriodSeconds": ("integer", "use spec.drainSeconds"),
     "activeDeadlineSeconds": ("integer", "an engine runs until it is replaced; remove it"),
-    "shareProcessNamespace": ("boolean", "Ray finds its processes by it; remove it"),
+    "shareProcessNamespace": ("boolean", "Ray finds its raylet among the processes of the pod; remove it"),
     "hostPID": ("boolean", "the containers of a pod share a process namespace of their own; remove it"),
     "hostname": ("string", "Ray's nodes are found by the names that KubeRay gives them; remove it"),
     "subdomain": ("string", "Ray's nodes are found by the names that KubeRay gives them; remove it"),
-    "nodeName": ("string", "use nodeSelector or affinity, so that lost nodes can be left"),
+    "nodeName": ("string", "use nodeSelector or affinity, so that pods can move off lost nodes"),
     "serviceAccountName": (
         "string",
-        "pods use the account NAME-rayloom, which has no rights; give that one annotations or roles",
+        "pods use the account NAME-rayloom, which has no rights; give that account annotations or roles",
     ),
-    "serviceAccount": ("string", "pods use the account NAME-rayloom; give that one annotations or roles"),
+    "serviceAccount": ("string", "pods use the account NAME-rayloom; give that account annotations or roles"),
     "automountServiceAccountToken": ("boolean", "use a projected volume with a serviceAccountToken"),
     "enableServiceLinks": ("boolean", "variables of other Services could be taken for Ray's; remove it"),
     "priority": ("integer", "use priorityClassName"),
@@ -68,11 +68,11 @@ _OWNED: dict[str, tuple[str, str]] = {
 
 
 def _schema(*own_pairs: tuple[str, str]) -> Any:
-    """Adds to a pod's schema the fields that are refused, so that the API server can say why."""
+    """Adds the refused fields to a pod's schema, each with a rule whose message names the cure."""
 
     def add(schema: dict[str, Any]) -> None:
         schema["properties"] |= {
-            field: {"type": kind, "description": f"Not here: {owned_in_words(field, cure)}."}
+            field: {"type": kind, "description": f"Refused: {owned_in_words(field, cure)}."}
             for field, (kind, cure) in _OWNED.items()
         }
         pairs = (
@@ -95,7 +95,7 @@ def _schema(*own_pairs: tuple[str, str]) -> Any:
 
 
 def _mounts_rule(kind: str) -> str:
-    """The rule that containers of this kind mount volumes of their template alone."""
+    """The rule that containers in the list `kind` mount only volumes of their own template."""
     return (
         f"!has(self.{kind}) || self.{kind}.all(each, !has(each.volumeMounts) || each.volumeMounts.all(mount, "
         "has(self.volumes) && self.volumes.exists(volume, volume.name == mount.name)))"
@@ -103,7 +103,7 @@ def _mounts_rule(kind: str) -> str:
 
 
 def _only(own: tuple[str, ...], pod: str) -> tuple[str, str]:
-    """The rule that a pod has no other containers of the operator's than `own`."""
+    """The rule, and its message, that a template names none of the operator's containers but `own`."""
     others = [name for name in OWN_CONTAINERS if name not in own]
     words = (
         f"containers of {pod} pods cannot have the name {' or '.join(others)}: the operator's own there "
@@ -114,7 +114,7 @@ def _only(own: tuple[str, ...], pod: str) -> tuple[str, str]:
 
 
 class PodSpec(_Part):
-    """Of head pods or worker pods; see the subclasses."""
+    """The `spec` of a pod template. The subclasses are for the head pod and for worker pods."""
 
     own_containers: ClassVar[tuple[str, ...]] = OWN_CONTAINERS
     pod: ClassVar[str] = ""
@@ -123,17 +123,21 @@ class PodSpec(_Part):
         None, pattern=_NAME, max_length=253, description="RuntimeClass of the pods, such as nvidia."
     )
     node_selector: dict[str, str] | None = Field(
-        None, description="Labels that a node must have, beside those of spec.scheduling."
+        None, description="Labels that a node must have, in addition to those of spec.scheduling."
     )
-    affinity: Affinity | None = Field(None, description="Which nodes and neighbours the pods want.")
+    affinity: Affinity | None = Field(None, description="Nodes and other pods that the pods require or prefer.")
     tolerations: tuple[Toleration, ...] | None = Field(
-        None, strict=False, max_length=64, description="Taints that the pods tolerate, beside those of spec.scheduling."
+        None,
+        strict=False,
+        max_length=64,
+        description="Taints that the pods tolerate, in addition to those of spec.scheduling.",
     )
     topology_spread_constraints: tuple[TopologySpread, ...] | None = Field(
         None,
         strict=False,
         max_length=16,
-        description="How the pods are spread. One with topologyKey and whenUnsatisfiable of the operator's changes it.",
+        description="Spread of the pods over nodes. A constraint with topologyKey and whenUnsatisfiable of the "
+        "operator's own changes that one.",
         json_schema_extra={
             "x-kubernetes-list-type": "map",
             "x-kubernetes-list-map-keys": ["topologyKey", "whenUnsatisfiable"],
@@ -148,28 +152,30 @@ class PodSpec(_Part):
         None,
         strict=False,
         max_length=16,
-        description="Secrets with credentials of registries, beside those of spec.engine.",
+        description="Secrets with credentials of registries, in addition to those of spec.engine.",
         json_schema_extra=MAP_BY_NAME,
     )
     host_network: bool | None = Field(
         None,
         description="Whether the pods use their node's network. Must be allowed by the operator's settings; a node "
-        "then runs one such pod.",
+        "can then run only one such pod.",
     )
     host_ipc: bool | None = Field(
         None,
         alias="hostIPC",
-        description="Whether they use their node's IPC. Must be allowed by the operator's settings.",
+        description="Whether the pods use their node's IPC. Must be allowed by the operator's settings.",
     )
-    host_users: bool | None = Field(None, description="false: the pods get a user namespace.")
+    host_users: bool | None = Field(None, description="false: each pod gets a user namespace of its own.")
     dns_policy: Literal["ClusterFirst", "ClusterFirstWithHostNet", "Default", "None"] | None = Field(
         None, description="Default: ClusterFirst, or ClusterFirstWithHostNet with hostNetwork."
     )
-    dns_config: DnsConfig | None = Field(None, description="How names are looked up.")
+    dns_config: DnsConfig | None = Field(None, description="DNS settings of the pods.")
     host_aliases: tuple[HostAlias, ...] | None = Field(
-        None, strict=False, max_length=64, description="Lines of /etc/hosts."
+        None, strict=False, max_length=64, description="Further lines of /etc/hosts."
     )
-    security_context: PodSecurity | None = Field(None, description="What holds for all containers of a pod.")
+    security_context: PodSecurity | None = Field(
+        None, description="Users, groups and profiles for all containers of a pod."
+    )
     resource_claims: tuple[ResourceClaim, ...] | None = Field(
         None,
         strict=False,
@@ -181,7 +187,7 @@ class PodSpec(_Part):
         None,
         strict=False,
         max_length=64,
-        description="Volumes for the pods' containers. Of kind hostPath: must be allowed by the operator's settings.",
+        description="Volumes for the pods' containers. hostPath must be allowed by the operator's settings.",
         json_schema_extra=MAP_BY_NAME,
     )
     init_containers: tuple[Container, ...] | None = Field(
@@ -195,13 +201,13 @@ class PodSpec(_Part):
         None,
         strict=False,
         max_length=16,
-        description="Changes of the operator's containers, found by their names, and further containers.",
+        description="Changes of the operator's containers, by their names, and additional containers.",
         json_schema_extra=MAP_BY_NAME,
     )
 
     @model_validator(mode="before")
     @classmethod
-    def _keeps_to_its_part(cls, given: object) -> object:
+    def _gives_no_owned_field(cls, given: object) -> object:
         if isinstance(given, Mapping) and (found := [field for field in _OWNED if field in given]):
             raise ValueError("; ".join(owned_in_words(field, _OWNED[field][1]) for field in found))
         return given
@@ -227,8 +233,8 @@ class PodSpec(_Part):
     def _parts_fit_together(self) -> PodSpec:
         every = self.every_container
         for kind, names in (("containers", [each.name for each in every]), ("volumes", self.volume_names)):
-            if twice := sorted({name for name in names if names.count(name) > 1}):
-                raise ValueError(f"{', '.join(twice)} is given more than once in {kind}; keep one of each name")
+            if repeated := sorted({name for name in names if names.count(name) > 1}):
+                raise ValueError(f"{', '.join(repeated)} is given more than once in {kind}; keep one of each name")
         if bad := [each.name for each in every if each.is_own and each.name not in self.own_containers]:
             raise ValueError(f"{', '.join(bad)}: {_only(self.own_containers, self.pod)[1]}")
         for container in every:
@@ -242,7 +248,7 @@ class PodSpec(_Part):
         return [each.name for each in self.volumes or ()]
 
     def container(self, name: str) -> Container | None:
-        """What the template says of the pod's container `name`; None where it says nothing."""
+        """The template's entry for the pod's container `name`; None if it has none."""
         return next((each for each in self.containers or () if each.name == name), None)
 
     @property
@@ -266,21 +272,23 @@ class WorkerPodSpec(PodSpec):
 
 class HeadTemplate(_Part):
     metadata: TemplateMetadata = Field(default_factory=TemplateMetadata, description="Labels and annotations.")
-    spec: HeadPodSpec = Field(default_factory=HeadPodSpec, description="Of the pod with Ray's head and the engine.")
+    spec: HeadPodSpec = Field(
+        default_factory=HeadPodSpec, description="Spec of the pod with Ray's head and the engine."
+    )
 
 
 class WorkerTemplate(_Part):
     metadata: TemplateMetadata = Field(default_factory=TemplateMetadata, description="Labels and annotations.")
-    spec: WorkerPodSpec = Field(default_factory=WorkerPodSpec, description="Of the pods with the ranks.")
+    spec: WorkerPodSpec = Field(default_factory=WorkerPodSpec, description="Spec of the pods with the ranks.")
 
 
 class PodTemplates(_Part):
-    """What pods of the service have beyond what the operator gives them."""
+    """Templates for the pods of the service, merged over the pods that the operator builds."""
 
     user: Literal["Operator", "Cluster"] = Field(
         "Operator",
-        description="Whose numbers the pods' user and group are. Operator: 1000. Cluster: the pods name none, and the "
-        "cluster gives them, as OpenShift does.",
+        description="Origin of the pods' user and group. Operator: both are 1000. Cluster: the pods name none, and "
+        "the cluster assigns them, as OpenShift does.",
     )
     head: HeadTemplate = Field(
         default_factory=HeadTemplate, description="The head pod: containers ray-head and engine."
@@ -288,12 +296,14 @@ class PodTemplates(_Part):
     worker: WorkerTemplate = Field(default_factory=WorkerTemplate, description="Worker pods: container ray-worker.")
 
     def problems(self, *, accelerator: str | None, model_path: str | None) -> list[str]:
-        """What does not go together with the rest of the spec: its `accelerator` as a resource, and the path at which
-        containers have the model of a file:// source."""
+        """Messages about conflicts with the rest of the spec; empty if there are none.
+
+        `accelerator` is the resource of spec.accelerator, and `model_path` the path of a file:// source in containers.
+        """
         found = []
         resources = [each.resources for each in self.head.spec.every_container if each.resources is not None]
-        asked = {name for each in resources for name in (*(each.requests or ()), *(each.limits or ()))}
-        if accelerator in asked:
+        head_resources = {name for each in resources for name in (*(each.requests or ()), *(each.limits or ()))}
+        if accelerator in head_resources:
             found.append(f"{accelerator} of podTemplate.head: {HEAD_ACCELERATORS_IN_WORDS}")
         for spec in (self.head.spec, self.worker.spec):
             for container in spec.containers or ():
@@ -307,5 +317,5 @@ class PodTemplates(_Part):
 
 
 def has_template(templates: PodTemplates) -> bool:
-    """Whether anything but empty maps is given."""
+    """True if the templates hold anything but empty maps."""
     return templates != PodTemplates()
