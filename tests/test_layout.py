@@ -170,3 +170,10 @@ def test_the_start_imports_nothing_heavy(module):
     printed = run_python(f"import sys, {module}; print(*sorted({heavy!r} & set(sys.modules)))")
 
     assert printed.split() == []
+
+
+def test_the_front_imports_the_writer_of_metrics_with_the_first_scrape():
+    start = "import sys, rayloom_engine.front.__main__; from rayloom_engine.front.operations.metrics import Metrics"
+    seen = "print('prometheus_client' in sys.modules)"
+
+    assert run_python(f"{start}; {seen}; Metrics('m').text(); {seen}").split() == ["False", "True"]

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from rayloom_engine.core.stats import SchedulerStats
+from rayloom_engine.front.core_link.recoveries import RecoveryRecord
 from rayloom_engine.front.operations.metrics import Metrics
-from rayloom_engine.front.operations.recoveries import Recovery
-from rayloom_engine.protocol.messages import CoreStatus, PhaseStatus, RankStatus
+from rayloom_engine.protocol.messages import CoreStatus, PhaseProgress, RankReport
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -39,8 +39,8 @@ def test_every_metric_has_a_meaning_and_stands_once():
 def busy_engine():
     """Metrics of an engine of which everything that can be observed was."""
     metrics = Metrics("m")
-    rank = RankStatus(rank=0, node="n", host="h", pid=1, phase="idle", heartbeat_age_s=0.1, step=1, memory_bytes=1)
-    phase = PhaseStatus(name="load", seconds=1.0, done=1, total=1, unit="bytes", is_finished=True)
+    rank = RankReport(rank=0, node="n", host="h", pid=1, phase="idle", heartbeat_age_s=0.1, step=1, memory_bytes=1)
+    phase = PhaseProgress(name="load", seconds=1.0, done=1, total=1, unit="bytes", is_finished=True)
     status = CoreStatus(
         state="serving",
         epoch=1,
@@ -54,7 +54,9 @@ def busy_engine():
     metrics.observe_core(status)
     metrics.observe_heartbeats(status, 0.0)
     metrics.success.add(1, finished_reason="stop")
-    metrics.observe_recovery(Recovery(cause="killed", process="rank 0", node="n", at=0.0, started_s=0.0, seconds=1.0))
+    metrics.observe_recovery(
+        RecoveryRecord(cause="killed", process="rank 0", node="n", at=0.0, started_s=0.0, seconds=1.0)
+    )
     return metrics
 
 

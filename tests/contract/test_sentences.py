@@ -1,14 +1,16 @@
 """The engine's sentences that the operator tells apart: a model that is not there, a rank that stands still."""
 
 import httpx2
+import msgspec
 import pytest
 from huggingface_hub import errors
 
 from rayloom_engine.errors import ModelError
 from rayloom_engine.front.operations.lifecycle import stall_of
+from rayloom_engine.front.operations.status_document import NO_CORE
 from rayloom_engine.models.checkpoint.hub import _explained
 from rayloom_engine.models.checkpoint.source import resolve
-from rayloom_engine.protocol.messages import RankStatus
+from rayloom_engine.protocol.messages import RankReport
 from rayloom_operator.api.status import Reason
 from rayloom_operator.observe.pods import HUB_SENTENCES, MISSING_MODEL
 from rayloom_operator.observe.verdict import STALLED
@@ -51,7 +53,9 @@ def test_what_the_hub_says_is_known(error, reason):
 
 
 def test_a_rank_that_stands_still_is_known_as_one():
-    rank = RankStatus(rank=0, node="n", host="h", pid=1, phase="step", heartbeat_age_s=61.0, step=1, memory_bytes=1)
+    rank = RankReport(rank=0, node="n", host="h", pid=1, phase="step", heartbeat_age_s=61.0, step=1, memory_bytes=1)
 
-    assert STALLED.search(stall_of([rank], 1.0, 0.0))
-    assert STALLED.search(stall_of([], 1.0, 0.0, core_age_s=61.0))
+    serving = msgspec.structs.replace(NO_CORE, state="serving", last_token_age_s=1.0)
+
+    assert STALLED.search(stall_of(msgspec.structs.replace(serving, ranks=(rank,)), 0.0))
+    assert STALLED.search(stall_of(msgspec.structs.replace(serving, heartbeat_age_s=61.0), 0.0))

@@ -35,7 +35,7 @@ def four_layers(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="session")
 def one_rank(four_layers: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    """One rank with that model as "m", in float32: what it says is what others are to say."""
+    """One rank with that model as "m", in float32: the tokens that all other settings must give."""
     arguments = ("--dtype", "float32", "--device", "cpu", "--served-model-name", "m", "--num-kv-blocks", "256")
     with running_server(tmp_path_factory.mktemp("one-rank"), "--model", four_layers, *arguments) as running:
         yield running

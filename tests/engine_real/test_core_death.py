@@ -50,7 +50,7 @@ def test_a_fault_of_the_core_costs_a_pause_and_no_request(
     measured(f"core {fault}: tokens flow again after {seen.seconds:.2f} s; 0 of {seen.num_requests} requests failed")
 
 
-def test_n_choices_go_on_after_the_core_died(server: RunningServer) -> None:
+def test_n_choices_continue_after_the_core_died(server: RunningServer) -> None:
     # Long enough that a status, which comes once a second, is sent while it runs, also on a fast machine.
     body = {**completion_body(1), "n": 3, "max_tokens": 100}
     request = body

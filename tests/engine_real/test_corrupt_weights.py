@@ -1,4 +1,4 @@
-"""A checkpoint that holds a NaN: no token is made up from it, and an engine that is damaged for everybody ends."""
+"""A checkpoint that holds a NaN: no token is sampled from it, and an engine that is damaged for every request ends."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_a_request_with_a_damaged_token_fails_and_others_do_not(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("executor", ["uni", "mp"])
-def test_an_engine_whose_every_token_is_damaged_gives_up_and_says_why(tmp_path: Path, executor: str) -> None:
+def test_an_engine_whose_every_token_is_damaged_fails_with_the_cause(tmp_path: Path, executor: str) -> None:
     model = with_nan(tmp_path / "model", "model.layers.1.post_attention_layernorm.weight", 0)
     arguments = ["--model", model, "--dtype", "float32", "--restart-budget", "1", "--port", "0", "--admin-port", "0"]
     if executor == "mp":

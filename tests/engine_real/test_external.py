@@ -25,11 +25,11 @@ STAGES = ("--executor", "external", "--pipeline-parallel-size", "2")
 
 @pytest.fixture(scope="module")
 def expected(one_rank: RunningServer) -> list[Said]:
-    """What one rank says."""
+    """The tokens of one rank."""
     return undisturbed(one_rank)
 
 
-def test_torchruns_ranks_say_what_one_says_and_a_killed_one_ends_the_job(
+def test_torchruns_ranks_give_the_tokens_of_one_rank_and_a_killed_one_ends_the_job(
     four_layers: str, expected: list[Said], tmp_path: Path
 ) -> None:
     shape = ("--tensor-parallel-size", "2", "--pipeline-parallel-size", "2")

@@ -70,7 +70,7 @@ def connect(server: RunningServer) -> socket.socket:
 
 
 def pour(server: RunningServer, head: bytes, part: bytes, num_bytes: int) -> bytes:
-    """Sends `head` and then `part` again and again, until the server ends it. Returns what the server said."""
+    """Sends `head` and then `part` again and again, until the server ends it. Returns the server's answer."""
     with connect(server) as connection:
         with contextlib.suppress(OSError):
             connection.sendall(head)

@@ -1,4 +1,4 @@
-"""The Ray that a server starts for itself is its own: nobody else of the machine can read its token or reach it."""
+"""The Ray that a server starts for itself: no other user of the machine can read its token or reach it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from rayloom_engine.launcher.local_ray import use_private_ray
-from rayloom_engine.supervisor.supervisor import _make_run_dir
+from rayloom_engine.supervisor.sockets import make_run_dir
 from rt_server import running_server
 
 ARGUMENTS = ("--executor", "ray", "--device", "cpu", "--num-kv-blocks", "64", "--threads", "1")
@@ -53,7 +53,7 @@ def test_nobody_else_can_read_its_token_or_reach_it(
         token = run_dir / "ray_token"
         assert oct(token.stat().st_mode)[-3:] == "600"
         assert len(token.read_text()) == 64
-        # Ray lets everybody write to its session's folders, so these are within the run folder.
+        # Ray makes its session's folders writable for all users, so they are within the run folder.
         assert (run_dir / "ray" / "session_latest" / "sockets" / "raylet").exists()
     assert not run_dir.exists()
 
@@ -74,7 +74,7 @@ def test_sockets_have_short_paths(name: str, is_kept: bool, monkeypatch: pytest.
         parent = Path(root) / name
         parent.mkdir()
         monkeypatch.setattr(tempfile, "tempdir", str(parent))
-        run_dir = _make_run_dir()
+        run_dir = make_run_dir()
         try:
             assert (run_dir.parent == parent) is is_kept
             session = run_dir / "ray" / "session_2026-11-24_08-05-50_796193_1234567"

@@ -29,7 +29,7 @@ def test_chat(client: openai.OpenAI) -> None:
     assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (42, 8)
 
 
-def test_chat_stream_says_the_same_in_pieces(client: openai.OpenAI) -> None:
+def test_a_chat_stream_has_the_text_of_the_whole_answer(client: openai.OpenAI) -> None:
     stream = client.chat.completions.create(
         model=MODEL, messages=QUESTION, temperature=0, stream=True, stream_options={"include_usage": True}
     )

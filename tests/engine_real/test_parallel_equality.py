@@ -1,4 +1,4 @@
-"""Any number of ranks says what one rank says, token for token, through the real server and every executor.
+"""Any number of ranks gives the tokens of one rank, through the real server and every executor.
 
 A covering set: each executor with each layout, and each architecture with each executor. Four actors of one stage,
 actors in a row (test_rank_death.py has them under load) and four ranks of a job (test_external.py) are left to
@@ -68,7 +68,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def expected(models: dict[str, str]) -> dict[str, list[list[int]]]:
-    """What one rank says, in this process."""
+    """The tokens of one rank, in this process."""
     found = {}
     for name, model in models.items():
         with LLM(model, dtype="float32", device="cpu", num_kv_blocks=64, max_model_len=128, threads=1) as llm:
@@ -78,7 +78,7 @@ def expected(models: dict[str, str]) -> dict[str, list[list[int]]]:
 
 
 @pytest.mark.parametrize("executor, model, tensor, pipeline", CASES)
-def test_ranks_say_what_one_rank_says(
+def test_ranks_give_the_tokens_of_one_rank(
     executor: str,
     model: str,
     tensor: int,

@@ -1,4 +1,4 @@
-"""A request that kills whatever computes it fails alone, with its reason; nobody else loses a token.
+"""A request that crashes every process that computes it fails alone, with its reason; no other loses a token.
 
 The poison is a plug-in made here: it has the runner that chooses the tokens end its process when a prompt holds a
 certain one.

@@ -39,7 +39,7 @@ def served(request: pytest.FixtureRequest, four_layers: str) -> Served:
 def expected(
     served: Served, one_rank: RunningServer, four_layers: str, tmp_path_factory: pytest.TempPathFactory
 ) -> list[Said]:
-    """What one rank says, undisturbed."""
+    """The tokens of one rank, undisturbed."""
     if served.model == four_layers:
         return undisturbed(one_rank, served.num_tokens)
     with running_server(tmp_path_factory.mktemp("one"), "--model", served.model, *ARGUMENTS) as server:
@@ -57,7 +57,7 @@ def server(served: Served, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     assert "Traceback" not in text, text[-4000:]
 
 
-def test_two_stages_say_what_one_rank_says(server: RunningServer, served: Served, expected: list[Said]) -> None:
+def test_two_stages_give_the_tokens_of_one_rank(server: RunningServer, served: Served, expected: list[Said]) -> None:
     status = server.status()
     assert [rank["rank"] for rank in status["ranks"]] == [0, 1]
     assert len({rank["pid"] for rank in status["ranks"]} | {server.children()["core"].pid}) == 3

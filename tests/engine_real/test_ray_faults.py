@@ -75,7 +75,7 @@ def ray_nodes() -> Iterator[RayOnThisMachine]:
 
 @pytest.fixture(scope="module")
 def expected(one_rank: RunningServer) -> list[Said]:
-    """What one rank says, undisturbed."""
+    """The tokens of one rank, undisturbed."""
     return undisturbed(one_rank, NUM_TOKENS)
 
 
@@ -155,7 +155,7 @@ def test_a_ray_that_is_killed_and_started_again_costs_a_pause(
     assert {pid for _, pid in before.values()}.isdisjoint(pid for _, pid in after.values())
 
 
-def test_an_engine_whose_node_does_not_come_back_in_time_gives_up_and_says_so(
+def test_an_engine_whose_node_does_not_return_in_time_fails_with_the_cause(
     ray_nodes: RayOnThisMachine, four_layers: str, tmp_path: Path
 ) -> None:
     node = ray_nodes.add_node(num_cpus=0, resources={"slot": 1})

@@ -60,7 +60,7 @@ def test_stages_whose_nodes_were_lost_are_not_beside_one_another(
     assert [ranks._num_ranks_beside(rank) for rank in range(4)] == [2, 1, 1, 2]
 
 
-def test_a_stage_that_no_node_has_room_for_is_refused_with_what_the_nodes_have(address: str, tmp_path: Path) -> None:
+def test_a_stage_without_room_is_refused_with_the_resources_of_the_nodes(address: str, tmp_path: Path) -> None:
     ranks = RayRanks(_config(address, tensor_parallel_size=3, placement_seconds=1.0), tmp_path, "token", 1)
     try:
         with pytest.raises(ConfigError) as refusal:
@@ -86,7 +86,7 @@ def test_a_ray_that_is_not_there_is_the_configs_fault_until_there_was_room(
     assert time.monotonic() - started > (1.0 if had_room else 0.2), "it waited for Ray to come"
 
 
-def test_a_ray_that_answers_and_refuses_is_told_from_one_that_is_not_there(
+def test_a_ray_that_refuses_and_a_missing_ray_have_different_messages(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(**_: object) -> None:
@@ -101,7 +101,7 @@ def test_a_ray_that_answers_and_refuses_is_told_from_one_that_is_not_there(
             RayRanks(config, tmp_path, "token", 1).prepare(no_progress)
 
 
-def test_serve_names_what_is_missing_within_seconds(address: str, measured: Callable[[str], None]) -> None:
+def test_serve_names_the_missing_resources_within_seconds(address: str, measured: Callable[[str], None]) -> None:
     command = [sys.executable, "-m", "rayloom_engine", "serve", "--port", "0", "--admin-port", "0", "--device", "cpu"]
     started = time.monotonic()
     done = subprocess.run(

@@ -16,7 +16,7 @@ import pytest
 from rt_server import RunningServer, Stream, running_server, wait_until
 from rt_tiny import tiny_checkpoint, tiny_tokenizer
 
-# What a process takes to end depends on what else the machine does; these only bound how long a failure takes.
+# The time that a process takes to end depends on the machine's load; these limits only bound a failure.
 ENDS_S = 60.0
 BODY = {"model": "tiny", "prompt": "abc", "max_tokens": 100, "ignore_eos": True, "seed": 1}
 

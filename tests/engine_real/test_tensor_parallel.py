@@ -20,7 +20,7 @@ LAYOUTS = {
 
 @pytest.fixture(scope="module")
 def expected(one_rank: RunningServer) -> list[Said]:
-    """What one rank says, undisturbed."""
+    """The tokens of one rank, undisturbed."""
     return undisturbed(one_rank, NUM_TOKENS)
 
 
@@ -36,7 +36,7 @@ def server(
     assert "Traceback" not in text, text[-4000:]
 
 
-def test_four_ranks_say_what_one_says(server: RunningServer, expected: list[Said]) -> None:
+def test_four_ranks_give_the_tokens_of_one(server: RunningServer, expected: list[Said]) -> None:
     assert len({rank["pid"] for rank in server.status()["ranks"]}) == 4
     assert undisturbed(server, NUM_TOKENS) == expected
 

@@ -1,4 +1,4 @@
-"""What a core leaves to the next one: who was in the step that it died in, and who is suspected."""
+"""The files of one core for the next: sequences of the step that it died in, and suspects."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def test_the_next_core_books_the_death_of_a_step_once(tmp_path: Path) -> None:
     assert BlackBox(tmp_path).suspicion.deaths == [{"a": (2, 3), "b": (3, 4)}]
 
 
-def test_a_death_between_steps_is_held_against_nobody(tmp_path: Path) -> None:
+def test_a_death_between_steps_is_held_against_no_sequence(tmp_path: Path) -> None:
     box = BlackBox(tmp_path)
     box.note({"a-long-name": (2, 3)})
     box.note({})
@@ -24,7 +24,7 @@ def test_a_death_between_steps_is_held_against_nobody(tmp_path: Path) -> None:
     assert BlackBox(tmp_path).suspicion.deaths == []
 
 
-def test_suspects_outlive_the_core_and_a_death_in_a_trial_says_so(tmp_path: Path) -> None:
+def test_suspects_outlive_the_core_and_a_death_in_a_trial_is_narrower(tmp_path: Path) -> None:
     for _ in range(2):
         BlackBox(tmp_path).note({"a": (2, 3), "b": (3, 4)})
     box = BlackBox(tmp_path)
@@ -34,7 +34,7 @@ def test_suspects_outlive_the_core_and_a_death_in_a_trial_says_so(tmp_path: Path
     assert set(BlackBox(tmp_path).suspicion.suspects) == {"a"}
 
 
-def test_a_mark_says_while_suspects_are_computed_that_a_death_narrows_them_down(tmp_path: Path) -> None:
+def test_a_mark_exists_while_suspects_are_computed(tmp_path: Path) -> None:
     for _ in range(2):
         BlackBox(tmp_path).note({"a": (2, 3), "b": (3, 4)})
         assert not trial_mark(tmp_path).exists(), "nobody is suspect yet"
@@ -48,7 +48,7 @@ def test_a_mark_says_while_suspects_are_computed_that_a_death_narrows_them_down(
     assert not trial_mark(tmp_path).exists(), "a core that dies before it computes is no trial"
 
 
-def test_suspects_that_are_gone_make_no_trial_of_what_others_compute(tmp_path: Path) -> None:
+def test_absent_suspects_make_no_trial_of_other_sequences(tmp_path: Path) -> None:
     for _ in range(2):
         BlackBox(tmp_path).note({"a": (2, 3)})
     box = BlackBox(tmp_path)
@@ -57,7 +57,7 @@ def test_suspects_that_are_gone_make_no_trial_of_what_others_compute(tmp_path: P
     assert not box.is_trial
 
 
-def test_a_core_that_was_killed_for_its_silence_condemns_nobody(tmp_path: Path) -> None:
+def test_a_core_that_was_killed_without_a_sign_of_life_condemns_no_sequence(tmp_path: Path) -> None:
     for _ in range(5):
         BlackBox(tmp_path).note({"a": (2, 3)})
         silence_mark(tmp_path).touch()

@@ -28,7 +28,7 @@ def message(number: int, num_bytes: int = 10) -> Failed:
 
 
 def _echo(port: int) -> None:
-    """A rank's process: says what it hears; at Fence(n) it says n + 1 messages and then nothing, as a stopped one."""
+    """A rank's process that echoes messages; at Fence(n) it sends n + 1 messages and then nothing, as a stopped one."""
     steps, _ = dial(f"127.0.0.1:{port}", TOKEN, Greeting(role="steps", proof=""))
     while True:
         heard = steps.receive()
@@ -91,7 +91,7 @@ def test_messages_of_every_size_arrive_whole_and_in_order(peer: Peer) -> None:
     sender.join(5.0)
 
 
-def test_what_was_said_before_the_end_is_heard_before_it(peer: Peer) -> None:
+def test_messages_sent_before_the_end_are_received_before_it(peer: Peer) -> None:
     peer.channel.send(Fence(5, None))
     assert peer.channel.receive(10.0) == message(0)
     wait_until(lambda: _state(peer.process.pid) == "T", 5.0, lambda: "it runs on")
@@ -118,7 +118,7 @@ def test_a_stopped_peer_stops_no_sender_for_longer_than_the_limit(peer: Peer) ->
     assert time.monotonic() - began < 20.0
 
 
-def test_silence_is_told_from_the_end(peer: Peer) -> None:
+def test_a_time_out_is_not_the_end_of_the_peer(peer: Peer) -> None:
     with pytest.raises(TimeoutError):
         peer.channel.receive(0.05)
     peer.channel.send(message(1))
@@ -195,7 +195,7 @@ def _pair() -> tuple[Channel, Channel]:
 
 
 def _open_files() -> set[str]:
-    """What this process's descriptors lead to. Memory files have random names, pipes and sockets numbers."""
+    """The targets of this process's descriptors. Memory files have random names, pipes and sockets numbers."""
     found = set()
     for fd in os.listdir("/proc/self/fd"):
         with contextlib.suppress(FileNotFoundError):  # the descriptor of this listing, for one

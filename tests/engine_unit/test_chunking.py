@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rayloom_engine.core.chunking import FULL_BUDGET_CONTEXT, LEAST_CHUNK, chunk_size, largest_chunk
-from rayloom_engine.core.draft import Draft
+from rayloom_engine.core.planning.chunking import FULL_BUDGET_CONTEXT, LEAST_CHUNK, chunk_size, largest_chunk
+from rayloom_engine.core.planning.draft import Draft
 from rayloom_engine.core.step import SampledToken, StepResult
 from rt_scheduler import make_scheduler, make_sequence
 
@@ -39,7 +39,7 @@ def test_a_chunk_shrinks_as_its_context_grows(start: int, num_tokens: int, chunk
     assert chunk_size(start, num_tokens, _draft(budget=512), 512) == chunk
 
 
-def test_a_second_long_context_gets_what_the_first_leaves_and_a_short_one_is_not_touched() -> None:
+def test_a_second_long_context_gets_the_rest_of_the_first_and_a_short_one_its_whole_share() -> None:
     first = _draft((50_000, 167), budget=345)
     assert chunk_size(50_000, 100_000, first, 512) == 0
     assert chunk_size(50_000, 50_001, first, 512) == 1, "a decode"
@@ -74,7 +74,7 @@ def test_a_long_prompt_is_computed_in_steps_of_bounded_attention_and_a_short_one
         costs.append(sum(step.num_tokens * (step.start + step.num_tokens) for step in plan.slots))
         sampled = tuple(SampledToken(step.slot, 1) for step in plan.slots if step.samples)
         done = scheduler.update(StepResult(step_id=plan.step_id, epoch=plan.epoch, sampled=sampled))
-        if any(output.request_id == "short" for output in done):
+        if any(output.sequence_id == "short" for output in done):
             assert len(costs) == 66, "the step after it came"
         scheduler.check_integrity()
     assert max(costs) <= budget * FULL_BUDGET_CONTEXT + 3 * 3

@@ -44,14 +44,14 @@ def test_without_a_command_there_is_help(capsys: pytest.CaptureFixture[str]) -> 
     assert said.err == ""
 
 
-def test_the_version_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         run(["--version"])
     assert capsys.readouterr().out == f"rayloom-engine {__version__}\n"
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_help_says_defaults_in_words(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_has_defaults_in_words(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     text = " ".join(help_of(command, capsys).split())
     assert "None" not in text and "[" not in text.replace("[MODEL] [flags]", "").replace("[ORIGINS ...]", "")
     assert text.startswith(f"usage: rayloom-engine {command} [MODEL] [flags]")
@@ -119,7 +119,7 @@ def test_a_model_wins_over_the_document(tmp_path) -> None:
         (["a", "b"], "nothing takes b; a value follows its flag, and the model comes once"),
     ],
 )
-def test_a_command_line_that_cannot_be_used_says_what_to_do(
+def test_the_error_of_an_unusable_command_line_has_the_cure(
     arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     error = refusal(["serve", *arguments], capsys)

@@ -52,12 +52,12 @@ def test_the_api_name_is_the_last_part_of_the_model(model: str, name: str) -> No
         ({"ray_placement_strategy": "spread"}, "'STRICT_SPREAD' or 'STRICT_PACK', given 'spread'"),
     ],
 )
-def test_a_mistake_is_named_with_what_was_given(document: object, sentence: str) -> None:
+def test_a_mistake_is_named_with_the_given_value(document: object, sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence):
         parse_config(document)
 
 
-def test_a_file_that_cannot_be_used_says_why(tmp_path: Path) -> None:
+def test_the_error_of_an_unusable_file_has_the_cause(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot read the config file"):
         load_config(tmp_path / "none.json")
     (tmp_path / "broken.json").write_text("{")
@@ -90,7 +90,7 @@ def test_every_field_is_a_flag_and_flags_win_over_the_document(tmp_path: Path) -
         assert f"--{name.replace('_', '-')}" in parser.format_help()
 
 
-def test_a_flag_that_is_no_json_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_flag_that_is_no_json_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         _flags("--ray-runtime-env", "{env}")
     assert "argument --ray-runtime-env: '{env}' is not JSON" in capsys.readouterr().err

@@ -10,7 +10,7 @@ from pathlib import Path
 from rayloom_engine.core.decoding import DecodingParams
 from rayloom_engine.core_server.sockets import CoreIo, Inbox
 from rayloom_engine.core_server.state import CoreState
-from rayloom_engine.front.core_link.core_client import ClientSequence, CoreClient
+from rayloom_engine.front.core_link.core_client import ClientSequence, CoreAddress, CoreClient
 from rayloom_engine.front.core_link.request_mailbox import Mailbox
 from rt_server import wait_until
 
@@ -45,9 +45,7 @@ def test_what_is_submitted_and_aborted_as_the_connection_comes_reaches_the_core_
         task.cancel()
 
     client = CoreClient(
-        address,
-        "secret",
-        "f",
+        CoreAddress(address, "secret"),
         on_status=lambda status: None,
         on_change=connected,
         on_recovery=lambda recovery: None,

@@ -1,4 +1,4 @@
-"""The core's side of the protocol: who is let in, what arrives, and that a front that leaves is noticed."""
+"""The core's side of the protocol: accepted and refused fronts, their messages, and the end of their connections."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from rayloom_engine.core.decoding import DecodingParams
 from rayloom_engine.core.step import TokenLogprobs
 from rayloom_engine.core_server.sockets import CoreIo, Disconnected, Inbox, _Front
 from rayloom_engine.core_server.state import CoreState
-from rayloom_engine.front.core_link.core_client import ClientSequence, CoreClient
+from rayloom_engine.front.core_link.core_client import ClientSequence, CoreAddress, CoreClient
 from rayloom_engine.front.core_link.request_mailbox import Mailbox
 from rayloom_engine.protocol.framing import core_decoder, frame, read_frame
-from rayloom_engine.protocol.messages import Abort, CoreStatus, Hello, Output, Outputs, Submit, Welcome
+from rayloom_engine.protocol.messages import Abort, CoreStatus, Hello, Outputs, SequenceOutput, Submit, Welcome
 from rt_server import wait_until
 
 TOKEN = "secret"
@@ -78,7 +78,7 @@ def test_what_is_no_message_closes_only_that_connection(address: str, io: CoreIo
     asyncio.run(babble())
 
 
-def test_a_front_is_welcomed_heard_answered_and_missed(address: str, io: CoreIo, inbox: Inbox) -> None:
+def test_a_front_connects_submits_gets_outputs_and_disconnects(address: str, io: CoreIo, inbox: Inbox) -> None:
     submit = Submit(sequence_id="s", prompt_ids=(1, 2), params=DecodingParams(max_tokens=3), priority=2)
 
     async def talk() -> list[object]:
@@ -87,7 +87,7 @@ def test_a_front_is_welcomed_heard_answered_and_missed(address: str, io: CoreIo,
         writer.write(frame(submit) + frame(Abort("s")))
         await writer.drain()
         await asyncio.to_thread(wait_until, lambda: len(inbox.items) == 2, 5.0, lambda: str(inbox.items))
-        io.send(inbox.items[0][0], Outputs((Output(sequence_id="s", token_ids=(9,)),)))
+        io.send(inbox.items[0][0], Outputs((SequenceOutput(sequence_id="s", token_ids=(9,)),)))
         while not isinstance(got[-1], Outputs):
             got.append(core_decoder.decode(await read_frame(reader)))
         writer.close()
@@ -98,13 +98,13 @@ def test_a_front_is_welcomed_heard_answered_and_missed(address: str, io: CoreIo,
     assert welcome.epoch == 7
     assert isinstance(status, CoreStatus)
     assert status.state == "starting"
-    assert outputs == Outputs((Output(sequence_id="s", token_ids=(9,)),))
+    assert outputs == Outputs((SequenceOutput(sequence_id="s", token_ids=(9,)),))
     wait_until(lambda: len(inbox.items) == 3, 5.0, lambda: str(inbox.items))
     (first, got_submit), (second, got_abort), (third, gone) = inbox.take()
     assert first == second == third
     assert (got_submit, got_abort) == (submit, Abort("s"))
     assert isinstance(gone, Disconnected)
-    io.send(first, Outputs(()))  # nobody is there any more, and nothing breaks
+    io.send(first, Outputs(()))  # the front is gone, and nothing breaks
 
 
 def test_a_stranger_cannot_make_the_core_take_much(address: str, io: CoreIo) -> None:
@@ -125,7 +125,7 @@ def test_a_front_that_takes_nothing_is_closed(address: str, inbox: Inbox) -> Non
     async def connect() -> None:
         reader, writer = await _greet(address, Hello(token=TOKEN, front_id="f"))
         await read_frame(reader)
-        io.send(1, Outputs((Output(sequence_id="s" * 4 * 1024 * 1024, token_ids=(9,)),)))
+        io.send(1, Outputs((SequenceOutput(sequence_id="s" * 4 * 1024 * 1024, token_ids=(9,)),)))
         await asyncio.to_thread(wait_until, lambda: bool(inbox.items), 30.0, lambda: "the front is still there")
         writer.close()
 
@@ -206,14 +206,16 @@ def test_a_front_with_too_much_unsent_data_is_closed(monkeypatch: pytest.MonkeyP
 def test_a_quarter_of_a_million_positions_of_prompt_logprobs_arrive(address: str, io: CoreIo, inbox: Inbox) -> None:
     num_positions = 262_144
     entry = TokenLogprobs(123_456, -3.3, 17, tuple((100_000 + index, -1.25 * index) for index in range(20)))
-    assert num_positions * len(frame(Outputs((Output(sequence_id="s", prompt_logprobs=(entry,)),)))) > 90_000_000
-    output = Output(sequence_id="s", token_ids=(9,), prompt_logprobs=(entry,) * num_positions, finish_reason="stop")
+    assert (
+        num_positions * len(frame(Outputs((SequenceOutput(sequence_id="s", prompt_logprobs=(entry,)),)))) > 90_000_000
+    )
+    output = SequenceOutput(
+        sequence_id="s", token_ids=(9,), prompt_logprobs=(entry,) * num_positions, finish_reason="stop"
+    )
 
-    async def ask() -> list[tuple[int, Output]]:
+    async def ask() -> list[tuple[int, SequenceOutput]]:
         client = CoreClient(
-            address,
-            TOKEN,
-            "f",
+            CoreAddress(address, TOKEN),
             on_status=lambda status: None,
             on_change=lambda: None,
             on_recovery=lambda recovery: None,

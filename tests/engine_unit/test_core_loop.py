@@ -1,4 +1,4 @@
-"""What the core's loop makes of front messages, with a rank that has no model."""
+"""The core's loop with messages of fronts and a rank without a model."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from rayloom_engine.core_server.black_box import BlackBox
 from rayloom_engine.core_server.loop import Core
 from rayloom_engine.core_server.sockets import Disconnected
 from rayloom_engine.core_server.state import CoreState
-from rayloom_engine.protocol.messages import Abort, ModelStatus, Submit
+from rayloom_engine.protocol.messages import Abort, ServedModel, Submit
 from rt_scheduler import VOCAB, SimulatedRank, make_scheduler
 
-MODEL = ModelStatus(
+MODEL = ServedModel(
     path="",
     architecture="",
     num_parameters=1,

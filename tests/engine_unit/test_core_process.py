@@ -1,4 +1,4 @@
-"""The core's process with ranks that have no model: what it says of a loss, whom it blames, and when it gives up."""
+"""The core's process with ranks without a model: the report of a loss, the blame for it, and the limits of recovery."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class CoreUnderTest:
         return FakeRank(self._port, rank, incarnation=incarnation, answer=answer, num_oom_kills=num_oom_kills)
 
 
-def test_a_loss_is_told_with_rank_node_and_phases_until_a_step_has_passed_every_rank(tmp_path: Path) -> None:
+def test_the_status_of_a_loss_has_rank_node_and_phases_until_a_step_has_passed_every_rank(tmp_path: Path) -> None:
     core = CoreUnderTest(tmp_path)
     may_compute = threading.Event()
     core.before_run = lambda: may_compute.wait(60.0) and None
@@ -131,7 +131,7 @@ def test_ranks_that_die_of_anything_end_the_engine_and_no_request_is_blamed(tmp_
     assert core.suspicion.condemned == []
 
 
-def test_an_engine_whose_ranks_are_killed_for_want_of_memory_says_so(tmp_path: Path) -> None:
+def test_the_failure_of_an_engine_names_kills_for_want_of_memory(tmp_path: Path) -> None:
     core = CoreUnderTest(tmp_path, restart_budget=2)
     core.has_memory, core.is_deadly = False, lambda plan: True
     core.submit("innocent", 1, 2)

@@ -10,7 +10,8 @@ import torch
 
 from rayloom_engine.core.decoding import DecodingParams
 from rayloom_engine.core.engine import Engine
-from rayloom_engine.core.sequence import CORRUPT, SequenceOutput
+from rayloom_engine.core.output import SequenceOutput
+from rayloom_engine.core.sequence import CORRUPT
 from rayloom_engine.core.step import PromptLogprobs, SampledToken, StepPlan, StepResult, TokenLogprobs
 from rayloom_engine.errors import CorruptRank
 from rayloom_engine.worker.sampler import Sampler
@@ -53,13 +54,13 @@ class CorruptRankOf(SimulatedRank):
 
 
 @pytest.mark.parametrize("depth", [1, 2])
-def test_a_corrupt_sequence_ends_and_gives_everything_back_and_others_go_on(depth: int) -> None:
+def test_a_corrupt_sequence_ends_and_releases_everything_while_others_continue(depth: int) -> None:
     scheduler = make_scheduler(depth=depth)
     scheduler.add(make_sequence("bad", range(1, 9), max_tokens=8))
     scheduler.add(make_sequence("good", (40, 41), max_tokens=8))
     outputs = run_to_end(scheduler, CorruptRankOf(slot=0, at_tokens=10))
     assert [output for output in outputs if output.finish_reason == CORRUPT] == [
-        SequenceOutput(request_id="bad", finish_reason=CORRUPT)
+        SequenceOutput(sequence_id="bad", finish_reason=CORRUPT)
     ]
     assert ids_of(outputs, "bad") == expected_ids(range(1, 9), 3), "what came before was right"
     assert ids_of(outputs, "good") == expected_ids((40, 41), 8)
@@ -135,7 +136,7 @@ def test_a_sequence_that_is_corrupt_gets_no_token_of_the_same_result() -> None:
     scheduler.add(make_sequence("a", range(4), params=params))
     plan = scheduler.schedule()
     result = StepResult(step_id=plan.step_id, epoch=0, sampled=(SampledToken(0, 7),), corrupt_slots=(0,))
-    assert scheduler.update(result) == [SequenceOutput(request_id="a", finish_reason=CORRUPT)]
+    assert scheduler.update(result) == [SequenceOutput(sequence_id="a", finish_reason=CORRUPT)]
 
 
 def test_logprobs_of_a_prompt_have_no_gap() -> None:
@@ -160,7 +161,7 @@ def run_all(engine: Engine, prompts: dict[str, list[int]], **params: int) -> dic
         engine.add(make_sequence(name, prompt, params=decoding))
     while engine.has_unfinished:
         for output in engine.step():
-            outputs[output.request_id].append(output)
+            outputs[output.sequence_id].append(output)
     return outputs
 
 
@@ -177,7 +178,7 @@ def test_a_nan_weight_of_one_token_fails_only_requests_with_that_token(folder: P
     engine = make_engine(StagesInARow(ranks, epoch=2), epoch=2)
     outputs = run_all(engine, prompts, **params)
     assert ids(outputs["good"]) == ids(expected["good"])
-    assert outputs["bad"][-1] == SequenceOutput(request_id="bad", finish_reason=CORRUPT)
+    assert outputs["bad"][-1] == SequenceOutput(sequence_id="bad", finish_reason=CORRUPT)
     assert engine.scheduler.counters.num_corrupt == 1
     engine.add_probe()
     assert engine.step() == [], "the probe holds no such token, so the rank lives"
@@ -201,7 +202,7 @@ def test_the_stage_whose_weights_are_not_finite_ends_by_the_probe(folder: Path, 
 
 
 @pytest.mark.parametrize("order", [["bad", "good"], ["good", "bad"]], ids=str)
-def test_a_nan_does_not_spread_to_who_shares_a_step_or_gets_the_blocks_next(folder: Path, order: list[str]) -> None:
+def test_a_nan_spreads_neither_in_its_step_nor_to_later_owners_of_its_blocks(folder: Path, order: list[str]) -> None:
     # 6 blocks of 16: the bad one takes two or three of them, and later sequences get these, partly filled.
     prompts = {"bad": [BAD_TOKEN, *range(20, 53)], "good": [3, 4, 5]}
     later = {f"later {number}": [30 + number, 31, 32, 33, 34] for number in range(4)}
@@ -244,4 +245,4 @@ def test_a_prompt_row_that_is_not_finite_fails_a_request_whose_last_row_is(
     prompt = {"bad": list(range(20, 30))}
     assert ids(run_all(make_engine(StagesInARow(ranks)), prompt)["bad"]), "the last row is finite"
     outputs = run_all(make_engine(StagesInARow(ranks, epoch=2), epoch=2), prompt, prompt_logprobs=1)
-    assert outputs["bad"] == [SequenceOutput(request_id="bad", finish_reason=CORRUPT)]
+    assert outputs["bad"] == [SequenceOutput(sequence_id="bad", finish_reason=CORRUPT)]

@@ -23,7 +23,7 @@ def _doctor(capsys: pytest.CaptureFixture[str], *flags: str) -> tuple[int, str]:
         (("--executor", "ray"), "ray (set), tensor 1 x pipeline 1 = 1 ranks"),
     ],
 )
-def test_it_says_which_executor_and_why(
+def test_it_prints_the_executor_and_the_reason(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, flags: tuple[str, ...], executor: str
 ) -> None:
     monkeypatch.delenv("RAY_ADDRESS", raising=False)

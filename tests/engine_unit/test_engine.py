@@ -13,7 +13,7 @@ from rt_scheduler import SimulatedRank, expected_ids, ids_of, make_scheduler, ma
 
 
 class FlakyRank(SimulatedRank):
-    """Raises once, in the middle of a plan, and must be told to forget."""
+    """Raises once, in the middle of a plan, and must get forget_all before the next one."""
 
     def __init__(self, fail_at: int) -> None:
         super().__init__()
@@ -30,7 +30,7 @@ class FlakyRank(SimulatedRank):
 
 @pytest.mark.parametrize("depth", [1, 2, 3])
 @pytest.mark.parametrize("fail_at", [1, 2, 3, 5])
-def test_after_an_interrupted_step_sequences_go_on_or_can_be_aborted(fail_at: int, depth: int) -> None:
+def test_after_an_interrupted_step_sequences_continue_or_can_be_aborted(fail_at: int, depth: int) -> None:
     engine = Engine(make_scheduler(depth=depth), LocalExecutor(FlakyRank(fail_at)), clock=time.monotonic)
     for request_id, prompt in (("a", range(10)), ("b", (4, 5)), ("gone", (6, 7))):
         engine.add(make_sequence(request_id, prompt, max_tokens=6))
@@ -48,7 +48,7 @@ def test_after_an_interrupted_step_sequences_go_on_or_can_be_aborted(fail_at: in
     assert engine.stats().num_free_blocks == 11
 
 
-def test_a_probe_is_a_token_that_nobody_else_sees() -> None:
+def test_a_probe_has_no_output() -> None:
     times = iter(range(100))
     engine = Engine(make_scheduler(), LocalExecutor(SimulatedRank()), clock=lambda: float(next(times)))
     assert engine.last_token_at is None

@@ -84,10 +84,10 @@ def _first_token_times(num_requests: int, **flood: int) -> list[int]:
         outputs = engine.step()
         spent += STEP + engine.times.num_tokens - before
         for output in outputs:
-            if output.finish_reason and output.request_id[0] == "x":
-                flooder.finished(output.request_id)
-            if output.request_id[0] == "y":
-                if len(asked) and output.request_id == f"y{len(waits)}":
+            if output.finish_reason and output.sequence_id[0] == "x":
+                flooder.finished(output.sequence_id)
+            if output.sequence_id[0] == "y":
+                if len(asked) and output.sequence_id == f"y{len(waits)}":
                     waits.append(spent - asked.popleft())
                 if output.finish_reason:
                     pause = 2

@@ -68,7 +68,7 @@ def _ended(ranks: ProcessRanks) -> list[tuple[int, str]]:
     return found
 
 
-def test_a_rank_that_ends_is_told_with_its_cause_and_its_successor_has_imported(ranks: ProcessRanks) -> None:
+def test_the_end_of_a_rank_has_its_cause_and_its_successor_has_imported(ranks: ProcessRanks) -> None:
     phases: list[str] = []
     ranks.prepare(lambda phase, done, total, unit: phases.append(phase))
     assert phases == ["import"]
@@ -270,7 +270,7 @@ def test_ranks_end_with_their_fork_server_and_get_another_one(ranks: ProcessRank
     assert other.pid != server.pid
 
 
-def test_what_a_fork_server_that_cannot_start_says_is_told_of_its_ranks(ranks: ProcessRanks, config: Path) -> None:
+def test_the_cause_of_a_fork_server_that_cannot_start_is_that_of_its_ranks(ranks: ProcessRanks, config: Path) -> None:
     config.write_text("{")
     ranks.start(0, 1)
     assert _ended(ranks) == [(0, "with its fork server: exit code 1")]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from rayloom_engine.front.errors import ApiError
 from rayloom_engine.front.http.body import (
     MAX_CONTAINERS,
     MAX_FIELDS,
@@ -13,6 +12,7 @@ from rayloom_engine.front.http.body import (
     check_shape,
     parse_object,
 )
+from rayloom_engine.front.http.errors import ApiError
 
 
 def many(part: bytes, num: int) -> bytes:

@@ -13,9 +13,9 @@ from typing import Any
 import httpx
 import pytest
 
-from rayloom_engine.front.errors import ApiError
 from rayloom_engine.front.http import body
 from rayloom_engine.front.http.body_budget import FREE_BYTES, BodyBudget
+from rayloom_engine.front.http.errors import ApiError
 from rayloom_engine.front.http.turns import Turns
 from rt_front import FrontUnderTest, running_front
 

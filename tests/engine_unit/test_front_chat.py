@@ -16,7 +16,7 @@ import pytest
 from rayloom_engine.front.app import api_app
 from rayloom_engine.front.http.api_keys import ApiKeys
 from rayloom_engine.front.openai.answer import PART_BYTES
-from rayloom_engine.front.service import Waits
+from rayloom_engine.front.operations.service import Waits
 from rt_fake_core import say
 from rt_front import MODEL, FrontUnderTest, running_front, text_of
 
@@ -200,7 +200,7 @@ def test_three_choices_are_three_sequences_of_one_prompt(front: FrontUnderTest) 
     assert len({submit.params.seed for submit in submits}) == 3
 
 
-def test_streamed_choices_are_told_apart_by_index(front: FrontUnderTest) -> None:
+def test_streamed_choices_have_their_index(front: FrontUnderTest) -> None:
     front.do(lambda: setattr(front.core, "script", lambda submit: say("choice " + submit.sequence_id[-1])(submit)))
     with front.chat_stream(n=3) as stream:
         received = list(stream)

@@ -13,7 +13,7 @@ import pytest
 from pydantic import ValidationError
 
 from rayloom_engine.errors import RequestError
-from rayloom_engine.front.generation import Generation
+from rayloom_engine.front.generation.generation import Generation
 from rayloom_engine.front.http.tenant import Caller
 from rayloom_engine.front.openai.parsing import parse_request
 from rayloom_engine.front.openai.wire import ChatRequest, DetokenizeRequest

@@ -68,7 +68,7 @@ def test_a_field_that_is_not_implemented_may_ask_for_nothing(name: str) -> None:
         parse_request(model, {**HI, name: neutral} if model is ChatRequest else {name: neutral})
 
 
-def test_a_refusal_says_what_to_do_in_json() -> None:
+def test_a_refusal_has_the_cure_in_json() -> None:
     assert refusal(ChatRequest, use_beam_search=True) == (
         "use_beam_search is not supported by this server; leave it out or set it to false"
     )
@@ -289,7 +289,7 @@ def test_two_requests_with_one_id_are_two_in_the_engine(front: FrontUnderTest) -
     assert len({submit.sequence_id for submit in front.do(lambda: list(front.core.submits))}) == 3
 
 
-def test_the_model_card_names_what_a_tokenizer_is_found_by() -> None:
+def test_the_model_card_names_the_source_of_the_tokenizer() -> None:
     assert [model_root(model) for model in ("hf://Qwen/Qwen3-0.6B", "Qwen/Qwen3-0.6B", "file:///m/a", "/m/a")] == [
         "Qwen/Qwen3-0.6B",
         "Qwen/Qwen3-0.6B",

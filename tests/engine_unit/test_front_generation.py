@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from rayloom_engine.front.generation import LANES_AT_ONCE, Generation
+from rayloom_engine.front.generation.generation import LANES_AT_ONCE, Generation
 from rayloom_engine.front.http.tenant import Caller
 from rayloom_engine.sampling_params import SamplingParams
 from rt_front import FrontUnderTest, running_front
@@ -20,7 +20,7 @@ def front(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FrontUnderTest]:
 
 
 @pytest.mark.parametrize(("num_prompts", "n"), [(8, 128), (1024, 1)])
-def test_other_requests_go_on_while_1024_sequences_are_made(front: FrontUnderTest, num_prompts: int, n: int) -> None:
+def test_other_requests_run_while_1024_sequences_are_made(front: FrontUnderTest, num_prompts: int, n: int) -> None:
     stops = tuple(f"{number:02}{'a' * 62}" for number in range(64))  # as many and as long as they may be
 
     async def turns_of_others() -> int:

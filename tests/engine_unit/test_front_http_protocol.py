@@ -1,4 +1,4 @@
-"""What clients may send and how long they may take: the front's protocol over sockets, and by a clock of the test's."""
+"""Limits on the size and time of requests: the front's protocol over sockets, and with the test's own clock."""
 
 from __future__ import annotations
 

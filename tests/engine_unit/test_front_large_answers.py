@@ -15,11 +15,11 @@ import pytest
 
 from rayloom_engine.core.step import TokenLogprobs
 from rayloom_engine.errors import RequestError
+from rayloom_engine.front.generation.admission import check_num_prompt_logprobs
 from rayloom_engine.front.http.json_pieces import ITEMS_AT_ONCE, LazyList, lazy, parts, pieces
 from rayloom_engine.front.openai.answer import PART_BYTES, WholeAnswer
 from rayloom_engine.front.openai.logprobs import LogprobWriter
-from rayloom_engine.front.openai.request_size import check_num_prompt_logprobs
-from rayloom_engine.protocol.messages import Output, Outputs
+from rayloom_engine.protocol.messages import Outputs, SequenceOutput
 from rayloom_engine.sampling_params import SamplingParams
 from rayloom_engine.text.tokenizer import Tokenizer
 from rt_byte_model import byte_model
@@ -102,7 +102,7 @@ def test_completion_logprobs_are_lazy_too(writer: LogprobWriter) -> None:
     assert (written["token_logprobs"][:2], written["top_logprobs"][0]) == ([None, -1.5], None)
 
 
-def test_the_garbage_collector_skips_what_is_held_for_an_answer() -> None:
+def test_the_garbage_collector_skips_the_logprobs_of_an_answer() -> None:
     entry = msgspec.msgpack.decode(msgspec.msgpack.encode(entries(1)[0]), type=TokenLogprobs)
     assert not gc.is_tracked(entry)
     gc.collect()
@@ -111,7 +111,7 @@ def test_the_garbage_collector_skips_what_is_held_for_an_answer() -> None:
 
 
 class _Generation:
-    """What a WholeAnswer needs of its generation."""
+    """A generation as a WholeAnswer needs it."""
 
     def __init__(self) -> None:
         self.is_client_gone = False
@@ -153,7 +153,7 @@ def sent(document: dict[str, Any], gone_after: int | None = None) -> tuple[list[
     return messages, turns, generation.ends
 
 
-def test_other_requests_go_on_between_the_parts_of_a_large_answer(writer: LogprobWriter) -> None:
+def test_other_requests_run_between_the_parts_of_a_large_answer(writer: LogprobWriter) -> None:
     messages, turns, ends = sent({"prompt_logprobs": writer.prompt(entries(2000))})
     bodies = [message["body"] for message in messages[1:]]
     num_parts = sum(map(len, bodies)) // PART_BYTES
@@ -223,7 +223,7 @@ def test_a_choice_that_begins_before_the_first_one_waits_for_the_prompts_logprob
     def finish(lane: int) -> None:
         submit = front.core.submits[lane]
         logprobs = (TokenLogprobs(98, -0.5, 2),) if lane == 0 else ()
-        output = Output(
+        output = SequenceOutput(
             sequence_id=submit.sequence_id, token_ids=(65 + lane,), prompt_logprobs=logprobs, finish_reason="length"
         )
         for core_writer in front.core._writers:

@@ -1,44 +1,27 @@
-"""Prometheus text and the counters that go on over a restart of the core; nesting of bodies."""
+"""Prometheus text, counters over a restart of the core, hung ranks; nesting of bodies."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import msgspec
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from rayloom_engine.core.stats import SchedulerStats
-from rayloom_engine.front.errors import ApiError
-from rayloom_engine.front.gate import bearer_token
+from rayloom_engine.front.core_link.recoveries import RecoveryLog, RecoveryRecord
 from rayloom_engine.front.http.body import check_shape
+from rayloom_engine.front.http.errors import ApiError
+from rayloom_engine.front.http.headers import bearer_token
 from rayloom_engine.front.operations.admin import is_own_request
 from rayloom_engine.front.operations.lifecycle import stall_of
 from rayloom_engine.front.operations.metrics import Metrics
-from rayloom_engine.front.operations.prometheus import Family, Histogram, exposition
-from rayloom_engine.front.operations.recoveries import RecoveryLog
-from rayloom_engine.protocol.messages import CoreStatus, RankStatus
+from rayloom_engine.front.operations.status_document import NO_CORE
+from rayloom_engine.protocol.messages import CoreStatus, RankReport
+from rt_metrics import MODEL_NAME, busy
 
 
-def test_the_text_format() -> None:
-    counter = Family("counter", "a_total", "Things.")
-    counter.add(2, kind='x"y')
-    counter.add(0.5, kind='x"y')
-    histogram = Histogram("h", "Sizes.", (1, 2.5))
-    for value in (1, 2, 2, 9):
-        histogram.observe(value)
-    assert exposition([counter, histogram], {"model": "m"}).splitlines() == [
-        "# HELP a_total Things.",
-        "# TYPE a_total counter",
-        'a_total{model="m",kind="x\\"y"} 2.5',
-        "# HELP h Sizes.",
-        "# TYPE h histogram",
-        'h_bucket{model="m",le="1"} 1',
-        'h_bucket{model="m",le="2.5"} 3',
-        'h_bucket{model="m",le="+Inf"} 4',
-        'h_sum{model="m"} 14',
-        'h_count{model="m"} 4',
-    ]
-
-
-def test_counters_of_the_core_go_on_after_a_restart() -> None:
+def test_counters_of_the_core_never_fall_over_a_restart() -> None:
     metrics = Metrics("m")
     status = CoreStatus(
         state="serving",
@@ -58,7 +41,7 @@ def test_counters_of_the_core_go_on_after_a_restart() -> None:
 
 def test_each_rank_shows_its_age_and_its_waits_for_others() -> None:
     metrics = Metrics("m")
-    rank = RankStatus(
+    rank = RankReport(
         rank=1,
         node="n",
         host="h",
@@ -131,13 +114,15 @@ def test_depth_counts_brackets_outside_strings(body: bytes, is_deep: bool) -> No
 def test_a_rank_hangs_when_it_is_still_though_work_is_due(
     phase: str, heartbeat_s: float, token_s: float | None, age_s: float, is_stalled: bool
 ) -> None:
-    rank = RankStatus(
+    rank = RankReport(
         rank=0, node="n", host="n", pid=1, phase=phase, heartbeat_age_s=heartbeat_s, step=1, memory_bytes=1
     )
     expected = "rank 0 has not advanced for 73 s" if is_stalled else ""
-    assert stall_of([rank], token_s, age_s) == expected
-    assert stall_of([rank], token_s, age_s, last_work_age_s=60.1 - age_s) == expected
-    assert not stall_of([rank], token_s, age_s, last_work_age_s=60.0 - age_s), "a long step shows work"
+    core = msgspec.structs.replace(NO_CORE, state="serving", ranks=(rank,), last_token_age_s=token_s)
+    assert stall_of(core, age_s) == expected
+    assert stall_of(msgspec.structs.replace(core, last_work_age_s=60.1 - age_s), age_s) == expected
+    at_work = msgspec.structs.replace(core, last_work_age_s=60.0 - age_s)
+    assert not stall_of(at_work, age_s), "a long step shows work"
 
 
 @pytest.mark.parametrize(
@@ -153,10 +138,29 @@ def test_a_rank_hangs_when_it_is_still_though_work_is_due(
         ("127.0.0.1:8081", "null", False),
     ],
 )
-def test_a_web_page_is_told_from_a_program_of_this_machine(host: str, origin: str | None, is_own: bool) -> None:
+def test_a_request_of_a_web_page_is_no_request_of_this_machine(host: str, origin: str | None, is_own: bool) -> None:
     assert is_own_request(host, origin) is is_own
 
 
 def test_a_key_is_compared_byte_for_byte() -> None:
     sent = "Bearer schlüsselà".encode().decode("latin-1")  # how a header of these bytes reaches the application
     assert bearer_token(sent) == "schlüsselà".encode()
+
+
+def test_the_exposition_is_that_of_the_writer_before_prometheus_client() -> None:
+    """tests/data/engine_metrics.txt was written by it from the same observations."""
+    metrics = Metrics(MODEL_NAME)
+    busy(metrics, RecoveryRecord)
+    before = (Path(__file__).parents[1] / "data" / "engine_metrics.txt").read_text()
+    assert _families(metrics.text()) == _families(before)
+    assert [line for line in metrics.text().splitlines() if line[0] == "#"] == [
+        line for line in before.splitlines() if line[0] == "#"
+    ]
+
+
+def _families(text: str) -> list[tuple[str, str, str, list[tuple[str, dict[str, str], float]]]]:
+    """(name, kind, meaning, samples) of each family, with the texts of all labels as they are."""
+    return [
+        (family.name, family.type, family.documentation, [(s.name, s.labels, s.value) for s in family.samples])
+        for family in text_string_to_metric_families(text)
+    ]

@@ -1,4 +1,4 @@
-"""What /status counts of requests: those that ended, those that failed, and how long first tokens took."""
+"""Requests in /status: finished and failed ones, and times of first tokens."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from rayloom_engine.front.service import Waits
+from rayloom_engine.front.operations.service import Waits
 from rt_front import MODEL, FrontUnderTest, running_front
 
 
@@ -27,7 +27,7 @@ def counts(front: FrontUnderTest) -> tuple[int, int, int]:
     return requests["finished"], requests["failed"], requests["first_token_seconds"]["+Inf"]
 
 
-def test_a_minimal_status_is_the_whole_one_without_what_only_people_read(front: FrontUnderTest) -> None:
+def test_a_minimal_status_has_only_the_fields_that_the_operator_reads(front: FrontUnderTest) -> None:
     full = front.admin.get("/status")
     answer = front.admin.get("/status", headers={"Prefer": "return=minimal"})
     whole, minimal = full.json(), answer.json()
@@ -78,7 +78,7 @@ def test_a_fault_of_the_front_itself_is_a_failure(front: FrontUnderTest, monkeyp
     def fail(_request: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr("rayloom_engine.front.service.Service.model_text", fail)
+    monkeypatch.setattr("rayloom_engine.front.operations.service.Service.model_text", fail)
     assert front.chat().status_code == 500
     assert counts(front) == (1, 1, 0)
 
@@ -93,7 +93,7 @@ def test_an_error_event_is_a_failure(front: FrontUnderTest) -> None:
     assert counts(front) == (1, 1, 1)
 
 
-def test_a_failed_engine_fails_what_runs_and_what_comes(front: FrontUnderTest) -> None:
+def test_a_failed_engine_fails_running_and_new_requests(front: FrontUnderTest) -> None:
     front.do(lambda: setattr(front.core, "hold_after", 3))
     with front.chat_stream() as stream:
         next(stream)

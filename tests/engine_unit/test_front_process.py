@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from rayloom_engine.common.process import EXIT_CONFIG
-from rayloom_engine.front.service import Waits
+from rayloom_engine.front.operations.service import Waits
 from rayloom_engine.text.tokenizer import Tokenizer
 from rt_front import MODEL, running_front, text_of
 from rt_front_process import front_process, start, wait_until
@@ -90,7 +90,7 @@ def test_what_does_not_finish_in_time_gets_an_error_event(tmp_path: Path) -> Non
         assert front.process.wait(30.0) == 0
 
 
-def test_a_drain_asked_for_again_is_the_same_and_one_asked_for_anew_is_not(tmp_path: Path) -> None:
+def test_a_repeated_drain_keeps_its_age_and_a_new_drain_does_not(tmp_path: Path) -> None:
     mark = tmp_path / "draining"
     with front_process(tmp_path) as front:
 
@@ -123,7 +123,7 @@ def test_a_drain_that_was_asked_for_ends_nothing_and_a_stop_after_it_gives_no_se
     assert "draining: 1 requests in flight, at most 0 s" in capfd.readouterr().err
 
 
-def test_a_drained_front_lives_and_answers_until_it_is_told_to_end(tmp_path: Path) -> None:
+def test_a_drained_front_lives_and_answers_until_its_stop_signal(tmp_path: Path) -> None:
     with front_process(tmp_path, drain_seconds=0.01) as front:
         assert httpx.post(f"{front.admin_url}/drain").json() == {"state": "draining", "in_flight": 0}
         for _ in range(20):

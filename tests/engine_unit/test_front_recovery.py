@@ -1,4 +1,4 @@
-"""What a front does when its core dies, its client leaves, or it is told to drain; keys; origins."""
+"""A front whose core dies, whose client leaves, or that drains; keys; origins."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any
 import httpx
 import pytest
 
-from rayloom_engine.front.service import Waits
+from rayloom_engine.front.operations.service import Waits
 from rayloom_engine.protocol.framing import frame
-from rayloom_engine.protocol.messages import Output, Outputs, Refused, Submit
+from rayloom_engine.protocol.messages import Outputs, Refused, SequenceOutput, Submit
 from rayloom_engine.status import EngineStatus
 from rt_fake_core import say
 from rt_front import MODEL, FrontUnderTest, running_front, text_of
@@ -27,7 +27,7 @@ def front(tmp_path: Path) -> Iterator[FrontUnderTest]:
         yield running
 
 
-def test_a_stream_goes_on_as_if_nothing_happened_when_the_core_dies(front: FrontUnderTest) -> None:
+def test_a_stream_continues_unchanged_when_the_core_dies(front: FrontUnderTest) -> None:
     text = "one \U0001f600 two, three"
     front.do(lambda: setattr(front.core, "script", say(text)))
     front.do(lambda: setattr(front.core, "hold_after", 6))  # in the middle of the emoji's four bytes
@@ -106,12 +106,12 @@ def test_ready_stays_true_during_a_recovery_and_status_tells_it(front: FrontUnde
     assert recovery.seconds is not None
     assert [(phase.name, phase.seconds) for phase in recovery.phases] == [("load", 0.5)]
     metrics = front.http.get("/metrics").text
-    assert 'rayloom:recoveries_total{model_name="tiny",cause="core_lost"} 1' in metrics
+    assert 'rayloom:recoveries_total{cause="core_lost",model_name="tiny"} 1' in metrics
     # Counted by the core from zero after each start: 2 before, 2 after.
     assert 'rayloom:num_preemptions_total{model_name="tiny"} 4' in metrics
 
 
-def test_a_lost_rank_is_told_with_its_node_and_what_its_return_took(front: FrontUnderTest) -> None:
+def test_the_status_names_a_lost_rank_its_node_and_the_phases_of_its_return(front: FrontUnderTest) -> None:
     def say_lost(rank: int) -> None:
         front.core.state, front.core.lost, front.core.message = "recovering", f"rank {rank}", f"rank {rank}: killed"
         front.core.send_status()
@@ -131,7 +131,7 @@ def test_a_lost_rank_is_told_with_its_node_and_what_its_return_took(front: Front
     assert recovery.replayed_requests == 1
     assert [phase.name for phase in recovery.phases] == ["load"]
     metrics = front.http.get("/metrics").text
-    assert 'rayloom:recoveries_total{model_name="tiny",cause="rank_lost"} 1' in metrics
+    assert 'rayloom:recoveries_total{cause="rank_lost",model_name="tiny"} 1' in metrics
     assert 'rayloom:recovery_seconds_count{model_name="tiny"} 1' in metrics
 
 
@@ -167,7 +167,7 @@ def test_a_core_that_gives_up_ends_streams_with_an_error_event(front: FrontUnder
     assert front.http.get("/health").json()["error"]["message"] == "the engine is failed: no memory"
 
 
-def test_draining_finishes_what_runs_and_refuses_what_comes(front: FrontUnderTest) -> None:
+def test_draining_finishes_running_requests_and_refuses_new_ones(front: FrontUnderTest) -> None:
     front.do(lambda: setattr(front.core, "hold_after", 3))
     with front.chat_stream() as stream:
         received = [next(stream)]
@@ -187,7 +187,7 @@ def test_draining_finishes_what_runs_and_refuses_what_comes(front: FrontUnderTes
     assert front.chat().status_code == 200
 
 
-def test_before_the_first_load_requests_are_told_to_come_back(tmp_path: Path) -> None:
+def test_before_the_first_load_requests_get_503_with_retry_after(tmp_path: Path) -> None:
     with running_front(tmp_path, ready=False) as front:
         front.wait_until(lambda: front.service.text is not None, "the tokenizer is loaded")
         refused = front.chat()
@@ -245,7 +245,7 @@ def test_a_stream_of_which_one_choice_is_refused_at_once_is_429(tmp_path: Path) 
         thread.start()
         front.wait_until(lambda: len(front.core.submits) == 2, "the core has both")
         first, second = front.do(lambda: list(front.core.submits))
-        output = Output(sequence_id=first.sequence_id, token_ids=(65,))
+        output = SequenceOutput(sequence_id=first.sequence_id, token_ids=(65,))
         send_to_front(front, Outputs((output,)), refusal_of(second))
         thread.join(20.0)
         assert answers[0].status_code == 429
@@ -272,7 +272,7 @@ def test_a_sequence_that_cannot_be_encoded_fails_alone(front: FrontUnderTest) ->
         assert text_of(list(whole)) == "Hello there."
 
 
-def test_api_keys_guard_what_costs_something(tmp_path: Path) -> None:
+def test_api_keys_guard_every_path_that_uses_the_model(tmp_path: Path) -> None:
     with running_front(tmp_path, api_keys=("k1", "k2")) as front:
         for headers in ({}, {"Authorization": "Bearer no"}, {"Authorization": "Basic k1"}):
             for path in ("/v1/models", "/tokenize", "/v1/chat/completions"):

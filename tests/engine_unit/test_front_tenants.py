@@ -1,4 +1,4 @@
-"""What the front makes of API keys, `cache_salt` and `priority`, and how the choices of a request cross to the core."""
+"""API keys, `cache_salt` and `priority` in Submits, and the Submits of a request's choices."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from rayloom_engine.front.http.api_keys import ApiKeys
 from rayloom_engine.front.http.tenant import cache_key, owner_of_key, tenant_of_key
-from rayloom_engine.front.service import Waits
+from rayloom_engine.front.operations.service import Waits
 from rt_front import FrontUnderTest, running_front
 
 WAITS = Waits(ping_s=0.05, accept_s=0.02)

@@ -1,4 +1,4 @@
-"""Whole and streamed answers say the same in OpenAI's shapes: every combination of the options that shape an answer.
+"""Whole and streamed answers have equal content in OpenAI's shapes, for every combination of options that shape them.
 
 The core is a fake one with bytes as tokens; tests/engine_real/test_published_schema.py does the same with a model.
 """

@@ -45,7 +45,7 @@ def test_an_integer_with_thousands_of_digits_is_named_by_its_size() -> None:
     assert shown(10**5000) == "an integer of 16610 bits"
 
 
-def test_only_what_is_shown_is_written() -> None:
+def test_only_the_shown_part_of_a_value_is_encoded() -> None:
     nested: list[object] = []
     for _ in range(100_000):
         nested = [nested]

@@ -22,7 +22,7 @@ class _End(Exception):
 
 
 class PaperRanks:
-    """A RankStarter that plays a script: each entry is what one `wait` says, or makes it."""
+    """A RankStarter that plays a script: each entry is the result of one `wait`, or computes it."""
 
     def __init__(self, *script: list[tuple[int, str]] | Callable[[], list[tuple[int, str]]]) -> None:
         self.started: list[tuple[int, int]] = []
@@ -94,7 +94,7 @@ def test_an_end_that_the_core_saw_as_well_is_taken_off_the_budget(is_seen: bool)
     def end_once_more() -> list[tuple[int, str]]:
         ended = ranks.started[-1][1]
         if is_seen:
-            line.fences.extend([Fence(1, ended)] * 2)  # a fence may be told twice
+            line.fences.extend([Fence(1, ended)] * 2)  # a fence may be sent twice
         return [(1, "SIGSEGV")]
 
     ranks = PaperRanks([], *[end_once_more, []] * 3)

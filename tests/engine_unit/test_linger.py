@@ -1,4 +1,4 @@
-"""How long a pod with ranks stays when it is told to go. What Kubernetes makes of it is seen in e2e/."""
+"""How long the preStop hook of a pod with ranks waits. e2e/ tests it in Kubernetes."""
 
 import http.server
 import json
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rayloom_engine.front.errors import unavailable
+from rayloom_engine.front.http.errors import unavailable
 from rayloom_engine.front.operations.lifecycle import Lifecycle
 from rayloom_engine.linger import Look, ask, engines, linger
 
@@ -57,7 +57,7 @@ def test_an_answer_that_is_late_ends_no_drain():
     assert story.end() == (12.0, "the engine has ended")
 
 
-def test_an_engine_that_fell_silent_holds_nobody_for_long():
+def test_an_engine_that_does_not_answer_delays_a_pod_only_for_a_while():
     assert Story("draining", "silent").end() == (6.0, "the engine fell silent")
 
 
@@ -77,7 +77,7 @@ def test_the_engine_is_at_the_other_end_of_the_ranks_connections():
 
 
 def look_at(tables, answers):
-    """A look at these tables, one after the other, with an answer of each address."""
+    """A Look with these tables, one after the other, and an answer for each address."""
     return Look((8002, 6379), answers.__getitem__, lambda: iter([HEADER + tables.pop(0)]))
 
 
@@ -87,7 +87,7 @@ def test_a_pod_whose_rank_is_not_attached_finds_its_engine_by_its_rays_connectio
     assert look() == "draining"
 
 
-def test_connections_are_looked_at_each_time_and_none_that_was_seen_is_forgotten():
+def test_connections_are_read_each_time_and_earlier_addresses_are_kept():
     answers = {"10.220.2.4": "working", "10.220.2.5": "draining"}
     look = look_at([row("0402DC0A:18EB", "01"), row("0502DC0A:1F42", "01"), ""], answers)
 
@@ -151,7 +151,7 @@ def front(lifecycle):
         (lambda lifecycle: lifecycle.fail("a rank keeps dying"), "working"),
     ],
 )
-def test_the_front_says_whether_it_drains(begin, answer):
+def test_ready_shows_a_drain(begin, answer):
     lifecycle = Lifecycle()
     begin(lifecycle)
 

@@ -144,7 +144,7 @@ def test_one_params_object_per_prompt(llm: LLM) -> None:
         llm.generate([[1, 2]], params)
 
 
-def test_an_llm_that_was_shut_down_says_so(folder: Path) -> None:
+def test_an_llm_that_was_shut_down_refuses_prompts(folder: Path) -> None:
     llm = LLM(str(folder), num_kv_blocks=10, threads=1)
     llm.shutdown()
     llm.shutdown()

@@ -7,7 +7,7 @@ import pytest
 from rayloom_engine.core.step import TokenLogprobs
 from rayloom_engine.protocol.framing import frame
 from rayloom_engine.protocol.logprob_parts import LogprobParts, split_outputs
-from rayloom_engine.protocol.messages import Output, Outputs
+from rayloom_engine.protocol.messages import Outputs, SequenceOutput
 
 
 def _entries(num: int, num_top: int) -> tuple[TokenLogprobs, ...]:
@@ -15,8 +15,8 @@ def _entries(num: int, num_top: int) -> tuple[TokenLogprobs, ...]:
     return tuple(TokenLogprobs(number, -3.3, 17, top) for number in range(num))
 
 
-def _output(num: int, num_top: int = 0) -> Output:
-    return Output(sequence_id="s", token_ids=(7,), prompt_logprobs=_entries(num, num_top), num_cached_tokens=5)
+def _output(num: int, num_top: int = 0) -> SequenceOutput:
+    return SequenceOutput(sequence_id="s", token_ids=(7,), prompt_logprobs=_entries(num, num_top), num_cached_tokens=5)
 
 
 @pytest.mark.parametrize(("num_top", "size"), [(0, 65_536), (1, 32_768), (20, 3_120)])
@@ -32,7 +32,7 @@ def test_a_frame_holds_a_bounded_number_of_logprobs_and_the_token_comes_last(num
 
 
 def test_other_outputs_of_a_step_stay_together() -> None:
-    plain = Outputs((Output(sequence_id="a", token_ids=(1,)), Output(sequence_id="b", token_ids=(2,))))
+    plain = Outputs((SequenceOutput(sequence_id="a", token_ids=(1,)), SequenceOutput(sequence_id="b", token_ids=(2,))))
     assert list(split_outputs(plain)) == [plain]
     *parts, last = split_outputs(Outputs((plain.outputs[0], _output(70_000), plain.outputs[1])))
     assert len(parts) == 1

@@ -1,4 +1,4 @@
-"""Whether nodes can hold the stages of a model, against trying every way, and what is said when they cannot."""
+"""Nodes that can hold the stages of a model, against trying every placement, and the message when none can."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _by_trying(nodes: Sequence[dict[str, float]], stage: dict[str, float], num_s
 
 @settings(deadline=None)
 @given(NODES, STAGES, st.integers(1, 4), st.sampled_from(["SPREAD", "PACK", "STRICT_SPREAD", "STRICT_PACK"]))
-def test_nodes_hold_what_some_way_of_placing_it_fits(
+def test_nodes_hold_stages_when_a_placement_exists(
     nodes: list[dict[str, float]], stage: dict[str, float], num_stages: int, strategy: str
 ) -> None:
     assert can_hold(nodes, stage, num_stages, strategy) == _by_trying(nodes, stage, num_stages, strategy)
@@ -55,7 +55,7 @@ def test_what_a_rank_takes(document: dict[str, object], num_gpus: int, expected:
     assert rank_resources(parse_config(document), num_gpus) == expected
 
 
-def test_a_stage_takes_what_its_ranks_take_in_rays_precision() -> None:
+def test_a_stage_takes_the_sum_of_its_ranks_in_rays_precision() -> None:
     config = parse_config({"tensor_parallel_size": 3})
     assert stage_resources(config, {"CPU": 1.0, "a100": 0.1}) == {"CPU": 3.0, "a100": 0.3}
 
@@ -81,7 +81,7 @@ def test_nodes_that_hold_some_stages_but_not_all_say_how_many() -> None:
     assert "b has 1 CPU, holds 1 stage. Add nodes" in text
 
 
-def test_what_others_use_is_told_from_what_is_not_there() -> None:
+def test_used_resources_and_missing_ones_have_different_messages() -> None:
     config = parse_config({"pipeline_parallel_size": 2})
     text = shortage(config, [_node("a", 0.5, CPU=2.0)], {"CPU": 1.0}, 2.0)
     assert text.endswith("enough, but others use it: a has 0.5 CPU free of 2 CPU. End them, or add nodes")

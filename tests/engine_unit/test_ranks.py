@@ -58,7 +58,7 @@ def test_ranks_load_then_meet_at_rank_0_then_take_the_blocks_that_all_have_room_
 
 
 @pytest.mark.parametrize(("is_rebuild", "loads"), [(False, [("load", 20, 20, "bytes")]), (True, [])])
-def test_weights_that_are_in_place_at_the_first_look_were_loaded_by_this_start(
+def test_weights_that_are_loaded_before_the_first_report_count_as_loaded_by_this_start(
     ranks: Ranks, is_rebuild: bool, loads: list[object]
 ) -> None:
     ranks.start(0)
@@ -69,7 +69,7 @@ def test_weights_that_are_in_place_at_the_first_look_were_loaded_by_this_start(
     assert [now[0] for now in told][-2:] == ["rendezvous", "warm_up"]
 
 
-def test_a_load_that_was_looked_at_is_told_once(ranks: Ranks) -> None:
+def test_a_load_that_was_reported_is_reported_once(ranks: Ranks) -> None:
     is_loaded = threading.Event()
     ranks.start(0, is_loaded=is_loaded)
     ranks.start(1, is_loaded=is_loaded)
@@ -81,7 +81,7 @@ def test_a_load_that_was_looked_at_is_told_once(ranks: Ranks) -> None:
             is_loaded.set()
 
     ranks.assemble(progress=note)
-    # What the files hold is another amount than the weights take.
+    # The files have another number of bytes than the weights.
     assert {now for now in told if now[0] == "load"} == {("load", 10, 40, "bytes")}
 
 
@@ -89,7 +89,7 @@ def test_a_load_that_was_looked_at_is_told_once(ranks: Ranks) -> None:
     ("phases", "told"),
     [
         ({"load": 5}, ("load", 5, 20, "bytes")),
-        ({"load": 5, "start": 0}, None),  # not heard yet: it has all of its weights to read
+        ({"load": 5, "start": 0}, None),  # without a beat so far: it has all of its weights to read
         ({"start": 0}, None),
         ({"load": 5, "idle": 0}, ("load", 5, 20, "bytes")),
         ({"load": 5, "import": 0}, ("import", 0, 20, "bytes")),
@@ -147,7 +147,7 @@ def test_failures_without_end_spend_the_budget(ranks: Ranks) -> None:
     assert _kinds(second) == ["Join", "Join"]
 
 
-def test_a_rank_that_fails_alone_again_is_started_anew(ranks: Ranks) -> None:
+def test_a_rank_that_fails_alone_twice_is_restarted(ranks: Ranks) -> None:
     def never_joins(order: object) -> Failed | None:
         return Failed(order.ticket, "rank", "RuntimeError: CUDA error") if isinstance(order, Join) else None
 
@@ -158,7 +158,7 @@ def test_a_rank_that_fails_alone_again_is_started_anew(ranks: Ranks) -> None:
     assert [(fence.rank, fence.incarnation) for fence in launcher.fences] == [(1, 1)]
 
 
-def test_who_hangs_in_the_rendezvous_is_replaced_and_not_who_complains_of_it(ranks: Ranks) -> None:
+def test_the_rank_that_hangs_in_the_rendezvous_is_replaced_and_not_the_rank_that_reports_it(ranks: Ranks) -> None:
     def complains(order: object) -> Failed | None:
         is_first_join = isinstance(order, Join) and _kinds(first) == ["OpenStore", "Join"]
         return Failed(order.ticket, "rank", "RuntimeError: nobody came") if is_first_join else None
@@ -189,7 +189,7 @@ def test_in_a_rebuild_a_rank_that_cannot_load_is_tried_again(ranks: Ranks) -> No
     ranks.assemble(is_rebuild=True)
 
 
-def test_a_rank_that_has_loaded_is_noted_although_another_one_says_in_the_same_moment_that_it_cannot(
+def test_a_loaded_message_counts_although_another_rank_fails_at_the_same_time(
     ranks: Ranks,
 ) -> None:
     FakeLauncher(ranks.port, lambda fence: ranks.start(0, incarnation=2))
@@ -203,7 +203,7 @@ def test_a_rank_that_has_loaded_is_noted_although_another_one_says_in_the_same_m
     ranks.assemble(is_rebuild=True)
 
 
-def test_who_stands_still_in_the_warm_up_is_replaced_and_not_who_waits_for_it(
+def test_the_rank_that_stands_still_in_the_warm_up_is_replaced_and_not_the_rank_that_waits_for_it(
     ranks: Ranks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(assembly, "_MEET_SECONDS", 1.0)
@@ -226,7 +226,7 @@ def test_in_a_rebuild_a_rank_whose_loading_stands_still_is_started_again(
     monkeypatch.setattr(assembly, "_STUCK_SECONDS", 0.5)
     ranks.start(0)
     launcher = FakeLauncher(ranks.port, lambda fence: ranks.start(1, incarnation=2))
-    ranks.start(1, first=Done(0))  # not what it should say first, so it has not loaded for all that anybody knows
+    ranks.start(1, first=Done(0))  # not Loaded, so it counts as loading
     ranks.assemble(is_rebuild=True)
     assert [(fence.rank, fence.incarnation) for fence in launcher.fences] == [(1, 1)]
 
@@ -239,7 +239,7 @@ def test_in_a_rebuild_a_rank_that_never_dials_is_started_again(ranks: Ranks, mon
     assert [(fence.rank, fence.incarnation) for fence in launcher.fences] == [(1, None)]
 
 
-def test_ranks_that_come_later_are_told_the_sizes_of_the_first(ranks: Ranks) -> None:
+def test_later_ranks_get_the_sizes_of_the_first_assembly(ranks: Ranks) -> None:
     ranks.pool.sizes = Welcomed(33, 512)
     assert ranks.start(0).welcomed == Welcomed(33, 512)
 

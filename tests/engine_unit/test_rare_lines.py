@@ -25,7 +25,7 @@ def lines(filter: RareLines, *messages: str) -> list[str]:
     return [record.getMessage() for record in records if filter.filter(record)]
 
 
-def test_a_line_a_second_says_how_many_were_held_back() -> None:
+def test_a_line_a_second_has_the_number_of_those_held_back() -> None:
     now = [10.0]
     filter = RareLines(("bad", "worse"), clock=lambda: now[0])
     assert lines(filter, "bad", "bad", "worse", "other", "other", "bad") == ["bad", "worse", "other", "other"]

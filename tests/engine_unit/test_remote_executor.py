@@ -75,7 +75,7 @@ def test_results_of_several_plans_come_in_the_order_of_the_plans(ranks: Ranks) -
     assert [executor.collect().step_id for _ in range(2)] == [2, 3]
 
 
-def test_a_failure_in_a_later_plan_is_heard_while_the_oldest_is_waited_for(ranks: Ranks) -> None:
+def test_a_failure_in_a_later_plan_ends_the_wait_for_the_oldest(ranks: Ranks) -> None:
     def fails_in_step_2(order: object) -> Failed | None:
         is_second = isinstance(order, Run) and order.plan.step_id == 2
         return Failed(order.ticket, "rank", "ValueError: broken") if is_second else None
@@ -118,7 +118,7 @@ def test_a_peer_that_is_gone_is_blamed_before_the_rank_that_complains(ranks: Ran
     ranks.assemble()
     with pytest.raises(RankLost, match="rank 1: RuntimeError: connection closed") as complaint:
         run_plan(RemoteExecutor(ranks.pool), StepPlan(step_id=1, epoch=1))
-    blamed = assembly.let_go(ranks.pool, complaint.value)
+    blamed = assembly.replace_lost(ranks.pool, complaint.value)
     assert (blamed.rank, blamed.is_alive) == (0, False)
     assert (list(ranks.pool.attached), ranks.pool.suspects) == ([1], set())
 
@@ -160,7 +160,7 @@ def test_a_rank_that_beats_and_stands_still_is_lost_once_a_plan_is_due() -> None
     second.beat = Beat(phase="step", step=0, memory_bytes=1, advance=3)
     began = time.monotonic()
     while time.monotonic() < began + 1.5:
-        executor.check()  # nothing is due, so nobody stands still
+        executor.check()  # nothing is due, so no rank stands still
     began = time.monotonic()
     with pytest.raises(RankLost, match="rank 1: alive, but it stands still") as lost:
         run_plan(executor, StepPlan(step_id=1, epoch=1))

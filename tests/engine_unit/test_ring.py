@@ -10,7 +10,7 @@ from rayloom_engine.protocol.ring import Ring
 CAPACITY = 16
 
 
-def test_a_message_that_the_end_is_too_short_for_begins_anew() -> None:
+def test_a_message_too_long_for_the_end_begins_at_zero() -> None:
     writer, reader = Ring(CAPACITY), Ring(CAPACITY)
     assert [writer.place(6), writer.place(6), writer.place(6)] == [0, 6, None]
     writer.free(num_unread=0)  # the first is read, the second may be half read: 4 bytes at the end, 6 at the beginning

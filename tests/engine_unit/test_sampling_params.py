@@ -76,7 +76,7 @@ def test_a_tiny_temperature_is_greedy() -> None:
     assert not decoding(SamplingParams(temperature=1e-3)).is_greedy
 
 
-def test_no_max_tokens_means_what_the_context_or_the_server_leaves() -> None:
+def test_without_max_tokens_the_context_or_the_server_is_the_limit() -> None:
     assert decoding(SamplingParams(max_tokens=None)).max_tokens == 90
     assert decoding(SamplingParams(max_tokens=None), max_output_tokens=20).max_tokens == 20
     assert decoding(SamplingParams(max_tokens=None), max_output_tokens=200).max_tokens == 90

@@ -138,7 +138,7 @@ def test_the_newest_is_preempted_and_resumes_with_the_same_tokens() -> None:
     assert scheduler.counters.num_preemptions == 1
     assert ids_of(outputs, "a") == expected_ids((1, 2, 3), 10)
     assert ids_of(outputs, "b") == expected_ids((4, 5, 6), 10)
-    finished = [output.request_id for output in outputs if output.finish_reason]
+    finished = [output.sequence_id for output in outputs if output.finish_reason]
     assert finished == ["a", "b"]
 
 
@@ -147,7 +147,7 @@ def test_lower_priority_numbers_run_first_and_are_preempted_last() -> None:
     scheduler.add(make_sequence("later", prompt=(1, 2, 3), max_tokens=10, priority=1))
     scheduler.add(make_sequence("first", prompt=(4, 5, 6), max_tokens=10, priority=0))
     outputs = run_to_end(scheduler, rank)
-    assert [output.request_id for output in outputs if output.finish_reason] == ["first", "later"]
+    assert [output.sequence_id for output in outputs if output.finish_reason] == ["first", "later"]
     assert scheduler.counters.num_preemptions == 1
 
 
@@ -181,7 +181,7 @@ def test_eos_is_ignored_when_asked() -> None:
     assert ids_of(run_to_end(scheduler, SimulatedRank()), "a") == following
 
 
-def test_a_resumed_request_goes_on_where_it_was() -> None:
+def test_a_resumed_request_continues_after_its_last_token() -> None:
     following = expected_ids((1, 2, 3), 6)
     scheduler = make_scheduler()
     scheduler.add(make_sequence("a", (1, 2, 3), max_tokens=6, generated_ids=following[:4]), is_resume=True)

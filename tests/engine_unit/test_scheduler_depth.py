@@ -1,4 +1,4 @@
-"""Several plans in flight: what follows what, who is left out, and plans of equal size."""
+"""Several plans in flight: their order, the sequences that they leave out, and their equal sizes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rayloom_engine.core.draft import fair_share
+from rayloom_engine.core.planning.draft import fair_share
 from rayloom_engine.core.step import SlotStep
 from rt_scheduler import SimulatedRank, expected_ids, ids_of, make_scheduler, make_sequence, run_to_end
 
@@ -26,7 +26,7 @@ def _groups(scheduler, num: int) -> list[set[int]]:
     return groups
 
 
-def test_a_sequence_waits_for_its_token_and_others_go_on() -> None:
+def test_a_sequence_waits_for_its_token_while_others_are_computed() -> None:
     scheduler, rank = make_scheduler(depth=2), SimulatedRank()
     scheduler.add(make_sequence("a", prompt=(1, 2), max_tokens=4))
     first = scheduler.schedule()
@@ -134,7 +134,7 @@ def test_groups_become_equal_whoever_ends_first(depth: int, lengths: list[int]) 
         scheduler.add(make_sequence(f"{index}", prompt=(1, index), max_tokens=num))
     num_left = lengths.count(200)
     groups = _groups(scheduler, 20 * depth)
-    turn: list[set[int]] = []  # the last plans, back to the one where somebody's turn came again
+    turn: list[set[int]] = []  # the last plans, back to the one with the first repeated sequence
     while not any(group & groups[-1] for group in turn):
         turn.append(groups.pop())
     assert len(set().union(*turn)) == scheduler.num_running == num_left, "everybody has a turn"

@@ -1,4 +1,4 @@
-"""Who overtakes whom in the waiting queue, and whose turn it is when the budget is smaller than the decodes.
+"""Overtaking in the waiting queue, and turns when the budget is smaller than the number of decodes.
 
 Blocks of 4 tokens. One tenant; several are in test_scheduler_tenants.py.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rayloom_engine.core.overtaking import Line
+from rayloom_engine.core.planning.overtaking import Line
 from rt_scheduler import SimulatedRank, expected_ids, finish_order, ids_of, make_scheduler, make_sequence, run_to_end
 
 
@@ -142,7 +142,7 @@ def test_prefills_have_their_turn_among_decodes_that_fill_the_budget() -> None:
     depth=st.integers(1, 2),
 )
 def test_every_running_sequence_computes_within_as_many_steps_as_there_are(prompts, budget, depth) -> None:
-    """With blocks for all, nobody waits longer than one step of every other, and `depth` in flight."""
+    """With blocks for all, no sequence waits longer than one step of every other, and `depth` in flight."""
     scheduler = make_scheduler(200, max_num_batched_tokens=budget, max_num_seqs=10, depth=depth)
     for number, num_prompt in enumerate(prompts):
         scheduler.add(make_sequence(f"{number}", prompt=[number] * num_prompt, max_tokens=20))

@@ -182,7 +182,7 @@ def test_every_history_ends_with_the_right_tokens_and_empty_books(
             rank.forget_all(keeps_memory)
             in_flight.clear()
         scheduler.check_integrity()
-        every = trials[step % len(trials)] if step < 60 else None  # as in a trial: some are computed and nobody else
+        every = trials[step % len(trials)] if step < 60 else None  # as in a trial: only some sequences are computed
         unfinished = [sequence.request_id for sequence in scheduler.unfinished()]
         scheduler.restrict(None if every is None else frozenset(unfinished[::every]))
         may_collect = collects[step % len(collects)] and in_flight
@@ -206,12 +206,12 @@ def test_every_history_ends_with_the_right_tokens_and_empty_books(
         got = ids_of(outputs, request_id)
         assert got == (ids[: len(got)] if request_id in aborted else ids)
     assert scheduler.pool.num_free == num_blocks
-    reasons = {output.request_id: output.finish_reason for output in outputs if output.finish_reason}
+    reasons = {output.sequence_id: output.finish_reason for output in outputs if output.finish_reason}
     assert set(reasons) == set(expected) - aborted
     assert {name for name, reason in reasons.items() if reason == CORRUPT} == poisoned - aborted
     for request_id, prompt in prompts.items():
         if ids_of(outputs, request_id):
-            entries = [e for output in outputs if output.request_id == request_id for e in output.prompt_logprobs]
+            entries = [e for output in outputs if output.sequence_id == request_id for e in output.prompt_logprobs]
             assert [(e.token_id, e.logprob) for e in entries] == [
                 (token_id, -float(place)) for place, token_id in enumerate(prompt) if place
             ]

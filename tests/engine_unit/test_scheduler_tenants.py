@@ -1,4 +1,4 @@
-"""Several tenants: who runs, who makes room, who may queue. Blocks of 4 tokens, a budget of 8, 4 slots.
+"""Several tenants: admission, preemption and places in the queue. Blocks of 4 tokens, a budget of 8, 4 slots.
 
 "x" is the tenant that sends without end, "y" the other one.
 """
@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rayloom_engine.core.waiting_queue import WaitingQueue, has_room
+from rayloom_engine.core.planning.waiting_queue import WaitingQueue, has_room
 from rayloom_engine.errors import QueueFull
 from rt_scheduler import SimulatedRank, expected_ids, finish_order, ids_of, make_scheduler, make_sequence, run_to_end
 
@@ -149,7 +149,7 @@ def test_a_fork_of_another_tenant_shares_nothing() -> None:
     _step(scheduler, rank)
     _step(scheduler, rank)
     scheduler.add(make_sequence("b", prompt=range(9), tenant="y", cache_key=b"y", fork_of="a", max_tokens=1))
-    assert [output.num_cached_tokens for output in run_to_end(scheduler, rank) if output.request_id == "b"] == [0]
+    assert [output.num_cached_tokens for output in run_to_end(scheduler, rank) if output.sequence_id == "b"] == [0]
 
 
 def test_one_tenant_fills_half_of_the_queue_and_the_next_half_of_the_rest() -> None:
@@ -167,7 +167,7 @@ def test_one_tenant_fills_half_of_the_queue_and_the_next_half_of_the_rest() -> N
     scheduler.add(make_sequence("resumed", tenant="x"), is_resume=True)
 
 
-def test_without_keys_all_of_the_queue_is_for_everybody() -> None:
+def test_without_keys_the_queue_is_not_shared() -> None:
     scheduler = make_scheduler(max_queued=8, max_num_seqs=2)
     for number in range(10):
         scheduler.add(make_sequence(f"{number}"))

@@ -1,4 +1,4 @@
-"""Which rank is blamed when all show signs of life and none gets on; and when that is."""
+"""The rank to blame when all send heartbeats and none advances, and the time of the blame."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rayloom_engine.core_server.ranks.standstill import Standstill, who_stands_still
+from rayloom_engine.core_server.ranks.standstill import Standstill, rank_to_blame
 from rayloom_engine.protocol.ranks import Beat
 from rayloom_engine.worker.activity import Activity, WatchedGroup
 
@@ -31,13 +31,13 @@ def _beat(phase: str, advance: int, waits: bool = False, cpu_s: float = 0.0) -> 
     ],
 )
 def test_the_rank_that_the_others_wait_for_is_blamed(beats: list[Beat], blamed: int) -> None:
-    assert who_stands_still(dict(enumerate(beats))) == blamed
+    assert rank_to_blame(dict(enumerate(beats))) == blamed
 
 
 @given(st.lists(st.tuples(st.integers(0, 100), st.booleans()), min_size=1, max_size=8))
 def test_who_waits_for_a_peer_is_blamed_only_when_all_do(ranks: list[tuple[int, bool]]) -> None:
     beats = {rank: _beat("step", advance, waits) for rank, (advance, waits) in enumerate(ranks)}
-    blamed = beats[who_stands_still(beats)]
+    blamed = beats[rank_to_blame(beats)]
     assert not blamed.waits or all(beat.waits for beat in beats.values())
     assert all(blamed.advance <= beat.advance for beat in beats.values() if beat.waits == blamed.waits)
 
@@ -91,7 +91,7 @@ def _blamed(cpu_shares: list[float], waits: list[bool]) -> tuple[float, int] | N
         ([1.0, 0.0], [False, False], (4.25, 1)),
         # A slow one on a machine that gives it half a core: the cap is 40 CPU seconds, 80 on the clock.
         ([0.5, 0.0], [False, True], (80.25, 0)),
-        # All wait: somebody missed a part.
+        # All wait: a rank has missed a part.
         ([1.0, 1.0], [True, True], (4.25, 0)),
     ],
 )

@@ -1,4 +1,4 @@
-"""What a step costs, and how long a layer of it should take."""
+"""The cost of a step, and the forecast of the time for one of its layers."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_a_layer_is_forecast_from_the_largest_step_in_flight_and_the_best_speed(
     forecast.submitted(_plan((9, 1)))  # 120
     forecast.submitted(_plan((20, 10)))  # 1,600
     assert forecast.layer_s == 1600 / 2400 / 4
-    forecast.ended(1.0)  # a decode at 120 a second says nothing of large steps
+    forecast.ended(1.0)  # the speed of a decode is no measure for large steps
     assert forecast.layer_s == 1600 / 2400 / 4
     forecast.forget()
     assert forecast.layer_s == 0.0

@@ -1,4 +1,4 @@
-"""Who has to go when too many connections have proved nothing, and that ranks get through a flood of them."""
+"""The stranger that is disconnected when there are too many, and ranks that attach through a flood of them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_ranks_are_greeted_at_once_under_a_flood_of_silent_connections() -> None
     assert epoch == 1
 
 
-def test_a_stranger_that_says_nothing_is_hung_up_on_before_its_handshake_time_is_over() -> None:
+def test_a_silent_stranger_is_disconnected_before_its_handshake_time_is_over() -> None:
     ranks = Ranks()
     with socket.create_connection(("127.0.0.1", ranks.port), timeout=4.0) as connection:
         Channel(connection).receive(4.0)

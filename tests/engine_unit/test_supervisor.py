@@ -15,7 +15,8 @@ import pytest
 from rayloom_engine.common.restarts import backoff_seconds
 from rayloom_engine.config import parse_config
 from rayloom_engine.errors import ConfigError
-from rayloom_engine.supervisor.supervisor import Child, bind_sockets
+from rayloom_engine.supervisor.child import Child
+from rayloom_engine.supervisor.sockets import bind_sockets
 from rt_server import wait_until
 
 
@@ -102,7 +103,7 @@ def test_a_child_that_was_up_is_started_again_at_once(heard: Heard) -> None:
     assert heard.child.start_at == 1001.0
 
 
-def test_a_death_in_a_trial_is_not_booked(heard: Heard) -> None:
+def test_a_death_in_a_trial_is_not_counted(heard: Heard) -> None:
     booked = [heard.child.died(1000.0, is_trial=True) for _ in range(100)]
     assert all(booked) and heard.child.start_at == 1000.0
     assert sum(heard.child.died(1000.0) for _ in range(100)) < 100
@@ -121,7 +122,7 @@ def test_a_child_that_is_stopped_before_its_first_sign_is_known_too(heard: Heard
     assert heard.is_silent(1011.0)
 
 
-def test_a_supervisor_that_was_stopped_blames_nobody(heard: Heard) -> None:
+def test_a_supervisor_that_was_stopped_kills_no_child(heard: Heard) -> None:
     heard.say(b"1")
     assert not heard.is_silent(1000.0)
     assert not heard.is_silent(1060.0, was_away=True)
@@ -129,7 +130,7 @@ def test_a_supervisor_that_was_stopped_blames_nobody(heard: Heard) -> None:
     assert heard.is_silent(1071.0)
 
 
-def test_a_child_that_computes_is_alive_though_it_says_nothing_for_a_while() -> None:
+def test_a_child_that_uses_cpu_time_is_alive_without_signals_for_a_while() -> None:
     busy = Heard("while True: pass")
     busy.say(b"1")
 

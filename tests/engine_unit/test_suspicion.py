@@ -1,4 +1,4 @@
-"""Who is blamed for deaths: exactly the sequences that cause them, after few deaths, whatever is batched with them."""
+"""Blame for deaths: exactly the sequences that cause them, after few deaths, whatever is batched with them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rayloom_engine.core.spans import Span
+from rayloom_engine.core.planning.spans import Span
 from rayloom_engine.core.suspicion import Suspicion
 
 
@@ -68,7 +68,7 @@ def test_exactly_the_poisonous_ones_fail_after_few_deaths(num_sequences, poisons
 
 @settings(max_examples=300, deadline=None)
 @given(num_sequences=st.integers(1, 20), unlucky=st.sets(st.integers(0, 200), max_size=60), seed=st.integers(0, 2**32))
-def test_deaths_of_other_causes_fail_nobody(num_sequences, unlucky, seed) -> None:
+def test_deaths_of_other_causes_fail_no_sequence(num_sequences, unlucky, seed) -> None:
     engine = Engine(num_sequences, {}, random.Random(seed))
     num_steps = 0
     while engine.tokens:
@@ -96,7 +96,7 @@ def test_the_newest_of_eight_is_found_after_three_deaths() -> None:
     assert (suspicion.condemned, suspicion.suspects) == (["s7"], {})
 
 
-def test_two_deaths_in_a_row_fail_nobody_and_a_third_only_who_was_alone_in_all() -> None:
+def test_two_deaths_fail_no_sequence_and_a_third_only_the_one_that_was_alone_in_all() -> None:
     suspicion = Suspicion()
     for _ in range(2):
         suspicion.died({"alone": (0, 3)})
@@ -113,7 +113,7 @@ def test_two_deaths_in_a_row_fail_nobody_and_a_third_only_who_was_alone_in_all()
         [(512, 1024), (512, 1024), (1024, 1536)],  # suspected, and past it in the trial
     ],
 )
-def test_three_unrelated_deaths_during_one_long_prefill_condemn_nobody(spans: list[Span]) -> None:
+def test_three_unrelated_deaths_during_one_long_prefill_condemn_no_sequence(spans: list[Span]) -> None:
     suspicion = Suspicion()
     for span in spans:
         suspicion.trial({"long": span[0]})
@@ -133,7 +133,7 @@ def test_a_poison_in_a_long_prompt_is_found_although_its_chunks_differ() -> None
     assert suspicion.condemned == ["poison"]
 
 
-def test_a_death_in_a_trial_at_other_positions_narrows_nothing_and_is_booked() -> None:
+def test_a_death_in_a_trial_at_other_positions_narrows_nothing_and_counts() -> None:
     suspicion = Suspicion(suspects={"a": (512, 1024)})
     assert not suspicion.died({"a": (0, 512)})
     assert (suspicion.condemned, suspicion.suspects, len(suspicion.deaths)) == ([], {}, 1)
@@ -146,7 +146,7 @@ def test_a_trial_that_leaves_one_of_two_is_confirmed_before_anybody_fails() -> N
     assert (suspicion.condemned, suspicion.suspects) == ([], {"a": (2, 3)})
 
 
-def test_a_token_that_is_computed_again_after_a_restart_clears_nobody() -> None:
+def test_a_token_that_is_computed_again_after_a_restart_clears_no_suspect() -> None:
     suspicion = Suspicion()
     suspicion.died({"a": (8, 9), "b": (8, 9)})
     suspicion.died({"a": (0, 9), "b": (11, 12)})  # a is computed again from its ids
@@ -155,7 +155,7 @@ def test_a_token_that_is_computed_again_after_a_restart_clears_nobody() -> None:
     assert suspicion.trial({"a": 9, "b": 12}) == []
 
 
-def test_suspects_that_have_not_come_back_yet_hold_up_nobody() -> None:
+def test_suspects_that_are_not_submitted_again_delay_no_sequence() -> None:
     suspicion = Suspicion(suspects={"a": (2, 3)})
     assert suspicion.trial({"b": 5}) == []
     assert suspicion.trial({"b": 5, "a": 0}) == ["a"]

@@ -42,7 +42,7 @@ def sentencepiece() -> Tokenizer:
 
 
 def pieces(tokenizer: Tokenizer, ids: list[int], *, prompt: tuple[int, ...] = (), skip: bool = True) -> list[str]:
-    """What each id adds, and what finish adds."""
+    """The text of each id, and the text of finish."""
     detokenizer = make_detokenizer(tokenizer, prompt, skip_special_tokens=skip)
     return [*(detokenizer.add(token_id) for token_id in ids), detokenizer.finish()]
 

@@ -102,7 +102,7 @@ def test_only_a_model_whose_layers_all_have_a_window_has_a_span(variant: str, sp
     assert read_shape(tiny_variant(tmp_path, variant)).attention_span == span
 
 
-def test_a_windowed_model_says_the_same_with_few_blocks_as_with_all(tmp_path: Path) -> None:
+def test_a_windowed_model_gives_the_same_tokens_with_few_blocks_as_with_all(tmp_path: Path) -> None:
     """The tiny model's window is 8; 6 blocks of 16 tokens hold 96, and two sequences of 90 at once only by windows."""
     ranks = load_stages(stage_config(tiny_variant(tmp_path, "mistral-window")))
     prompts = {"a": [index * 7 % 256 for index in range(60)], "b": [index * 5 % 256 for index in range(60)]}
@@ -125,7 +125,7 @@ def test_a_windowed_model_says_the_same_with_few_blocks_as_with_all(tmp_path: Pa
         ids: dict[str, list[int]] = {name: [] for name in prompts}
         while engine.has_unfinished:
             for output in engine.step():
-                ids[output.request_id] += output.token_ids
+                ids[output.sequence_id] += output.token_ids
             scheduler.check_integrity()
         assert window is None or scheduler.counters.num_preemptions == 0
         said.append(ids)

@@ -18,12 +18,12 @@ from rayloom_engine.protocol.messages import (
     CoreMessage,
     CoreStatus,
     Hello,
-    ModelStatus,
-    Output,
     Outputs,
-    PhaseStatus,
-    RankStatus,
+    PhaseProgress,
+    RankReport,
     Refused,
+    SequenceOutput,
+    ServedModel,
     Submit,
     SubmitChoices,
     Welcome,
@@ -51,7 +51,7 @@ class FakeCore:
         self.num_blocks, self.num_free_blocks = 10, 7
         self.hellos: list[Hello] = []
         self.num_refused_hellos = 0
-        self.model: ModelStatus | None = ModelStatus(
+        self.model: ServedModel | None = ServedModel(
             path=str(model_folder),
             architecture="LlamaForCausalLM",
             num_parameters=1000,
@@ -85,7 +85,7 @@ class FakeCore:
             await server.serve_forever()
 
     def release(self) -> None:
-        """Let held sequences go on, now and later."""
+        """Lets held sequences continue, now and later."""
         self.hold_after = None
         self._released.set()
 
@@ -155,7 +155,7 @@ class FakeCore:
             position += len(new)
             is_last = position == len(tokens)
             is_stop = is_last and new[-1] in (END, *submit.params.stop_token_ids)
-            output = Output(
+            output = SequenceOutput(
                 sequence_id=submit.sequence_id,
                 token_ids=tuple(new),
                 logprobs=_logprobs(new, submit.params.logprobs),
@@ -169,7 +169,7 @@ class FakeCore:
 
     def _status(self) -> CoreStatus:
         is_starting = self.state == "starting"
-        phase = PhaseStatus(name="load", seconds=0.5, done=1, total=2, unit="bytes", is_finished=not is_starting)
+        phase = PhaseProgress(name="load", seconds=0.5, done=1, total=2, unit="bytes", is_finished=not is_starting)
         return CoreStatus(
             state=self.state,
             epoch=self.epoch,
@@ -181,7 +181,7 @@ class FakeCore:
                 num_running=1, num_blocks=self.num_blocks, num_free_blocks=self.num_free_blocks, num_preemptions=2
             ),
             ranks=(
-                RankStatus(
+                RankReport(
                     rank=0, node="here", host="here", pid=1, phase="idle", heartbeat_age_s=0.1, step=4, memory_bytes=5
                 ),
             ),

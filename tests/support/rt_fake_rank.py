@@ -1,4 +1,4 @@
-"""Ranks without a model: they dial a pool as real ones do, and answer orders as the test says."""
+"""Ranks without a model: they dial a pool as real ones do, and answer orders by a function of the test."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def make_loaded(num_blocks: int = 100) -> Loaded:
 
 
 class FakeRank:
-    """Sends beats until it is closed or silenced. `orders` holds what it was told."""
+    """Sends beats until it is closed or silenced. `orders`: all orders that it has received."""
 
     def __init__(
         self,

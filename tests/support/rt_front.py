@@ -16,11 +16,12 @@ import httpx
 
 from rayloom_engine.config import parse_config
 from rayloom_engine.front.app import api_app
+from rayloom_engine.front.core_link.core_client import CoreAddress
 from rayloom_engine.front.http.api_keys import ApiKeys
 from rayloom_engine.front.http.protocol import HttpLimits
 from rayloom_engine.front.http.server import admin_server, api_server
 from rayloom_engine.front.operations.admin import admin_app
-from rayloom_engine.front.service import Service, Waits
+from rayloom_engine.front.operations.service import FrontStart, Service, Waits
 from rt_byte_model import byte_model
 from rt_fake_core import TOKEN, FakeCore
 
@@ -29,7 +30,7 @@ R = TypeVar("R")
 
 
 class FrontUnderTest:
-    """`core` and `service` belong to the loop of another thread: look at them and change them through `do`."""
+    """`core` and `service` belong to the loop of another thread: read and change them through `do`."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, core: FakeCore, service: Service, api: str, admin: str) -> None:
         self._loop = loop
@@ -103,13 +104,10 @@ def running_front(
         address = folder / "core.sock"
         service = Service(
             settings,
-            f"unix:{address}",
-            TOKEN,
-            "front-1",
+            CoreAddress(f"unix:{address}", TOKEN),
             api_url=urls[0],
             waits=waits,
-            start=start,
-            server_started=server_started,
+            start=FrontStart(start, server_started),
         )
         servers = [
             api_server(api_app(service, keys), limits),

@@ -8,9 +8,10 @@ from collections.abc import Mapping
 from collections.abc import Sequence as SequenceOf
 
 from rayloom_engine.core.decoding import DecodingParams
+from rayloom_engine.core.output import SequenceOutput
 from rayloom_engine.core.scheduler import Scheduler
 from rayloom_engine.core.scheduler_config import SchedulerConfig
-from rayloom_engine.core.sequence import Sequence, SequenceOutput
+from rayloom_engine.core.sequence import Origin, Sequence
 from rayloom_engine.core.step import NewSlot, PromptLogprobs, SampledToken, StepPlan, StepResult, TokenLogprobs
 
 BLOCK_SIZE = 4
@@ -20,7 +21,11 @@ POISON = 1000  # a token that turns its own KV, and that of all tokens after it,
 
 def make_sequence(request_id: str = "a", prompt: SequenceOf[int] = (1, 2, 3), max_tokens: int = 4, **other) -> Sequence:
     params = other.pop("params", None) or DecodingParams(max_tokens=max_tokens, temperature=0.0)
-    return Sequence(request_id=request_id, prompt_ids=prompt, params=params, **other)
+    origin = Origin(**{name: other.pop(name) for name in _ORIGIN if name in other})
+    return Sequence(request_id=request_id, prompt_ids=prompt, params=params, origin=origin, **other)
+
+
+_ORIGIN = ("priority", "arrival", "tenant", "cache_key")
 
 
 def make_scheduler(num_blocks: int = 11, **other) -> Scheduler:
@@ -35,7 +40,7 @@ def make_scheduler(num_blocks: int = 11, **other) -> Scheduler:
 
 
 def next_token(token_ids: SequenceOf[int]) -> int:
-    """What the simulated model says after `token_ids`; depends on every one of them."""
+    """The simulated model's token after `token_ids`; depends on every one of them."""
     digest = hashlib.sha256(bytes(str(list(token_ids)), "ascii")).digest()
     return int.from_bytes(digest[:4], "big") % VOCAB
 
@@ -155,8 +160,8 @@ def run_to_end(scheduler: Scheduler, rank: SimulatedRank, max_steps: int = 10_00
 
 
 def ids_of(outputs: list[SequenceOutput], request_id: str) -> list[int]:
-    return [token for output in outputs if output.request_id == request_id for token in output.token_ids]
+    return [token for output in outputs if output.sequence_id == request_id for token in output.token_ids]
 
 
 def finish_order(outputs: list[SequenceOutput]) -> list[str]:
-    return [output.request_id for output in outputs if output.finish_reason]
+    return [output.sequence_id for output in outputs if output.finish_reason]

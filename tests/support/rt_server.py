@@ -55,7 +55,7 @@ class RunningServer:
 def running_server(folder: Path, *arguments: str, ready_seconds: float = 120.0) -> Iterator[RunningServer]:
     """`rayloom-engine serve` on free ports until the block ends. The log is printed when it does not come up."""
     from rayloom_engine.config import parse_config
-    from rayloom_engine.supervisor.supervisor import bind_sockets
+    from rayloom_engine.supervisor.sockets import bind_sockets
 
     ports = []
     for listener in bind_sockets(parse_config({"port": 0, "admin_port": 0})):

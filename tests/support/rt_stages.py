@@ -18,9 +18,10 @@ import torch
 from rayloom_engine.config import EngineConfig, parse_config
 from rayloom_engine.core.decoding import DecodingParams
 from rayloom_engine.core.engine import Engine, Executor, LocalExecutor
+from rayloom_engine.core.output import SequenceOutput
 from rayloom_engine.core.scheduler import Scheduler
 from rayloom_engine.core.scheduler_config import SchedulerConfig
-from rayloom_engine.core.sequence import Sequence, SequenceOutput
+from rayloom_engine.core.sequence import Sequence
 from rayloom_engine.core.step import StepPlan, StepResult
 from rayloom_engine.models.checkpoint.progress import no_progress
 from rayloom_engine.parallel.model_part import ModelPart
@@ -125,7 +126,7 @@ def answers(engine: Engine, vocab_size: int = 256, max_tokens: int = 20) -> dict
         engine.add(Sequence(request_id=name, prompt_ids=prompt, params=params, fork_of=fork_of))
     while engine.has_unfinished:
         for output in engine.step():
-            outputs[output.request_id].append(output)
+            outputs[output.sequence_id].append(output)
         engine.scheduler.check_integrity()
     return outputs
 

@@ -64,7 +64,7 @@ class Said(NamedTuple):
 
 
 def undisturbed(server: RunningServer, num_tokens: int = NUM_TOKENS) -> list[Said]:
-    """What the streams that `disturb` runs say when nothing breaks."""
+    """The text of the streams of `disturb` when nothing breaks."""
     streams, threads = start_streams(server, [completion_body(index, num_tokens) for index in range(NUM_STREAMS)])
     join_streams(threads)
     assert [stream.failure for stream in streams] == [None] * NUM_STREAMS
@@ -75,7 +75,7 @@ def undisturbed(server: RunningServer, num_tokens: int = NUM_TOKENS) -> list[Sai
 class Disturbance:
     failures: list[str]  # of requests, in words; empty = clients saw a pause
     num_requests: int
-    noticed_s: float  # from the fault until the front heard of it
+    noticed_s: float  # from the fault until the front noticed it
     seconds: float  # from the fault to the next token of a stream that was running
     before: dict[str, Any]  # /status
     after: dict[str, Any]

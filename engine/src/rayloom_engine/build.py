@@ -14,58 +14,71 @@ from rayloom_engine.core.step_work import StepWork
 from rayloom_engine.models.checkpoint.progress import Progress
 from rayloom_engine.models.checkpoint.source import ResolvedModel
 from rayloom_engine.models.shape import ModelShape
-from rayloom_engine.protocol.messages import ModelStatus
+from rayloom_engine.protocol.messages import ServedModel
 from rayloom_engine.worker.start import find_model, start_rank
 
 if TYPE_CHECKING:
     from rayloom_engine.worker.loaded_rank import LoadedRank
 
 
+@dataclass(frozen=True, slots=True)
+class FoundModel:
+    """A model whose files are on this machine, and its shape."""
+
+    resolved: ResolvedModel
+    shape: ModelShape
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuiltEngine:
     engine: Engine
-    model: ModelStatus
+    model: ServedModel
     kv_explanation: str
     rank: LoadedRank
 
 
 def build_engine(config: EngineConfig, epoch: int, progress: Progress) -> BuiltEngine:
     """A ready engine with one rank in this process. Raises ModelError or ConfigError."""
-    resolved, shape = find_model(config, progress)
-    return build_found_engine(config, resolved, shape, epoch, progress)
+    return build_found_engine(config, FoundModel(*find_model(config, progress)), epoch, progress)
 
 
-def build_found_engine(
-    config: EngineConfig, resolved: ResolvedModel, shape: ModelShape, epoch: int, progress: Progress
-) -> BuiltEngine:
+def build_found_engine(config: EngineConfig, found: FoundModel, epoch: int, progress: Progress) -> BuiltEngine:
     """A ready engine with one rank in this process, for a model that `find_model` has found."""
-    rank, runner = start_rank(config, resolved, shape, epoch, progress)
+    rank, runner = start_rank(config, found.resolved, found.shape, epoch, progress)
+    sizes = EngineSizes(
+        num_blocks=rank.kv.num_blocks,
+        max_model_len=rank.kv.max_model_len,
+        num_step_tokens=rank.num_step_tokens,
+    )
     return BuiltEngine(
-        engine=engine_on(
-            config,
-            LocalExecutor(runner),
-            shape,
-            EngineSizes(
-                num_blocks=rank.kv.num_blocks,
-                max_model_len=rank.kv.max_model_len,
-                num_step_tokens=rank.num_step_tokens,
-            ),
-            epoch,
-        ),
-        model=ModelStatus(
-            path=str(resolved.path),
-            architecture=shape.architecture,
-            num_parameters=shape.num_parameters,
-            vocab_size=shape.vocab_size,
-            max_model_len=rank.kv.max_model_len,
-            eos_token_ids=shape.eos_token_ids,
+        engine=engine_on(config, LocalExecutor(runner), found.shape, sizes, epoch),
+        model=served_model(
+            found,
             dtype=rank.dtype,
             compute_dtype=rank.compute_dtype,
             weight_bytes=rank.weight_bytes,
-            commit=resolved.commit,
+            max_model_len=rank.kv.max_model_len,
         ),
         kv_explanation=rank.kv.explanation,
         rank=rank,
+    )
+
+
+def served_model(
+    found: FoundModel, *, dtype: str, compute_dtype: str, weight_bytes: int, max_model_len: int
+) -> ServedModel:
+    """The model as API server processes know it. `weight_bytes`: of all ranks together."""
+    return ServedModel(
+        path=str(found.resolved.path),
+        architecture=found.shape.architecture,
+        num_parameters=found.shape.num_parameters,
+        vocab_size=found.shape.vocab_size,
+        max_model_len=max_model_len,
+        eos_token_ids=found.shape.eos_token_ids,
+        dtype=dtype,
+        compute_dtype=compute_dtype,
+        weight_bytes=weight_bytes,
+        commit=found.resolved.commit,
     )
 
 

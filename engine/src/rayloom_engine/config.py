@@ -1,4 +1,4 @@
-"""EngineConfig: the one document that says what an engine serves and how.
+"""EngineConfig: the document with all settings of an engine.
 
 The operator writes it, `rayloom-engine --config FILE` reads it, and every field is also a flag of the same name
 (`max_model_len` is `--max-model-len`). Its JSON schema is `schemas/engine-config.v1.json`, written by `make schemas`.
@@ -21,7 +21,7 @@ BLOCK_SIZE = 16  # tokens in a KV block
 
 
 class EngineConfig(BaseModel):
-    """What to serve and how. Frozen: built once at start, passed down in the smallest piece a thing needs."""
+    """All settings of an engine. Frozen: built once at start."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -175,7 +175,7 @@ class EngineConfig(BaseModel):
 
     @property
     def parallelism(self) -> str:
-        """What the number of ranks comes from, for messages."""
+        """The two sizes whose product is the number of ranks, for messages."""
         return (
             f"tensor_parallel_size {self.tensor_parallel_size} x pipeline_parallel_size {self.pipeline_parallel_size}"
         )

@@ -1,10 +1,10 @@
-"""The engine's own exceptions. `ValueError` children are what a user can fix; their text says how."""
+"""The engine's own exceptions. Subclasses of ValueError are faults that a user can fix; their message has the cure."""
 
 import reprlib
 from typing import Literal, TypeAlias
 
-# What is wrong with a model, for programs; the message is for people. NoAccess: the hub wants a token, or another one.
-# Gated: the token's account has to accept the model's terms. Unreachable: may pass by itself. Invalid: all the rest.
+# The kind of a model's fault, for programs; the message is for people. NoAccess: the hub needs a token, or another one.
+# Gated: the token's account has to accept the model's terms. Unreachable: may pass by itself. Invalid: all others.
 ModelFault: TypeAlias = Literal["NotFound", "NoAccess", "Gated", "Unsupported", "Unreachable", "Invalid"]
 
 
@@ -23,7 +23,7 @@ class ConfigError(EngineError, ValueError):
 
 
 class ModelError(EngineError, ValueError):
-    """A model that cannot be served: not found, not supported, or broken files. Raised before weights are read."""
+    """A model that cannot be served: not found, not supported, or with broken files. Raised before weights are read."""
 
     def __init__(self, message: str, fault: ModelFault = "Invalid") -> None:
         super().__init__(message)
@@ -31,7 +31,7 @@ class ModelError(EngineError, ValueError):
 
 
 class RequestError(EngineError, ValueError):
-    """A request that is refused. `field` is the request field at fault, or None when no single one is."""
+    """A refused request. `field`: the request field at fault, or None when no single field is."""
 
     def __init__(self, message: str, field: str | None = None) -> None:
         super().__init__(message)
@@ -59,13 +59,13 @@ class CorruptRank(EngineError):
 
 
 class EngineDead(EngineError):
-    """The core cannot be brought back. `message` holds the first cause."""
+    """The engine has failed for good. The message holds the first cause."""
 
 
 class RankLost(EngineError):
-    """A rank died, fell silent or could not do its part.
+    """A rank died, shows no sign of life, or could not carry out an order.
 
-    `is_alive`: its process is there and may be used again. `is_silent`: it shows no sign of life; it may be stopped.
+    `is_alive`: its process lives and may be used again. `is_silent`: it shows no sign of life; it may be stopped.
     """
 
     def __init__(self, rank: int, cause: str, *, is_alive: bool = False, is_silent: bool = False) -> None:
@@ -76,12 +76,12 @@ class RankLost(EngineError):
 
 
 def shown(value: object) -> str:
-    """A value out of a file or a request as a message shows it: in one printable line, and short."""
+    """A value of a file or a request for a message: short, and in one printable line."""
     return _SHORT.repr(value)
 
 
 def word(value: object) -> str:
-    """The same for a name, which stays without quotation marks where it is short and printable."""
+    """`shown` for a name: without quotation marks when it is short and printable."""
     is_plain = isinstance(value, str) and 0 < len(value) <= _MAX_WORD and value.isprintable()
     return str(value) if is_plain else shown(value)
 

@@ -1,4 +1,4 @@
-"""Which executor starts the ranks, and why. Pure, so that the choice can be explained before anything runs."""
+"""The choice of the executor, which starts the ranks. Pure, so that `doctor` can explain it before anything runs."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ class ExecutorChoice:
 
     @property
     def has_rank_processes(self) -> bool:
-        """False when the core is its own only rank."""
+        """False when the EngineCore is its own only rank."""
         return self.name != "uni"
 
 
 def choose_executor(config: EngineConfig, environ: Mapping[str, str]) -> ExecutorChoice:
-    """An explicit setting, else what a job's environment or a named Ray cluster asks for, else uni or mp."""
+    """The explicit setting, else external in a job's environment, else ray with a named cluster, else uni or mp."""
     if config.executor != "auto":
         return ExecutorChoice(config.executor, "set")
     if config.ray_address is not None:
@@ -43,7 +43,7 @@ def choose_executor(config: EngineConfig, environ: Mapping[str, str]) -> Executo
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobPlace:
-    """What the environment says about this process of a job that torchrun, or something like it, has started."""
+    """The place of this process in a job of torchrun or a similar launcher, by its environment."""
 
     rank: int
     local_rank: int
@@ -61,7 +61,7 @@ class JobPlace:
 
 
 def job_place(config: EngineConfig, environ: Mapping[str, str]) -> JobPlace:
-    """This process's place in its job. Raises ConfigError when variables are missing, or are not for this config."""
+    """This process's place in its job. Raises ConfigError when variables are missing or contradict the config."""
     missing = [name for name in _JOB_VARIABLES if not environ.get(name)]
     if missing:
         raise ConfigError(

@@ -1,11 +1,11 @@
-"""`python -m rayloom_engine.linger`: the last thing that a pod with ranks does, before its processes are stopped.
+"""`python -m rayloom_engine.linger`: the preStop hook of a pod with ranks.
 
-When a whole engine is deleted all its pods are told so at the same moment. While the engine then finishes its streams
-its ranks must stay, so their pods wait here until it has ended. A pod that is to go alone waits a few seconds, because
-the engine may be about to say that it drains, and goes: its ranks are replaced, and every stream goes on.
+When a whole engine replica is deleted, Kubernetes terminates all its pods at the same time. The engine then finishes
+its streams and needs its ranks, so their pods wait here until it has ended. A pod that terminates alone waits a few
+seconds, in case the engine is about to drain, and then ends: its ranks are replaced, and every stream continues.
 
-No name is looked up, because an engine's names go with it. Where the engine is, connections say: those of ranks, and
-those of the pod's Ray to the head's, which is in the engine's pod and knows of ranks that are about to attach.
+The engine's DNS names are gone by then, so the hook finds the engine's address in open TCP connections: of ranks to
+the rank port, and of the pod's Ray to Ray's head, which runs in the engine's pod also before the first rank attaches.
 """
 
 from __future__ import annotations
@@ -23,33 +23,38 @@ from typing import Literal
 Answer = Literal["draining", "working", "silent", "gone"]
 
 RAY_PORT = 6379  # of Ray's head, by Ray's own default
-# The engine's own pod is told to stop by another node's kubelet, and its front drains two seconds later.
+# Another node's kubelet terminates the engine's own pod, and its front drains two seconds later.
 _PATIENCE_S = 6.0
-_LOOK_S = 0.2
+_POLL_S = 0.2
 _ANSWER_S = 1.0
 _ESTABLISHED = "01"
 
 
 def linger(look: Callable[[], Answer], clock: Callable[[], float], sleep: Callable[[float], object]) -> str:
-    """Returns why the pod may end: at once when there is no engine, and otherwise when it has drained or does not
-    begin to for a while. An engine that is silent is believed to do what it did, for as long."""
-    was_draining, until = False, clock() + _PATIENCE_S
+    """Waits until the pod may end; returns the reason.
+
+    Returns at once without an engine, else when the engine has drained or has not begun to within _PATIENCE_S. An
+    engine that does not answer counts as in its last known state for as long.
+    """
+    was_draining = False
+    until = clock() + _PATIENCE_S
     while clock() < until:
         answer = look()
         if answer == "gone":
             return "the engine has ended"
         if answer == "draining":
-            was_draining, until = True, clock() + _PATIENCE_S
+            was_draining = True
+            until = clock() + _PATIENCE_S
         elif answer == "working" and was_draining:
             return "the engine does not drain any more"
-        sleep(_LOOK_S)
+        sleep(_POLL_S)
     return "the engine fell silent" if was_draining else "the engine does not drain"
 
 
 def engines(table: str, ports: Collection[int]) -> Iterator[str]:
-    """Addresses with an established connection to one of `ports` of theirs in a table of /proc/net/tcp or tcp6.
+    """Remote addresses of established connections to one of `ports`, in a table of /proc/net/tcp or tcp6.
 
-    Each is in hexadecimal, in words of four bytes in the machine's order
+    The table has addresses in hexadecimal, in words of four bytes in the machine's order
     (https://www.kernel.org/doc/html/latest/networking/proc_net_tcp.html).
     """
     for line in table.splitlines()[1:]:
@@ -62,7 +67,7 @@ def engines(table: str, ports: Collection[int]) -> Iterator[str]:
 
 
 def ask(host: str, port: int) -> Answer:
-    """What the engine at `host` does, by its API port, which asks for no key here."""
+    """The state of the engine at `host`, by /ready of its API port, which needs no key."""
     connection = http.client.HTTPConnection(host, port, timeout=_ANSWER_S)
     try:
         connection.request("GET", "/ready")
@@ -80,12 +85,14 @@ def ask(host: str, port: int) -> Answer:
 
 
 class Look:
-    """Asks the engine wherever a connection was seen, now or earlier: while it drains, connections come and go."""
+    """Asks for the engine's state at every address with a connection now or earlier: a drain closes connections."""
 
     def __init__(
         self, ports: Collection[int], ask: Callable[[str], Answer], tables: Callable[[], Iterator[str]]
     ) -> None:
-        self._ports, self._ask, self._tables = ports, ask, tables
+        self._ports = ports
+        self._ask = ask
+        self._tables = tables
         self._hosts: set[str] = set()
 
     def __call__(self) -> Answer:
@@ -101,7 +108,7 @@ def _connections() -> Iterator[str]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m rayloom_engine.linger", description=__doc__)
-    parser.add_argument("--rank-port", type=int, required=True, help="port of the engine that ranks connect to")
+    parser.add_argument("--rank-port", type=int, required=True, help="the engine's port for ranks")
     parser.add_argument("--port", type=int, required=True, help="its API port")
     parser.add_argument("--ray-port", type=int, default=RAY_PORT, help="port of Ray's head")
     args = parser.parse_args()

@@ -19,7 +19,8 @@ from tqdm import tqdm
 
 from rayloom_engine.build import build_engine
 from rayloom_engine.config import parse_config
-from rayloom_engine.core.sequence import CORRUPT, SequenceOutput
+from rayloom_engine.core.output import SequenceOutput
+from rayloom_engine.core.sequence import CORRUPT
 from rayloom_engine.core.sequence import Sequence as CoreSequence
 from rayloom_engine.core.step import TokenLogprobs
 from rayloom_engine.errors import CORRUPT_LOGITS, ConfigError, CorruptLogits, EngineDead, RequestError
@@ -59,7 +60,7 @@ class RequestOutput:
 
 
 class _Choice:
-    """A sequence in the making."""
+    """A choice while its tokens arrive."""
 
     def __init__(self, decoder: OutputDecoder, prompt_index: int, index: int) -> None:
         self.decoder = decoder
@@ -74,7 +75,7 @@ class _Choice:
         self.stop_reason: str | int | None = None
 
     def add(self, output: SequenceOutput) -> bool:
-        """Adds what a step brought. True when the choice is complete."""
+        """Adds the output of a step. Returns True when the choice is complete."""
         self.prompt_logprobs = self.prompt_logprobs or output.prompt_logprobs
         self.num_cached_tokens = self.num_cached_tokens or output.num_cached_tokens
         delta = self.decoder.add(output.token_ids, output.logprobs, output.finish_reason, output.stop_token_id)
@@ -83,7 +84,8 @@ class _Choice:
         self.logprobs += delta.logprobs
         if delta.finish_reason is None:
             return False
-        self.finish_reason, self.stop_reason = delta.finish_reason, delta.stop_reason
+        self.finish_reason = delta.finish_reason
+        self.stop_reason = delta.stop_reason
         return True
 
     def output(self) -> CompletionOutput:
@@ -98,10 +100,10 @@ class _Choice:
 
 
 class LLM:
-    """A model, loaded once, that answers batches of prompts. Not for use by several threads at once."""
+    """A loaded model that answers batches of prompts. For one thread at a time."""
 
     def __init__(self, model: str = "builtin://smollm2-135m", **settings: Any) -> None:
-        """`settings` are EngineConfig's fields (dtype, max_model_len, num_kv_blocks, threads, ...).
+        """`settings`: fields of EngineConfig (dtype, max_model_len, num_kv_blocks, threads, ...).
 
         Raises ConfigError or ModelError.
         """
@@ -143,7 +145,7 @@ class LLM:
     ) -> list[RequestOutput]:
         """One RequestOutput per prompt, in order. A prompt is a text or a list of token ids.
 
-        Raises RequestError, before anything is computed, when one of the prompts cannot be run.
+        Raises RequestError, before anything is computed, when one of the prompts cannot be computed.
         """
         many = _many_prompts(prompts)
         texts = [prompt if isinstance(prompt, str) else None for prompt in many]
@@ -176,19 +178,19 @@ class LLM:
             raise EngineDead("this LLM was shut down; make a new one")
         choices: dict[str, _Choice] = {}
         sequences = []
-        for prompt_index, (prompt_ids, wishes) in enumerate(zip(prompts, params, strict=True)):
+        for prompt_index, (prompt_ids, sampling) in enumerate(zip(prompts, params, strict=True)):
             check_token_ids(prompt_ids, self.model.vocab_size)
-            shared_ids = tuple(prompt_ids)  # one object for all choices: the scheduler compares them at no cost
+            shared_ids = tuple(prompt_ids)  # one object for all choices: the scheduler compares prompts by identity
             seed = secrets.randbits(62)
             leader = None
-            stops = StopAutomaton(wishes.stop_strings)
-            for index in range(wishes.n):
+            stops = StopAutomaton(sampling.stop_strings)
+            for index in range(sampling.n):
                 request_id = f"local/{self._next_id}"
                 self._next_id += 1
-                decoding = wishes.decoding(
+                decoding = sampling.decoding(
                     index, len(prompt_ids), self.model.max_model_len, self.model.vocab_size, seed
                 )
-                decoder = OutputDecoder(self.tokenizer, wishes, self.model.eos_token_ids, prompt_ids, stops)
+                decoder = OutputDecoder(self.tokenizer, sampling, self.model.eos_token_ids, prompt_ids, stops)
                 choices[request_id] = _Choice(decoder, prompt_index, index)
                 sequences.append(
                     CoreSequence(
@@ -201,11 +203,11 @@ class LLM:
                 )
                 leader = leader or request_id
         for sequence in sequences:
-            self._engine.add(sequence, is_resume=True)  # our own batch has no queue limit
+            self._engine.add(sequence, is_resume=True)  # no queue limit within a batch
         try:
             self._finish_all(choices, use_tqdm)
         finally:
-            for sequence in sequences:  # after an interrupt nothing of this batch stays behind
+            for sequence in sequences:  # an interrupt must leave no sequence of this batch in the engine
                 self._engine.abort(sequence.request_id)
         by_prompt: list[list[_Choice]] = [[] for _ in prompts]
         for choice in choices.values():
@@ -219,15 +221,15 @@ class LLM:
                 for output in self._engine.step():
                     if output.finish_reason == CORRUPT:
                         raise CorruptLogits(CORRUPT_LOGITS)
-                    if choices[output.request_id].add(output):
-                        if output.finish_reason is None:  # ended by a stop string, which only the text shows
-                            self._engine.abort(output.request_id)
-                        unfinished.discard(output.request_id)
+                    if choices[output.sequence_id].add(output):
+                        if output.finish_reason is None:  # a stop string has ended it, which the engine does not see
+                            self._engine.abort(output.sequence_id)
+                        unfinished.discard(output.sequence_id)
                         bar.update()
 
 
 def _many_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """One text or one list of ids counts as one prompt."""
+    """The prompts as a list; one text or one list of ids is one prompt."""
     if isinstance(prompts, str):
         return [prompts]
     if all(isinstance(item, int) for item in prompts) and prompts:
@@ -236,7 +238,7 @@ def _many_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
 
 
 def _many_conversations(messages: Messages | Sequence[Messages]) -> list[Messages]:
-    """A list of messages counts as one conversation."""
+    """The conversations as a list; one list of messages is one conversation."""
     if all(isinstance(item, Mapping) for item in messages) and messages:
         return [[item for item in messages if isinstance(item, Mapping)]]
     return [item for item in messages if not isinstance(item, Mapping)]

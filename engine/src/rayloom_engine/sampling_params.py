@@ -1,7 +1,7 @@
-"""SamplingParams: what a user asks of one request, with vLLM's names and defaults.
+"""SamplingParams: a user's settings of one request, with vLLM's names and defaults.
 
-Not to be confused with `core.decoding.DecodingParams`, what the ranks need for one sequence: a request becomes n
-sequences. Stop strings, include_stop_str_in_output and skip_special_tokens stay with whoever turns tokens into text.
+Not to be confused with `core.decoding.DecodingParams`, the ranks' settings of one sequence: a request becomes n
+sequences. Stop strings, include_stop_str_in_output and skip_special_tokens are for the process that detokenises.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _MAX_NAMED = 5  # values at fault that one message names
 
 
 class ContextTooLong(RequestError):
-    """The prompt and what it asks for do not fit in the model's context."""
+    """The prompt and the requested tokens do not fit in the model's context."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +45,7 @@ class Range:
 
     @property
     def words(self) -> str:
-        """For messages and for the documentation."""
+        """The range in words, for messages and for the documentation."""
         if self.high is None:
             return f"at least {_number(self.low)}"
         return f"from {_number(self.low)} to {_number(self.high)}"
@@ -56,7 +56,7 @@ class Range:
             kind = "an integer" if self.is_whole else "a number"
             raise RequestError(f"{name} must be {kind}, given {shown(value)}", name)
         assert isinstance(value, int | float)
-        # A huge integer is not infinite, but no float either.
+        # A huge integer is finite, but no float can hold it.
         if not -1e300 < value < 1e300 or value < self.low or (self.high is not None and value > self.high):
             raise RequestError(f"{name} must be {self.words}, given {shown(value)}", name)
 
@@ -64,7 +64,7 @@ class Range:
 RANGES: Mapping[str, Range] = MappingProxyType(
     {
         "n": Range(low=1, high=MAX_CHOICES, is_whole=True),
-        # OpenAI ends at 2. More is only more random, and users of other servers ask for it.
+        # OpenAI's maximum is 2. Higher values are only more random, and users of other servers send them.
         "temperature": Range(low=0.0),
         "top_p": Range(low=0.0, high=1.0),
         "top_k": Range(low=-1, high=MAX_COUNT, is_whole=True),
@@ -86,7 +86,7 @@ _TOKEN_ID = Range(low=0, high=MAX_COUNT, is_whole=True)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """One request's wishes. Raises RequestError naming the field when one cannot be granted."""
+    """One request's settings. The constructor raises RequestError naming the field at fault."""
 
     n: int = 1  # choices per prompt
     temperature: float = 1.0  # 0 = greedy
@@ -101,7 +101,7 @@ class SamplingParams:
     stop: str | Iterable[str] | None = ()  # kept as a tuple; an empty string stops nothing
     stop_token_ids: Iterable[int] | None = ()  # kept as a tuple
     min_tokens: int = 0  # no EOS, stop id or stop string before that many tokens
-    max_tokens: int | None = 16  # None = to the end of the context; 0 = nothing, for the prompt's logprobs alone
+    max_tokens: int | None = 16  # None = to the end of the context; 0 = no answer, only the prompt's logprobs
     ignore_eos: bool = False
     logprobs: int | None = None  # alternatives per generated token; None = none, 0 = the chosen token only
     prompt_logprobs: int | None = None  # the same for the prompt's tokens
@@ -127,7 +127,7 @@ class SamplingParams:
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
-        """`stop` as it is kept: a tuple without repeats."""
+        """`stop` as a tuple without repetitions."""
         assert isinstance(self.stop, tuple)
         return self.stop
 
@@ -143,8 +143,8 @@ class SamplingParams:
     ) -> DecodingParams:
         """The DecodingParams of choice `index` of a prompt of `prompt_len` tokens.
 
-        `fresh_seed` (any integer >= 0) counts where the user gave none. Raises ContextTooLong when prompt and output do
-        not fit in `max_model_len`, RequestError for ids outside the vocabulary or more than `max_output_tokens`.
+        `fresh_seed` (any integer >= 0) is the seed when the user gave none. Raises ContextTooLong when prompt and
+        output do not fit in `max_model_len`, RequestError for ids outside the vocabulary or too many tokens.
         """
         wanted = self.check_room(prompt_len, max_model_len)
         room = max_model_len - prompt_len
@@ -154,7 +154,7 @@ class SamplingParams:
                 "max_tokens",
             )
         max_tokens = self.max_tokens if self.max_tokens is not None else min(room, max_output_tokens or room)
-        max_tokens = max(max_tokens, 1)  # a step that computes the last prompt token always chooses one
+        max_tokens = max(max_tokens, 1)  # a step that computes the last prompt token always samples one
         assert isinstance(self.stop_token_ids, tuple)
         for name, ids in (("stop_token_ids", self.stop_token_ids), ("logit_bias", tuple(self.logit_bias))):
             outside = [token_id for token_id in ids if token_id >= vocab_size]
@@ -183,7 +183,10 @@ class SamplingParams:
         )
 
     def check_room(self, prompt_len: int, max_model_len: int) -> int:
-        """How many tokens must fit behind a prompt. Raises ContextTooLong when they do not, RequestError for none."""
+        """Number of tokens that must fit after a prompt.
+
+        Raises ContextTooLong when they do not fit, RequestError for a prompt without tokens.
+        """
         if prompt_len < 1:
             raise RequestError("the prompt has no tokens; give at least one", "prompt")
         wanted = max(self.max_tokens or 0, self.min_tokens, 1)
@@ -195,12 +198,15 @@ class SamplingParams:
         return wanted
 
     def seed_of(self, index: int, fresh_seed: int) -> int:
-        """The seed of choice `index` of a prompt. It is all that differs between the choices' DecodingParams."""
+        """The seed of choice `index` of a prompt: the only difference between the choices' DecodingParams."""
         return choice_seed(fresh_seed if self.seed is None or self.seed == -1 else self.seed, index)
 
 
 def choice_seed(seed: int, index: int) -> int:
-    """The seed of choice `index`, in [0, 2**63): `seed` itself for choice 0, a mix of both (splitmix64) for others."""
+    """The seed of choice `index`, in [0, 2**63): `seed` for choice 0, else splitmix64 of both.
+
+    https://prng.di.unimi.it/splitmix64.c
+    """
     if index == 0:
         return seed & _MASK_63
     mixed = (seed + index * 0x9E3779B97F4A7C15) & _MASK_64
@@ -210,9 +216,9 @@ def choice_seed(seed: int, index: int) -> int:
 
 
 def check_token_ids(token_ids: Sequence[int], vocab_size: int, field: str = "prompt") -> None:
-    """Raises RequestError naming the first id that the model has no embedding for.
+    """Raises RequestError naming the first id without an embedding in the model, and `field`, which has it.
 
-    A tokenizer can know more ids than its model, so ids that come from text need this too. `field` is where they are.
+    Ids of a tokenizer need this check too: it may have more ids than the model.
     """
     if not token_ids or (min(token_ids) >= 0 and max(token_ids) < vocab_size):
         return
@@ -230,7 +236,7 @@ def _stop_strings(stop: object) -> tuple[str, ...]:
         strings = tuple(stop)
     if len(strings) > MAX_STOP_STRINGS:
         raise RequestError(f"stop has {len(strings)} strings, at most {MAX_STOP_STRINGS} are allowed", "stop")
-    checked: dict[str, None] = {}  # a set that keeps the order
+    checked: dict[str, None] = {}  # an ordered set
     for string in strings:
         if not isinstance(string, str):
             raise RequestError(f"stop must be a string or a list of strings, given {shown(string)}", "stop")
@@ -275,7 +281,7 @@ def _logit_bias(biases: object) -> dict[int, float]:
     checked = {}
     no_ids = []
     for key, bias in biases.items():
-        # JSON has only strings as keys, so a string of digits is an id too.
+        # JSON's keys are strings, so a string of digits is an id too.
         token_id = int(key) if isinstance(key, str) and key.isascii() and key.isdigit() and len(key) < 10 else key
         if not isinstance(token_id, int) or isinstance(token_id, bool) or not 0 <= token_id <= MAX_COUNT:
             no_ids.append(key)
@@ -288,7 +294,7 @@ def _logit_bias(biases: object) -> dict[int, float]:
 
 
 def _listed(values: Sequence[object]) -> str:
-    """The first few of the values at fault, for a message."""
+    """The first few values at fault, for a message."""
     named = ", ".join(map(shown, values[:_MAX_NAMED]))
     return named if len(values) <= _MAX_NAMED else f"{named} and {len(values) - _MAX_NAMED} more"
 

@@ -1,16 +1,16 @@
 """The admin port's `/status` document, version 1. Its JSON schema is `schemas/status.v1.json`.
 
-`state` is what the operator acts on:
+The operator acts on `state`:
   starting    the first load is not done; nothing is accepted
   serving     requests are accepted and tokens flow
-  recovering  the core (or a rank) is gone and being rebuilt; accepted requests wait, new ones queue
+  recovering  the core (or a rank) is lost and being rebuilt; accepted requests wait, new ones queue
   draining    running requests finish, new ones get 503
-  failed      given up; `reason` holds the first cause
+  failed      for good; `reason` holds the first cause
 
-A request with `Prefer: return=minimal` gets what the operator reads, without `recoveries` and with `node` alone of each
-rank: the whole document of an engine with 128 ranks is larger than the 64 KiB that the operator takes of an answer with
-`Preference-Applied: return=minimal`. An answer without that header, as engines of the version before send it, may have
-256 KiB.
+A request with `Prefer: return=minimal` gets the fields that the operator reads, without `recoveries` and with `node`
+alone of each rank: the whole document of an engine with 128 ranks is larger than 64 KiB, the operator's limit of an
+answer with `Preference-Applied: return=minimal`. An answer without that header, as of an engine of an earlier version,
+may have 256 KiB.
 """
 
 from __future__ import annotations
@@ -121,6 +121,6 @@ class EngineStatus(_Part):
     api_url: str
 
     def minimal_json(self) -> str:
-        """The document without what only people read."""
+        """The document with the fields that the operator reads."""
         others = set(Rank.model_fields) - {"node"}
         return self.model_dump_json(exclude={"recoveries": True, "ranks": {"__all__": others}})

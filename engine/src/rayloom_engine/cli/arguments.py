@@ -43,12 +43,12 @@ def add_config_arguments(parser: argparse.ArgumentParser, *, is_server: bool) ->
 
 
 def add_model_argument(parser: argparse.ArgumentParser) -> None:
-    """The model without its flag. `model_of` puts the two together."""
+    """The model as a positional argument. `model_of` combines it with the flag."""
     parser.add_argument("positional_model", nargs="?", metavar="MODEL", help="the same as --model")
 
 
 def model_of(args: argparse.Namespace) -> str | None:
-    """The model that a command line names, by its flag or without. Raises ConfigError where these are two."""
+    """The model of a command line, by flag or position. Raises ConfigError when these are two models."""
     positional: str | None = args.positional_model
     by_flag: str | None = args.model
     if positional is not None and by_flag is not None and positional != by_flag:
@@ -74,7 +74,8 @@ def flag_of(field: str) -> str:
 
 
 def _add_flag(group: argparse._ArgumentGroup, name: str, field: FieldInfo) -> None:
-    flag, text = flag_of(name), _help(field).replace("%", "%%")
+    flag = flag_of(name)
+    text = _help(field).replace("%", "%%")
     kind, choices, is_list = _kind(field.annotation)
     if kind is bool:
         group.add_argument(flag, dest=name, action=argparse.BooleanOptionalAction, default=None, help=text)
@@ -92,7 +93,7 @@ def _add_flag(group: argparse._ArgumentGroup, name: str, field: FieldInfo) -> No
 
 
 def _help(field: FieldInfo) -> str:
-    """The field's description and its default; in words where the value would say nothing."""
+    """The field's description and its default; in words where the bare value has no meaning."""
     description = field.description or ""
     if field.default is None and "Default: " in description:
         return description
@@ -105,7 +106,7 @@ def _help(field: FieldInfo) -> str:
 
 
 class _Number:
-    """A type for argparse whose refusal says what to do about `auto`, which other servers take."""
+    """A type for argparse whose refusal has the replacement of `auto`, a value of other servers."""
 
     def __init__(self, kind: Callable[[str], Any], otherwise: str) -> None:
         self._kind = kind
@@ -135,6 +136,6 @@ def _kind(annotation: Any) -> tuple[Callable[[str], Any], list[str] | None, bool
 
 def _json_object(text: str) -> Any:
     try:
-        return json.loads(text)  # that it is an object is checked with the rest of the document
+        return json.loads(text)  # parse_config checks that it is an object
     except ValueError as error:
         raise argparse.ArgumentTypeError(f"{text!r} is not JSON: {error}") from error

@@ -1,4 +1,4 @@
-"""`rayloom-engine bench`: the command is listed here; what it does is a package of its own, `rayloom_bench`."""
+"""`rayloom-engine bench`: only the command's entry; its code is the package `rayloom_bench`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class BenchMissing(EngineError):
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser], arguments: Sequence[str]) -> None:
-    """The flags are added only when `arguments` name this command: the others neither need nor load the package.
+    """Adds the command; its flags only when `arguments` name it, so that other commands do not need the package.
 
     Raises BenchMissing.
     """
@@ -25,7 +25,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser], ar
     )
     if arguments[:1] == ["bench"]:
         try:
-            # By its name alone: the benchmark imports the engine, never the other way round.
+            # By its name: no module of the engine may import the benchmark.
             package = importlib.import_module(PACKAGE)
         except ModuleNotFoundError as error:
             if error.name != PACKAGE:

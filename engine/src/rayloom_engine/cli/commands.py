@@ -1,4 +1,4 @@
-"""The commands of `rayloom-engine`, and what they have in common: errors in one sentence, exit codes."""
+"""The commands of `rayloom-engine`, with one-line errors and exit codes for all of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`rayloom-engine doctor`: what this machine has, what a config would make of it, and what stands in its way."""
+"""`rayloom-engine doctor`: prints this machine's resources, the effect of a config on it, and its problems."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def _model(config: EngineConfig, problems: list[str]) -> list[tuple[str, str]]:
 
 
 def _ports(config: EngineConfig, problems: list[str]) -> list[tuple[str, str]]:
-    from rayloom_engine.supervisor.supervisor import bind_sockets
+    from rayloom_engine.supervisor.sockets import bind_sockets
 
     try:
         for listener in bind_sockets(config):

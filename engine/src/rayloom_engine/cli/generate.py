@@ -1,7 +1,7 @@
 """`rayloom-engine generate`: prompts in, JSON lines out, with the engine in this process.
 
-Prompts come from --prompt, from --file (a prompt a line; a line that is a JSON object may have `prompt` or `messages`),
-or from stdin in the same form.
+Prompts are given by --prompt, by --file (a prompt a line, or a JSON object with `prompt` or `messages` a line), or on
+stdin in the same form.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def read_items(lines: Iterable[str]) -> Iterable[dict[str, Any]]:
-    """One item a line; blank lines are left out. Raises RequestError naming the line of an object without a prompt."""
+    """One item for each line that is not blank. Raises RequestError naming the line of an object without a prompt."""
     for number, line in enumerate(lines, start=1):
         text = line.rstrip("\n")
         if not text.strip():

@@ -1,4 +1,4 @@
-"""Sentences about flags that no command has: what to use in place of other servers' flags, or what was meant."""
+"""Messages about unknown flags: the replacement of another server's flag, or the flag with a similar name."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _NO_TOOLS = "tools are not supported"
 _NO_QUANTISATION = "the engine computes in 16 or 32 bits; --dtype chooses which, and GGUF files are read"
 _BY_GATEWAY = "put a gateway or an Ingress in front of the API port"
 
-# Flags of vLLM and SGLang that people bring along -> what does the same here, or why nothing does.
+# Flag of vLLM or SGLang -> its replacement here, or the reason that there is none.
 _ELSEWHERE = {
     "--gpu-memory-utilization": "use --kv-cache-memory-bytes or --num-kv-blocks; without them the KV cache takes what "
     "is free",
@@ -62,9 +62,9 @@ _ELSEWHERE = {
 
 
 def complaints(unknown: Sequence[str], known: Collection[str]) -> list[str]:
-    """A sentence for each flag that is left over; for values that nothing takes, one for all of them.
+    """A message for each unknown flag, or one message for all values without a flag.
 
-    `unknown` is what argparse has left, in order; `known` are the flags that the command has.
+    `unknown`: arguments that argparse did not take, in order; `known`: flags of the command.
     """
     flags = [part.partition("=")[0] for part in unknown if part.startswith("-") and not _is_number(part)]
     if not flags:

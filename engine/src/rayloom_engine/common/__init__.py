@@ -1,0 +1,1 @@
+"""Parts that several processes of the engine share."""

@@ -1,4 +1,4 @@
-"""Values in the words of JSON, for messages to people who write JSON: `false` and "text", never `False` and 'text'."""
+"""Values as JSON, for messages to users who write JSON: `false` and "text", never `False` and 'text'."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import reprlib
 from collections.abc import Iterator, Mapping
 
 SHOWN_CHARS = 80
-_MAX_BITS = 1024  # of an integer whose digits are written; more digits than that say nothing, and cost time
+_MAX_BITS = 1024  # of an integer whose digits are written; more digits cost time and help no reader
 
 _other = reprlib.Repr()
 _other.maxstring = _other.maxother = SHOWN_CHARS
@@ -17,8 +17,8 @@ _other.maxstring = _other.maxother = SHOWN_CHARS
 def shown(value: object) -> str:
     """`value` as JSON in at most 80 characters, cut with "..." when it is longer.
 
-    The cost does not grow with the value: a user's value can have megabytes. A value that JSON does not have (bytes, in
-    Python's own API) is written as Python writes it.
+    The cost does not grow with the value: a user's value can have megabytes. A value without a form in JSON (bytes, in
+    the Python API) is written as Python writes it.
     """
     text = ""
     for piece in _pieces(value):
@@ -30,7 +30,7 @@ def shown(value: object) -> str:
 
 def _pieces(value: object) -> Iterator[str]:
     if isinstance(value, str):
-        # One character more than is shown is enough to know that the text is cut.
+        # One character more than SHOWN_CHARS suffices: the text is then cut.
         yield json.dumps(value[: SHOWN_CHARS + 1], ensure_ascii=False)
     elif isinstance(value, Mapping):
         yield "{"

@@ -1,4 +1,4 @@
-"""What every process of the engine does at its start: logging, and a bond to the life of its parent."""
+"""Parts of every process of the engine: logging, end with the parent, signs of life, files of the run folder."""
 
 from __future__ import annotations
 
@@ -17,16 +17,17 @@ from pathlib import Path
 
 EXIT_CONFIG = 78  # the settings or the model cannot be used (sysexits.h EX_CONFIG); a restart would not help
 EXIT_GIVEN_UP = 70  # a process kept dying until the restart budget was spent (EX_SOFTWARE)
-EXIT_RANK_LOST = 75  # a part of a job (executor external) is gone: start the job again (EX_TEMPFAIL)
+EXIT_RANK_LOST = 75  # a process of a job (executor external) is lost: start the job again (EX_TEMPFAIL)
 
 PULSE_SECONDS = 0.5
 
-_PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
+_PR_SET_PDEATHSIG = 1
+_PR_SET_NAME = 15
 _LAST_SECONDS = 5.0
 
 
 def set_up_logging(role: str, level: str) -> None:
-    """Logs to stderr, one line a record, with the process's role."""
+    """Sets up logging to stderr, one line a record, with the process's role."""
     logging.basicConfig(
         level=level.upper(),
         stream=sys.stderr,
@@ -37,7 +38,7 @@ def set_up_logging(role: str, level: str) -> None:
 
 @contextlib.contextmanager
 def without_garbage_collection() -> Iterator[None]:
-    """For the import of torch, of which nothing is garbage: it takes a tenth less time so."""
+    """Disables the garbage collector in the block, for the import of torch, which then takes a tenth less time."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -48,24 +49,24 @@ def without_garbage_collection() -> Iterator[None]:
 
 
 def end_with_parent(parent_pid: int, how: signal.Signals = signal.SIGKILL) -> None:
-    """This process gets the signal `how` when the process `parent_pid`, which started it, ends for whatever reason.
+    """Sends this process the signal `how` when its parent `parent_pid` ends, for any reason.
 
-    Other signals than SIGKILL give it _LAST_SECONDS to end what it has started.
+    After another signal than SIGKILL it has _LAST_SECONDS to end its children.
     """
     _control(_PR_SET_PDEATHSIG, how)
-    # The parent may be gone before the call; and other systems have no such call.
+    # A thread watches too, because the parent may end before the call, and other systems have no such call.
     threading.Thread(target=_watch_parent, args=(parent_pid, how), daemon=True, name="parent-watch").start()
 
 
 def die_with_parent(parent_pid: int) -> None:
-    """As `end_with_parent` by SIGKILL, without a thread: for a process that forks. Linux alone does it."""
+    """`end_with_parent` by SIGKILL and without a thread, for a process that forks. Works on Linux alone."""
     _control(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent_pid:
         os._exit(1)
 
 
 def name_process(name: str) -> None:
-    """At most 15 characters that `ps` and `top` show of this process."""
+    """Sets the name of this process in `ps` and `top`, at most 15 characters."""
     _control(_PR_SET_NAME, name.encode())
 
 
@@ -84,9 +85,9 @@ def _watch_parent(parent_pid: int, how: signal.Signals) -> None:
 
 
 def start_pulse(fd: int | None, is_up: Callable[[], bool]) -> None:
-    """A thread of this process shows the supervisor, at the other end of the pipe `fd`, that it is not stopped.
+    """Starts a thread that sends signs of life to the supervisor, at the other end of the pipe `fd`.
 
-    It says too whether the process `is_up`: until then imports may keep the thread from running, and that is no fault.
+    Each has the result of `is_up`: while it is False, imports may keep the thread from running without a fault.
     """
     if fd is not None:
         threading.Thread(target=_pulse, args=(fd, is_up), daemon=True, name="pulse").start()
@@ -99,31 +100,31 @@ def _pulse(fd: int, is_up: Callable[[], bool]) -> None:
 
 
 def give_sign(fd: int, is_up: bool) -> None:
-    """One sign of life, every PULSE_SECONDS: `start_pulse` does it for a process without an event loop."""
+    """Sends one sign of life; due every PULSE_SECONDS. `start_pulse` is for processes without an event loop."""
     os.set_blocking(fd, False)
-    with contextlib.suppress(OSError):  # full: the supervisor is stopped; broken: it is gone, which others notice
+    with contextlib.suppress(OSError):  # full: the supervisor is stopped; broken: it has ended, and ends this process
         os.write(fd, b"1" if is_up else b"0")
 
 
 def node_name() -> str:
-    """The Kubernetes node where the manifest says so, else the host's name."""
+    """The Kubernetes node, from a variable of the manifest, else the host's name."""
     return os.environ.get("RAYLOOM_NODE_NAME") or platform.node()
 
 
 def trial_mark(run_dir: Path) -> Path:
-    """A file that is there while the core computes suspects of earlier deaths: its death then narrows them down."""
+    """A file that exists while the core computes suspects of earlier deaths: its death then leaves fewer suspects."""
     return run_dir / "trial"
 
 
 def silence_mark(run_dir: Path) -> Path:
-    """A file that the supervisor leaves when it kills a core for its silence: no request is to blame for that."""
+    """A file of the supervisor, which has killed a core without a sign of life: no request is to blame for that."""
     return run_dir / "silent"
 
 
 def thread_cpu_clock() -> Callable[[], float]:
-    """A clock of the CPU seconds that the calling thread has used, for any other thread to read.
+    """A clock of the calling thread's CPU seconds, which any other thread may read.
 
-    Where the system has no such clock it shows the process's CPU time. It stands still once the thread has ended.
+    Without such a clock in the system it is the process's CPU time. It stands still once the thread has ended.
     """
     if not hasattr(time, "pthread_getcpuclockid"):  # not on macOS
         return time.process_time
@@ -140,17 +141,17 @@ def thread_cpu_clock() -> Callable[[], float]:
 
 
 def write_failure(run_dir: Path, cause: str) -> None:
-    """Leaves the sentence that says why the engine cannot go on where the supervisor looks for it."""
+    """Writes the cause of the engine's failure to the file that the supervisor reads."""
     (run_dir / "failure").write_text(cause)
 
 
 def forget_failure(run_dir: Path) -> None:
-    """For an engine that goes on after all: a later end has another cause."""
+    """Deletes the cause of a failure, for an engine that has recovered: a later failure has another cause."""
     (run_dir / "failure").unlink(missing_ok=True)
 
 
 def read_failure(run_dir: Path) -> str:
-    """What `write_failure` left; empty when nothing did."""
+    """The cause that `write_failure` has written; empty without one."""
     try:
         return (run_dir / "failure").read_text()
     except OSError:

@@ -1,4 +1,4 @@
-"""Log lines that a hostile peer can cause at will: kept rare, so that they do not fill the log."""
+"""Limits log lines that a hostile peer can cause at any rate, so that they do not fill the log."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import logging
 import time
 from collections.abc import Callable, Collection
 
-MAX_PROBLEMS = 64  # that OncePerProblem remembers
+MAX_PROBLEMS = 64  # remembered by OncePerProblem
 
 
 class RareLines(logging.Filter):
-    """Lets one record a second through of each of `messages`, with the number of those it held back before."""
+    """Passes one record a second of each of `messages`, with the number of records held back before it."""
 
     def __init__(
         self, messages: Collection[str], every_s: float = 1.0, clock: Callable[[], float] = time.monotonic
@@ -37,13 +37,13 @@ class RareLines(logging.Filter):
 
 
 class OncePerProblem:
-    """Says of each problem once that it is new."""
+    """Remembers problems, so that each is logged once."""
 
     def __init__(self) -> None:
         self._known: dict[str, None] = {}
 
     def is_new(self, problem: str) -> bool:
-        """True the first time; again when MAX_PROBLEMS others came since, or after `solved`."""
+        """True the first time; again after MAX_PROBLEMS other problems, or after `solved`."""
         if problem in self._known:
             return False
         self._known[problem] = None

@@ -1,7 +1,8 @@
-"""How one sequence's next tokens are chosen, as the core and the ranks see it.
+"""DecodingParams: the settings by which EngineCore and ranks choose one sequence's tokens.
 
-Not to be confused with `rayloom_engine.SamplingParams`, the user's view (n, stop strings, optional seed): a user's
-request becomes n sequences, each with one DecodingParams. Stop strings are the front's business: only it has text.
+Not to be confused with `rayloom_engine.SamplingParams`, the user's settings (n, stop strings, optional seed): a user's
+request becomes n sequences, each with one DecodingParams. The API server process applies stop strings, for only it has
+text.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import msgspec
 
 
 class DecodingParams(msgspec.Struct, frozen=True, kw_only=True):
-    """Decides, with (logits, seed, position) alone, every token of a sequence. Values are already validated."""
+    """Determines, with (logits, seed, position) alone, every token of a sequence. Values are validated before."""
 
     max_tokens: int  # generated tokens at most, >= 1
     min_tokens: int = 0  # before that many are generated, EOS and stop ids cannot be chosen

@@ -1,4 +1,4 @@
-"""The engine: a scheduler and an executor, step by step. No sockets, no threads: the shells have those."""
+"""Engine: a scheduler and an executor, step by step. It has no sockets and no threads."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from rayloom_engine.core.decoding import DecodingParams
+from rayloom_engine.core.output import SequenceOutput
 from rayloom_engine.core.probe import PROBE_PREFIX, is_probe
 from rayloom_engine.core.scheduler import Scheduler
-from rayloom_engine.core.sequence import Sequence, SequenceOutput
+from rayloom_engine.core.sequence import Sequence
 from rayloom_engine.core.stats import SchedulerStats
 from rayloom_engine.core.step import StepPlan, StepResult
 from rayloom_engine.core.step_work import StepForecast, StepWork
@@ -22,14 +23,14 @@ class Executor(Protocol):
     def submit(self, plan: StepPlan) -> None: ...
 
     def collect(self) -> StepResult:
-        """The last stage's result of the oldest plan that was submitted and not collected; waits for it."""
+        """Waits for the last stage's result of the oldest plan that is submitted and not collected."""
 
     def forget_all(self) -> None:
-        """Drops what was submitted and empties every slot of every rank."""
+        """Drops all submitted plans and empties every slot of every rank."""
 
 
-class Rank(Protocol):
-    """One rank of this process, as `worker.runner.Runner`."""
+class PlanRunner(Protocol):
+    """Computes plans in this process, as `worker.runner.Runner`."""
 
     def run(self, plan: StepPlan) -> StepResult: ...
 
@@ -37,9 +38,9 @@ class Rank(Protocol):
 
 
 class LocalExecutor:
-    """Implements Executor with the only rank. It computes a plan when its result is asked for."""
+    """Implements Executor with the only rank, in this process. A plan is computed when its result is collected."""
 
-    def __init__(self, rank: Rank) -> None:
+    def __init__(self, rank: PlanRunner) -> None:
         self._rank = rank
         self._plans: deque[StepPlan] = deque()
 
@@ -62,7 +63,7 @@ class StepTimes:
     num_tokens: int = 0
     forward: float = 0.0
     sample: float = 0.0
-    host: float = 0.0  # everything else in a step: scheduling, preparing, booking; never the wait for another step
+    host: float = 0.0  # all other work of a step: scheduling, input preparation, update; never waits for other steps
 
 
 class Engine:
@@ -75,12 +76,12 @@ class Engine:
         clock: Callable[[], float],
         work: StepWork | None = None,
     ) -> None:
-        """`work`: of the model, for a forecast of steps; without it steps are forecast to take no time."""
+        """`work`: cost of the model's tokens, for the forecast of steps; without it the forecast is 0 s."""
         self.scheduler = scheduler
         self.forecast = StepForecast(work or StepWork())
         self.times = StepTimes()
-        self.before_run: Callable[[], None] = lambda: None  # called when the scheduler has a plan more in flight
-        self.last_token_at: float | None = None  # by `clock`; when a token last passed through all ranks
+        self.before_run: Callable[[], None] = lambda: None  # called after a plan is scheduled, before it is submitted
+        self.last_token_at: float | None = None  # by `clock`; time at which a token last passed through all ranks
         self._executor = executor
         self._clock = clock
         self._num_probes = 0
@@ -90,13 +91,13 @@ class Engine:
         return self.scheduler.has_unfinished
 
     def add(self, sequence: Sequence, is_resume: bool = False) -> SequenceOutput | None:
-        """Queues a sequence. An output at once means that it was complete when it came (a resume of the last token).
+        """Queues a sequence. Returns an output when it is complete already (a resume after the last token).
 
         Raises RequestError or QueueFull.
         """
         reason = sequence.finish_reason(self.scheduler.config.max_model_len) if sequence.num_generated else None
         if reason is not None:
-            return SequenceOutput(request_id=sequence.request_id, finish_reason=reason)
+            return SequenceOutput(sequence_id=sequence.request_id, finish_reason=reason)
         self.scheduler.add(sequence, is_resume)
         return None
 
@@ -104,7 +105,7 @@ class Engine:
         return self.scheduler.abort(request_id)
 
     def add_probe(self) -> None:
-        """Queues one token of our own, to prove that every rank still computes."""
+        """Queues a probe: one token that proves that every rank still computes."""
         self._num_probes += 1
         self.scheduler.add(
             Sequence(
@@ -116,7 +117,7 @@ class Engine:
         )
 
     def step(self) -> list[SequenceOutput]:
-        """Submits the steps that may be in flight and returns what the oldest brought; empty without any."""
+        """Submits as many plans as may be in flight; returns the outputs of the oldest, or nothing without a plan."""
         times = self.times
         started = self._clock()
         try:
@@ -131,7 +132,7 @@ class Engine:
             result = self._executor.collect()
             waited = self._clock() - asked
         except BaseException:
-            # Also an interrupt: slots and blocks may be in any state, so they start afresh. The sequences are kept.
+            # After any exception, interrupts too, slots and blocks may be in any state. The sequences are kept.
             self._executor.forget_all()
             self.scheduler.forget_ranks()
             self.forecast.forget()
@@ -139,18 +140,20 @@ class Engine:
         self.forecast.ended(result.forward_s)
         outputs = self.scheduler.update(result)
         now = self._clock()
-        # Also for a part of a prompt, from which nothing is sampled: its tokens have passed all ranks.
+        # A part of a prompt counts too: nothing is sampled from it, but its tokens have passed all ranks.
         self.last_token_at = now
         times.num_steps += 1
         times.forward += result.forward_s
         times.sample += result.sample_s
-        # With several steps in flight the wait is for other stages and steps too, and ranks compute while nobody waits.
+        # With several plans in flight the wait covers other stages and plans too, and ranks compute outside of it.
         is_alone = self.scheduler.config.depth == 1
         times.host += now - started - (result.forward_s + result.sample_s if is_alone else waited)
-        return [output for output in outputs if not is_probe(output.request_id)]
+        return [output for output in outputs if not is_probe(output.sequence_id)]
 
     def stats(self) -> SchedulerStats:
-        scheduler, counters, times = self.scheduler, self.scheduler.counters, self.times
+        scheduler = self.scheduler
+        counters = self.scheduler.counters
+        times = self.times
         return SchedulerStats(
             num_running=scheduler.num_running,
             num_waiting=scheduler.num_waiting,

@@ -1,8 +1,8 @@
-"""Probes: one-token sequences of the engine's own, which prove that every rank still computes."""
+"""Probes: one-token sequences of the engine itself, which prove that every rank still computes."""
 
 from __future__ import annotations
 
-PROBE_PREFIX = "probe/"  # no other request id begins so: the core prefixes clients' ids with a connection number
+PROBE_PREFIX = "probe/"  # no other request id has it: ids of clients begin with a connection number
 
 
 def is_probe(request_id: str) -> bool:

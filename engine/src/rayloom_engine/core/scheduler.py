@@ -1,25 +1,25 @@
-"""The scheduler: decides which sequences compute how many tokens in the next step, and keeps the books.
+"""Scheduler: decides which sequences compute how many tokens in the next step, and accounts for slots and blocks.
 
-One rule does everything: a step hands out a budget of tokens so that each sequence's computed tokens catch up with its
-known tokens. Prefill in chunks, prefix hits, preemption and replay after a crash are all the same subtraction.
+One rule does everything: a step distributes a budget of tokens so that each sequence's computed tokens catch up with
+its known tokens. Chunked prefill, prefix hits, preemption and replay after a crash are all the same subtraction.
 
 A step, in order:
-  1. waiting sequences of tenants that have fewer running than others; where room is short they take it from those
-  2. running sequences that lack one token (decode), oldest first; then those that lack more (prefill, resume).
-     When decodes are as many as the budget or more, everybody takes turns: who has waited longest comes first
+  1. waiting sequences of tenants with fewer running sequences than others; without room they preempt some of these
+  2. running sequences that lack one token (decode), oldest first; then sequences that lack more (prefill, resume).
+     When there are as many decodes as the budget or more, all take turns: the longest waiting come first
   3. waiting sequences, if nothing was preempted: prefix lookup or fork, then admission
-When blocks run out the newest, least urgent running sequence is preempted: its blocks go back and it waits again.
+When blocks run out the newest, least urgent running sequence is preempted: its blocks are released and it waits again.
 
 Tenants (waiting_queue.py) share slots, blocks and prompt tokens. The rank of a running sequence is the number of
-sequences of its tenant that run before it. A waiting sequence is admitted in step 1 when a running one of another
-tenant has a higher rank than it will have; without room it preempts the one of the highest rank. Each such exchange
-makes the tenants' numbers more equal, so it is never made back. With one tenant nothing of this happens.
+sequences of its tenant that run before it. A waiting sequence is admitted in step 1 when a running sequence of another
+tenant has a higher rank than it will have; without room it preempts the sequence of the highest rank. Each such
+exchange makes the tenants' numbers more equal, so it is never reversed. With one tenant step 1 does nothing.
 
-Up to `depth` plans are in flight, one for each pipeline stage. Ranks run plans in order, so a plan may build on those
-before it: the next chunk of a prompt follows the last one, a fork or a prefix hit reads blocks that are being written,
-and blocks of an aborted sequence are given to another. What a plan cannot build on is a token that is still to be
-chosen: a sequence that samples is left out until its result is booked. Decodes therefore form `depth` groups that take
-turns, and no group is larger than its share, so that they stay equal while sequences come and go.
+Up to `depth` plans are in flight, one for each pipeline stage. Ranks run plans in order, so a plan may build on earlier
+ones: the next chunk of a prompt follows the last one, a fork or a prefix hit reads blocks that are being written, and
+blocks of an aborted sequence are allocated to another. A plan cannot build on a token that is not sampled yet, so a
+sequence that samples is left out until its result is in. Decodes therefore form `depth` groups that take turns. No
+group is larger than its share, so that the groups stay equal while sequences come and go.
 """
 
 from __future__ import annotations
@@ -29,15 +29,16 @@ from collections.abc import Iterator
 from itertools import islice
 
 from rayloom_engine.core.block_pool import BlockPool
-from rayloom_engine.core.counters import Counters
-from rayloom_engine.core.draft import Draft, InFlight, fair_share
-from rayloom_engine.core.running import RunningSequences, order_of
+from rayloom_engine.core.output import SequenceOutput
+from rayloom_engine.core.planning.draft import Draft, InFlight, fair_share
+from rayloom_engine.core.planning.running import RunningSequences
+from rayloom_engine.core.planning.spans import Span, spans_of
+from rayloom_engine.core.planning.step_planner import StepPlanner
+from rayloom_engine.core.planning.waiting_queue import WaitingQueue, has_room
 from rayloom_engine.core.scheduler_config import SchedulerConfig
-from rayloom_engine.core.sequence import CORRUPT, Sequence, SequenceOutput, SequenceState
-from rayloom_engine.core.spans import Span, spans_of
+from rayloom_engine.core.sequence import CORRUPT, Sequence, SequenceState, order_of
+from rayloom_engine.core.stats import Counters
 from rayloom_engine.core.step import StepPlan, StepResult
-from rayloom_engine.core.step_planner import StepPlanner
-from rayloom_engine.core.waiting_queue import WaitingQueue, has_room
 from rayloom_engine.errors import QueueFull, RequestError
 
 
@@ -55,8 +56,6 @@ class Scheduler:
         self._planner = StepPlanner(
             config, self._sequences, self._running, self._waiting, self.counters, self.in_flight
         )
-
-    # --- what the engine asks for ---
 
     @property
     def pool(self) -> BlockPool:
@@ -77,7 +76,7 @@ class Scheduler:
 
     @property
     def has_unfinished(self) -> bool:
-        """Whether a sequence is not complete, or a result is still to come."""
+        """True if a sequence is incomplete, or a plan is in flight."""
         return bool(self._sequences or self._in_flight)
 
     def add(self, sequence: Sequence, is_resume: bool = False) -> None:
@@ -98,7 +97,7 @@ class Scheduler:
             self._check_room(sequence.tenant)
         first_choice = None if sequence.fork_of is None else self._sequences.get(sequence.fork_of)
         if first_choice is not None and sequence.prompt_ids == first_choice.prompt_ids:
-            sequence.prompt_ids = first_choice.prompt_ids  # one object, so that they are compared at no cost
+            sequence.prompt_ids = first_choice.prompt_ids  # one object, so that a comparison costs nothing
         sequence.number = self._next_number
         self._next_number += 1
         self._sequences[sequence.request_id] = sequence
@@ -106,9 +105,9 @@ class Scheduler:
         self.counters.prompt_tokens += sequence.num_prompt_tokens
 
     def abort(self, request_id: str) -> bool:
-        """Forgets a sequence and gives its blocks back at once, also while it is in flight: its result is dropped.
+        """Forgets a sequence and releases its blocks at once, also while it is in flight: its result is dropped.
 
-        False when it is unknown or finished already.
+        Returns False when the sequence is unknown or finished already.
         """
         sequence = self._sequences.get(request_id)
         if sequence is None:
@@ -117,9 +116,10 @@ class Scheduler:
         return True
 
     def restrict(self, only: frozenset[str] | None) -> None:
-        """From here on only these request ids are scheduled (None = all). Others that run make room and wait.
+        """Schedules only these request ids from here on (None = all). Other running sequences wait again.
 
-        Who is in flight stays until its token is booked, or it would be chosen twice; call this before every step.
+        A sequence in flight keeps its slot until its token is appended, or the token would be sampled twice; call this
+        before every step.
         """
         self._planner.only = only
         if only is not None:
@@ -128,11 +128,11 @@ class Scheduler:
                 self._planner.set_aside(sequence)
 
     def in_flight(self) -> dict[Sequence, Span]:
-        """The sequences of the plans that have no result yet, and their positions that these compute."""
+        """The sequences of the plans in flight, and the positions of each that these plans compute."""
         return spans_of(self._in_flight)
 
     def schedule(self) -> StepPlan | None:
-        """The next step, or None when nothing can be done now. The blocks it needs are allocated.
+        """The next plan, with its blocks allocated, or None when nothing can be computed now.
 
         None with plans in flight means that their results must come first.
         """
@@ -145,7 +145,7 @@ class Scheduler:
             self._planner.fill(draft)
             if draft.num_tokens:
                 break
-            # Those whose turn it was had no blocks and made room. Others may compute now; each round leaves fewer.
+            # The sequences of this turn had no blocks and were preempted. Each round leaves fewer running sequences.
         if not draft.num_tokens:
             return None
         self._step_id += 1
@@ -167,19 +167,20 @@ class Scheduler:
         return Draft(budget=budget, max_decodes=max_decodes)
 
     def update(self, result: StepResult) -> list[SequenceOutput]:
-        """Books the result of the oldest plan in flight: appends the sampled ids, finishes what is complete.
+        """Applies the result of the oldest plan in flight: appends sampled ids, finishes complete sequences.
 
-        A sequence that ends as corrupt gets nothing else of this result, nor of those that come after it.
+        A sequence that ends as corrupt gets nothing else of this result or of later ones.
         """
-        plan, sequences = self._in_flight[0].plan, self._in_flight[0].sequences
+        plan = self._in_flight[0].plan
+        sequences = self._in_flight[0].sequences
         assert (result.step_id, result.epoch) == (plan.step_id, plan.epoch), "a result out of turn"
         self._in_flight.popleft()
         outputs = self._end_corrupt([sequences[slot] for slot in result.corrupt_slots])
         for part in result.prompt_logprobs:
             sequence = sequences[part.slot]
             if sequence.state is SequenceState.FINISHED:
-                continue  # aborted, or corrupt: the positions before these may be missing
-            # A preempted prompt is computed twice; what is known already is not added again.
+                continue  # aborted, or corrupt: earlier positions may be missing
+            # A preempted prompt is computed twice; known positions are not added again.
             known = len(sequence.prompt_logprobs) + 1
             assert part.start <= known, f"prompt logprobs from {part.start} on, known are those before {known}"
             sequence.prompt_logprobs.extend(part.entries[known - part.start :])
@@ -194,7 +195,7 @@ class Scheduler:
             reason = sequence.finish_reason(self.config.max_model_len)
             outputs.append(
                 SequenceOutput(
-                    request_id=sequence.request_id,
+                    sequence_id=sequence.request_id,
                     token_ids=(sampled.token_id,),
                     logprobs=(sampled.logprobs,) if sampled.logprobs is not None else (),
                     prompt_logprobs=tuple(sequence.prompt_logprobs) if is_first else (),
@@ -208,21 +209,21 @@ class Scheduler:
         return outputs
 
     def _end_corrupt(self, sequences: list[Sequence]) -> list[SequenceOutput]:
-        """Ends sequences whose logits were not finite. Their KV may hold a NaN, so it is no prefix for others.
+        """Ends sequences whose logits were not finite.
 
-        That is true of blocks that a sequence has given back as well.
+        Their KV may hold a NaN, so their blocks leave the prefix index, also the blocks released before.
         """
         ended = [sequence for sequence in sequences if sequence.state is not SequenceState.FINISHED]
         for sequence in ended:
             self.pool.forget(sequence.known_hashes)
             self._finish(sequence)
         self.counters.num_corrupt += len(ended)
-        return [SequenceOutput(request_id=sequence.request_id, finish_reason=CORRUPT) for sequence in ended]
+        return [SequenceOutput(sequence_id=sequence.request_id, finish_reason=CORRUPT) for sequence in ended]
 
     def forget_ranks(self) -> None:
-        """What the ranks computed is lost, and with it all plans in flight: every running sequence waits again.
+        """Drops slots, blocks and plans in flight, which the ranks have lost: every running sequence waits again.
 
-        Their ids are kept, so they go on where they were. Blocks of a lost plan may hold anything: no prefix survives.
+        Sequences keep their ids and continue from there. Blocks of a lost plan may hold anything: no prefix survives.
         """
         unproven = {block_id for in_flight in self._in_flight for block_id in in_flight.plan.cleared_blocks}
         self._in_flight.clear()
@@ -242,17 +243,17 @@ class Scheduler:
                 for in_flight in self._in_flight
                 for slot in in_flight.plan.slots
             )
-            assert is_sampling == (sequence.num_computed == sequence.num_tokens), "a token is chosen once"
+            assert is_sampling == (sequence.num_computed == sequence.num_tokens), "a token is sampled once"
 
     def _check_room(self, tenant: str) -> None:
-        """Raises QueueFull when the queue, or the tenant's part of it, is full."""
+        """Raises QueueFull when the queue or the tenant's part of it is full."""
         num_own = self._waiting.num_of(tenant)
         num_waiting = len(self._waiting)
         num_free_slots = self._running.num_free_slots
         max_queued = self.config.max_queued
         if num_waiting >= max_queued + num_free_slots:
             raise QueueFull(f"{num_waiting} sequences wait already, at most {max_queued + num_free_slots} may", 1)
-        # Without keys there is one tenant, and the queue is not shared.
+        # Without API keys there is one tenant, and the queue is not shared.
         if tenant and not has_room(num_own, num_waiting, num_free_slots, max_queued):
             raise QueueFull(
                 f"{num_own} sequences of this API key wait already, and the queue's other places are kept for other "
@@ -261,7 +262,7 @@ class Scheduler:
             )
 
     def _num_tokens_ahead(self) -> int:
-        """Tokens in flight, and those to compute for who runs or may soon; what plans have to share."""
+        """Tokens in flight, and tokens to compute of running sequences and of those that have a slot free."""
         waiting = islice(self._waiting.in_turns(self._running.num_of_tenants()), self._running.num_free_slots)
         lacking = sum(s.num_tokens - s.num_computed for s in self._running) + sum(s.num_tokens for _, s in waiting)
         return lacking + sum(in_flight.plan.num_tokens for in_flight in self._in_flight)

@@ -1,4 +1,4 @@
-"""The sizes that a scheduler works within."""
+"""SchedulerConfig: the limits of a scheduler."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ class SchedulerConfig:
     max_num_seqs: int  # sequences in a step
     max_num_batched_tokens: int  # token budget of a step
     max_model_len: int  # tokens of a sequence, prompt included; always fits the pool
-    max_queued: int  # waiting sequences; more are refused
+    max_queued: int  # waiting sequences at most; more are refused
     enable_prefix_caching: bool = True
     depth: int = 1  # plans in flight at most
-    window: int | None = None  # positions that a token sees, itself included; None when a layer sees all
+    window: int | None = None  # positions that a token sees, itself included; None when any layer sees all
 
     def __post_init__(self) -> None:
         assert self.most_blocks(self.max_model_len) <= self.num_blocks, "the longest sequence must fit the pool"

@@ -1,4 +1,4 @@
-"""One sequence as the scheduler sees it: the log of its ids, and how far the ranks have computed it.
+"""A sequence in the scheduler: the log of its ids, and how far the ranks have computed it.
 
 There is no prefill or decode mode. A sequence has `num_tokens` and `num_computed`; every step lets the second catch up.
 """
@@ -24,8 +24,21 @@ class SequenceState(Enum):
     FINISHED = "finished"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """The sender of a sequence: its place in the queue and the cached prefixes that it may find."""
+
+    priority: int = 0  # lower runs first, among the sequences of the tenant
+    arrival: float = 0.0  # Unix time; order within a priority
+    tenant: str = ""  # slots, queue and blocks are shared fairly by tenants
+    cache_key: bytes = b""  # sequences share cached blocks only where it is equal
+
+
+NO_ORIGIN = Origin()  # of a server without API keys, or of the engine itself
+
+
 class Sequence:
-    """Mutable and private to the scheduler. What it says about KV blocks is a cache that can be thrown away."""
+    """Mutable and private to the scheduler. Its KV blocks are a cache: they can be computed again from its ids."""
 
     def __init__(
         self,
@@ -35,41 +48,38 @@ class Sequence:
         params: DecodingParams,
         eos_token_ids: tuple[int, ...] = (),
         generated_ids: SequenceOf[int] = (),
-        priority: int = 0,
-        arrival: float = 0.0,
         fork_of: str | None = None,
-        tenant: str = "",
-        cache_key: bytes = b"",
+        origin: Origin = NO_ORIGIN,
     ) -> None:
-        """Slots and queue are shared by `tenant`; sequences share cached blocks only where `cache_key` is equal.
+        """`fork_of`: request id of a sequence with the same prompt whose blocks may be shared.
 
-        Sequences with the same prompt should be given the same tuple: that is how the scheduler finds them fast.
+        Sequences with the same prompt should get the same tuple: the scheduler compares prompts by identity first.
         """
         self.request_id = request_id
         self.prompt_ids = tuple(prompt_ids)
         self.token_ids = [*prompt_ids, *generated_ids]
         self.num_prompt_tokens = len(prompt_ids)
         if generated_ids:
-            # A resumed sequence has delivered its prompt's logprobs before.
+            # A resumed sequence has delivered its prompt's logprobs already.
             params = msgspec.structs.replace(params, prompt_logprobs=None)
         self.params = params
         self.eos_token_ids = () if params.ignore_eos else eos_token_ids
-        self.priority = priority
-        self.arrival = arrival
+        self.priority = origin.priority
+        self.arrival = origin.arrival
         self.number = 0  # order of arrival in this scheduler; breaks ties
         self.fork_of = fork_of
-        self.tenant = tenant
-        self.cache_key = cache_key
+        self.tenant = origin.tenant
+        self.cache_key = origin.cache_key
 
         self.state = SequenceState.WAITING
         self.num_computed = 0  # tokens whose KV is in the blocks, counting plans in flight
-        self.last_turn = (0, 0)  # last step that computed some of it, and its place there
-        self.num_overtakers = 0  # admitted before it while it waited for blocks
-        self.num_overtaking_tokens = 0  # the tokens of those
-        self.block_ids: list[int] = []  # in order of position; those before `first_block` are given back already
+        self.last_turn = (0, 0)  # last step that computed some of it, and its place in that step
+        self.num_overtakers = 0  # sequences admitted before it while it waited for blocks
+        self.num_overtaking_tokens = 0  # tokens of its overtakers
+        self.block_ids: list[int] = []  # in order of position; blocks before `first_block` are released already
         self.first_block = 0  # no later token sees a block before it
         self.num_proven = 0  # tokens whose KV has led to finite logits
-        self.own_blocks: frozenset[int] = frozenset()  # that it filled before it was preempted; it may find them again
+        self.own_blocks: frozenset[int] = frozenset()  # filled before its preemption; it may find them again
         self.slot: int | None = None  # row on the ranks while RUNNING
         self.num_sent_blocks = 0  # of block_ids, known to the ranks; 0 = the ranks do not know the sequence
         self.num_sent_tokens = 0  # of token_ids, likewise
@@ -89,23 +99,23 @@ class Sequence:
 
     @property
     def held_block_ids(self) -> list[int]:
-        """The blocks that it still holds, in order of position."""
+        """The blocks that the sequence still holds, in order of position."""
         return self.block_ids[self.first_block :]
 
     @property
     def known_hashes(self) -> list[bytes]:
-        """The hashes of its full blocks that were computed so far; those of all registered blocks are among them."""
+        """The hashes computed so far of full blocks; the hashes of all registered blocks are among them."""
         return self._hashes
 
     def num_proven_blocks(self, block_size: int) -> int:
-        """How many of its blocks, from the first on, hold nothing but KV that has led to finite logits."""
+        """Number of blocks, from the first on, that hold only KV that has led to finite logits."""
         if self.num_computed <= self.num_proven:
             return len(self.block_ids)
         return self.num_proven // block_size
 
     @property
     def order(self) -> tuple[int, float, int]:
-        """First come, first served within a priority; lower runs first."""
+        """Sort key: lower runs first. First come, first served within a priority."""
         return (self.priority, self.arrival, self.number)
 
     def hashes(self, num_blocks: int, block_size: int) -> list[bytes]:
@@ -126,7 +136,7 @@ class Sequence:
             self._hashes = other._hashes[: self.num_prompt_tokens // block_size]
 
     def forget_blocks(self) -> None:
-        """Nothing is computed any more; the ids stay, and everything can be computed again from them."""
+        """Resets all that was computed. The ids stay, and everything can be computed again from them."""
         self.block_ids = []
         self.first_block = 0
         self.num_proven = 0
@@ -139,14 +149,14 @@ class Sequence:
         return self.prompt_ids is other.prompt_ids or self.prompt_ids == other.prompt_ids
 
     def new_slot(self, known: KnownPrompt | None = None) -> NewSlot:
-        """All that a rank must know of it. `known` has the same prompt."""
+        """All that a rank must know of the sequence. `known` has the same prompt."""
         assert self.slot is not None
         num_known_tokens = 0
         num_known_blocks = 0
         if known is not None:
             num_known_tokens = self.num_prompt_tokens
-            # Blocks of a fork and those that were found in the prefix cache; the others are its own. Entries before the
-            # first block are never read.
+            # Only blocks shared with a fork or found in the prefix cache can be equal in both tables. Entries before
+            # the first block are never read.
             first = self.first_block
             num = self.num_registered_blocks
             if num <= known.num_blocks and known.sequence.block_ids[first:num] == self.block_ids[first:num]:
@@ -164,7 +174,7 @@ class Sequence:
         )
 
     def finish_reason(self, max_model_len: int) -> str | None:
-        """Why the sequence is complete with its newest token, or None while it is not."""
+        """The reason for which the newest token completes the sequence, or None while it is incomplete."""
         newest = self.token_ids[-1]
         if self.num_generated > 0 and (newest in self.eos_token_ids or newest in self.params.stop_token_ids):
             return "stop"
@@ -173,22 +183,14 @@ class Sequence:
         return None
 
 
+def order_of(sequence: Sequence) -> tuple[int, float, int]:
+    """`Sequence.order` as a sort key."""
+    return sequence.order
+
+
 @dataclass(frozen=True, slots=True)
 class KnownPrompt:
-    """A sequence whose prompt, and the first `num_blocks` of whose block table, the ranks know."""
+    """A sequence of which the ranks know the prompt and the first `num_blocks` entries of the block table."""
 
     sequence: Sequence
     num_blocks: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SequenceOutput:
-    """What a step brought for one sequence."""
-
-    request_id: str
-    token_ids: tuple[int, ...] = ()
-    logprobs: tuple[TokenLogprobs, ...] = ()
-    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
-    finish_reason: str | None = None
-    stop_token_id: int | None = None
-    num_cached_tokens: int = 0

@@ -1,8 +1,22 @@
-"""What the scheduler counts: its load now, and sums since the core process started."""
+"""SchedulerStats: the scheduler's present load, and sums since the EngineCore process started."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import msgspec
+
+
+@dataclass(slots=True)
+class Counters:
+    """The sums of the scheduler itself, while it counts."""
+
+    num_preemptions: int = 0
+    prefix_queries: int = 0  # tokens looked up
+    prefix_hits: int = 0  # tokens found
+    prompt_tokens: int = 0
+    generation_tokens: int = 0
+    num_corrupt: int = 0  # sequences that ended because their logits were not finite
 
 
 class SchedulerStats(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,9 +1,9 @@
-"""What crosses between the core and a rank: a StepPlan out, a StepResult back. Integers, strings and tuples only.
+"""StepPlan from the EngineCore to the ranks, and StepResult back: integers, strings and tuples only.
 
-A rank keeps a table of slots, one per running sequence. A plan changes it by difference; a sequence that is new to the
-ranks (admitted, resumed after preemption, or everything after an epoch change) crosses once as a NewSlot. One with the
-same prompt as a slot that the ranks know names that slot, so a prompt crosses once for all of its choices.
-A rank learns token ids from plans alone, also those that it sampled itself: stages that do not sample know them too.
+A rank keeps a table of slots, one per running sequence, and a plan changes it by difference. A sequence that is new to
+the ranks (admitted, resumed after preemption, or any sequence after an epoch change) is sent once as a NewSlot. If the
+ranks have a slot with the same prompt, NewSlot names that slot, so a prompt is sent once for all of its choices.
+A rank takes token ids from plans alone, also ids that it has sampled itself, as stages that do not sample must.
 """
 
 from __future__ import annotations
@@ -14,30 +14,30 @@ from rayloom_engine.core.decoding import DecodingParams
 
 
 class NewSlot(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything a rank must know of a sequence that it has not seen, or has forgotten."""
+    """All facts of a sequence for a rank that does not have it."""
 
     slot: int
     request_id: str
-    token_ids: tuple[int, ...]  # prompt, unless `prompt_of` has it, then whatever was already generated
+    token_ids: tuple[int, ...]  # prompt, unless `prompt_of` has it, then the generated ids
     num_prompt_tokens: int
     # KV block ids, in order of position; append-only until the slot is freed. Blocks before the window of the next
-    # token are given back and may be somebody else's: their entries are never read.
+    # token are released and may belong to another sequence: their entries are never read.
     block_table: tuple[int, ...]
-    prompt_of: int | None = None  # slot known by now whose first num_prompt_tokens ids come before token_ids
+    prompt_of: int | None = None  # known slot whose first num_prompt_tokens ids come before token_ids
     num_shared_blocks: int = 0  # of the table of `prompt_of`; its first ones come before block_table
     params: DecodingParams
-    eos_token_ids: tuple[int, ...]  # what ends the sequence (empty with ignore_eos), besides params.stop_token_ids
+    eos_token_ids: tuple[int, ...]  # they end the sequence, as params.stop_token_ids do; empty with ignore_eos
 
 
 class SlotStep(msgspec.Struct, frozen=True, kw_only=True):
-    """What one slot does in this step: compute positions [start, start + num_tokens)."""
+    """The work of one slot in this step: compute positions [start, start + num_tokens)."""
 
     slot: int
     start: int
     num_tokens: int  # >= 1
     new_token_ids: tuple[int, ...] = ()  # sampled since the last plan that named the slot; appended before computing
     new_block_ids: tuple[int, ...] = ()  # appended to the block table before computing
-    samples: bool = False  # the last computed position is the sequence's last token: choose the next one
+    samples: bool = False  # the last computed position is the sequence's last token: sample the next one
 
 
 class StepPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,8 +59,8 @@ class StepPlan(msgspec.Struct, frozen=True, kw_only=True):
 class TokenLogprobs(msgspec.Struct, frozen=True, gc=False):
     """Log-probabilities of one position: the actual token, and the most likely ones in descending order.
 
-    Hundreds of thousands may be held. They are in no cycle, and each look of the garbage collector at all of them
-    would hold up every stream for 0.2 s.
+    Without gc: there may be hundreds of thousands, never in a cycle, and each visit of the garbage collector to all of
+    them would block every stream for 0.2 s.
     """
 
     token_id: int
@@ -90,4 +90,4 @@ class StepResult(msgspec.Struct, frozen=True, kw_only=True):
     prompt_logprobs: tuple[PromptLogprobs, ...] = ()
     corrupt_slots: tuple[int, ...] = ()  # slots whose logits are not finite; no token is sampled for them
     forward_s: float = 0.0  # seconds in the model
-    sample_s: float = 0.0  # seconds choosing tokens
+    sample_s: float = 0.0  # seconds of sampling

@@ -1,11 +1,11 @@
-"""Sliding windows: which KV blocks of a sequence no later token sees, so that they can be given back.
+"""Sliding windows: the KV blocks of a sequence that no later token sees, so that they can be released.
 
 A window of w positions means that the token at position p sees positions p - w + 1 to p. Only a model whose layers all
-have a window has one here (the widest of them): a layer that sees everything keeps every block in use.
+have a window has one here (the widest of them): a layer that sees all positions needs every block.
 
     block       0       1       2       3        block size 4, window 6
     position    0..3    4..7    8..11   12..15
-    next token at position 12 sees 7..12: block 0 is dead, block 1 is not
+    next token at position 12 sees 7..12: block 0 can be released, block 1 cannot
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def first_seen_block(position: int, window: int | None, block_size: int) -> int:
 def most_blocks(num_tokens: int, window: int | None, max_step_tokens: int, block_size: int) -> int:
     """The most blocks that a sequence of `num_tokens` holds at once, where a step computes at most `max_step_tokens`.
 
-    The first token of a step sees window - 1 positions before it, and these need not begin at a block's beginning.
+    The first token of a step sees window - 1 positions before it, and these may begin inside a block.
     """
     total = -(-num_tokens // block_size)
     if window is None:
@@ -30,12 +30,12 @@ def most_blocks(num_tokens: int, window: int | None, max_step_tokens: int, block
 
 
 def longest_hit(known: Sequence[int | None], window: int | None, block_size: int) -> tuple[int, int]:
-    """(first, end): blocks [first, end) are the cached ones that the token after block end - 1 needs; end is maximal.
+    """(first, end): blocks [first, end) are cached and all that the token after block end - 1 needs; end is maximal.
 
     `known`: for each full block of a sequence, in order, the id of a block with that content, or None.
     """
     longest = (0, 0)
-    run = 0  # known blocks in a row, up to here
+    run = 0  # number of known blocks in a row, up to here
     for index, block_id in enumerate(known):
         run = 0 if block_id is None else run + 1
         first = first_seen_block((index + 1) * block_size, window, block_size)

@@ -1,6 +1,6 @@
-"""BlackBox: what the core was computing, in files that outlive it, and who is suspected of its deaths.
+"""BlackBox: the positions in flight and the sequences suspected of deaths, in files that outlive the EngineCore.
 
-Written without fsync: it must survive a process, not a machine. A record that a kill cut in two counts as none.
+Files are written without fsync: they must survive a process, not a machine. A record cut short by a kill is ignored.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TypeVar
 import msgspec
 
 from rayloom_engine.common.process import silence_mark, trial_mark
-from rayloom_engine.core.spans import Span
+from rayloom_engine.core.planning.spans import Span
 from rayloom_engine.core.suspicion import Suspicion
 
 logger = logging.getLogger(__name__)
@@ -25,16 +25,16 @@ T = TypeVar("T")
 
 
 class BlackBox:
-    """Of one core with its ranks. Sequences are named by what the front calls them, which no restart changes."""
+    """The records of one EngineCore with its ranks. Sequences have the fronts' ids, which no restart changes."""
 
     def __init__(self, folder: Path) -> None:
-        """Takes over what the core before this one left, and books its death if it died in a step."""
+        """Reads the files of the EngineCore before this one, and counts its death if it died in a step."""
         path = folder / "in_flight"
         self._suspicion_path = folder / "suspicion"
         self.suspicion = _read(self._suspicion_path, Suspicion) or Suspicion()
         self._in_flight = _read(path, dict[str, Span]) or {}
         self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-        self.is_trial = False  # suspects are being computed at the positions that they are suspected of
+        self.is_trial = False  # the plans in flight compute suspects at their suspected positions
         self._trial_mark = trial_mark(folder)
         self._trial_mark.unlink(missing_ok=True)
         was_silent = silence_mark(folder).exists()
@@ -42,10 +42,10 @@ class BlackBox:
         silence_mark(folder).unlink(missing_ok=True)
 
     def note(self, in_flight: dict[str, Span]) -> None:
-        """These positions of sequences (by id) are in flight from here on; none when it is empty."""
+        """Records the positions in flight, by sequence id; an empty map when nothing is in flight."""
         self._in_flight = in_flight
         is_trial = bool(self.suspicion.suspects and self.suspicion.tried(in_flight))
-        with contextlib.suppress(OSError):  # a full disk is no reason to stop computing
+        with contextlib.suppress(OSError):  # a full disk must not stop the engine
             os.pwrite(self._file, _framed(in_flight), 0)
             if is_trial and not self.is_trial:
                 self._trial_mark.touch()
@@ -54,28 +54,29 @@ class BlackBox:
         self.is_trial = is_trial
 
     def died(self, *, was_silent: bool = False) -> bool:
-        """Books a death, of this core's ranks or of the core before it. True when it left fewer suspects.
+        """Counts a death, of a rank or of the EngineCore before this one. True when it left fewer suspects.
 
         `was_silent`: the process had shown no sign of life. It may have been stopped from outside, so its death is
-        held against nobody.
+        held against no sequence.
         """
-        in_flight, suspicion = self._in_flight, self.suspicion
+        in_flight = self._in_flight
+        suspicion = self.suspicion
         if not in_flight:
             return False
-        self.note({})  # first of all, so that one death is never booked twice
+        self.note({})  # before anything else, so that one death is never counted twice
         if was_silent:
             return False
         condemned_before = set(suspicion.condemned)
         is_narrower = suspicion.died(in_flight)
         self.save()
         for name in set(suspicion.condemned) - condemned_before:
-            logger.warning("%s is ended: steps that contain it die, also when it is alone", name)
+            logger.warning("sequence %s is ended: steps that contain it die, also when it is alone", name)
         if suspicion.suspects:
             logger.warning("%d sequences are suspect: steps that contain them died", len(suspicion.suspects))
         return is_narrower
 
     def save(self) -> None:
-        """Keeps the suspicion for the next core."""
+        """Writes the suspicion for the next EngineCore."""
         draft = self._suspicion_path.with_suffix(".new")
         with contextlib.suppress(OSError):
             draft.write_bytes(_framed(self.suspicion))
@@ -88,10 +89,10 @@ def _framed(content: Suspicion | dict[str, Span]) -> bytes:
 
 
 def _read(path: Path, kind: type[T]) -> T | None:
-    """None when there is no record, or not a whole one."""
+    """The record in the file; None when there is none, or only a part of one."""
     try:
         data = path.read_bytes()
-        # What lies behind the record is left of a longer one.
+        # Bytes behind the record are left over from a longer one.
         return msgspec.msgpack.decode(data[4 : 4 + int.from_bytes(data[:4], "big")], type=kind)
     except (FileNotFoundError, msgspec.MsgspecError):
         return None

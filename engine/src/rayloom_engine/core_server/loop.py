@@ -1,23 +1,27 @@
-"""The core's loop: front messages in, steps, outputs out."""
+"""The EngineCore's loop: messages of API server processes ("fronts") in, steps, outputs out."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import NoReturn
+
+import msgspec
 
 from rayloom_engine.core.engine import Engine
+from rayloom_engine.core.output import SequenceOutput
 from rayloom_engine.core.probe import is_probe
-from rayloom_engine.core.sequence import CORRUPT, Sequence, SequenceOutput
+from rayloom_engine.core.sequence import CORRUPT, Origin, Sequence
 from rayloom_engine.core_server.black_box import BlackBox
 from rayloom_engine.core_server.ranks.stillness import patience_s
 from rayloom_engine.core_server.sockets import CoreIo, Disconnected, Inbox
 from rayloom_engine.core_server.state import CoreState
 from rayloom_engine.errors import CORRUPT_LOGITS, QueueFull, RequestError
-from rayloom_engine.protocol.messages import Abort, ModelStatus, Output, Outputs, Refused, Submit
+from rayloom_engine.protocol.messages import Abort, Outputs, Refused, ServedModel, Submit
 from rayloom_engine.sampling_params import check_token_ids
 
-_PROBE_SECONDS = 10.0  # an idle engine proves itself this often
-_LOOK_SECONDS = 0.25  # an idle engine looks for lost ranks this often
+_PROBE_SECONDS = 10.0  # between probes of an idle engine
+_IDLE_CHECK_SECONDS = 0.25  # between checks of an idle engine's ranks
 _POISON = (
     "the engine died every time that it computed this request, at last with no other request in the step; "
     "the request is ended so that others go on"
@@ -25,31 +29,43 @@ _POISON = (
 
 
 class Core:
-    """Turns front messages into sequences and step outputs into front messages."""
+    """Turns messages of fronts into sequences and step outputs into messages to fronts."""
 
     def __init__(
         self,
         engine: Engine,
-        model: ModelStatus,
+        model: ServedModel,
         io: CoreIo,
         state: CoreState,
         box: BlackBox,
         check_ranks: Callable[[], None] = lambda: None,
     ) -> None:
-        """`check_ranks` is called while there is nothing to do; it raises RankLost."""
+        """`check_ranks` is called while the engine is idle; it raises RankLost."""
+        self.model = model
         self._engine = engine
         self._box = box
         engine.before_run = self._note
         self._check_ranks = check_ranks
-        self._model = model
         self._io = io
         self._state = state
 
-    def run(self, inbox: Inbox, began: Callable[[], None]) -> None:
-        """Serves for ever. Raises RankLost; called again, it goes on where it was. `began` is called after one step."""
+    def begin_epoch(self, epoch: int) -> None:
+        """Gives all further plans the number `epoch`, for which the ranks are ready."""
+        self._engine.scheduler.epoch = epoch
+        self._state.epoch = epoch
+
+    def forget_ranks(self) -> None:
+        """The ranks have lost slots and KV cache: every sequence waits again, with its ids."""
+        self._engine.scheduler.forget_ranks()
+
+    def run(self, inbox: Inbox, began: Callable[[], None]) -> NoReturn:
+        """Serves for ever. `began` is called after the first step.
+
+        Raises RankLost; a later call continues with the same sequences.
+        """
         has_begun = False
         self._end_condemned()
-        self._engine.add_probe()  # proves that a token passes through every rank before anybody asks for one
+        self._engine.add_probe()  # proves that a token passes through every rank before a client asks for one
         idle_since = time.monotonic()
         while True:
             for connection, message in inbox.take():
@@ -62,7 +78,7 @@ class Core:
                 self._note()
                 if not has_begun:
                     has_begun = True
-                    self._publish()  # who hears that it serves is to see the token that proves it
+                    self._publish()  # a status that says "serving" must hold the token that proves it
                     began()
                 self._send(outputs)
                 self._publish()
@@ -71,7 +87,8 @@ class Core:
             self._state.rank_phase = "idle"
             self._publish()
             self._check_ranks()
-            has_mail = inbox.wait(max(0.0, idle_since + _PROBE_SECONDS - time.monotonic()), at_most=_LOOK_SECONDS)
+            probe_in_s = max(0.0, idle_since + _PROBE_SECONDS - time.monotonic())
+            has_mail = inbox.wait(probe_in_s, at_most=_IDLE_CHECK_SECONDS)
             if not has_mail and time.monotonic() - idle_since >= _PROBE_SECONDS:
                 self._engine.add_probe()
 
@@ -82,23 +99,24 @@ class Core:
             self._engine.abort(_request_id(connection, message.sequence_id))
             self._clear(message.sequence_id)
         else:
-            # Suspicion stays: the front submits its sequences again, and may have died of one of them itself.
+            # Suspicion stays: the front submits its sequences again, and one of them may have crashed the front too.
             prefix = _request_id(connection, "")
             for sequence in list(self._engine.scheduler.unfinished()):
                 if sequence.request_id.startswith(prefix):
                     self._engine.abort(sequence.request_id)
 
     def _clear(self, sequence_id: str) -> None:
-        """It has ended, so it is no suspect. That it is absent does not say so: it may still be submitted again."""
+        """Clears a sequence that has ended of suspicion. A sequence that is merely absent may be submitted again."""
         if self._box.suspicion.suspects.pop(sequence_id, None) is not None:
             self._box.save()
 
     def _hold_trial(self) -> None:
-        """While sequences are suspected of deaths, has only some of them computed, and before these a probe.
+        """While sequences are suspected of deaths, restricts the scheduler to a probe, then to some of the suspects.
 
-        The probe is there so that ranks which die of anything are not held against whom they compute.
+        The probe comes first so that ranks which die of any plan are not held against the sequences of a trial.
         """
-        suspicion, scheduler = self._box.suspicion, self._engine.scheduler
+        suspicion = self._box.suspicion
+        scheduler = self._engine.scheduler
         if not suspicion.suspects:
             scheduler.restrict(None)
             return
@@ -106,7 +124,7 @@ class Core:
         unfinished = sorted(scheduler.unfinished(), key=lambda sequence: -sequence.num_generated)
         in_flight = scheduler.in_flight()
         computed = {
-            _sequence_id(s): in_flight[s][0] if s in in_flight else s.num_computed
+            _sequence_id(s.request_id): in_flight[s][0] if s in in_flight else s.num_computed
             for s in unfinished
             if not is_probe(s.request_id)
         }
@@ -114,21 +132,24 @@ class Core:
         if len(suspicion.suspects) != num_suspects:
             self._box.save()
         probes = {s.request_id for s in unfinished if is_probe(s.request_id)}
-        only = probes or {s.request_id for s in unfinished if _sequence_id(s) in trial}
+        only = probes or {s.request_id for s in unfinished if _sequence_id(s.request_id) in trial}
         scheduler.restrict(frozenset(only) if trial else None)
 
     def _note(self) -> None:
-        """Writes down what is in flight, and sets the patience with it."""
+        """Records the positions in flight in the black box, and sets the patience for these plans."""
         in_flight = self._engine.scheduler.in_flight()
-        self._box.note({_sequence_id(s): span for s, span in in_flight.items() if not is_probe(s.request_id)})
-        state, forecast_s = self._state, self._engine.forecast.layer_s
-        state.be_patient(patience_s(state.hang_seconds, forecast_s, is_trial=self._box.is_trial))
+        spans = {_sequence_id(s.request_id): span for s, span in in_flight.items() if not is_probe(s.request_id)}
+        self._box.note(spans)
+        state = self._state
+        forecast_s = self._engine.forecast.layer_s
+        state.set_patience(patience_s(state.hang_seconds, forecast_s, is_trial=self._box.is_trial))
 
     def _end_condemned(self) -> None:
         for sequence in list(self._engine.scheduler.unfinished()):
-            if _sequence_id(sequence) in self._box.suspicion.condemned:
+            connection, _, sequence_id = sequence.request_id.partition("/")
+            if sequence_id in self._box.suspicion.condemned:
                 self._engine.abort(sequence.request_id)
-                self._refuse_poison(int(sequence.request_id.partition("/")[0]), _sequence_id(sequence))
+                self._refuse_poison(int(connection), sequence_id)
 
     def _refuse_poison(self, connection: int, sequence_id: str) -> None:
         self._io.send(connection, Refused(sequence_id=sequence_id, reason="poison", message=_POISON))
@@ -142,15 +163,17 @@ class Core:
             prompt_ids=submit.prompt_ids,
             generated_ids=submit.generated_ids,
             params=submit.params,
-            eos_token_ids=self._model.eos_token_ids,
-            priority=submit.priority,
-            arrival=submit.arrival,
+            eos_token_ids=self.model.eos_token_ids,
             fork_of=None if submit.fork_of is None else _request_id(connection, submit.fork_of),
-            tenant=submit.tenant,
-            cache_key=submit.cache_key,
+            origin=Origin(
+                priority=submit.priority,
+                arrival=submit.arrival,
+                tenant=submit.tenant,
+                cache_key=submit.cache_key,
+            ),
         )
         try:
-            check_token_ids(sequence.token_ids, self._model.vocab_size)
+            check_token_ids(sequence.token_ids, self.model.vocab_size)
             output = self._engine.add(sequence, submit.is_resume)
         except QueueFull as error:
             refused = Refused(
@@ -169,11 +192,12 @@ class Core:
                 self._send([output])
 
     def _send(self, outputs: list[SequenceOutput]) -> None:
-        by_connection: dict[int, list[Output]] = {}
+        """Sends each front the outputs of its sequences, under the ids that the front gave them."""
+        by_connection: dict[int, list[SequenceOutput]] = {}
         if any(output.finish_reason == CORRUPT for output in outputs):
-            self._engine.add_probe()  # a rank that is damaged for every request ends by it
+            self._engine.add_probe()  # a rank that computes NaN for the probe too ends itself
         for output in outputs:
-            connection, _, sequence_id = output.request_id.partition("/")
+            connection, _, sequence_id = output.sequence_id.partition("/")
             if output.finish_reason is not None:
                 self._clear(sequence_id)
             if output.finish_reason == CORRUPT:
@@ -181,17 +205,8 @@ class Core:
                     int(connection), Refused(sequence_id=sequence_id, reason="corrupt", message=CORRUPT_LOGITS)
                 )
                 continue
-            by_connection.setdefault(int(connection), []).append(
-                Output(
-                    sequence_id=sequence_id,
-                    token_ids=output.token_ids,
-                    logprobs=output.logprobs,
-                    prompt_logprobs=output.prompt_logprobs,
-                    finish_reason=output.finish_reason,
-                    stop_token_id=output.stop_token_id,
-                    num_cached_tokens=output.num_cached_tokens,
-                )
-            )
+            renamed = msgspec.structs.replace(output, sequence_id=sequence_id)
+            by_connection.setdefault(int(connection), []).append(renamed)
         for number, items in by_connection.items():
             self._io.send(number, Outputs(tuple(items)))
 
@@ -202,10 +217,10 @@ class Core:
 
 
 def _request_id(connection: int, sequence_id: str) -> str:
-    """Ids are unique per front, and two connections may be from two fronts."""
+    """The scheduler's name of a sequence. Ids are unique within a front, and two connections may be of two fronts."""
     return f"{connection}/{sequence_id}"
 
 
-def _sequence_id(sequence: Sequence) -> str:
-    """What the front calls it, which is random and so no other sequence's name, also after a restart of the core."""
-    return sequence.request_id.partition("/")[2]
+def _sequence_id(request_id: str) -> str:
+    """The front's name of a sequence: random, so that no two sequences share it, also after a restart of the core."""
+    return request_id.partition("/")[2]

@@ -1,4 +1,4 @@
-"""The core's sockets, in a thread with an event loop of its own."""
+"""CoreIo: the EngineCore's sockets to API server processes ("fronts"), in a thread with its own event loop."""
 
 from __future__ import annotations
 
@@ -36,13 +36,15 @@ logger = logging.getLogger(__name__)
 _HELLO_SECONDS = 5.0
 _START_STATUS_SECONDS = 0.1  # while starting, so that progress bars move
 _STATUS_SECONDS = 1.0
-_STALL_SECONDS = 30.0  # a front that has not taken a message after so long is as good as dead, however small it is,
-_LEAST_RATE = 2**20  # plus the time that it takes at so many bytes a second, with all that waited before it
-_MOST_UNSENT_BYTES = 2**30  # more than waits for any front that reads; the core's memory is for its ranks
+# A front that has not read a message after so long is disconnected; a large message has more time: that of all unsent
+# bytes at the least rate.
+_STALL_SECONDS = 30.0
+_LEAST_RATE = 2**20  # bytes per second
+_MOST_UNSENT_BYTES = 2**30  # more than ever waits for a front that reads; the machine's memory is for the ranks
 
 
 class Disconnected:
-    """Inbox entry: the connection is gone, and with it every request of that front."""
+    """Inbox entry: the connection has ended, and with it every sequence of that front."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +59,7 @@ class Inbox:
         self.event.set()
 
     def take(self) -> list[tuple[int, Submit | Abort | Disconnected]]:
-        """Everything that has arrived."""
+        """All entries that have arrived."""
         self.event.clear()
         taken = []
         while self.items:
@@ -65,12 +67,12 @@ class Inbox:
         return taken
 
     def wait(self, seconds: float, at_most: float) -> bool:
-        """True as soon as something is there, False after the shorter of both times."""
+        """True as soon as an entry is there, False after the shorter of both times."""
         return self.event.wait(min(seconds, at_most))
 
 
 class _Front:
-    """A connected front, and by when its connection must have taken which of its messages."""
+    """A connected front, with the due times of its unsent messages."""
 
     def __init__(self, writer: asyncio.StreamWriter, stall_seconds: float) -> None:
         self.writer = writer
@@ -94,7 +96,7 @@ class _Front:
             self._due.append((self._num_written, now + self._stall_seconds + self.num_unsent / _LEAST_RATE))
 
     def has_stalled(self, now: float) -> bool:
-        """Whether a message is overdue. A byte now and then is no excuse: the oldest unsent one is judged."""
+        """True if the oldest unsent message is overdue. Reading a byte now and then does not extend its time."""
         num_taken = self._num_written - self.num_unsent
         while self._due and self._due[0][0] <= num_taken:
             self._due.popleft()
@@ -102,7 +104,7 @@ class _Front:
 
 
 class CoreIo:
-    """Listens for fronts, feeds the inbox, sends what the main thread gives it, and a status every second."""
+    """Listens for fronts, fills the inbox, sends the main thread's messages, and a status every second."""
 
     def __init__(
         self,
@@ -112,9 +114,7 @@ class CoreIo:
         status: Callable[[], CoreStatus],
         stall_seconds: float = _STALL_SECONDS,
     ) -> None:
-        """A front that has not taken a message `stall_seconds` after it was written, or a large one later, is
-        disconnected.
-        """
+        """`stall_seconds`: a front that has not read a small message after so long is disconnected."""
         self._address = address
         self._token = token
         self._inbox = inbox
@@ -129,12 +129,12 @@ class CoreIo:
         self._thread = threading.Thread(target=self._run, name="core-io", daemon=True)
 
     def start(self) -> None:
-        """Returns once the core listens. Raises OSError's child through the thread's log when it cannot."""
+        """Returns once the core listens. A failure to listen is logged by the thread and ends the process."""
         self._thread.start()
         self._listening.wait()
 
     def send(self, connection: int, message: CoreMessage) -> None:
-        """Sends soon; silently nothing when the front is gone, because then nobody waits for it."""
+        """Sends a message soon, or drops it when the front is gone. For the main thread."""
         for part in split_outputs(message) if isinstance(message, Outputs) else [message]:
             self._loop.call_soon_threadsafe(self._write, connection, frame(part))
 
@@ -153,7 +153,7 @@ class CoreIo:
         try:
             self._loop.run_until_complete(self._serve())
         except BaseException:
-            # Without sockets the core is of no use; the supervisor starts another one.
+            # Without sockets this process is useless; the supervisor starts another one.
             logger.exception("the core cannot listen at %s", self._address)
             os._exit(1)
 
@@ -177,7 +177,7 @@ class CoreIo:
         server.close()
         for front in self._fronts.values():
             front.writer.transport.abort()
-        # One more turn, so that the readers see the end.
+        # The readers get one more turn of the event loop to see the end of their connections.
         await asyncio.sleep(0)
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -204,16 +204,16 @@ class CoreIo:
                 elif not isinstance(message, Hello):
                     self._inbox.put(connection, message)
         except (asyncio.IncompleteReadError, ConnectionError, TimeoutError):
-            pass  # the front is gone; its requests go below
+            pass  # the front is gone; its sequences are dropped below
         except (msgspec.DecodeError, ValueError) as error:
-            self._warn_once(f"a connection sent what is no message: {error}")
+            self._warn_once(f"a connection sent an invalid message: {error}")
         finally:
             if self._fronts.pop(connection, None) is not None:
                 self._inbox.put(connection, Disconnected())
             writer.close()
 
     def _problem(self, hello: object) -> str:
-        """Why a connection is refused; empty when it is not."""
+        """The reason to refuse a connection; empty when it is accepted."""
         if not isinstance(hello, Hello) or not hmac.compare_digest(hello.token.encode(), self._token.encode()):
             return "refused a connection without the right token"
         if hello.version != PROTOCOL_VERSION:
@@ -221,9 +221,9 @@ class CoreIo:
         return ""
 
     def _warn_once(self, problem: str) -> None:
-        # A front that is refused tries again four times a second, for ever.
+        # A refused front tries again four times a second, for ever.
         if self._problems.is_new(problem):
-            logger.warning("%s; further times are not logged until a front is welcome", problem)
+            logger.warning("%s; repetitions are not logged until a front is accepted", problem)
 
     def _write(self, connection: int, data: bytes) -> None:
         front = self._fronts.get(connection)
@@ -231,14 +231,14 @@ class CoreIo:
             return
         front.write(data, time.monotonic())
         if front.num_unsent > _MOST_UNSENT_BYTES:
-            logger.warning("connection %d has not taken %d bytes; closed", connection, front.num_unsent)
+            logger.warning("connection %d has %d bytes unread; closed", connection, front.num_unsent)
             front.writer.transport.abort()
 
     def _drop_stalled(self) -> None:
         now = time.monotonic()
         for connection, front in self._fronts.items():
             if front.has_stalled(now):
-                logger.warning("connection %d takes its messages too slowly; closed", connection)
+                logger.warning("connection %d reads its messages too slowly; closed", connection)
                 front.writer.transport.abort()
 
     def _broadcast(self, status: CoreStatus) -> None:

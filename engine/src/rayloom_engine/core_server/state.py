@@ -13,7 +13,7 @@ import psutil
 from rayloom_engine.common.process import node_name
 from rayloom_engine.core.stats import SchedulerStats
 from rayloom_engine.core_server.ranks.pool import RankPool
-from rayloom_engine.protocol.messages import CoreStatus, ModelStatus, PhaseStatus, RankStatus
+from rayloom_engine.protocol.messages import CoreStatus, PhaseProgress, RankReport, ServedModel
 
 if TYPE_CHECKING:
     from rayloom_engine.worker.loaded_rank import LoadedRank
@@ -21,42 +21,42 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class CoreState:
-    """What the core knows of itself. Written by the main thread, read by the I/O thread; each field at once."""
+    """State of the EngineCore. The main thread writes it, the I/O thread reads it; each field is replaced whole."""
 
     epoch: int
     executor: str  # "uni" | "mp" | "ray" | "external"
     hang_seconds: float = 10.0  # of the config
     state: str = "starting"
-    lost: str = ""  # while recovering: which rank
-    lost_node: str = ""  # and where it was
+    lost: str = ""  # while recovering: the lost rank, as "rank N"
+    lost_node: str = ""  # and its node
     message: str = ""
-    model: ModelStatus | None = None
-    phases: list[PhaseStatus] = field(default_factory=list)
+    model: ServedModel | None = None
+    phases: list[PhaseProgress] = field(default_factory=list)
     phase_started: float = 0.0
     stats: SchedulerStats = field(default_factory=SchedulerStats)
     rank_phase: str = "start"
     heartbeat: float = field(default_factory=time.monotonic)
     last_token_at: float | None = None
-    pool: RankPool | None = None  # the ranks, where they are processes of their own
-    rank: LoadedRank | None = None  # where this process is the only rank, and has loaded
-    quiet_s: float = 0.0  # where this process computes: since its main thread last showed work
-    patience_s: float = 10.0  # without progress of what is in flight
+    pool: RankPool | None = None  # the ranks; None when this process is the only rank
+    rank: LoadedRank | None = None  # this process as the only rank, once it has loaded
+    quiet_s: float = 0.0  # seconds since the main thread last showed work, for a process that computes
+    patience_s: float = 10.0  # without progress of the plans in flight
 
-    def be_patient(self, seconds: float) -> None:
-        """For whoever watches the main thread, and the ranks."""
+    def set_patience(self, seconds: float) -> None:
+        """Sets the patience with the main thread and with the ranks."""
         self.patience_s = seconds
         if self.pool is not None:
             self.pool.patience_s = seconds
 
     def mark(self) -> tuple[object, ...]:
-        """Changes as long as the main thread gets on: it looks at its ranks, or computes, layer by layer."""
+        """A value that changes while the main thread advances: it checks its ranks, or computes layer by layer."""
         advance = self.rank.activity.advance if self.rank is not None else 0
-        return self.heartbeat, advance, self.pool.looked_at if self.pool is not None else 0.0
+        return self.heartbeat, advance, self.pool.checked_at if self.pool is not None else 0.0
 
     def last_work_age_s(self) -> float | None:
-        """Seconds since whoever computes the present step showed work: a half of a layer, or CPU time.
+        """Seconds since a rank that computes the present step showed work: half of a layer, or CPU time.
 
-        None while no step is computed. The core itself finds a hang by the same signs.
+        None while no step is computed. The EngineCore finds a hang by the same signs.
         """
         if self.pool is not None:
             return self.pool.quiet_s()
@@ -64,13 +64,17 @@ class CoreState:
 
     def serving(self, message: str) -> None:
         self.end_phase()
-        self.message, self.lost, self.lost_node = message, "", ""
+        self.message = message
+        self.lost = ""
+        self.lost_node = ""
         self.rank_phase = "idle"
         self.state = "serving"
 
     def recovering(self, rank: int, node: str, cause: str, lost_at: float) -> None:
-        """From here on the phases tell of the rebuild, which ends with `serving`. The first began at `lost_at`."""
-        self.message, self.lost, self.lost_node = cause, f"rank {rank}", node
+        """Begins a rebuild, which ends with `serving`. New phases replace the old; the first began at `lost_at`."""
+        self.message = cause
+        self.lost = f"rank {rank}"
+        self.lost_node = node
         self.phases = []
         self.begin_phase("suspect", 0, 0, "")
         self.phase_started = lost_at
@@ -82,21 +86,21 @@ class CoreState:
         self.state = "failed"
 
     def begin_phase(self, phase: str, done: int, total: int, unit: str) -> None:
-        """Progress of a start-up phase; a new name ends the one before."""
+        """Records progress of a phase; a new name ends the phase before."""
         now = time.monotonic()
         self.heartbeat = now
         if not self.phases or self.phases[-1].name != phase:
             self.end_phase()
             self.phase_started = now
-            self.phases = [*self.phases, PhaseStatus(name=phase, seconds=0.0, done=done, total=total, unit=unit)]
+            self.phases = [*self.phases, PhaseProgress(name=phase, seconds=0.0, done=done, total=total, unit=unit)]
         else:
-            current = PhaseStatus(name=phase, seconds=now - self.phase_started, done=done, total=total, unit=unit)
+            current = PhaseProgress(name=phase, seconds=now - self.phase_started, done=done, total=total, unit=unit)
             self.phases = [*self.phases[:-1], current]
 
     def end_phase(self) -> None:
         if self.phases and not self.phases[-1].is_finished:
             last = self.phases[-1]
-            ended = PhaseStatus(
+            ended = PhaseProgress(
                 name=last.name,
                 seconds=time.monotonic() - self.phase_started,
                 done=last.total,
@@ -126,10 +130,10 @@ class CoreState:
             heartbeat_age_s=now - self.heartbeat,
         )
 
-    def _own_rank(self, now: float) -> tuple[RankStatus, ...]:
-        """The core is its own only rank."""
+    def _own_rank(self, now: float) -> tuple[RankReport, ...]:
+        """The report of this process as the only rank."""
         return (
-            RankStatus(
+            RankReport(
                 rank=0,
                 node=node_name(),
                 host=platform.node(),

@@ -1,0 +1,9 @@
+"""The API server process ("front"): HTTP in, sequences to the EngineCore ("core"), token deltas out.
+
+app         the API port's routes, behind gate (keys, request ids, drains)
+openai/     OpenAI's endpoints: wire formats, prompts, answers, streams
+generation/ one HTTP request's sequences, from admission to the last delta
+operations/ lifecycle, metrics, health and the admin port
+core_link/  the connection to the EngineCore, which survives the core's death
+http/       connections, bodies, keys and errors, whatever the API
+"""

@@ -1,7 +1,7 @@
-"""The front's process: `python -m rayloom_engine.front`, started by the supervisor with two listening sockets.
+"""The API server process ("front"): `python -m rayloom_engine.front`, with two listening sockets of the supervisor.
 
 SIGTERM drains: new requests get 503, running ones may finish for drain_seconds, counted from an earlier POST /drain if
-there was one. SIGINT, or a second SIGTERM, ends now.
+there was one. SIGINT, or a second SIGTERM, ends the process now.
 """
 
 from __future__ import annotations
@@ -25,20 +25,21 @@ from rayloom_engine.common.process import EXIT_CONFIG, PULSE_SECONDS, end_with_p
 from rayloom_engine.config import EngineConfig, load_config
 from rayloom_engine.errors import ConfigError, EngineDead
 from rayloom_engine.front.app import api_app
+from rayloom_engine.front.core_link.core_client import CoreAddress
 from rayloom_engine.front.http.api_keys import ApiKeys
 from rayloom_engine.front.http.server import admin_server, api_server
 from rayloom_engine.front.operations.admin import admin_app, age_of_drain, load_admin_token
 from rayloom_engine.front.operations.lifecycle import Lifecycle
-from rayloom_engine.front.service import Service
+from rayloom_engine.front.operations.service import FrontStart, Service
 
 LAST_EVENTS_S = 0.3  # for handlers to write their last event when the process must end
-FORCED_EXIT_S = 0.8  # after a stop signal the process is gone by then, whatever still runs in a thread
+FORCED_EXIT_S = 0.8  # after this time the process exits, whatever still runs in a thread
 
 logger = logging.getLogger(__name__)
 
 
 class Front:
-    """Both servers, the core's connection, and the way to an orderly end."""
+    """Both servers and the connection to the EngineCore, until a signal ends them in order."""
 
     def __init__(
         self,
@@ -54,10 +55,10 @@ class Front:
         self._stop = asyncio.Event()
         self._num_signals = 0
         self._draining: asyncio.Task[None] | None = None
-        service.lifecycle.let_go = self._let_go
+        service.lifecycle.close_connections = self._close_connections
 
     async def run(self) -> None:
-        """Serve until told to stop."""
+        """Serves until a signal."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal, number)
@@ -67,7 +68,7 @@ class Front:
         ]
         core = asyncio.create_task(self._service.run())
         stop = asyncio.create_task(self._stop.wait())
-        # A server or the core's connection that ends by itself is a fault; its exception ends the process.
+        # A server or core task that ends by itself is a fault; its exception ends the process.
         done, _ = await asyncio.wait([*serving, core, stop], return_when=asyncio.FIRST_COMPLETED)
         for server in self._servers:
             server.should_exit = True
@@ -76,8 +77,8 @@ class Front:
         for task in done:
             task.result()
 
-    def _let_go(self) -> None:
-        """Has clients open new connections: idle ones end now, those with a request after its answer."""
+    def _close_connections(self) -> None:
+        """Closes idle connections now and the others after their answer, so that clients open new ones elsewhere."""
         for connection in list(self._servers[0].server_state.connections):
             connection.shutdown()
 
@@ -100,7 +101,7 @@ class Front:
             self._service.client.fail_all(EngineDead("the engine was stopped before this request was finished"))
             await lifecycle.wait_idle(LAST_EVENTS_S)
         self._stop.set()
-        # Idle connections are closed at once; a client that does not read its last bytes must not hold us up.
+        # A client that does not read its last bytes must not delay the end.
         asyncio.get_running_loop().call_later(FORCED_EXIT_S, os._exit, 0)
 
     def _stop_now(self) -> None:
@@ -118,7 +119,7 @@ def main() -> int:
     parser.add_argument("--api-fd", type=int, required=True, help="listening socket of the API port")
     parser.add_argument("--admin-fd", type=int, required=True, help="listening socket of the admin port")
     parser.add_argument("--parent", type=int, required=True, help="process id to end with")
-    parser.add_argument("--start", type=int, default=1, help="which start of the front this is, from 1")
+    parser.add_argument("--start", type=int, default=1, help="number of this start of the front, from 1")
     parser.add_argument("--server-started", type=float, default=time.time(), help="Unix time of the first start")
     parser.add_argument("--pulse-fd", type=int, help="pipe to the supervisor, for signs of life")
     args = parser.parse_args()
@@ -126,7 +127,8 @@ def main() -> int:
     config = load_config(args.run_dir / "config.json")
     set_up_logging("front", config.log_level)
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)  # its start and stop lines repeat the supervisor's
-    api_socket, admin_socket = socket.socket(fileno=args.api_fd), socket.socket(fileno=args.admin_fd)
+    api_socket = socket.socket(fileno=args.api_fd)
+    admin_socket = socket.socket(fileno=args.admin_fd)
     try:
         api_keys = ApiKeys.load(config.api_key_file, os.environ)
         admin_token = load_admin_token(config.admin_token_file)
@@ -136,24 +138,21 @@ def main() -> int:
     token = (args.run_dir / "token").read_text().strip()
 
     async def serve() -> None:
-        front_id = f"front-{secrets.token_hex(8)}"
         service = Service(
             config,
-            args.core_address,
-            token,
-            front_id,
+            CoreAddress(args.core_address, token, f"front-{secrets.token_hex(8)}"),
             api_url=_url(api_socket),
-            start=args.start,
-            server_started=args.server_started,
+            start=FrontStart(args.start, args.server_started),
         )
         drain_mark = args.run_dir / "draining"
         drain_age_s = age_of_drain(drain_mark)
         if drain_age_s is not None:
             service.lifecycle.drain(True, drain_age_s)
-        loaded_mark = args.run_dir / "loaded"  # outlives this process too
+        loaded_mark = args.run_dir / "loaded"  # outlives this process, as drain_mark does
         service.lifecycle.was_loaded = loaded_mark.exists()
         service.lifecycle.on_ready = loaded_mark.touch
-        api, admin = api_app(service, api_keys), admin_app(service, admin_token, drain_mark)
+        api = api_app(service, api_keys)
+        admin = admin_app(service, admin_token, drain_mark)
         api_keys.on_change = lambda: service.metrics.observe_api_keys(len(api_keys.accepted), api_keys.problem)
         api_keys.on_change()
         beside = [asyncio.create_task(api_keys.watch())]
@@ -163,14 +162,14 @@ def main() -> int:
         for task in beside:
             task.cancel()
 
-    gc.freeze()  # what was imported is never garbage, and looking for some in it would hold up every stream
+    gc.freeze()  # imported objects are never garbage; visiting them would delay every stream
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(serve())
     return 0
 
 
 async def _pulse(fd: int, lifecycle: Lifecycle) -> None:
-    """Signs of life from the loop itself: a front whose loop stands still answers nobody, whatever its threads do."""
+    """Sends signs of life from the event loop: a front whose loop hangs serves no client, whatever its threads do."""
     while True:
         give_sign(fd, lifecycle.was_ready)
         await asyncio.sleep(PULSE_SECONDS)

@@ -1,4 +1,4 @@
-"""The API port's routes."""
+"""The API port: routes, middleware, and the model list."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from rayloom_engine.front.errors import ERROR_HANDLERS
 from rayloom_engine.front.gate import AwaitReady, Gate
 from rayloom_engine.front.http.api_keys import ApiKeys
+from rayloom_engine.front.http.errors import ERROR_HANDLERS
 from rayloom_engine.front.openai.answer import check_model
 from rayloom_engine.front.openai.chat import chat_completions
 from rayloom_engine.front.openai.completions import completions
 from rayloom_engine.front.openai.tokens import detokenize, tokenize
-from rayloom_engine.front.operations.prometheus import CONTENT_TYPE
-from rayloom_engine.front.service import ENGINE_VERSION, Service
+from rayloom_engine.front.operations.health import engine_version, health, metrics, ready
+from rayloom_engine.front.operations.service import Service
 
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -36,7 +36,7 @@ def api_app(service: Service, api_keys: ApiKeys) -> Starlette:
         Route("/detokenize", detokenize, methods=["POST"]),
         Route("/health", health, methods=["GET"]),
         Route("/ready", ready, methods=["GET"]),
-        Route("/version", version, methods=["GET"]),
+        Route("/version", engine_version, methods=["GET"]),
         Route("/metrics", metrics, methods=["GET"]),
     ]
     middleware = [
@@ -52,7 +52,7 @@ def api_app(service: Service, api_keys: ApiKeys) -> Starlette:
             allow_headers=["*"],
             expose_headers=["X-Request-Id", "Retry-After"],
         )
-        middleware.insert(0, cors)  # outermost, so that refusals carry the headers too and browsers can read them
+        middleware.insert(0, cors)  # outermost, so that refusals have the headers too and browsers can read them
     app = Starlette(routes=routes, middleware=middleware, exception_handlers=ERROR_HANDLERS)
     app.router.redirect_slashes = False
     app.state.service = service
@@ -60,7 +60,7 @@ def api_app(service: Service, api_keys: ApiKeys) -> Starlette:
 
 
 def _counted(handler: Handler) -> Handler:
-    """Counts what ends a request before its answer begins; answers that have begun count their own end."""
+    """Counts errors that end a request before its answer begins; an answer that has begun counts its own end."""
 
     async def handle(request: Request) -> Response:
         try:
@@ -81,28 +81,6 @@ async def get_model(request: Request) -> Response:
     return JSONResponse(_model_card(request.app.state.service))
 
 
-async def health(request: Request) -> Response:
-    """200 once the model was loaded, also in recoveries and drains; 503 before that, and when the engine failed."""
-    service: Service = request.app.state.service
-    service.lifecycle.check_alive()
-    return JSONResponse({"status": "ok", "state": service.state()[0]})
-
-
-async def ready(request: Request) -> Response:
-    """200 when requests are accepted, also during a recovery; else 503 with the reason."""
-    service: Service = request.app.state.service
-    service.lifecycle.check_accepts()
-    return JSONResponse({"status": "ready", "state": service.state()[0]})
-
-
-async def version(_request: Request) -> Response:
-    return JSONResponse({"version": ENGINE_VERSION})
-
-
-async def metrics(request: Request) -> Response:
-    return Response(request.app.state.service.metrics_text(), headers={"Content-Type": CONTENT_TYPE})
-
-
 def _model_card(service: Service) -> dict[str, Any]:
     core = service.client.status
     return {
@@ -117,8 +95,8 @@ def _model_card(service: Service) -> dict[str, Any]:
 
 
 def model_root(model: str) -> str:
-    """Where a model comes from without its kind of place, as vLLM names it: the hub's id, or a path.
+    """The model's source without its scheme, as vLLM's `root`: the hub's id, or a path.
 
-    Clients that need the tokenizer take it from there.
+    Clients that need the tokenizer load it from there.
     """
     return model.partition("://")[2] or model

@@ -1,5 +1,5 @@
-"""The API port's gate, in front of all routes: request ids, API keys, connections in a drain, and the wait after
-a restart."""
+"""Gate: the API port's middleware before all routes. Request ids, API keys, connections in a drain, and the wait for a
+restarted front."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ import secrets
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from rayloom_engine.front.errors import ApiError
 from rayloom_engine.front.http.api_keys import ApiKeys
+from rayloom_engine.front.http.errors import ApiError
+from rayloom_engine.front.http.headers import REQUEST_ID, api_key
 from rayloom_engine.front.http.tenant import owner_of_key, tenant_of_key
-from rayloom_engine.front.openai.wire import REQUEST_ID
 from rayloom_engine.front.operations.lifecycle import Lifecycle
 
-REST_OF_BODY_S = 5.0  # how long a refused request may take to send the rest of its body before the connection ends
+REST_OF_BODY_S = 5.0  # a refused request has this long to send the rest of its body before the connection ends
 _GUARDED = ("/v1/", "/tokenize", "/detokenize")
 _REQUEST_ID = re.compile(REQUEST_ID)
 
 
 class Gate:
-    """Middleware: checks the key where one is needed, echoes or makes X-Request-Id, keeps no connection in a drain."""
+    """Middleware: checks the key where one is needed, sets X-Request-Id, closes connections in a drain."""
 
     def __init__(self, app: ASGIApp, api_keys: ApiKeys, lifecycle: Lifecycle) -> None:
         self._app = app
@@ -43,7 +43,7 @@ class Gate:
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
                 answer = MutableHeaders(scope=message)
-                answer["X-Request-Id"] = state["request_id"]  # a handler may have chosen another
+                answer["X-Request-Id"] = state["request_id"]  # a handler may have replaced it
                 if self._lifecycle.drains:
                     answer["Connection"] = "close"
                     await body.discard()
@@ -66,7 +66,7 @@ class Gate:
 
 
 class _Body:
-    """A request's body, and whether all of it has come."""
+    """A request's body, and whether all of it has arrived."""
 
     def __init__(self, receive: Receive) -> None:
         self._receive = receive
@@ -78,27 +78,12 @@ class _Body:
         return message
 
     async def discard(self) -> None:
-        """Reads what has not been read. When a connection ends before that, TCP resets it where bytes still come in,
-        and the client loses the answer."""
+        """Reads the rest of the body. If bytes arrive after a connection is closed, TCP resets it and the client loses
+        the answer."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(REST_OF_BODY_S):
                 while not self._is_whole:
                     await self.receive()
-
-
-def bearer_token(authorization: str) -> bytes:
-    """The token's bytes in an Authorization header, as they were sent; empty when it is of another kind.
-
-    `authorization` is a header as ASGI frameworks give it: one character per byte (latin-1).
-    """
-    kind, _, token = authorization.partition(" ")
-    # Not all blanks of Unicode: a byte of a UTF-8 character may look like one.
-    return token.strip(" \t").encode("latin-1") if kind.lower() == "bearer" else b""
-
-
-def api_key(headers: Headers) -> bytes:
-    """The key that a request brings, as bearer token or, as some clients send it, in X-Api-Key; empty without one."""
-    return bearer_token(headers.get("authorization", "")) or headers.get("x-api-key", "").strip(" \t").encode("latin-1")
 
 
 class AwaitReady:

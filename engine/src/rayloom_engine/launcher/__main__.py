@@ -1,4 +1,4 @@
-"""`python -m rayloom_engine.launcher`: keeps one start of every rank running, and tells the core how far it is."""
+"""`python -m rayloom_engine.launcher`: keeps one start of every rank running, and reports its progress to the core."""
 
 from __future__ import annotations
 
@@ -27,32 +27,32 @@ from rayloom_engine.errors import ConfigError, EngineDead
 from rayloom_engine.launcher.process_ranks import ProcessRanks
 from rayloom_engine.launcher.starter import NO_CORE, RankStarter
 from rayloom_engine.protocol.channel import Channel, dial
-from rayloom_engine.protocol.ranks import Fence, Greeting, LaunchPhase
+from rayloom_engine.protocol.ranks import Fence, Greeting, LaunchProgress
 
 logger = logging.getLogger(__name__)
 
-_WAIT_SECONDS = 0.1  # between looks at orders of the core
+_WAIT_SECONDS = 0.1  # between checks for fences of the core
 _DIAL_SECONDS = 0.2
-_AGAIN_SECONDS = 0.5  # before a rank is started again that the core had ended, or that found no core
+_AGAIN_SECONDS = 0.5  # before the restart of a fenced rank, or of one that found no core
 
 
 class CoreLine:
-    """The connection to whichever core there is, kept up by a thread. What it takes in waits in `fences`."""
+    """The connection to the running EngineCore, which a thread keeps up. Received fences wait in `fences`."""
 
     def __init__(self, address: str, token: str) -> None:
         self.fences: deque[Fence] = deque()
         self._address = address
         self._token = token
         self._channel: Channel | None = None
-        self._phase: LaunchPhase | None = None
+        self._phase: LaunchProgress | None = None
         threading.Thread(target=self._run, name="core-line", daemon=True).start()
 
     def progress(self, phase: str, done: int, total: int, unit: str) -> None:
-        """Tells the core, or the next one. Implements Progress."""
-        self._phase = LaunchPhase(phase, done, total, unit)
+        """Reports a phase to the core, or to the next one after its death. Implements Progress."""
+        self._phase = LaunchProgress(phase, done, total, unit)
         channel = self._channel
         if channel is not None:
-            with contextlib.suppress(OSError):  # it is told again when it is back
+            with contextlib.suppress(OSError):  # sent again after the next dial
                 channel.send(self._phase)
 
     def _run(self) -> None:
@@ -70,22 +70,22 @@ class CoreLine:
 
 class Launcher:
     def __init__(self, config: EngineConfig, starter: RankStarter, line: CoreLine, first_incarnation: int) -> None:
-        self.is_up = False  # it has found room for the ranks
+        self.is_up = False  # there is room for all ranks
         self._config = config
         self._starter = starter
         self._line = line
         self._next_incarnation = first_incarnation
         self._running: dict[int, int] = {}  # rank -> incarnation
         self._due: dict[int, float] = dict.fromkeys(range(config.world_size), 0.0)  # rank -> start at
-        self._fenced: set[int] = set()  # ranks that the core had ended; it keeps count of those itself
-        self._booked: dict[int, int] = {}  # rank -> its last incarnation whose end went into the budget
+        self._fenced: set[int] = set()  # ranks that the core has fenced; the core counts these deaths itself
+        self._counted: dict[int, int] = {}  # rank -> its last incarnation whose death counted in the budget
         self._budgets = {rank: RestartBudget(config.restart_budget) for rank in self._due}
 
     def run(self) -> NoReturn:
         """Runs for ever. Raises ConfigError when there is no room for the ranks, EngineDead when one keeps ending."""
         self._starter.prepare(self._line.progress)
         self.is_up = True
-        _end_on_sigterm()  # Ray has put a handler of its own there that only prints a trace
+        _end_on_sigterm()  # again, because Ray sets a handler that only prints a trace
         while True:
             self._start_due()
             for rank, cause in self._starter.wait(_WAIT_SECONDS):
@@ -93,7 +93,7 @@ class Launcher:
                 wait: float | None = _AGAIN_SECONDS
                 if cause != NO_CORE and rank not in self._fenced:
                     wait = self._budgets[rank].wait_after_death(time.monotonic())
-                    self._booked[rank] = incarnation
+                    self._counted[rank] = incarnation
                 self._fenced.discard(rank)
                 if wait is None:
                     budget = self._config.restart_budget
@@ -106,9 +106,9 @@ class Launcher:
                 if running is not None and fence.incarnation in (None, running):
                     self._fenced.add(fence.rank)
                     self._starter.kill(fence.rank)
-                elif fence.incarnation is not None and self._booked.get(fence.rank) == fence.incarnation:
-                    # The core has seen this end as well, and knows better whether it is a reason to give up.
-                    del self._booked[fence.rank]
+                elif fence.incarnation is not None and self._counted.get(fence.rank) == fence.incarnation:
+                    # The core counts this death too, and knows better whether it is a reason to give up.
+                    del self._counted[fence.rank]
                     self._budgets[fence.rank].excuse()
 
     def _start_due(self) -> None:
@@ -130,7 +130,7 @@ def _starter(config: EngineConfig, run_dir: Path, address: str, token: str) -> R
 
 
 def _end_on_sigterm() -> None:
-    """Ends this process through its `finally`, so that a Ray that was started here ends too."""
+    """SIGTERM ends this process through its `finally`, so that a Ray that was started here ends too."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
 
 
@@ -149,7 +149,7 @@ def main() -> int:
     token = (args.run_dir / "token").read_text().strip()
     starter = _starter(config, args.run_dir, args.core_address, token)
     try:
-        # Starts of an earlier launcher have smaller numbers, so the core tells their ranks from ours.
+        # Incarnations of an earlier launcher are smaller, so the core refuses its ranks.
         launcher = Launcher(config, starter, CoreLine(args.core_address, token), args.start << 20)
         start_pulse(args.pulse_fd, lambda: launcher.is_up)
         launcher.run()

@@ -1,8 +1,8 @@
 """`python -m rayloom_engine.launcher.fork_server`: starts the ranks of executor `mp`, each as a fork of this process.
 
-Importing torch takes seconds, here once for all ranks and before any of them is lost: a replacement is there at once.
-A fork is safe because this process has one thread and has touched no accelerator. It has nothing else to do, and ends
-with its ranks when the launcher hangs up or is gone.
+The import of torch takes seconds; it happens here once for all ranks and before any rank is lost, so a replacement
+starts at once. A fork is safe because this process has one thread and has touched no accelerator. It ends with its
+ranks when the launcher closes the connection or dies.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from rayloom_engine.worker import process as rank_process
 from rayloom_engine.worker.start import set_threads
 
 MAX_MESSAGE_BYTES = 4096
-# What every rank imports sooner or later.
+# Modules that every rank imports sooner or later.
 _PRELOAD = (
     "torch",
     "rayloom_engine.models.loader",
@@ -50,7 +50,7 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
 
 
 class Killed(msgspec.Struct, frozen=True, tag=True):
-    """The rank has its SIGKILL; RankEnd follows when it is gone."""
+    """The rank has been sent SIGKILL; RankEnd follows when it has ended."""
 
     rank: int
 
@@ -61,7 +61,7 @@ class RankEnd(msgspec.Struct, frozen=True, tag=True):
 
 
 class ForkServer:
-    """`line`: to the launcher, one message a packet."""
+    """`line`: connection to the launcher, one message in a packet."""
 
     def __init__(self, line: socket.socket) -> None:
         self._line = line
@@ -69,11 +69,11 @@ class ForkServer:
         self._orders = msgspec.json.Decoder(StartRank | KillRank)
 
     def run(self) -> StartRank | None:
-        """Obeys the launcher until it hangs up: then every rank has ended, and this gives None.
+        """Carries out orders until the launcher closes the connection; then ends every rank and returns None.
 
-        Gives an order in a fork of this process, which then is to be that rank.
+        In a fork of this process it returns the order, and the process becomes that rank.
         """
-        self._tell(Ready())
+        self._send(Ready())
         while True:
             ends = {end: rank for rank, (_, end) in self._running.items()}
             line = self._line.fileno()
@@ -84,7 +84,7 @@ class ForkServer:
             if line not in readable:
                 continue
             message = b""
-            with contextlib.suppress(ConnectionError):  # it hung up before it had read everything
+            with contextlib.suppress(ConnectionError):  # closed with unread messages
                 message = self._line.recv(MAX_MESSAGE_BYTES)
             if not message:
                 break
@@ -93,8 +93,8 @@ class ForkServer:
                 if self._is_fork(order.rank):
                     return order
             elif order.rank in self._running:
-                os.kill(self._running[order.rank][0], signal.SIGKILL)  # not waited for, so the id is still its own
-                self._tell(Killed(order.rank))
+                os.kill(self._running[order.rank][0], signal.SIGKILL)  # not reaped yet, so the pid is still its own
+                self._send(Killed(order.rank))
         for pid, _ in self._running.values():
             os.kill(pid, signal.SIGKILL)
         for pid, _ in self._running.values():
@@ -104,7 +104,7 @@ class ForkServer:
     def _is_fork(self, rank: int) -> bool:
         try:
             pid = os.fork()
-        except OSError as error:  # too many processes, or too little memory: that costs no other rank
+        except OSError as error:  # too many processes, or too little memory: other ranks stay
             self._give_up(rank, error)
             return False
         if pid == 0:
@@ -122,16 +122,16 @@ class ForkServer:
 
     def _give_up(self, rank: int, error: OSError) -> None:
         print(f"rank {rank} cannot be started: {error}", file=sys.stderr, flush=True)
-        self._tell(RankEnd(rank, 1))
+        self._send(RankEnd(rank, 1))
 
     def _report(self, rank: int) -> None:
         pid, end = self._running.pop(rank)
         os.close(end)
         _, status = os.waitpid(pid, 0)
-        self._tell(RankEnd(rank, os.waitstatus_to_exitcode(status)))
+        self._send(RankEnd(rank, os.waitstatus_to_exitcode(status)))
 
-    def _tell(self, message: Ready | Killed | RankEnd) -> None:
-        with contextlib.suppress(OSError):  # the launcher is gone, which the next look shows
+    def _send(self, message: Ready | Killed | RankEnd) -> None:
+        with contextlib.suppress(OSError):  # the launcher is gone, which the next select shows
             self._line.send(msgspec.json.encode(message))
 
 
@@ -145,11 +145,11 @@ def main() -> int:
     die_with_parent(args.parent)
     config = load_config(args.run_dir / "config.json")
     set_threads(config, config.world_size)
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy's own threads, which nothing here uses
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # ranks do not use numpy's threads
     with without_garbage_collection():
         for module in _PRELOAD:
             importlib.import_module(module)
-    gc.freeze()  # what was imported stays as it is, so that ranks share its memory
+    gc.freeze()  # the garbage collector leaves imported objects alone, so that ranks share their memory
     parent = os.getpid()
     order = ForkServer(socket.socket(fileno=args.line_fd)).run()
     if order is None:

@@ -1,7 +1,7 @@
-"""`python -m rayloom_engine.launcher.local_ray`: a Ray for this server alone, where no other one is named.
+"""`python -m rayloom_engine.launcher.local_ray`: a Ray for this server alone, when no cluster is named.
 
-It is a process of its own, so that a launcher that died finds Ray running when it is started again. Ray's processes end
-with this one, however it ends; where it is killed, Ray's agents do so within about a minute.
+It is a process of its own, so that a restarted launcher finds Ray running. Ray's processes end with this one; after a
+SIGKILL of it, Ray's agents end within about a minute.
 """
 
 from __future__ import annotations
@@ -24,37 +24,37 @@ from rayloom_engine.worker.machine import usable_cores
 
 logger = logging.getLogger(__name__)
 
-_OBJECT_STORE_BYTES = 80 * 1024 * 1024  # nothing of ours goes through it; Ray's least
-_LOOK_SECONDS = 0.25
+_OBJECT_STORE_BYTES = 80 * 1024 * 1024  # Ray's minimum; the engine stores nothing in it
+_POLL_SECONDS = 0.25
 _CONNECT_SECONDS = 5.0
-_MAX_FAILURES = 2  # one refusal may be a full queue
+_MAX_FAILURES = 2  # a single refusal may come from a full backlog
 
 
 def address_file(run_dir: Path) -> Path:
-    """Holds HOST:PORT of the Ray that runs; not there while none does."""
+    """The file with HOST:PORT of the running Ray; absent while none runs."""
     return run_dir / "ray_address"
 
 
 def use_private_ray(run_dir: Path) -> None:
-    """Makes Ray, in this process and its children, one that other users of the machine can neither read nor reach.
+    """Sets Ray, in this process and its children, to one that other users of the machine can neither read nor reach.
 
-    To be called before Ray is imported. Ray's own token is in the home folder, where others may be able to read it, and
+    Call before Ray is imported. By default Ray's token is in the home folder, where others may be able to read it, and
     its servers listen on every address of the machine.
     """
-    os.environ.pop("RAY_AUTH_TOKEN", None)  # another Ray's; it would be taken before ours
+    os.environ.pop("RAY_AUTH_TOKEN", None)  # a token of another Ray, which Ray would prefer to the file
     os.environ.update(
         {
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN_PATH": str(run_dir / "ray_token"),
-            # Despite its name it makes 127.0.0.1 the address of the node, on Linux as well; and at such a node all of
-            # Ray's servers listen on loopback alone. `ray.init(_node_ip_address="127.0.0.1")` means another address.
+            # Despite its name this variable makes 127.0.0.1 the address of the node on Linux too; all servers of such a
+            # node listen on loopback alone. `ray.init(_node_ip_address="127.0.0.1")` sets another address.
             "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
         }
     )
 
 
 def _write_token(run_dir: Path) -> None:
-    """The same for every Ray of this server, for a launcher may outlive one."""
+    """Writes the token for every Ray of this server: a launcher may outlive one of them."""
     path = run_dir / "ray_token"
     if not path.exists():
         draft = run_dir / "ray_token.new"
@@ -72,7 +72,7 @@ def wait_while_ray_runs() -> None:
     host, _, port = ray.get_runtime_context().gcs_address.rpartition(":")
     num_failures = 0
     with contextlib.suppress(ConnectionError, FileNotFoundError), socket.socket(socket.AF_UNIX) as raylet:
-        raylet.settimeout(_LOOK_SECONDS)
+        raylet.settimeout(_POLL_SECONDS)
         raylet.connect(node.raylet_socket_name)
         while num_failures < _MAX_FAILURES:
             try:
@@ -81,21 +81,21 @@ def wait_while_ray_runs() -> None:
             except OSError:
                 num_failures += 1
             with contextlib.suppress(TimeoutError):
-                if not raylet.recv(1):  # it has nothing to say to a stranger, so this is its end
+                if not raylet.recv(1):  # a raylet sends nothing to an unknown client, so this is its end
                     return
 
 
 def _end_with_ray(code: int) -> NoReturn:
-    """Kills all of Ray, which holds nothing that is of use later, and ends.
+    """Kills all processes of Ray, none of which has state to keep, and exits.
 
-    Ray's own shutdown gives its raylet a second before it kills it. On a busy machine that is too little for the raylet
-    to write that it was told to end. Its agents then take that for a fault and try for a minute to report it to a
-    control store that is gone too.
+    Ray's own shutdown kills its raylet after a second. On a busy machine that is too short for the raylet to record
+    that its end is intended. Its agents then take the end for a fault and try for a minute to report it to a control
+    store that is gone too.
     """
     for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
-    os._exit(code)  # Ray's own way out would wait for what is gone
+    os._exit(code)  # Ray's exit handlers would wait for the killed processes
 
 
 def main() -> NoReturn:
@@ -120,12 +120,12 @@ def main() -> NoReturn:
             object_store_memory=_OBJECT_STORE_BYTES,
             configure_logging=False,
         )
-        signal.signal(signal.SIGTERM, lambda *_: _end_with_ray(0))  # Ray has put one there that only prints a trace
+        signal.signal(signal.SIGTERM, lambda *_: _end_with_ray(0))  # in place of Ray's, which only prints a trace
         draft = args.run_dir / "ray_address.new"
         draft.write_text(ray.get_runtime_context().gcs_address)
         draft.replace(address_file(args.run_dir))
         wait_while_ray_runs()
-        address_file(args.run_dir).unlink(missing_ok=True)  # a launcher that starts now waits for the next one
+        address_file(args.run_dir).unlink(missing_ok=True)  # a launcher that starts now waits for the next Ray
     except Exception:
         logger.exception("Ray did not start")
     _end_with_ray(1)

@@ -1,4 +1,4 @@
-"""What ranks take of a Ray cluster, whether its nodes can hold it, and the sentence that says what is missing. Pure."""
+"""Placement of ranks in a Ray cluster: their resources, whether nodes can hold them, and the message when not. Pure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Node:
 
 
 def rank_resources(config: EngineConfig, num_gpus: float) -> dict[str, float]:
-    """What one rank takes, in a cluster with that many GPUs."""
+    """Resources of one rank, in a cluster with that many GPUs."""
     if config.ray_resources_per_rank is not None:
         return dict(config.ray_resources_per_rank)
     uses_gpu = config.device == "cuda" or (config.device == "auto" and num_gpus >= config.world_size)
@@ -28,17 +28,17 @@ def rank_resources(config: EngineConfig, num_gpus: float) -> dict[str, float]:
 
 
 def stage_resources(config: EngineConfig, per_rank: Resources) -> dict[str, float]:
-    """The bundle of one stage: its ranks talk in every layer, so they share a node. Stages talk once a step."""
+    """The bundle of one stage. Its ranks communicate in every layer, so they share a node; stages do once a step."""
     return {name: round(amount * config.tensor_parallel_size, 4) for name, amount in per_rank.items()}
 
 
 def num_stages_on(node: Resources, stage: Resources) -> int:
-    """How many stages a node with these resources holds."""
+    """Number of stages that a node with these resources holds."""
     return min(round(node.get(name, 0.0) * _UNITS) // round(amount * _UNITS) for name, amount in stage.items())
 
 
 def can_hold(nodes: Iterable[Resources], stage: Resources, num_stages: int, strategy: str) -> bool:
-    """Whether nodes with these resources hold so many equal stages by Ray's placement strategy."""
+    """True if nodes with these resources hold `num_stages` equal stages by Ray's placement strategy."""
     numbers = [num_stages_on(node, stage) for node in nodes]
     if strategy == "STRICT_PACK":
         return max(numbers, default=0) >= num_stages
@@ -48,8 +48,9 @@ def can_hold(nodes: Iterable[Resources], stage: Resources, num_stages: int, stra
 
 
 def shortage(config: EngineConfig, nodes: Sequence[Node], per_rank: Resources, waited_s: float) -> str:
-    """Why the stages found no room: per node what is there and what is missing for a stage, and what to change."""
-    stage, num_stages = stage_resources(config, per_rank), config.pipeline_parallel_size
+    """The message when stages found no room: resources of each node, those that a stage lacks, and the cure."""
+    stage = stage_resources(config, per_rank)
+    num_stages = config.pipeline_parallel_size
     strategy = config.ray_placement_strategy
     is_taken = can_hold((node.total for node in nodes), stage, num_stages, strategy)
     needs = f"{config.parallelism}: no room in the Ray cluster after {waited_s:g} s for {num_stages} x ({_list(stage)})"

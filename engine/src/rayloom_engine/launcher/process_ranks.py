@@ -21,11 +21,11 @@ from rayloom_engine.launcher.starter import NO_CORE
 from rayloom_engine.models.checkpoint.progress import Progress
 from rayloom_engine.worker.machine import visible_devices
 
-_KILL_SECONDS = 5.0  # a fork server that has not obeyed by then is stopped, and ended itself
+_KILL_SECONDS = 5.0  # a fork server that has not confirmed a KillRank by then is hung, and is killed itself
 _IMPORT_SECONDS = 120.0  # the same while it imports
-_LOOK_SECONDS = 1.0  # longer between two looks, and we were stopped ourselves, maybe with the fork server
-_EXIT_SECONDS = 2.0  # from its last word to the end of a fork server that failed
-_CLOSE_SECONDS = 0.7  # for the fork server to end; the supervisor waits little longer for all of us
+_MOST_PASSED_SECONDS = 1.0  # more time between two waits: this process was stopped, maybe with the fork server
+_EXIT_SECONDS = 2.0  # from the last message to the end of a fork server that failed
+_CLOSE_SECONDS = 0.7  # for the fork server to end; the supervisor waits little longer for the launcher
 
 
 class ProcessRanks:
@@ -35,18 +35,18 @@ class ProcessRanks:
         self._config = config
         self._run_dir = run_dir
         self._core_address = core_address
-        self._devices: list[str] = []  # CUDA devices, one a rank; empty = all compute on the CPU
+        self._devices: list[str] = []  # CUDA devices, one for each rank; empty = all ranks compute on the CPU
         self._running: set[int] = set()
-        self._patience: dict[int, float] = {}  # rank -> seconds that the fork server has left to obey and end it
-        self._looked_at = time.monotonic()
-        self._server: tuple[subprocess.Popen[bytes], socket.socket] | None = None  # the fork server, the line to it
+        self._patience: dict[int, float] = {}  # rank -> seconds that the fork server has left to confirm its KillRank
+        self._waited_at = time.monotonic()
+        self._server: tuple[subprocess.Popen[bytes], socket.socket] | None = None  # process, connection to it
         self._is_ready = False  # the fork server has imported
         self._messages = msgspec.json.Decoder(Ready | Killed | RankEnd)
 
     def prepare(self, progress: Progress) -> None:
-        """Gives each rank an accelerator of its own, where there are any. Raises ConfigError when they are too few.
+        """Assigns an accelerator to each rank, where there are any. Raises ConfigError when there are too few.
 
-        Returns when the fork server is ready, or has ended: another one then comes with the next rank.
+        Returns when the fork server is ready, or has ended: then the start of a rank starts another one.
         """
         if self._config.device != "cpu":
             self._devices = visible_devices()
@@ -77,9 +77,10 @@ class ProcessRanks:
         ended = self._take(timeout_s) or []
         while (more := self._take(0.0)) is not None:
             ended += more
-        # After all that was said: if this process was away for a while, the answer has been there all the time.
+        # Time passes only after all messages are read: if this process was stopped, the answer may have been there.
         now = time.monotonic()
-        passed, self._looked_at = min(now - self._looked_at, _LOOK_SECONDS), now
+        passed = min(now - self._waited_at, _MOST_PASSED_SECONDS)
+        self._waited_at = now
         self._patience = {rank: left - passed for rank, left in self._patience.items()}
         if self._server is not None and any(left < 0.0 for left in self._patience.values()):
             self._server[0].kill()
@@ -93,7 +94,7 @@ class ProcessRanks:
         _end(process, _CLOSE_SECONDS)
 
     def _take(self, timeout_s: float) -> list[tuple[int, str]] | None:
-        """The ranks whose ends the next message tells; None without a message."""
+        """(rank, cause) of the ranks that have ended by the next message; None without a message."""
         lines = [] if self._server is None else [self._server[1]]
         if not select.select(lines, [], [], timeout_s)[0]:
             return None
@@ -101,7 +102,7 @@ class ProcessRanks:
         process, line = self._server
         try:
             content = line.recv(MAX_MESSAGE_BYTES)
-        except ConnectionError:  # it ended before it had read everything; what it said is still there
+        except ConnectionError:  # it ended with unread orders; its own messages can still be read
             content = line.recv(MAX_MESSAGE_BYTES)
         if not content:
             return self._lose_server(process, line)
@@ -110,7 +111,7 @@ class ProcessRanks:
             self._is_ready = True
             return []
         if isinstance(message, Killed):
-            # How long it takes to go is not the fork server's fault: a driver may hold it, or much memory.
+            # The end may take longer without a fault of the fork server: a driver or much memory may delay it.
             self._patience.pop(message.rank, None)
             return []
         self._running.discard(message.rank)
@@ -123,7 +124,8 @@ class ProcessRanks:
         ended = [(rank, cause) for rank in sorted(self._running)]
         self._running.clear()
         self._patience.clear()
-        self._server, self._is_ready = None, False
+        self._server = None
+        self._is_ready = False
         return ended
 
     def _start_server(self) -> None:
@@ -140,12 +142,12 @@ class ProcessRanks:
 
     def _send(self, order: StartRank | KillRank) -> None:
         assert self._server is not None
-        with contextlib.suppress(OSError):  # it has ended, and its ranks with it: `wait` says so
+        with contextlib.suppress(OSError):  # it has ended, and its ranks with it: `wait` returns them
             self._server[1].send(msgspec.json.encode(order))
 
 
 def _end(process: subprocess.Popen[bytes], patience_s: float) -> int:
-    """The exit code of a process that is about to end, or is made to."""
+    """The exit code of a process that is about to end; kills it after `patience_s`."""
     try:
         return process.wait(patience_s)
     except subprocess.TimeoutExpired:

@@ -1,7 +1,7 @@
-"""Executor `ray`: ranks as actors of a Ray cluster. Ray finds the room, starts them and tells of their end.
+"""Executor `ray`: ranks as actors of a Ray cluster. Ray places them, starts them and reports their ends.
 
-No Ray call is made per step, and none polls the cluster while ranks run: a driver that asks for the list of nodes while
-Ray's control store restarts is aborted.
+No Ray call is made in a step, and none polls the cluster while ranks run: Ray aborts a driver that requests the list of
+nodes while the control store restarts.
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ from rayloom_engine.worker.rank_server import RankPlace, RankServer
 logger = logging.getLogger(__name__)
 
 _POLL_SECONDS = 0.1
-_LOCAL_SECONDS = 60.0  # for the Ray that is started on this machine
+_LOCAL_SECONDS = 60.0  # for a Ray that this server starts on this machine
 
 
 def ray_address(config: EngineConfig) -> str | None:
-    """The Ray cluster to use; None = one is started on this machine."""
+    """The Ray cluster to use; None = the server starts a Ray on this machine."""
     return config.ray_address or os.environ.get("RAY_ADDRESS") or None
 
 
 class RankActor:
-    """Runs one rank inside an actor's process, for as long as there is a core."""
+    """Runs one rank in an actor's process, until there is no core."""
 
     def run(self, config: str, place: RankPlace) -> None:
-        """`config` is the EngineConfig document as JSON."""
+        """`config`: the EngineConfig document as JSON."""
         import ray
 
         from rayloom_engine.common.process import set_up_logging
 
         parsed = EngineConfig.model_validate_json(config)
         set_up_logging(f"rank{place.rank}", parsed.log_level)
-        # Several of Ray's nodes may be on one host.
+        # A host may have several of Ray's nodes.
         os.environ.setdefault("RAYLOOM_NODE_NAME", _node_name(platform.node(), ray.get_runtime_context().get_node_id()))
         RankServer(parsed, place).run()
 
@@ -56,7 +56,7 @@ class RayRanks:
     def __init__(self, config: EngineConfig, run_dir: Path, token: str, core_port: int) -> None:
         self._config = config
         self._run_dir = run_dir
-        # A launcher before this one had found room: then too little of it is no fault of the config.
+        # After a launcher that had placed all ranks, a lack of room is no fault of the config.
         self._is_restart = _placed_file(run_dir).exists()
         self._patience = config.rebuild_seconds if self._is_restart else config.placement_seconds
         self._token = token
@@ -84,8 +84,8 @@ class RayRanks:
         progress("reserve", 0, world_size, "ranks")
         bundles = [stage_resources(self._config, self._resources)] * self._config.pipeline_parallel_size
         self._group = placement_group(bundles, strategy=self._config.ray_placement_strategy)
-        deadline = time.monotonic() + self._patience  # Ray's own start does not count
-        # Not `group.wait`: each call leaves a callback in Ray's control store, and it takes whole seconds only.
+        deadline = time.monotonic() + self._patience  # without the time of Ray's own start
+        # A poll instead of `group.wait`, which leaves a callback in Ray's control store and takes whole seconds only.
         while placement_group_table(self._group)["state"] != "CREATED":
             if time.monotonic() > deadline:
                 raise self._no_room(shortage(self._config, _nodes(), self._resources, self._patience))
@@ -94,7 +94,7 @@ class RayRanks:
         progress("reserve", world_size, world_size, "ranks")
 
     def _connect(self) -> None:
-        """Becomes Ray's driver. Ray may start later than we, or be started again, so it is tried for a while."""
+        """Makes this process a driver of Ray. Retries for a while, because Ray may start later or be restarting."""
         import ray
 
         named = ray_address(self._config)
@@ -104,9 +104,9 @@ class RayRanks:
         while True:
             is_there = False
             try:
-                # Read each time: it changes when the local Ray is started again.
+                # The file is read each time, because it changes when the local Ray restarts.
                 address = named or address_file(self._run_dir).read_text()
-                if address != "auto":  # Ray looks for it itself
+                if address != "auto":  # Ray resolves "auto" itself
                     host, _, port = address.rpartition(":")
                     socket.create_connection((host, int(port)), timeout=1.0).close()
                     is_there = True
@@ -117,7 +117,7 @@ class RayRanks:
             except (OSError, RuntimeError) as error:
                 if time.monotonic() > deadline:
                     where = f"at {named}" if named else "on this machine"
-                    # Ray's may hold a whole trace.
+                    # Ray's message may contain a whole trace.
                     cause = (str(error.__cause__ or error).strip() or repr(error)).splitlines()[-1]
                     sentence = f"no Ray {where} ({cause}); start it, or name another one"
                     if is_there:
@@ -191,10 +191,10 @@ class RayRanks:
         ray.shutdown()
 
     def _end_with_ray(self) -> None:
-        """Ends this process when Ray has gone: a driver cannot join another one, a new process can."""
+        """Ends this process when Ray has ended: a driver cannot join another Ray, a new process can."""
         wait_while_ray_runs()
         if not self._is_closed:
-            logger.error("Ray's control store or this machine's raylet is gone; starting again")
+            logger.error("Ray's control store or this machine's raylet is gone; the launcher restarts")
             os._exit(1)
 
     def _num_ranks_beside(self, rank: int) -> int:
@@ -203,12 +203,12 @@ class RayRanks:
 
         nodes: dict[int, str] = placement_group_table(self._group)["bundles_to_node_id"]
         own = nodes.get(rank // self._config.tensor_parallel_size)
-        num_stages = sum(node == own for node in nodes.values()) if own else 1  # "": its node was lost
+        num_stages = sum(node == own for node in nodes.values()) if own else 1  # "" when its node is lost
         return self._config.tensor_parallel_size * num_stages
 
 
 def _placed_file(run_dir: Path) -> Path:
-    """There once Ray had room for every rank of this server."""
+    """The file that exists once Ray has placed every rank of this server."""
     return run_dir / "placed"
 
 

@@ -1,8 +1,8 @@
-"""A blocking connection that carries rank messages, and the handshake that opens it.
+"""Channel: a blocking connection for rank messages, and the handshake that opens it.
 
-Blocking sockets, because both ends wait for exactly one thing: a step costs one write and one read, without a thread
-switch in between. Between processes of one machine the messages go through shared memory; the connection stays, tells
-of the peer's end, and carries what the memory has no room for.
+The sockets block because each end waits for one message at a time: a step costs one write and one read, without a
+thread switch. Between processes of one machine the messages go through shared memory; the connection remains, shows
+when the peer ends, and carries messages that do not fit the memory.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from rayloom_engine.protocol.ranks import (
 from rayloom_engine.protocol.shared_memory import SharedMemory, make_memory, open_memory
 
 _HANDSHAKE_SECONDS = 5.0
-_FIRST_BYTE_SECONDS = 1.0  # a rank answers the challenge at once; a peer silent for so long is none
-# A host that lost power hangs up on nobody: without these a peer of it would wait for ever, where nobody else looks.
+_FIRST_BYTE_SECONDS = 1.0  # a rank answers the challenge at once; a peer that is silent for so long is no rank
+# A host without power closes no connection: without these limits its peer would wait for ever.
 _TCP_LIMITS = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 20_000}
 
 _encoder = msgspec.msgpack.Encoder()
@@ -43,7 +43,7 @@ M = TypeVar("M")
 
 
 class ChannelClosed(ConnectionError):
-    """The peer is gone, or speaks another language."""
+    """The peer is gone, or sent an unexpected message."""
 
 
 class Channel:
@@ -68,12 +68,12 @@ class Channel:
         return str(self._socket.getsockname()[0])
 
     def limit_sends(self, seconds: float) -> None:
-        """A send that the peer takes nothing of for so long raises ChannelClosed: a stopped peer stops nobody."""
+        """A send raises ChannelClosed when the peer reads nothing for so long: a stopped peer blocks no sender."""
         limit = struct.pack("ll", int(seconds), int(seconds % 1 * 1_000_000))
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
 
     def filenos(self) -> tuple[int, ...]:
-        """One of them is readable when there is something to receive, or the peer is gone."""
+        """Descriptors to poll: one of them is readable when a message is there or the peer is gone."""
         connection = (self._socket.fileno(),)
         return connection if self._memory is None else (self._memory.fileno(), *connection)
 
@@ -83,7 +83,7 @@ class Channel:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the peer has hung up, as far as this machine knows; nothing is read."""
+        """True if the peer has closed the connection, as far as this machine knows; reads nothing."""
         try:
             return self._socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
         except BlockingIOError:
@@ -92,11 +92,11 @@ class Channel:
             return True
 
     def send(self, message: Message) -> None:
-        """Raises ChannelClosed when the peer is gone."""
+        """Sends one message. Raises ChannelClosed when the peer is gone."""
         self.send_encoded(encode(message))
 
     def send_encoded(self, data: bytes) -> None:
-        """`send` for what `encode` made, so that a message to many is encoded once."""
+        """`send` for bytes of `encode`, so that a message to many peers is encoded once."""
         try:
             if self._memory is None or not self._memory.send(data):
                 self._socket.sendall(data)
@@ -104,7 +104,7 @@ class Channel:
             raise ChannelClosed(str(error)) from error
 
     def receive(self, timeout_s: float | None = None, at_most: int = MAX_FRAME_BYTES) -> Message:
-        """The next message, whole. Raises ChannelClosed when the peer is gone, TimeoutError when nothing came."""
+        """The next message. Raises ChannelClosed when the peer is gone, TimeoutError after `timeout_s`."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         try:
             frame = None if self._memory is None else self._memory.receive(timeout_s)
@@ -132,14 +132,17 @@ class Channel:
 
     def close(self) -> None:
         with contextlib.suppress(OSError):  # not connected any more
-            # Wakes a thread that is blocked in a read of this socket; close alone does not.
+            # shutdown wakes a thread that is blocked in a read of this socket; close alone does not.
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
         if self._memory is not None:
             self._memory.close()
 
     def offer_memory(self) -> None:
-        """The core's side of `take_memory`: does nothing when the peer is on another machine. Raises OSError."""
+        """Moves the channel into shared memory, for the core's side; nothing with a peer on another machine.
+
+        Raises OSError.
+        """
         if self._socket.getpeername()[0] != self._socket.getsockname()[0]:
             return
         if (made := make_memory(self._socket.fileno())) is None:
@@ -157,7 +160,7 @@ class Channel:
             memory.close()
 
     def take_memory(self, offer: MemoryOffer) -> None:
-        """Raises ChannelClosed."""
+        """Moves the channel into the offered memory if this process can open it. Raises ChannelClosed."""
         memory = open_memory(offer, self._socket.fileno())
         self.send(MemoryOpened(memory is not None))
         self._memory = memory
@@ -167,7 +170,7 @@ class Channel:
         view = memoryview(data)
         while view:
             if deadline is not None:
-                # The whole message has this long, not each of its bytes.
+                # The deadline is for the whole message, not for each of its bytes.
                 self._socket.settimeout(max(0.001, deadline - time.monotonic()))
             num = self._socket.recv_into(view)
             if num == 0:
@@ -184,7 +187,7 @@ def encode(message: Message) -> bytes:
 def dial(
     address: str, token: str, greeting: Greeting, timeout_s: float = _HANDSHAKE_SECONDS
 ) -> tuple[Channel, Welcomed]:
-    """An accepted channel to the core at HOST:PORT. `greeting.proof` is filled in here. Raises OSError."""
+    """An accepted channel to the core at HOST:PORT, and its Welcomed. Fills in `greeting.proof`. Raises OSError."""
     host, _, port = address.rpartition(":")
     channel = Channel(socket.create_connection((host.strip("[]"), int(port)), timeout=timeout_s))
     try:
@@ -205,14 +208,14 @@ def dial(
 
 
 def welcome(connection: socket.socket, token: str) -> tuple[Channel, Greeting]:
-    """The core's side of `dial`; the caller sends Welcomed once it has made room. Raises OSError."""
+    """The core's side of `dial`: the channel and a checked greeting. The caller then sends Welcomed. Raises OSError."""
     channel = Channel(connection)
     nonce = secrets.token_hex(16)
     channel.send(Challenge(nonce))
     poller = select.poll()
     poller.register(connection, select.POLLIN)
     if not poller.poll(1000 * _FIRST_BYTE_SECONDS):
-        raise ChannelClosed(f"it says nothing for {_FIRST_BYTE_SECONDS:g} s")
+        raise ChannelClosed(f"no greeting within {_FIRST_BYTE_SECONDS:g} s")
     greeting = channel.expect(Greeting, _HANDSHAKE_SECONDS, MAX_HELLO_BYTES)
     if not hmac.compare_digest(greeting.proof.encode(), _proof(token, nonce, greeting).encode()):
         raise ChannelClosed("wrong token")
@@ -220,5 +223,5 @@ def welcome(connection: socket.socket, token: str) -> tuple[Channel, Greeting]:
 
 
 def _proof(token: str, nonce: str, greeting: Greeting) -> str:
-    said = f"{nonce}/{greeting.role}/{greeting.rank}/{greeting.incarnation}"
-    return hmac.new(token.encode(), said.encode(), hashlib.sha256).hexdigest()
+    signed = f"{nonce}/{greeting.role}/{greeting.rank}/{greeting.incarnation}"
+    return hmac.new(token.encode(), signed.encode(), hashlib.sha256).hexdigest()

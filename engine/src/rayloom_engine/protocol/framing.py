@@ -9,7 +9,7 @@ import msgspec
 from rayloom_engine.protocol.messages import CoreMessage, FrontMessage
 
 MAX_FRAME_BYTES = 256 * 1024 * 1024  # a prompt of 8 million tokens; anything larger is a broken peer
-MAX_HELLO_BYTES = 64 * 1024  # from a peer that has not proved anything yet
+MAX_HELLO_BYTES = 64 * 1024  # from a peer that has not proved yet that it has the token
 
 _encoder = msgspec.msgpack.Encoder()
 front_decoder: msgspec.msgpack.Decoder[FrontMessage] = msgspec.msgpack.Decoder(FrontMessage)

@@ -1,12 +1,13 @@
-"""Messages between the core and what dials it at the rank port: ranks (two connections each) and the launcher (one).
+"""Messages at the EngineCore's rank port: with workers ("ranks", two connections each) and with the launcher (one).
 
 Every connection opens with a challenge: the core sends a nonce, the peer a Greeting with a proof that it has the token.
 
-steps    the rank's main thread. It loads its weights and says Loaded; then it does what it is told, in order: OpenStore
-         (rank 0), Join, Allocate, and Run for ever. It answers each, but Run only one rank answers: the first of the
-         last stage. An answer carries the order's ticket, so that one to an order of before a loss is told apart.
-control  the rank's second thread: a Beat every heartbeat_seconds, also while the first one computes.
-launch   the launcher: phases of placing and starting ranks; takes Fence.
+steps    the rank's main thread. It loads its weights and sends Loaded; then it carries out orders one by one: OpenStore
+         (rank 0), Join, Allocate, and Run for ever. It answers each order; only the first rank of the last stage
+         answers Run. An answer carries the order's ticket, so that a late answer to an order sent before a loss can be
+         recognised.
+control  the rank's second thread: a Beat every heartbeat_seconds, also while the main thread computes.
+launch   the launcher: phases of placing and starting ranks; receives Fence.
 """
 
 from __future__ import annotations
@@ -35,27 +36,30 @@ class Greeting(msgspec.Struct, frozen=True, tag="greeting", kw_only=True):
     pid: int = 0
     node: str = ""  # the Kubernetes node, or the host's name
     host: str = ""  # the host's name; in Kubernetes the pod's
-    num_oom_kills: int = 0  # processes that the kernel has killed there for want of memory
+    num_oom_kills: int = 0  # processes that the kernel has killed on this host for want of memory
 
 
 class MemoryOffer(msgspec.Struct, frozen=True, tag="memory_offer"):
-    """On `steps`, to a rank on the core's host, before Welcomed: from here on use this memory, if you can open it."""
+    """On `steps`, to a rank on the core's host, before Welcomed: shared memory for all further messages.
 
-    pid: int  # of the core; the others are descriptors of that process
-    name: str  # drawn at random; the memory's, by which the rank knows it
+    The rank uses it if it can open it.
+    """
+
+    pid: int  # of the core; the descriptors below are of that process
+    name: str  # drawn at random; the rank recognises the memory by it
     memory_fd: int
     to_core_fd: int  # pipes
     to_rank_fd: int
 
 
 class MemoryOpened(msgspec.Struct, frozen=True, tag="memory_opened"):
-    """A rank's answer to MemoryOffer; with False all stays on the connection."""
+    """A rank's answer to MemoryOffer; with False all messages stay on the connection."""
 
     is_open: bool
 
 
 class Welcomed(msgspec.Struct, frozen=True, tag="welcomed"):
-    """Sizes that the first assembly has fixed; a rank that comes later takes them whatever memory it finds free."""
+    """Accepts a connection, with the sizes of the first assembly: later ranks take these whatever memory is free."""
 
     num_kv_blocks: int | None = None
     max_model_len: int | None = None
@@ -65,13 +69,13 @@ class Welcomed(msgspec.Struct, frozen=True, tag="welcomed"):
 
 
 class OpenStore(msgspec.Struct, frozen=True, tag="open_store"):
-    """Rank 0: open a rendezvous store on a free port of the address that reaches the core."""
+    """Order for rank 0: open a rendezvous store on a free port of the address that reaches the core."""
 
     ticket: int
 
 
 class Join(msgspec.Struct, frozen=True, tag="join"):
-    """Leave the old process group, join the one that meets at this store."""
+    """Leave the old process group, join the group that meets at this store."""
 
     ticket: int
     host: str
@@ -95,9 +99,9 @@ class Run(msgspec.Struct, frozen=True, tag="run"):
 
 
 class Loaded(msgspec.Struct, frozen=True, tag="loaded", kw_only=True):
-    """The weights are in place. First message of every connection, also of a rank that has them from before."""
+    """The weights are in place. First message of every connection, also of a rank that loaded them before a loss."""
 
-    num_blocks: int  # KV blocks that it has memory for
+    num_blocks: int  # KV blocks that the rank has memory for
     max_model_len: int
     num_step_tokens: int
     dtype: str
@@ -115,7 +119,7 @@ class StoreOpen(msgspec.Struct, frozen=True, tag="store_open"):
 
 
 class Done(msgspec.Struct, frozen=True, tag="done"):
-    """Joined, or allocated."""
+    """Answer to Join and Allocate."""
 
     ticket: int
 
@@ -126,9 +130,9 @@ class Computed(msgspec.Struct, frozen=True, tag="computed"):
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):
-    """What was asked for could not be done. `kind`: config and model are the user's to mend, rank is worth a retry."""
+    """The order could not be carried out. `kind`: config and model are for the user to fix, rank is worth a retry."""
 
-    ticket: int  # 0 = the loading, which nobody orders
+    ticket: int  # 0 = the loading, which needs no order
     kind: Literal["config", "model", "rank"]
     message: str
 
@@ -152,7 +156,7 @@ class Beat(msgspec.Struct, frozen=True, tag="beat", kw_only=True):
 # --- launcher ---
 
 
-class LaunchPhase(msgspec.Struct, frozen=True, tag="launch_phase"):
+class LaunchProgress(msgspec.Struct, frozen=True, tag="launch_phase"):
     name: str  # "discover" | "reserve" | "start_ranks"
     done: int
     total: int
@@ -160,10 +164,10 @@ class LaunchPhase(msgspec.Struct, frozen=True, tag="launch_phase"):
 
 
 class Fence(msgspec.Struct, frozen=True, tag="fence"):
-    """Make sure that this start of the rank is dead; start it again."""
+    """Make sure that this start of the rank is dead; start the rank again."""
 
     rank: int
-    incarnation: int | None  # None = whichever runs
+    incarnation: int | None  # None = the start that runs
 
 
 Message = (
@@ -182,6 +186,6 @@ Message = (
     | Computed
     | Failed
     | Beat
-    | LaunchPhase
+    | LaunchProgress
     | Fence
 )

@@ -1,4 +1,4 @@
-"""Where messages lie in a ring of bytes. Pure: the writer and the reader of a ring do the same arithmetic."""
+"""Positions of messages in a ring of bytes. Pure: writer and reader of a ring do the same arithmetic."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections import deque
 
 
 class Ring:
-    """Positions in [0, capacity). A message lies in one piece; what is too short at the end for it is left out."""
+    """Positions in [0, capacity). A message lies in one piece: a rest at the end that is too short is skipped."""
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
@@ -21,7 +21,7 @@ class Ring:
         return begin
 
     def place(self, size: int) -> int | None:
-        """Writer: the position for a message of `size` bytes; None when there is no room that it knows of."""
+        """Writer: the position for a message of `size` bytes; None when the ring may be full."""
         skipped = 0 if self._next + size <= self._capacity else self._capacity - self._next
         if self._num_taken_bytes + skipped + size > self._capacity:
             return None
@@ -30,10 +30,10 @@ class Ring:
         return self.follow(size)
 
     def pass_by(self) -> None:
-        """Writer: a message goes another way, and is counted in its turn."""
+        """Writer: counts a message that is sent over the connection instead, without room in the ring."""
         self._taken.append(0)
 
     def free(self, num_unread: int) -> None:
-        """Writer: the reader has begun to read all messages but so many. The one before these may be half read."""
+        """Writer: frees messages that were read. All but `num_unread` have been begun; the last of these is kept."""
         while len(self._taken) > num_unread + 1:
             self._num_taken_bytes -= self._taken.popleft()

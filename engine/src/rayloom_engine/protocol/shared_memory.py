@@ -1,9 +1,9 @@
-"""Frames between two processes of one machine, through shared memory beside the connection that they have.
+"""Frames between two processes of one machine, through shared memory beside their connection.
 
 Each direction is a ring in a memory file and a pipe: the writer puts a frame into the ring, then its size into the
-pipe. The pipe gives what memory alone does not. Its reader can wait for it together with sockets. And its lock orders
-memory on every processor: whoever has read a size sees that frame whole, and a writer that sees a size taken knows that
-the frame before it was copied out. A futex in place of the pipe was measured and is slower from Python.
+pipe. The pipe has two properties that memory lacks. A reader can poll it together with sockets. And its lock orders
+memory on every processor: a reader that has read a size sees that frame whole, and a writer that sees a size taken
+knows that the frame before it was copied out. A futex in place of the pipe was measured and is slower from Python.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rayloom_engine.protocol.ranks import MemoryOffer
 from rayloom_engine.protocol.ring import Ring
 from rayloom_engine.protocol.unnamed_files import make_memory_file, make_pipe, open_memory_file, open_pipe
 
-_RING_BYTES = 1024 * 1024  # what does not fit goes over the connection
+_RING_BYTES = 1024 * 1024  # larger frames go over the connection
 _SIZE = struct.Struct("=I")  # 0 = the frame is on the connection
 
 
@@ -28,22 +28,24 @@ class SharedMemory:
     """One end. A thread may send while another receives. Raises OSError or ValueError once an end is closed."""
 
     def __init__(self, memory: FileIO, inbox: FileIO, outbox: FileIO, connection_fd: int, *, is_core: bool) -> None:
-        """`connection_fd` tells of the peer's end; neither pipe may block."""
+        """`connection_fd` becomes readable when the peer ends; both pipes must be non-blocking."""
         self._file = memory  # the peer opens it through this process
         self._memory = mmap.mmap(memory.fileno(), 2 * _RING_BYTES)
-        self._inbox, self._outbox = inbox, outbox
-        self._in_ring, self._out_ring = Ring(_RING_BYTES), Ring(_RING_BYTES)
+        self._inbox = inbox
+        self._outbox = outbox
+        self._in_ring = Ring(_RING_BYTES)
+        self._out_ring = Ring(_RING_BYTES)
         self._in_base, self._out_base = (0, _RING_BYTES) if is_core else (_RING_BYTES, 0)
         self._poller = select.poll()
         self._poller.register(inbox.fileno(), select.POLLIN)
         self._poller.register(connection_fd, select.POLLIN)
 
     def fileno(self) -> int:
-        """Readable when a frame is there, here or on the connection."""
+        """A descriptor that is readable when a frame is in the memory or announced on the connection."""
         return self._inbox.fileno()
 
     def send(self, frame: bytes) -> bool:
-        """False: there is no room, and the peer has been told to read this frame from the connection."""
+        """Puts a frame into the ring. False without room: the peer then reads this frame from the connection."""
         position = self._out_ring.place(len(frame))
         if position is None:
             (unread,) = _SIZE.unpack(fcntl.ioctl(self._outbox, termios.FIONREAD, bytes(_SIZE.size)))
@@ -55,7 +57,7 @@ class SharedMemory:
             begin = self._out_base + position
             self._memory[begin : begin + len(frame)] = frame
         if self._outbox.write(_SIZE.pack(0 if position is None else len(frame))) is None:
-            raise ConnectionError("the peer has stopped reading")  # thousands of frames ago
+            raise ConnectionError("the peer has stopped reading")  # the pipe holds thousands of sizes
         return position is not None
 
     def receive(self, timeout_s: float | None) -> bytes | None:
@@ -64,7 +66,7 @@ class SharedMemory:
         if size is None:
             if not self._poller.poll(None if timeout_s is None else 1000 * timeout_s):
                 raise TimeoutError("nothing came")
-            # Also when it was the connection that woke: what the peer said before its end comes first.
+            # The pipe is read even when the connection woke the poll: frames sent before the peer ended come first.
             size = self._inbox.read(_SIZE.size)
         if not size:
             raise ConnectionError("connection closed")
@@ -80,10 +82,11 @@ class SharedMemory:
 
 
 def make_memory(connection_fd: int) -> tuple[SharedMemory, MemoryOffer] | None:
-    """The core's end, and how the rank finds it; None where the system has no such memory, or none left."""
+    """The core's end and the offer for the rank; None where the system has no such memory, or none left."""
     try:
         file, name = make_memory_file(2 * _RING_BYTES)
-        inbox, outbox = make_pipe("r", os.O_NONBLOCK), make_pipe("w", os.O_NONBLOCK)
+        inbox = make_pipe("r", os.O_NONBLOCK)
+        outbox = make_pipe("w", os.O_NONBLOCK)
         memory = SharedMemory(file, inbox, outbox, connection_fd, is_core=True)
     except OSError:
         return None

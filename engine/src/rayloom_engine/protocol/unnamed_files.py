@@ -1,7 +1,7 @@
 """Memory files and pipes without a name: another process of this machine opens them through /proc/PID/fd.
 
-So nothing is left of processes that are killed. It takes the same user and a common view of processes; in another
-container, on another machine or without Linux, opening fails and its callers go another way. Everything raises OSError.
+The kernel frees them when the processes end, also by SIGKILL. Opening requires the same user and a common process
+namespace; in another container, on another machine or without Linux it fails. All functions raise OSError.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from io import FileIO
 
 
 def make_memory_file(num_bytes: int) -> tuple[FileIO, str]:
-    """A file of zeros and the random name by which its openers know it."""
+    """A file of zeros, and the random name by which other processes recognise it."""
     if not hasattr(os, "memfd_create"):
         raise OSError("this system has no memory files")
     name = f"rayloom-{secrets.token_hex(16)}"
@@ -22,15 +22,15 @@ def make_memory_file(num_bytes: int) -> tuple[FileIO, str]:
 
 
 def open_memory_file(pid: int, fd: int, name: str) -> FileIO:
-    """A process that has a file of this name is the one that made it, so that its other descriptors can be trusted."""
+    """The file of another process. A process with a file of this name made it, so its descriptors can be trusted."""
     path = f"/proc/{pid}/fd/{fd}"
     if os.readlink(path) != f"/memfd:{name} (deleted)":
-        raise OSError(f"process {pid} is another one than that which made {name}")
+        raise OSError(f"process {pid} is not the one that made {name}")
     return FileIO(os.open(path, os.O_RDWR), "r+")
 
 
 def make_pipe(mode: str, flags: int = 0) -> FileIO:
-    """This process's end of a new pipe, "r" or "w". The other end is the peer's alone: both see when one is gone."""
+    """This process's end of a new pipe, "r" or "w". Only the peer opens the other end, so each sees the other's end."""
     ends = os.pipe2(os.O_CLOEXEC | flags)
     os.close(ends[mode == "r"])
     return FileIO(ends[mode == "w"], mode)

@@ -1,1 +1,1 @@
-"""Text on both sides of the model: tokens, chat templates, incremental text and stop strings. No HTTP and no torch."""
+"""Text before and after the model: tokenizer, chat templates, incremental text and stop strings. No HTTP, no torch."""

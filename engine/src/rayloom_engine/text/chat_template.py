@@ -1,8 +1,7 @@
-"""ChatTemplate: the model's own Jinja template, rendered as transformers does it, in a sandbox and with bounds.
+"""ChatTemplate: the model's own Jinja template, rendered as in transformers, in a sandbox and within limits.
 
-A template comes with the model's files, so it is not trusted with the process: `template_sandbox` bounds what it may
-compute and write. That catches accidents and the known ways to harm; a model whose author means harm should not be
-served at all.
+A template comes with the model's files, so the process must not trust it: `template_sandbox` limits its computing time
+and its output. The limits catch accidents and known attacks; a model of a malicious author should not be served at all.
 """
 
 from __future__ import annotations
@@ -25,11 +24,11 @@ from rayloom_engine.text.template_sandbox import Budget, TemplateSandbox, Templa
 from rayloom_engine.text.tokenizer import read_settings
 
 MAX_RANGE_ITEMS = 100_000  # in all ranges of one rendering together
-MAX_ADDED_CHARS = 1_000_000  # what a template may add to the messages' own text
-RENDERINGS_AS_SLOW = 100  # so one in a hundred may hold up the streams for as long as it takes to see that it is slow
-MAX_CPU_S = 2.0  # a thousand times what the templates of known models take for a long conversation
+MAX_ADDED_CHARS = 1_000_000  # a template may add so many characters to the messages' own text
+RENDERINGS_AS_SLOW = 100  # of a template that was slow once; one rendering in a hundred may thus delay the streams
+MAX_CPU_S = 2.0  # a thousand times the time of known models' templates for a long conversation
 
-# What a template's code can raise when a message is not shaped as it expects.
+# Exceptions of a template's code for a message of an unexpected shape.
 _TEMPLATE_ERRORS = (
     jinja2.TemplateError,
     TypeError,
@@ -51,7 +50,7 @@ class ChatTemplate:
         special_tokens: Mapping[str, str],
         clock: Callable[[], datetime.datetime] = datetime.datetime.now,
     ) -> None:
-        """Raises ModelError when `source` is not a template. `special_tokens` are named bos_token, eos_token, ..."""
+        """`special_tokens`: bos_token, eos_token, ... -> text. Raises ModelError when `source` is not a template."""
         environment = TemplateSandbox(
             trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
         )
@@ -67,9 +66,9 @@ class ChatTemplate:
 
     @classmethod
     def load(cls, folder: Path, special_tokens: Mapping[str, str]) -> ChatTemplate | None:
-        """The template of a model folder: chat_template.jinja, else tokenizer_config.json; None when it has none.
+        """The template of a model folder: chat_template.jinja, else tokenizer_config.json; None without one.
 
-        Raises ModelError when there is one that cannot be used.
+        Raises ModelError for a template that cannot be used.
         """
         path = folder / "chat_template.jinja"
         if path.exists():
@@ -78,7 +77,7 @@ class ChatTemplate:
             except (OSError, UnicodeDecodeError) as error:
                 raise ModelError(f"{path} cannot be read as UTF-8 text: {error}") from error
         source = read_settings(folder).get("chat_template")
-        if isinstance(source, list):  # several, by name
+        if isinstance(source, list):  # several templates with names
             source = _named(source, folder).get("default")
         if source is None:
             return None
@@ -91,15 +90,18 @@ class ChatTemplate:
 
     @property
     def is_slow(self) -> bool:
-        """Whether it is not to be rendered where others wait for it."""
+        """True if the template should be rendered in a thread, where no stream waits for it."""
         return self._num_slow_left > 0
 
     def was_slow(self) -> None:
-        """Counts it as slow for the next RENDERINGS_AS_SLOW renderings: one odd conversation says little of others."""
+        """Makes the template slow for the next RENDERINGS_AS_SLOW renderings, not for ever.
+
+        One odd conversation says little about others.
+        """
         self._num_slow_left = RENDERINGS_AS_SLOW
 
     def was_rendered_apart(self) -> None:
-        """Counts a rendering that nobody waited for but its own request."""
+        """Counts a rendering in a thread."""
         self._num_slow_left = max(0, self._num_slow_left - 1)
 
     def render(
@@ -111,7 +113,7 @@ class ChatTemplate:
         extra: Mapping[str, Any] | None = None,
         cpu_s: float = MAX_CPU_S,
     ) -> str:
-        """The prompt for `messages`. `extra` (chat_template_kwargs) are further names that the template may read.
+        """The prompt for `messages`. `extra` (chat_template_kwargs): further variables of the template.
 
         With continue_final_message the prompt ends inside the last message. Raises RequestError for messages that the
         template refuses, and TemplateTooSlow when it computes for more than `cpu_s`, if that is less than MAX_CPU_S.
@@ -149,7 +151,7 @@ class ChatTemplate:
 
 
 class _RangeBudget:
-    """`range` for one rendering; nested loops share its budget, so a template cannot loop for ever."""
+    """`range` for one rendering. Nested loops share its budget, so a template cannot loop for ever."""
 
     def __init__(self) -> None:
         self._left = MAX_RANGE_ITEMS
@@ -163,7 +165,7 @@ class _RangeBudget:
 
 
 class _Generation(jinja2.ext.Extension):
-    """`{% generation %}`, which marks the assistant's words for training; here its body is rendered as it is."""
+    """`{% generation %}`, the mark of an assistant's answer for training: its body is rendered as it is."""
 
     tags = {"generation"}  # noqa: RUF012 - declared by jinja as an instance's attribute
 
@@ -189,7 +191,7 @@ def _cut_after_final_message(prompt: str, content: str) -> str:
             "continue_final_message needs a last message whose text the chat template keeps", "continue_final_message"
         )
     end = start + len(final)
-    # Blanks at the message's end stay where the template kept them.
+    # Blanks at the message's end stay if the template kept them.
     kept = content[content.rfind(final) + len(final) :]
     return prompt[: end + len(kept)] if prompt.startswith(kept, end) else prompt[:end]
 
@@ -205,5 +207,5 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    # Jinja's own tojson escapes HTML, which a prompt must not.
+    # Jinja's own tojson escapes HTML, which would change the prompt.
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)

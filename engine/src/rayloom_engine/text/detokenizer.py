@@ -1,8 +1,8 @@
-"""Detokenizer: token ids to text as they come, never half a character.
+"""Detokenizer: token ids to text as they arrive, never half a character.
 
 Byte-level vocabularies (GPT-2, Llama 3, Qwen, SmolLM) map each token to bytes, so an incremental UTF-8 decoder is exact
-and costs the same for every token. Others (SentencePiece) look at neighbours when they decode; there a short window of
-the last tokens is decoded again with each new one.
+and costs the same for every token. For other vocabularies (SentencePiece) the text of a token depends on its
+neighbours, so a short window of the last tokens is decoded again with each new one.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from typing import Protocol
 
 from rayloom_engine.text.tokenizer import REPLACEMENT, Tokenizer
 
-MAX_HELD_TOKENS = 8  # a UTF-8 character has at most 4 bytes; more open tokens than this are broken bytes, not half ones
+MAX_HELD_TOKENS = 8  # a UTF-8 character has at most 4 bytes; more held tokens are invalid bytes, not half a character
 
 
 class Detokenizer(Protocol):
-    """State of one text. Feeding the same ids to a new one rebuilds it."""
+    """State of one text. A new detokenizer that is fed the same ids has the same state."""
 
     def add(self, token_id: int) -> str:
         """The characters that `token_id` completes."""
 
     def finish(self) -> str:
-        """What is still held back: U+FFFD for bytes that never became a character."""
+        """The rest of the text: U+FFFD for held bytes that are no whole character."""
 
 
 def make_detokenizer(
@@ -36,7 +36,7 @@ def make_detokenizer(
 
 
 class ByteDetokenizer:
-    """For byte-level vocabularies: all pieces together equal Tokenizer.decode of all ids."""
+    """Decodes byte-level vocabularies. All pieces together equal Tokenizer.decode of all ids."""
 
     def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool) -> None:
         self._tokenizer = tokenizer
@@ -53,7 +53,7 @@ class ByteDetokenizer:
 
 
 class WindowDetokenizer:
-    """For every other vocabulary: decodes a window of the last tokens and returns what is new in it.
+    """Decodes all other vocabularies: a window of the last tokens, of whose text it returns the new part.
 
     window  [start, read) was returned already, [read, end) is held back
     """
@@ -61,7 +61,7 @@ class WindowDetokenizer:
     def __init__(self, tokenizer: Tokenizer, prompt_ids: Sequence[int], skip_special_tokens: bool) -> None:
         self._tokenizer = tokenizer
         self._skip_special_tokens = skip_special_tokens
-        # A decoder strips the blank of a text's first word; after the prompt's last tokens, ours is not the first.
+        # A decoder strips the blank of a text's first word, so the window begins with the prompt's last tokens.
         self._window = list(prompt_ids[-5:])
         self._num_read = len(self._window)
         self._read_text = self._decode(self._window)
@@ -80,7 +80,7 @@ class WindowDetokenizer:
 
     def _advance(self, text: str) -> str:
         piece = text[len(self._read_text) :]
-        # What was held back becomes the context of what comes next.
+        # The held tokens become the context of the next ones.
         self._window = self._window[self._num_read :] or self._window
         self._num_read = len(self._window)
         self._read_text = self._decode(self._window)

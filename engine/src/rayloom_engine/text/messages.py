@@ -1,4 +1,4 @@
-"""Chat messages as a user gives them to messages as a chat template wants them: plain objects with plain text."""
+"""Converts a user's chat messages to messages for a chat template: plain objects with plain text."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rayloom_engine.common.json_words import shown
 from rayloom_engine.errors import RequestError
 
 MAX_ROLE_CHARS = 64
-# Roles whose content may be null: OpenAI's messages of these kinds can be without words.
+# Roles whose content may be null, as in OpenAI's API.
 _MAY_BE_EMPTY = ("assistant", "function")
 
 
@@ -17,8 +17,8 @@ def plain_messages(messages: object) -> list[dict[str, Any]]:
     """Messages with a role and a string as content; other keys are passed on to the template.
 
     Content parts of type text are joined; "developer" is OpenAI's newer word for "system", and an assistant's refusal
-    is its content. Whether the model knows a role is for its template to say. Raises RequestError naming the message
-    and field at fault.
+    is its content. The template decides whether the model knows a role. Raises RequestError naming the message and
+    field at fault.
     """
     if isinstance(messages, str | bytes) or not isinstance(messages, Sequence):
         raise RequestError("messages must be a list of messages", "messages")

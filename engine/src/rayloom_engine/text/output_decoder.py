@@ -14,7 +14,7 @@ from rayloom_engine.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextDelta:
-    """What new tokens add. `text` can be empty (half a character, a possible stop string, a special token)."""
+    """The text of new tokens. It can be empty (half a character, a possible stop string, a special token)."""
 
     text: str
     token_ids: tuple[int, ...]
@@ -34,7 +34,7 @@ class OutputDecoder:
         prompt_ids: Sequence[int] = (),
         stops: StopAutomaton | None = None,
     ) -> None:
-        """`stops` is the automaton of `params.stop_strings`, where several sequences share it."""
+        """`stops`: the automaton of `params.stop_strings`, when several sequences share it."""
         self._params = params
         self._eos_token_ids = frozenset(eos_token_ids)
         self._detokenizer = make_detokenizer(tokenizer, prompt_ids, skip_special_tokens=params.skip_special_tokens)
@@ -52,12 +52,12 @@ class OutputDecoder:
         finish_reason: str | None = None,
         stop_token_id: int | None = None,
     ) -> TextDelta:
-        """The delta of newly generated tokens; `stop_token_id` is the id that ended the sequence, the last of them.
+        """The delta of newly generated tokens. `stop_token_id`: the last of them, if it ended the sequence.
 
-        When the delta's finish_reason is set by a stop string, the sequence itself still runs and must be aborted.
+        When a stop string sets the delta's finish_reason, the sequence still runs in the engine and must be aborted.
         """
         if self._params.max_tokens == 0:
-            # The engine chooses a token after every prompt; with max_tokens 0 nobody asked for it.
+            # The engine samples a token after every prompt; with max_tokens 0 it is not a part of the answer.
             self.finish_reason = "length" if finish_reason is not None else None
             return TextDelta(text="", token_ids=(), logprobs=(), finish_reason=self.finish_reason)
         text = ""

@@ -1,6 +1,6 @@
-"""Stop strings in a text that arrives in pieces, found across the pieces' borders.
+"""Finds stop strings in a text that arrives in pieces, also across the borders of pieces.
 
-StopAutomaton is made once for a request, StopStrings holds the place of one of its sequences in it.
+StopAutomaton is made once for a request; StopStrings holds the state of one of its sequences.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from collections.abc import Sequence
 
 
 class StopAutomaton:
-    """The automaton of Aho and Corasick for some strings. A state stands for the longest start of a string that the
-    text ends with; state 0 is the empty one. Immutable once made, so sequences can share it.
+    """The automaton of Aho and Corasick for some strings (doi.org/10.1145/360825.360855). Immutable once made.
 
-    `depth` of a state is its number of characters, `found` the longest string that ends there, if any.
+    A state is the longest prefix of a string that the text ends with; state 0 is the empty prefix. `depth` of a state:
+    its number of characters; `found`: the longest string that ends there, if any.
     """
 
     def __init__(self, strings: Sequence[str]) -> None:
@@ -38,7 +38,7 @@ class StopAutomaton:
         return self._next[state][char]
 
     def open(self, state: int) -> int:
-        """`state`, or the longest state that it ends with of which a longer string may still come."""
+        """`state`, or its longest suffix that can still grow into a string; 0 without one."""
         while state and not self._next[state]:
             state = self._fallback[state]
         return state
@@ -56,7 +56,7 @@ class StopAutomaton:
         self.found[state] = string
 
     def _link(self) -> None:
-        """Sets fallbacks, the shorter states first: each is one step after the fallback of its predecessor."""
+        """Sets the fallback of each state: one step after the fallback of its predecessor, the shorter states first."""
         states = deque(self._next[0].values())
         while states:
             state = states.popleft()
@@ -68,11 +68,10 @@ class StopAutomaton:
 
 
 class StopStrings:
-    """Passes text through, holding back what may be the start of a stop string.
+    """Passes text through, and holds back text that may be the start of a stop string.
 
-    Each character costs the same however many stop strings there are and however long the text is, and the outcome
-    depends on the text alone, not on how it was cut: the stop string that ends first wins, the longest of those that
-    end together.
+    Each character costs the same, however many stop strings there are and however long the text is. The result depends
+    on the text alone, not on its pieces: the stop string that ends first wins, the longest of those that end together.
     """
 
     def __init__(self, automaton: StopAutomaton, *, include_in_output: bool = False) -> None:
@@ -95,7 +94,8 @@ class StopStrings:
             state = automaton.step(state, char)
             stop = automaton.found[state]
             if stop is not None and may_stop:
-                self.found, self._held = stop, ""
+                self.found = stop
+                self._held = ""
                 return text[: offset if self._include_in_output else offset - len(stop)]
         self._state = automaton.open(state)
         num_held = automaton.depth[self._state]
@@ -103,6 +103,6 @@ class StopStrings:
         return text[: len(text) - num_held]
 
     def finish(self) -> str:
-        """What is still held back, once no more text comes."""
+        """The text that is still held back, at the end of the text."""
         held, self._held = self._held, ""
         return held

@@ -1,7 +1,7 @@
-"""How large the result of an operation in a template would be, before it is made. Pure functions.
+"""The size of a template operation's result, before it is computed. Pure functions.
 
-Python makes a text of 2 GB in one step that nothing can interrupt, so such steps are refused by their arguments. An
-operation that is not named here makes no more than a small multiple of what it is given.
+Python makes a text of 2 GB in one uninterruptible step, so such steps are refused by their arguments. The result of an
+operation that is not named here is at most a small multiple of its arguments.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Growth = Callable[[tuple[Any, ...], Mapping[str, Any]], int]
 
 
 def weight(value: object, most: int) -> int:
-    """Characters that `value` has when it is written out, roughly; more than `most` as soon as that is certain.
+    """Characters of `value` written out, roughly; any number above `most` once that is certain.
 
     A list may hold one long text many times, which takes no memory until it is written.
     """
@@ -46,7 +46,7 @@ def weight(value: object, most: int) -> int:
 
 
 def growth(name: str, values: tuple[Any, ...], named: Mapping[str, Any]) -> int:
-    """Characters that the filter or method `name` adds to what it is given. Raises SecurityError for what is refused.
+    """Characters that the filter or method `name` adds to its arguments. Raises SecurityError for refused arguments.
 
     `values[0]` is the value that the filter or method is applied to.
     """

@@ -1,7 +1,7 @@
 """TemplateSandbox: Jinja's sandbox with a budget of time and of text for each rendering.
 
-Jinja's own keeps a template from Python's internals, but lets it loop for ever and fill the memory. Here each pass of a
-loop, each call and each filter looks at the time, and nothing is made that is larger than what may be written.
+Jinja's sandbox keeps a template from Python's internals, but lets it loop for ever and fill the memory. Here each
+iteration of a loop, each call and each filter checks the time, and no value may be larger than the allowed output.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from rayloom_engine.text.template_growth import check_percent, growth, weight
 
 MAX_INTEGER_BITS = 10_000
 MAX_REPEATED = 1_000_000  # length of a string or list that `*` may build
-CHARS_AT_LOAD = 1_000_000  # for what Jinja computes while it compiles
-_SPENDS_PER_CLOCK = 8  # the clock costs more than what it measures
+CHARS_AT_LOAD = 1_000_000  # for expressions that Jinja computes while it compiles
+_SPENDS_PER_CLOCK = 8  # reading the clock costs more than an iteration
 
 # Filters whose result has no more characters than their input, so that it needs no counting.
 _STRUCTURAL = frozenset(
@@ -56,15 +56,15 @@ _STRUCTURAL = frozenset(
         "sum",
     )
 )
-_LEFT_OUT = ("urlize", "xmlattr")  # for web pages
+_LEFT_OUT = ("urlize", "xmlattr")  # filters for web pages
 
 
 class TemplateTooSlow(SecurityError):
-    """The rendering has computed for longer than it may."""
+    """The rendering has used up its time."""
 
 
 class Budget:
-    """What one rendering may use: `cpu_s` of its thread's processor time, and `max_chars` for any value."""
+    """Limits of one rendering: `cpu_s` of its thread's CPU time, and `max_chars` for any value."""
 
     def __init__(self, cpu_s: float, max_chars: int) -> None:
         self.max_chars = max_chars
@@ -73,18 +73,18 @@ class Budget:
         self._num_spends = 0
 
     def spend(self) -> None:
-        """Raises TemplateTooSlow when the time is over. Called for each pass of a loop, call and filter."""
+        """Raises TemplateTooSlow when the time is over. Called for each iteration of a loop, each call and filter."""
         self._num_spends += 1
         if self._num_spends % _SPENDS_PER_CLOCK == 0 and time.thread_time() - self._started_s > self._cpu_s:
             raise TemplateTooSlow(f"it has computed for more than {self._cpu_s:g} s")
 
     def check_chars(self, num_chars: int) -> None:
-        """Raises SecurityError when a value of so many characters is more than may be written."""
+        """Raises SecurityError for a value of too many characters."""
         if num_chars > self.max_chars:
             raise SecurityError(f"it makes a value of more than {self.max_chars} characters")
 
     def checked(self, value: Any) -> Any:
-        """`value`, what a call or filter has made, when it is not too large."""
+        """Returns `value`, the result of a call or filter. Raises SecurityError when it is too large."""
         if isinstance(value, str | bytes | list | tuple | dict):
             self.check_chars(len(value))
         return value
@@ -101,7 +101,7 @@ _budget: ContextVar[Budget | None] = ContextVar("budget", default=None)
 
 @contextlib.contextmanager
 def spending(budget: Budget) -> Iterator[None]:
-    """What is rendered in the block uses `budget`."""
+    """Renderings in the block use `budget`."""
     token = _budget.set(budget)
     try:
         yield
@@ -114,7 +114,7 @@ def _current() -> Budget:
 
 
 class TemplateSandbox(ImmutableSandboxedEnvironment):
-    """Render within `spending(...)`."""
+    """Templates of this environment must be rendered within `spending(...)`."""
 
     intercepted_binops = frozenset(["*", "**", "+", "%"])
 
@@ -136,7 +136,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
 
     @property
     def spent(self) -> None:
-        """Read at the start of each pass of a loop and of each macro: a call would cost five times as much."""
+        """Read at the start of each iteration and macro: an attribute, because a call would cost five times as much."""
         _current().spend()
 
     def joined(self, *values: Any) -> str:
@@ -206,7 +206,7 @@ def _bounded_filter(name: str, function: Callable[..., Any]) -> Callable[..., An
             args = (*args[:first], list(args[first]), *args[first + 1 :])
         values = args[first:]
         if len(values) == 1 and not named and isinstance(values[0], str):
-            num_chars = len(values[0])  # no larger than what was made or given
+            num_chars = len(values[0])  # a text that was checked before, or given
         elif name not in _STRUCTURAL:
             num_chars = budget.weigh((values, named))
             if name == "join":
@@ -219,14 +219,14 @@ def _bounded_filter(name: str, function: Callable[..., Any]) -> Callable[..., An
 
 
 def _written(value: Any) -> Any:
-    """What `{{ value }}` writes."""
+    """Checks the value of `{{ value }}`."""
     if not isinstance(value, str):
         _current().weigh(value)
     return value
 
 
 class _Instrumented(NodeTransformer):
-    """Has each pass of a loop and each macro spend, and counts what `~` makes."""
+    """Inserts a spend into each loop and macro, and replaces `~` by a call that counts its result."""
 
     def __init__(self, environment: TemplateSandbox) -> None:
         self._environment = environment

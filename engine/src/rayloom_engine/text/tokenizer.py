@@ -1,4 +1,4 @@
-"""Tokenizer: text to token ids and back, with the `tokenizers` library only (transformers takes seconds to import)."""
+"""Tokenizer: text to token ids and back, with the `tokenizers` library alone (transformers takes seconds to import)."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ import tokenizers.decoders
 from rayloom_engine.errors import ModelError, RequestError, shown, word
 
 SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-DECODED_ALONE = 1024  # more tokens than this are decoded without the interpreter lock
-REPLACEMENT = "\ufffd"  # what a decoder puts for bytes that are not (yet) UTF-8
+DECODED_ALONE = 1024  # more tokens are decoded without the interpreter lock
+REPLACEMENT = "\ufffd"  # a decoder writes it for bytes that are not (yet) UTF-8
 
 
 class Tokenizer:
     """A model's tokenizer. Safe to use from several threads; encoding releases the interpreter lock."""
 
     def __init__(self, backend: tokenizers.Tokenizer, settings: dict[str, Any]) -> None:
-        """`settings` is the content of tokenizer_config.json. Raises ModelError for a special token that is none."""
-        # The file may carry the truncation and padding of a training run; a server must see every token.
+        """`settings`: content of tokenizer_config.json. Raises ModelError for a special token that is no text."""
+        # The file may have the truncation and padding of a training run; a server must see every token.
         backend.no_truncation()
         backend.no_padding()
         self.backend = backend
@@ -31,7 +31,7 @@ class Tokenizer:
         self.special_tokens = {name: _token_text(name, settings[name]) for name in SPECIAL_NAMES if settings.get(name)}
         vocabulary = backend.get_vocab(with_added_tokens=True)
         self.vocab_size = len(vocabulary)
-        self.max_token_chars = max(map(len, vocabulary), default=1)  # no token stands for more characters
+        self.max_token_chars = max(map(len, vocabulary), default=1)  # most characters in the text of a token
         self.is_byte_level = isinstance(backend.decoder, tokenizers.decoders.ByteLevel)
         self._special_ids = frozenset(
             token_id for token_id, token in backend.get_added_tokens_decoder().items() if token.special
@@ -48,18 +48,18 @@ class Tokenizer:
             backend = tokenizers.Tokenizer.from_str(path.read_text(encoding="utf-8"))
             backend.no_truncation()
             backend.no_padding()
-            # Parts that contradict each other show at the first text only, and there the library panics.
+            # With contradicting parts the library panics at the first text, so it gets one here.
             backend.encode_batch(["a"], add_special_tokens=True)
-        except BaseException as error:  # the library raises bare Exception, or a panic that is not even one
+        except BaseException as error:  # the library raises bare Exception, or PanicException, which is no Exception
             if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
                 raise
             raise ModelError(f"{path} cannot be used: {word(str(error))}") from error
         return cls(backend, read_settings(folder))
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """The ids of `text`. `add_special_tokens` adds what the model wants around a plain text (often a BOS)."""
+        """The ids of `text`. `add_special_tokens` adds the model's tokens around a plain text (often a BOS)."""
         try:
-            # As a batch of one: `encode` would keep every other thread of the process from running while it works.
+            # As a batch of one: the library's `encode` would hold the interpreter lock while it works.
             ids: list[int] = self.backend.encode_batch([text], add_special_tokens=add_special_tokens)[0].ids
         except TypeError as error:
             raise RequestError("the text has half of a surrogate pair, which is not a character; remove it") from error
@@ -68,14 +68,14 @@ class Tokenizer:
         return ids
 
     def document_start(self) -> list[int]:
-        """The token that a text from nothing begins with; empty when the vocabulary has none that could be it."""
+        """The token at the start of a document, as a list; empty when the vocabulary has none."""
         names = ("<|endoftext|>", self.special_tokens.get("bos_token"), self.special_tokens.get("eos_token"))
         ids = (self.backend.token_to_id(name) for name in names if name is not None)
         return next(([token_id] for token_id in ids if token_id is not None), [])
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of `ids`. Bytes that are not UTF-8 become U+FFFD; ids outside the vocabulary are left out."""
-        # As a batch of one where it takes long, as in `encode`; for a few tokens that would take longer.
+        # As a batch of one for many tokens, as in `encode`; for a few tokens that would take longer.
         if len(ids) > DECODED_ALONE:
             return str(self.backend.decode_batch([list(ids)], skip_special_tokens=skip_special_tokens)[0])
         text: str = self.backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
@@ -103,12 +103,12 @@ class Tokenizer:
             return byte_level_bytes(token)
         if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
             return bytes.fromhex(token[3:5])
-        if token.startswith("\u2581"):  # SentencePiece's sign for a blank, which decoding strips at the start of a text
+        if token.startswith("\u2581"):  # SentencePiece's blank, which decoding strips at the start of a text
             return (" " + self.decode([token_id], skip_special_tokens=False).removeprefix(" ")).encode()
         return self.decode([token_id], skip_special_tokens=False).encode()
 
     def _missing_bos_id(self) -> int | None:
-        # Older Llama folders say add_bos_token in the settings and leave it out of tokenizer.json.
+        # Older Llama folders have add_bos_token in the settings and no BOS in tokenizer.json.
         bos = self.special_tokens.get("bos_token")
         if self.settings.get("add_bos_token") is not True or bos is None:
             return None
@@ -131,7 +131,7 @@ def read_settings(folder: Path) -> dict[str, Any]:
 
 
 def byte_level_bytes(token: str) -> bytes:
-    """The bytes that a byte-level token stands for; an added token with other characters stands for itself."""
+    """The bytes of a byte-level token; an added token with other characters is its own text."""
     try:
         return bytes(_CHAR_TO_BYTE[char] for char in token)
     except KeyError:

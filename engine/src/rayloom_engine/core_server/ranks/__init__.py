@@ -1,1 +1,1 @@
-"""The core's side of its ranks: who is attached, how they come together, how they run a plan."""
+"""The EngineCore's side of its workers ("ranks"): how they attach, are assembled, run plans, and are found to hang."""

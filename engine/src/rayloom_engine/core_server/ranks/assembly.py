@@ -1,6 +1,6 @@
-"""How ranks come together, at the start and after a loss: attach and load, meet, allocate and warm up.
+"""Assembly of the ranks, at the start and after a loss: attach and load, meet, allocate and warm up.
 
-Ranks that lived through a loss keep process and weights, so that only what died is started and read again.
+Ranks that survive a loss keep process and weights; only the lost ones are started and read their weights again.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ import time
 from collections.abc import Callable, Sequence
 
 from rayloom_engine.common.restarts import RestartBudget
+from rayloom_engine.core_server.ranks.loading import Loading
 from rayloom_engine.core_server.ranks.pool import NO_BEAT, AttachedRank, RankPool, Reply
-from rayloom_engine.core_server.ranks.standstill import who_stands_still
+from rayloom_engine.core_server.ranks.standstill import rank_to_blame
 from rayloom_engine.errors import ConfigError, ModelError, RankLost
 from rayloom_engine.models.checkpoint.progress import Progress
 from rayloom_engine.protocol.ranks import Allocate, Beat, Done, Failed, Join, Loaded, OpenStore, StoreOpen
@@ -19,11 +20,11 @@ from rayloom_engine.protocol.ranks import Allocate, Beat, Done, Failed, Join, Lo
 logger = logging.getLogger(__name__)
 
 _POLL_SECONDS = 0.2
-_BLAME_SECONDS = 0.2  # until the end of one rank shows in all its consequences
+_BLAME_SECONDS = 0.2  # until the end of one rank has reached every connection that it breaks
 _MEET_SECONDS = 60.0  # for a process group, or memory and a warm-up step
-_LATE_SECONDS = 5.0  # after one rank's failure to meet the others must have an answer too
-_STUCK_SECONDS = 120.0  # a rank that loads and does not get on for so long is started again, in a rebuild
-_MISSING_SECONDS = 30.0  # a rank that should be there and does not dial for so long is started again
+_LATE_SECONDS = 5.0  # after one rank's failure to meet, the others must have answered within this time too
+_STUCK_SECONDS = 120.0  # a rank of a rebuild whose loading has not advanced for so long is lost
+_MISSING_SECONDS = 30.0  # a rank of a rebuild that has not dialled for so long is fenced and started again
 
 
 def assemble(
@@ -36,11 +37,11 @@ def assemble(
     *,
     is_rebuild: bool,
 ) -> tuple[int, list[Loaded]]:
-    """All ranks, ready to run plans of the returned epoch, and what they said about their weights, by rank.
+    """An epoch whose plans all ranks are ready to run, and their Loaded messages, by rank.
 
-    Every rank takes `num_blocks` KV blocks, or what all of them have room for. Losses on the way are made good until
-    `deadline` (by time.monotonic) and within `budget`; after that RankLost is raised. Raises ModelError or ConfigError
-    when a rank cannot load, unless this is a rebuild: what loaded once is then no fault of the user's.
+    Every rank takes `num_blocks` KV blocks, or as many as all of them have room for. Losses on the way are replaced
+    until `deadline` (by time.monotonic) and within `budget`; after that RankLost is raised. Raises ModelError or
+    ConfigError when a rank cannot load, unless this is a rebuild: a model that has loaded once is no fault of the user.
     """
     while True:
         try:
@@ -54,18 +55,21 @@ def assemble(
             _ask(pool, list(pool.attached.values()), Allocate(pool.ticket(), epoch, blocks), Done, is_rebuild)
             return epoch, loaded
         except RankLost as loss:
-            blamed = let_go(pool, loss)
-            logger.warning("%s while the ranks were put together", blamed)
+            blamed = replace_lost(pool, loss)
+            logger.warning("%s, while the ranks were assembled", blamed)
             wait = budget.wait_after_death(time.monotonic())
             if wait is None or time.monotonic() > deadline:
                 raise blamed from loss
             time.sleep(wait)
 
 
-def let_go(pool: RankPool, loss: RankLost) -> RankLost:
-    """After a loss: what is gone is replaced. A rank that failed alone is used again, once. Returns who is to blame."""
-    # A rank that complains of a dead peer may be heard before the peer's end is seen, and what ended one rank may have
-    # ended others: that is one loss, not several.
+def replace_lost(pool: RankPool, loss: RankLost) -> RankLost:
+    """Drops the ranks that are gone, after a loss. Returns the loss with the rank to blame.
+
+    A rank that failed alone while its process lives is used again once, then dropped.
+    """
+    # The complaint of a rank about a dead peer may arrive before the end of the peer's connection, and what ended one
+    # rank may have ended others: that is one loss, not several.
     time.sleep(_BLAME_SECONDS)
     ended = pool.drop_ended()
     if loss.is_alive and ended:
@@ -78,49 +82,56 @@ def let_go(pool: RankPool, loss: RankLost) -> RankLost:
 
 
 def _wait_until_loaded(pool: RankPool, deadline: float, progress: Progress, is_rebuild: bool) -> list[Loaded]:
-    patience = _MISSING_SECONDS
-    fence_at = time.monotonic() + patience
-    marks: dict[int, tuple[str, int]] = {}  # rank -> how far its loading is
-    marked_at: dict[int, float] = {}
+    loading = Loading(
+        pool.world_size,
+        time.monotonic(),
+        is_rebuild=is_rebuild,
+        missing_s=_MISSING_SECONDS,
+        stuck_s=_STUCK_SECONDS,
+    )
     shown: set[str] = set()  # phases
     while True:
         pool.take_arrivals()
         ranks = sorted(pool.attached.values(), key=lambda rank: rank.rank)
-        loaded = [rank.loaded for rank in ranks if rank.loaded is not None]
+        loaded = {rank.rank: rank.loaded for rank in ranks if rank.loaded is not None}
         if len(loaded) == pool.world_size:
             if not is_rebuild and "load" not in shown:
-                # A small model may be in place before anybody looked.
-                num_bytes = sum(rank.bytes_read for rank in loaded)
+                # The weights of a small model may be in place before the first beat of that phase.
+                num_bytes = sum(message.bytes_read for message in loaded.values())
                 progress("load", num_bytes, num_bytes, "bytes")
-            return loaded
-        missing = sorted(set(range(pool.world_size)) - {rank.rank for rank in ranks})
-        if time.monotonic() > deadline:
-            late = missing or [rank.rank for rank in ranks if rank.loaded is None]
-            raise RankLost(late[0], f"not there in time (missing ranks: {late})")
-        if is_rebuild and missing and time.monotonic() > fence_at:
-            # Nobody has seen it end, so its launcher takes it for alive: it may be stopped, or cut off from here.
-            patience *= 2  # its node may need long to bring up what it runs in
-            fence_at = time.monotonic() + patience
-            for number in missing:
-                pool.fence(number, None)
-        for rank in ranks:
-            mark = (rank.control.beat.phase, rank.control.beat.done)
-            if rank.loaded is not None or marks.get(rank.rank) != mark:
-                marks[rank.rank], marked_at[rank.rank] = mark, time.monotonic()
-            elif is_rebuild and time.monotonic() - marked_at[rank.rank] > _STUCK_SECONDS:
-                raise RankLost(rank.rank, f"alive, but its phase {mark[0]} stands still for {_STUCK_SECONDS:g} s")
+            return list(loaded.values())
+        _check_time(pool, deadline, [rank.rank for rank in ranks], set(loaded))
+        late = loading.observe(time.monotonic(), {rank.rank: rank.control.beat for rank in ranks}, loaded)
+        for number in late.missing:
+            pool.fence(number, None)
+        if late.stuck is not None:
+            number, phase = late.stuck
+            raise RankLost(number, f"alive, but its phase {phase} stands still for {_STUCK_SECONDS:g} s")
         shown.add(_report(pool, progress))
-        replies = pool.poll(_POLL_SECONDS)
-        for number, reply in replies:
-            if isinstance(reply, Loaded):
-                pool.attached[number].loaded = reply  # said once, so it is noted whatever another rank says
-        for number, reply in replies:
-            if isinstance(reply, Failed) and reply.ticket == 0:
-                raise _failure(number, reply, is_rebuild)
+        _take_loaded(pool, is_rebuild)
+
+
+def _check_time(pool: RankPool, deadline: float, attached: list[int], loaded: set[int]) -> None:
+    """Raises RankLost for the first rank that is missing, or has not loaded, at the deadline."""
+    if time.monotonic() > deadline:
+        late = [number for number in range(pool.world_size) if number not in attached]
+        late = late or [number for number in attached if number not in loaded]
+        raise RankLost(late[0], f"not there in time (missing ranks: {late})")
+
+
+def _take_loaded(pool: RankPool, is_rebuild: bool) -> None:
+    """Takes what ranks have sent. Raises for a rank that cannot load, after the Loaded messages of the others."""
+    replies = pool.poll(_POLL_SECONDS)
+    for number, reply in replies:
+        if isinstance(reply, Loaded):
+            pool.attached[number].loaded = reply  # sent once for each connection
+    for number, reply in replies:
+        if isinstance(reply, Failed) and reply.ticket == 0:
+            raise _failure(number, reply, is_rebuild)
 
 
 def _report(pool: RankPool, progress: Progress) -> str:
-    """What the slowest part is at: the launcher until all ranks are attached, then the loading. Returns the phase."""
+    """Reports the slowest phase: the launcher's until all ranks are attached, then of the loading. Returns its name."""
     if len(pool.attached) < pool.world_size:
         phase = pool.launch_phase
         if phase is not None:
@@ -134,9 +145,9 @@ def _report(pool: RankPool, progress: Progress) -> str:
 
 
 def slowest_phase(beats: Sequence[Beat]) -> tuple[str, int, int, str] | None:
-    """The phase, done, total and unit of the ranks that are furthest behind, None while one has not begun to load.
+    """Phase, units done, total and unit of the ranks that are furthest behind; None while one has not begun to load.
 
-    One that was not heard yet has not begun, and a sum without it would be taken for that of all.
+    A rank without a beat has not begun. A sum without it would look like the sum of all ranks.
     """
     loading = [beat for beat in beats if beat.phase in _LOADING]
     if not loading or any(beat.phase == NO_BEAT.phase for beat in beats):
@@ -171,8 +182,8 @@ def _ask(
     deadline = time.monotonic() + _MEET_SECONDS
     while waiting:
         if time.monotonic() > deadline:
-            # Who says nothing while another says that it failed is what that one waited for.
-            late = who_stands_still({number: pool.attached[number].control.beat for number in waiting})
+            # While one rank reports a failure, the rank without an answer is the one that the failed rank waited for.
+            late = rank_to_blame({number: pool.attached[number].control.beat for number in waiting})
             raise RankLost(late, f"no answer to {type(order).__name__} in time")
         for number, reply in pool.poll(_POLL_SECONDS):
             if reply.ticket != order.ticket:
@@ -194,7 +205,7 @@ def _ask(
 
 def _failure(rank: int, failed: Failed, is_rebuild: bool) -> Exception:
     if is_rebuild:
-        return RankLost(rank, failed.message)  # it, or one like it, could do this before
+        return RankLost(rank, failed.message)  # this rank, or an earlier start of it, could do it before
     if failed.kind == "config":
         return ConfigError(failed.message)
     if failed.kind == "model":

@@ -1,4 +1,7 @@
-"""MemoryKills: what the kernel has killed for want of memory, as the ranks that come back tell it."""
+"""MemoryKills: processes that the kernel has killed for want of memory, as restarted ranks report them.
+
+A rank that is killed says nothing; only the next start of it, on the same host, can read the kernel's count.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +9,16 @@ from rayloom_engine.common.restarts import WINDOW_SECONDS
 
 
 class MemoryKills:
-    """Counts by host, from when its first rank came: what was killed before is no fault of this engine."""
+    """Counts by host from when its first rank came: earlier kills are no fault of this engine."""
 
     def __init__(self) -> None:
-        self._counts: dict[str, tuple[int, int]] = {}  # host -> (when its first rank came, newest)
-        self._last: tuple[float, str] | None = None  # when kills were last told of, and the sentence
+        self._counts: dict[str, tuple[int, int]] = {}  # host -> (count when its first rank came, newest count)
+        self._last: tuple[float, str] | None = None  # time of the last report with new kills, and the sentence
 
     def note(self, host: str, number: int, now: float) -> None:
-        """A rank that has come at `now` (time.monotonic) says that its host has had `number` kills."""
+        """A rank that attached at `now` (time.monotonic) reports that its host has had `number` kills."""
         first, newest = self._counts.get(host, (number, number))
-        first = min(first, number)  # a container that is started again counts from 0
+        first = min(first, number)  # a restarted container counts from 0
         self._counts[host] = first, number
         if number > newest:
             sentence = (
@@ -24,6 +27,6 @@ class MemoryKills:
             )
             self._last = now, f". {sentence}"
 
-    def told(self, now: float) -> str:
-        """Words that follow on what a loss is told with; empty when the last kills are too old to be its cause."""
+    def sentence(self, now: float) -> str:
+        """A sentence to append to the message of a loss; empty when the last kills are too old to be its cause."""
         return self._last[1] if self._last is not None and now - self._last[0] <= WINDOW_SECONDS else ""

@@ -1,5 +1,7 @@
-"""Who dials the rank port: one thread accepts, one thread per control connection reads beats; the core's main thread
-takes the rest. A rank is attached when both of its connections are there.
+"""RankPool: the workers ("ranks") that are connected to the EngineCore's rank port.
+
+One thread accepts connections, one thread for each control connection reads beats, and the EngineCore's main thread
+does the rest. A rank is attached when both of its connections are there.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from rayloom_engine.core_server.ranks.standstill import Standstill
 from rayloom_engine.core_server.ranks.strangers import Strangers
 from rayloom_engine.errors import RankLost
 from rayloom_engine.protocol.channel import Channel, ChannelClosed, encode, welcome
-from rayloom_engine.protocol.messages import RankStatus
+from rayloom_engine.protocol.messages import RankReport
 from rayloom_engine.protocol.ranks import (
     Allocate,
     Beat,
@@ -29,7 +31,7 @@ from rayloom_engine.protocol.ranks import (
     Fence,
     Greeting,
     Join,
-    LaunchPhase,
+    LaunchProgress,
     Loaded,
     OpenStore,
     Run,
@@ -43,7 +45,7 @@ Order = OpenStore | Join | Allocate | Run
 Reply = Loaded | StoreOpen | Done | Computed | Failed
 _REPLIES = (Loaded, StoreOpen, Done, Computed, Failed)
 NO_BEAT = Beat(phase="start", step=0, memory_bytes=0)
-_LOADING_SECONDS = 60.0  # a rank that loads is given so long: an import may keep its other threads from running
+_LOADING_SECONDS = 60.0  # least patience with a rank that loads: an import may keep its heartbeat thread from running
 
 
 @dataclass(slots=True, eq=False)
@@ -56,7 +58,7 @@ class _Control:
 
 @dataclass(slots=True, eq=False)
 class AttachedRank:
-    """One start of a rank, connected. `loaded` is None until its weights are in place."""
+    """A connected start of a rank. `loaded` is None until its weights are in place."""
 
     greeting: Greeting
     steps: Channel
@@ -71,9 +73,9 @@ class AttachedRank:
         self.steps.close()
         self.control.channel.close()
 
-    def status(self, now: float) -> RankStatus:
+    def status(self, now: float) -> RankReport:
         beat = self.control.beat
-        return RankStatus(
+        return RankReport(
             rank=self.rank,
             node=self.greeting.node,
             host=self.greeting.host,
@@ -89,15 +91,15 @@ class AttachedRank:
 
 
 class RankPool:
-    """The ranks of one core. Methods are for the main thread, unless they say otherwise."""
+    """The ranks of one EngineCore. Methods are for the main thread, unless their docstring says otherwise."""
 
     def __init__(self, listener: socket.socket, token: str, world_size: int, hang_seconds: float) -> None:
         self.world_size = world_size
         self.attached: dict[int, AttachedRank] = {}
-        self.launch_phase: LaunchPhase | None = None  # what the launcher last said; any thread may read it
-        self.sizes = Welcomed()  # what ranks are told when they come
-        self.suspects: set[int] = set()  # ranks that failed alone since a step last went well
-        self.memory_kills = MemoryKills()  # only its successor can tell that a rank was killed so
+        self.launch_phase: LaunchProgress | None = None  # the launcher's last report; any thread may read it
+        self.sizes = Welcomed()  # sent to every rank that attaches
+        self.suspects: set[int] = set()  # ranks that failed alone since the last good step
+        self.memory_kills = MemoryKills()
         self._listener = listener
         self._token = token
         self._hang_seconds = hang_seconds
@@ -107,27 +109,27 @@ class RankPool:
         self._unread: deque[tuple[AttachedRank, Reply]] = deque()  # received, not yet given out by `poll`
         self._last_ticket = 0
         self._launcher: Channel | None = None
-        self._fences: dict[int, Fence] = {}  # rank -> its last fence, until a newer start of it is there
-        self.looked_at = time.monotonic()  # when the signs of life were last looked at; any thread may read it
-        self.patience_s = hang_seconds  # without progress of ranks that show signs of life, in the present step
+        self._fences: dict[int, Fence] = {}  # rank -> its last fence, until a newer start of it attaches
+        self.checked_at = time.monotonic()  # time of the last check of all heartbeats; any thread may read it
+        self.patience_s = hang_seconds  # without progress of ranks whose heartbeats arrive, in the present step
         self._standstill = Standstill()
         self._strangers = Strangers()
         self._wake_read, self._wake_write = socket.socketpair()
         self._wake_read.setblocking(False)
         threading.Thread(target=self._accept, name="rank-accept", daemon=True).start()
 
-    def statuses(self) -> tuple[RankStatus, ...]:
-        """For any thread."""
+    def statuses(self) -> tuple[RankReport, ...]:
+        """The reports of all attached ranks, by rank. For any thread."""
         now = time.monotonic()
         return tuple(rank.status(now) for _, rank in sorted(self.attached.copy().items()))
 
     def quiet_s(self) -> float | None:
         """Seconds since a rank that computes last showed work; None while no rank computes. For any thread."""
         quiet_s = self._standstill.quiet_s
-        return None if quiet_s is None else quiet_s + time.monotonic() - self.looked_at
+        return None if quiet_s is None else quiet_s + time.monotonic() - self.checked_at
 
     def beats(self) -> list[Beat]:
-        """The newest sign of life of every attached rank; for any thread."""
+        """The newest beat of every attached rank. For any thread."""
         return [rank.control.beat for rank in self.attached.copy().values()]
 
     def ticket(self) -> int:
@@ -136,11 +138,12 @@ class RankPool:
         return self._last_ticket
 
     def order(self, order: Order, ranks: Iterable[AttachedRank] | None = None) -> None:
-        """Sends an order to these ranks, or to all. Raises RankLost when one is gone or takes nothing.
+        """Sends an order to these ranks, or to all. Raises RankLost when a rank is gone or its socket stays full.
 
-        The others have it all the same: a rank without the plan that its peers compute would keep them waiting.
+        All other ranks get the order before that: a rank without the plan of its peers would keep them waiting.
         """
-        data, loss = encode(order), None
+        data = encode(order)
+        loss = None
         for rank in list(self.attached.values()) if ranks is None else ranks:
             try:
                 rank.steps.send_encoded(data)
@@ -150,27 +153,37 @@ class RankPool:
             raise loss
 
     def take_arrivals(self) -> list[int]:
-        """Attaches the ranks that have dialled since the last call. A second start of a rank replaces the first."""
+        """Attaches the ranks that have dialled since the last call; returns their numbers.
+
+        A second start of a rank replaces the first.
+        """
         ranks = []
         while self._arrived:
             new = self._arrived.popleft()
-            old, fence = self.attached.get(new.rank), self._fences.get(new.rank)
+            old = self.attached.get(new.rank)
+            fence = self._fences.get(new.rank)
             least = max(old.greeting.incarnation if old else 0, (fence.incarnation or 0) + 1 if fence else 0)
             if new.greeting.incarnation < least:
-                new.close()  # a start that was given up
+                new.close()  # a start that was fenced
                 continue
             if old is not None:
                 old.close()
             self._fences.pop(new.rank, None)
-            said, transport = new.greeting, new.steps.transport
-            self.memory_kills.note(said.host, said.num_oom_kills, time.monotonic())
-            logger.info("rank %d attached from %s (pid %d) over %s", new.rank, said.node, said.pid, transport)
+            greeting = new.greeting
+            self.memory_kills.note(greeting.host, greeting.num_oom_kills, time.monotonic())
+            logger.info(
+                "rank %d attached from %s (pid %d) over %s",
+                new.rank,
+                greeting.node,
+                greeting.pid,
+                new.steps.transport,
+            )
             self.attached = {**self.attached, new.rank: new}
             ranks.append(new.rank)
         return ranks
 
     def drop(self, rank: int) -> None:
-        """Lets go of a lost rank and has the launcher make sure that it is dead and start it again."""
+        """Detaches a lost rank and fences it: the launcher makes sure that it is dead and starts it again."""
         lost = self.attached.get(rank)
         if lost is None:
             return
@@ -179,26 +192,26 @@ class RankPool:
         self.fence(rank, lost.greeting.incarnation)
 
     def drop_ended(self) -> list[int]:
-        """`drop` for every rank whose connection has ended; which these are."""
+        """Drops every rank whose connection has ended; returns their numbers."""
         ended = [number for number, rank in self.attached.items() if rank.control.is_closed or rank.steps.has_ended]
         for number in ended:
             self.drop(number)
         return ended
 
     def fence(self, rank: int, incarnation: int | None) -> None:
-        """Has the launcher end a start of the rank (None: whichever runs) and start it again."""
+        """Has the launcher end a start of the rank (None: the one that runs) and start it again."""
         fence = Fence(rank, incarnation)
         if incarnation is not None:
             self._fences[rank] = fence
         if self._launcher is not None:
-            with contextlib.suppress(ChannelClosed):  # told again when a launcher dials
+            with contextlib.suppress(ChannelClosed):  # sent again when a launcher dials
                 self._launcher.send(fence)
 
     def poll(self, timeout_s: float, is_due: bool = False) -> list[tuple[int, Reply]]:
-        """What attached ranks said, as soon as one said something or one arrived; empty after the time.
+        """(rank, reply) of attached ranks, as soon as there is one or a rank arrives; empty after `timeout_s`.
 
         Raises RankLost for a rank whose connection ended, or that has shown no sign of life for hang_seconds; and,
-        while the answer to a plan `is_due`, for the one that stands still when none has advanced for `patience_s`.
+        while the answer to a plan `is_due`, for the rank that stands still when no rank has advanced for `patience_s`.
         """
         poller = select.poll()
         by_fd = {fd: number for number, rank in self.attached.items() for fd in rank.steps.filenos()}
@@ -207,7 +220,7 @@ class RankPool:
         ready = [fd for fd, _ in poller.poll(0 if self._unread else 1000 * timeout_s)]
         if self._wake_read.fileno() in ready:
             self._drain_wake()
-        for number in dict.fromkeys(by_fd[fd] for fd in ready if fd in by_fd):  # a rank may be named twice
+        for number in dict.fromkeys(by_fd[fd] for fd in ready if fd in by_fd):  # a rank may have two descriptors
             rank = self.attached[number]
             try:
                 message = rank.steps.receive(self._hang_seconds)
@@ -223,8 +236,9 @@ class RankPool:
 
     def _check_alive(self, is_due: bool) -> None:
         now = time.monotonic()
-        # A core that was itself stopped for a while has heard nobody, and that is no rank's fault.
-        was_away, self.looked_at = now - self.looked_at > self._hang_seconds / 2, now
+        # An EngineCore that was itself stopped for a while has read no heartbeat, and no rank is to blame for that.
+        was_away = now - self.checked_at > self._hang_seconds / 2
+        self.checked_at = now
         for number, rank in self.attached.items():
             if rank.control.is_closed:
                 raise RankLost(number, "its control connection ended")
@@ -239,7 +253,7 @@ class RankPool:
         if standing is not None:
             raise RankLost(standing, f"alive, but it stands still; no rank has advanced for {self.patience_s:g} s")
 
-    # --- threads ---
+    # --- in other threads ---
 
     def _accept(self) -> None:
         while True:
@@ -249,7 +263,7 @@ class RankPool:
                 self._strangers.admit(connection, peer[0])
                 threading.Thread(target=self._greet, args=(connection, peer), name="rank-control", daemon=True).start()
             except (OSError, RuntimeError) as error:
-                # Out of descriptors or threads: others may give some back, and without this loop no rank comes back.
+                # Out of descriptors or threads: others may return some, and without this loop no rank could attach.
                 logger.warning("cannot take a connection at the rank port: %s", error)
                 if connection is not None:
                     self._strangers.release(connection)
@@ -284,7 +298,7 @@ class RankPool:
             else:
                 self._attach(channel, greeting)
         except OSError:
-            channel.close()  # gone; whoever waits for it sees that
+            channel.close()  # the peer is gone; a rank's loss shows at its other connection
 
     def _attach(self, channel: Channel, greeting: Greeting) -> None:
         with self._lock:
@@ -301,20 +315,21 @@ class RankPool:
         try:
             while True:
                 beat = control.channel.expect(Beat)
-                control.beat, control.beat_at = beat, time.monotonic()
+                control.beat = beat
+                control.beat_at = time.monotonic()
         except ChannelClosed:
             control.is_closed = True
             with self._lock:
                 key = greeting.rank, greeting.incarnation
                 if self._controls.get(key) is control:
-                    del self._controls[key]  # it never got as far as its other connection
+                    del self._controls[key]  # the rank never opened its other connection
                     control.channel.close()
             self._wake()
 
     def _read_launcher(self, channel: Channel) -> None:
         try:
             while True:
-                self.launch_phase = channel.expect(LaunchPhase)
+                self.launch_phase = channel.expect(LaunchProgress)
                 self._wake()
         finally:
             self.launch_phase = None

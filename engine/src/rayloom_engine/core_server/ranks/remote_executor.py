@@ -1,4 +1,4 @@
-"""RemoteExecutor: runs plans on attached ranks. The plan goes to every rank, one of the last stage answers."""
+"""RemoteExecutor: runs plans on attached ranks. Every rank gets the plan; the first of the last stage answers."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from rayloom_engine.core_server.ranks.pool import RankPool
 from rayloom_engine.errors import RankLost
 from rayloom_engine.protocol.ranks import Computed, Failed, Run
 
-_POLL_SECONDS = 0.25  # between looks at the signs of life
+_POLL_SECONDS = 0.25  # between checks of the heartbeats
 
 
 class RemoteExecutor:
-    """Implements `engine.Executor`. Every method raises RankLost; after that the ranks must be assembled anew."""
+    """Implements `engine.Executor`. Every method raises RankLost; after that the ranks must be assembled again."""
 
     def __init__(self, pool: RankPool) -> None:
         self._pool = pool
@@ -29,7 +29,7 @@ class RemoteExecutor:
         while not self._results:
             for number, reply in self._pool.poll(_POLL_SECONDS, is_due=True):
                 if reply.ticket not in self._tickets:
-                    continue  # to an order of before a loss
+                    continue  # a late answer to an order sent before a loss
                 if isinstance(reply, Failed):
                     raise RankLost(number, reply.message, is_alive=True)
                 if isinstance(reply, Computed):
@@ -40,17 +40,17 @@ class RemoteExecutor:
         return self._results.popleft()
 
     def forget_all(self) -> None:
-        """Answers that still come are dropped. Assembling the ranks empties their slots."""
+        """Drops all plans; late answers to them are ignored. The next assembly empties the slots of the ranks."""
         self._tickets.clear()
         self._results.clear()
 
     def check(self) -> None:
-        """Raises RankLost for a rank that was lost while nothing was to be done."""
+        """Raises RankLost for a rank that was lost while no plan was in flight."""
         self._pool.poll(0.0)
         self._check_all_there()
 
     def _check_all_there(self) -> None:
-        """A rank that dials again has lost what it held."""
+        """Raises RankLost for a rank that dialled again: it has lost its slots and its KV cache."""
         arrived = self._pool.take_arrivals()
         if arrived:
             raise RankLost(arrived[0], "it was started again, or lost its connection for a moment", is_alive=True)

@@ -1,4 +1,4 @@
-"""Standstill: ranks that show signs of life and do not get on, and which of them the others wait for."""
+"""Standstill: ranks whose heartbeats arrive while no rank advances, and the rank that the others wait for."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from rayloom_engine.core_server.ranks.stillness import Stillness
 from rayloom_engine.protocol.ranks import Beat
 
 
-def who_stands_still(beats: Mapping[int, Beat]) -> int:
-    """The rank to blame when none advances: one that computes, else one that never began, else the one furthest behind.
+def rank_to_blame(beats: Mapping[int, Beat]) -> int:
+    """The rank to blame when none advances: a rank that computes, else one that never began, else the furthest behind.
 
-    Ranks that wait for a peer come last: what they wait for is what stands still.
+    A rank that waits for a peer is blamed last: its peer is the one that stands still.
     """
     return min(beats, key=lambda rank: (beats[rank].waits, beats[rank].phase != "step", beats[rank].advance, rank))
 
@@ -24,15 +24,15 @@ class Standstill:
         self.quiet_s: float | None = None  # since a computing rank last showed work; None while nothing is due
 
     def reset(self) -> None:
-        """Nothing is due."""
+        """Forgets all beats: no answer is due."""
         self._ranks = {}
         self.quiet_s = None
 
     def observe(self, now: float, beats: Mapping[int, Beat], patience_s: float) -> int | None:
-        """The rank that stands still, once no rank has advanced for longer than `patience_s`.
+        """The rank that stands still, once no rank has advanced for longer than `patience_s`; else None.
 
-        A rank that computes and burns CPU is slow, and the ranks that wait for it are not to blame either; one that
-        computes beside it without burning any is.
+        A rank that computes and uses CPU time is slow, not hung, and the ranks that wait for it are not to blame
+        either. A rank that computes without using CPU time is hung.
         """
         mark = {rank: (beat.phase, beat.advance) for rank, beat in beats.items()}
         for rank, beat in beats.items():
@@ -44,5 +44,5 @@ class Standstill:
         computing = {rank: beat for rank, beat in beats.items() if beat.phase == "step" and not beat.waits}
         hung = {rank: beat for rank, beat in computing.items() if self._ranks[rank].is_hung(patience_s)}
         if len(hung) < len(computing):
-            return who_stands_still(hung) if hung else None
-        return who_stands_still(beats)
+            return rank_to_blame(hung) if hung else None
+        return rank_to_blame(beats)

@@ -1,15 +1,15 @@
-"""Stillness: how long a thread that computes has made no progress, and whether that is a hang or a slow step.
+"""Stillness: how long a computing thread has made no progress, and whether it hangs or computes a slow step.
 
-    progress        a half of a layer was computed, or whatever else its owner counts
+    progress        half of a layer was computed, or another unit that the thread's owner counts
     sign of work    the thread's CPU time advanced
     hung            neither for `patience_s`, or no progress in _CAP x `patience_s` CPU seconds
 
-A thread that burns CPU is slow until the cap: a large chunk on a small or busy machine keeps one half of a layer for
-minutes. A thread that is blocked or stopped burns none, and is found after `patience_s`. The cap counts CPU seconds, so
-that a machine with too many processes does not turn slow into hung.
+A thread that uses CPU time is slow until the cap: half of a layer of a large chunk may take minutes on a small or busy
+machine. A thread that is blocked or stopped uses none and is found after `patience_s`. The cap counts CPU seconds, so
+that a slow thread on a machine with too many processes does not count as hung.
 
-The forecast may be far off, above all for the first large step after a start, so it lengthens the patience up to
-_MOST_PATIENCE x hang_seconds: a thread that blocks is found within a minute by default, whatever was forecast.
+The forecast of a step may be far off, above all for the first large step after a start. It lengthens the patience to
+_MOST_PATIENCE x hang_seconds at most, so a blocked thread is found within a minute by default whatever the forecast.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ _TRIAL_FACTOR = 4.0
 def patience_s(hang_seconds: float, forecast_s: float, *, is_trial: bool) -> float:
     """Seconds without progress or sign of work after which a thread counts as hung.
 
-    `forecast_s`: what a layer of the present step should take. A hang in a trial of suspects is held against a request,
-    so there the patience is longer.
+    `forecast_s`: expected seconds of a layer in the present step. A hang in a trial of suspects is held against a
+    request, so the patience is longer there.
     """
     patience = max(hang_seconds, min(_FORECAST_FACTOR * forecast_s, _MOST_PATIENCE * hang_seconds))
     return patience * (_TRIAL_FACTOR if is_trial else 1.0)
 
 
 class Stillness:
-    """Of one thread. `observe` it several times within the patience."""
+    """Watches one thread. Call `observe` several times within the patience."""
 
     def __init__(self) -> None:
         self._mark: object = None  # the last progress
@@ -54,7 +54,7 @@ class Stillness:
         return self._now - self._work_at
 
     def observe(self, now: float, mark: object, cpu_s: float) -> None:
-        """`mark` changes with every progress; None while nothing is to be done. `cpu_s`: CPU time of the thread."""
+        """Takes a sample. `mark` changes with every progress; None while no work is due. `cpu_s`: CPU time so far."""
         self._now = now
         if mark is None or mark != self._mark:
             self._mark = mark
@@ -63,9 +63,10 @@ class Stillness:
         elif cpu_s != self._cpu_s and cpu_s - self._cpu_s >= _BUSY_SHARE * (now - self._cpu_changed_at):
             self._work_at = now
         if cpu_s != self._cpu_s:
-            self._cpu_s, self._cpu_changed_at = cpu_s, now
+            self._cpu_s = cpu_s
+            self._cpu_changed_at = now
 
     def is_hung(self, patience_s: float) -> bool:
-        """As of the last `observe`."""
+        """True if the thread hung at the last `observe`."""
         is_capped = self._cpu_s - self._progress_cpu_s > _CAP * patience_s
         return self._now - self._work_at > patience_s or is_capped

@@ -1,7 +1,7 @@
-"""Strangers: connections at the rank port that have not proved anything yet.
+"""Strangers: connections at the rank port whose peer has not proved yet that it has the token.
 
-Each has a thread that waits for its greeting. Their number is bounded, and a newcomer always gets a place: the oldest
-stranger loses its own. A rank greets within milliseconds: a stranger that many others came after is no rank.
+Each has a thread that waits for its greeting. Their number is bounded; when it is reached the oldest stranger is
+disconnected in favour of the newest. A rank greets within milliseconds, so a stranger with many newer ones is no rank.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ import threading
 from collections.abc import Sequence
 
 _MAX_STRANGERS = 64
-# Of one address, so that a flood from one machine costs the ranks of others nothing. A machine's own ranks all dial at
-# once after a restart of the core, with two connections each.
+# Strangers of one address, so that a flood from one machine does not displace ranks of others. All ranks of a machine
+# dial at once after a restart of the core, with two connections each.
 _MAX_OF_HOST = 48
 
 
 def crowded_out(hosts: Sequence[str]) -> int | None:
-    """The index of the stranger that has to go; None while there is room. `hosts`: of all of them, the newest last."""
+    """The index of the stranger to disconnect; None while there is room. `hosts`: of all strangers, the newest last."""
     newest = hosts[-1]
     if hosts.count(newest) > _MAX_OF_HOST:
         return hosts.index(newest)
@@ -26,14 +26,14 @@ def crowded_out(hosts: Sequence[str]) -> int | None:
 
 
 class Strangers:
-    """For any thread."""
+    """The strangers of one port. For any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._hosts: dict[socket.socket, str] = {}  # oldest first
 
     def admit(self, connection: socket.socket, host: str) -> None:
-        """Counts a new connection, and hangs up on another one where there is no room for both."""
+        """Counts a new connection, and disconnects another one where there is no room for both."""
         with self._lock:
             self._hosts[connection] = host
             index = crowded_out(list(self._hosts.values()))
@@ -41,11 +41,11 @@ class Strangers:
                 return
             dropped = list(self._hosts)[index]
             del self._hosts[dropped]
-            with contextlib.suppress(OSError):  # it has just hung up itself
+            with contextlib.suppress(OSError):  # the peer has just disconnected itself
                 # The thread that reads from it wakes up and closes it.
                 dropped.shutdown(socket.SHUT_RDWR)
 
     def release(self, connection: socket.socket) -> None:
-        """It has proved who it is, or is gone: it takes no place any more."""
+        """Counts the connection no longer: its peer has proved its identity, or is gone."""
         with self._lock:
             self._hosts.pop(connection, None)

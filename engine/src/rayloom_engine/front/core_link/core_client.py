@@ -1,8 +1,8 @@
-"""CoreClient: the front's connection to the core, and the memory that makes a lost core harmless.
+"""CoreClient: the front's connection to the EngineCore ("core"), and the memory that makes the core's death harmless.
 
 It keeps every unfinished sequence (prompt ids, ids received, parameters). When the connection ends it connects again,
-for ever, and submits them all as resumed ones. Sampling is a pure function of (logits, seed, position), so they go on
-with the same tokens in float32; a replay sums in another order, so that logits agree up to rounding.
+for ever, and submits all of them as resumed sequences. Sampling is a pure function of (logits, seed, position), so they
+continue with the same tokens in float32; a replay sums in another order, so logits agree up to rounding.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import msgspec
 from rayloom_engine.common.process import node_name
 from rayloom_engine.core.decoding import DecodingParams
 from rayloom_engine.errors import CorruptLogits, EngineDead, PoisonousRequest, QueueFull, RequestError
+from rayloom_engine.front.core_link.recoveries import RecoveryLog, RecoveryRecord
 from rayloom_engine.front.core_link.request_mailbox import Mailbox
-from rayloom_engine.front.operations.recoveries import Recovery, RecoveryLog
 from rayloom_engine.protocol.framing import core_decoder, frame, read_frame
 from rayloom_engine.protocol.logprob_parts import LogprobParts
 from rayloom_engine.protocol.messages import (
@@ -27,7 +27,7 @@ from rayloom_engine.protocol.messages import (
     CoreStatus,
     Hello,
     Outputs,
-    PhaseStatus,
+    PhaseProgress,
     Refused,
     Submit,
     SubmitChoices,
@@ -36,30 +36,39 @@ from rayloom_engine.protocol.messages import (
 from rayloom_engine.sampling_params import ContextTooLong
 
 BACKOFF_MIN_S = 0.02
-BACKOFF_MAX_S = 0.25  # a core is back within seconds; waiting longer would only add to the pause that clients see
+BACKOFF_MAX_S = 0.25  # a core restarts within seconds; a longer wait would only add to the pause that clients see
 
-# What msgspec raises for a value that does not fit the format, such as an integer of more than 64 bits.
+# msgspec raises these for a value that does not fit the format, such as an integer of more than 64 bits.
 _ENCODING_ERRORS = (OverflowError, TypeError, ValueError, msgspec.MsgspecError)
 
 logger = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class CoreAddress:
+    """The EngineCore's socket and the credentials of a front at it."""
+
+    address: str  # unix:PATH or tcp:HOST:PORT
+    token: str = field(repr=False)
+    front_id: str = "front"
+
+
 @dataclass(slots=True, kw_only=True)
 class ClientSequence:
-    """One unfinished sequence, as far as its client has been told."""
+    """One unfinished sequence, with the ids that have been received of it."""
 
     sequence_id: str
     request_id: str
-    lane: int  # which of the request's sequences this is
+    lane: int  # its number within the request
     mailbox: Mailbox
     prompt_ids: tuple[int, ...]
     params: DecodingParams
     priority: int
     arrival: float  # Unix time of acceptance
     fork_of: str | None = None
-    tenant: str = ""  # whose share of slots and queue it takes
-    cache_key: bytes = b""  # of the requests that may find its prefix in the cache
-    is_accepted: bool = False  # promised to its client: a full queue can refuse it no more
+    tenant: str = ""  # its share of slots and queue is used
+    cache_key: bytes = b""  # only sequences with equal keys share cached prefixes
+    is_accepted: bool = False  # its client has a 200: a full queue can no longer refuse it
     generated_ids: list[int] = field(default_factory=list)
     logprob_parts: LogprobParts = field(default_factory=LogprobParts)
 
@@ -69,21 +78,22 @@ class ProtocolError(Exception):
 
 
 class CoreClient:
-    """For one event loop. The callbacks are called after the client's own state was set."""
+    """Sends sequences to the EngineCore and its outputs to mailboxes. For one event loop.
+
+    The callbacks are called after the client's own state was set.
+    """
 
     def __init__(
         self,
-        address: str,
-        token: str,
-        front_id: str,
+        core: CoreAddress,
         *,
         on_status: Callable[[CoreStatus], None],
         on_change: Callable[[], None],
-        on_recovery: Callable[[Recovery], None],
+        on_recovery: Callable[[RecoveryRecord], None],
     ) -> None:
-        """`address` is unix:PATH or tcp:HOST:PORT. `on_change` is called when the connection came or went."""
-        self._address = address
-        self._hello = Hello(token=token, front_id=front_id)
+        """`on_change` is called when a connection has begun or ended."""
+        self._address = core.address
+        self._hello = Hello(token=core.token, front_id=core.front_id)
         self._on_status = on_status
         self._on_change = on_change
         self._on_recovery = on_recovery
@@ -93,26 +103,26 @@ class CoreClient:
         self.status: CoreStatus | None = None  # the last one of any connection
         self._status_at_s = 0.0
         self.is_connected = False
-        self.is_core_serving = False  # the connected core said so
+        self.is_core_serving = False  # by the last status of the present connection
         self.recoveries = RecoveryLog()
 
     @property
     def status_age_s(self) -> float:
-        """Seconds since `status` came. Ages in it are that much older by now: a core that hangs sends none."""
+        """Seconds since `status` arrived. Ages in it are that much older by now: a core that hangs sends no status."""
         return time.monotonic() - self._status_at_s
 
     def unfinished(self) -> Iterable[ClientSequence]:
-        """Sequences that still run, in order of arrival."""
+        """All unfinished sequences, in order of arrival."""
         return self._sequences.values()
 
     def num_silent(self, tenant: str | None = None) -> int:
-        """Sequences that wait for their first output, of one tenant or of all."""
+        """Number of sequences without an output so far, of one tenant or of all."""
         return sum(
             not sequence.generated_ids and tenant in (None, sequence.tenant) for sequence in self._sequences.values()
         )
 
     async def run(self) -> None:
-        """Connect, serve the connection, and begin again when it ends. Returns only when cancelled."""
+        """Connects, serves the connection, and connects again when it ends, until cancelled."""
         backoff_s = BACKOFF_MIN_S
         last_problem = ""
         while True:
@@ -123,21 +133,22 @@ class CoreClient:
                 had_connection = self.is_connected
                 self._disconnected(problem)
                 if had_connection:
-                    backoff_s, last_problem = BACKOFF_MIN_S, ""
+                    backoff_s = BACKOFF_MIN_S
+                    last_problem = ""
                 elif problem != last_problem:
-                    # One line per kind of problem, not one per attempt.
+                    # One line for each problem, not for each attempt.
                     logger.info("waiting for the core at %s: %s", self._address, problem)
                     last_problem = problem
             await asyncio.sleep(backoff_s)
             backoff_s = min(backoff_s * 2, BACKOFF_MAX_S)
 
     def submit(self, sequences: Sequence[ClientSequence]) -> None:
-        """Hand sequences to the core, now or as soon as there is one. Their mailboxes get what becomes of them.
+        """Submits sequences to the core, now or as soon as it is connected. Their mailboxes get outputs or a failure.
 
-        Raises RequestError, and keeps none, when one cannot be put into a message.
+        Raises RequestError, and keeps none of them, when one cannot be encoded.
         """
         for sequence in sequences:
-            # While no core serves there is nobody else to refuse, so what the front lets in stays in.
+            # While no core serves, only the front can refuse a sequence, and it has accepted these.
             sequence.is_accepted = not self.is_core_serving
         data = b"".join(_encoded(choices) for choices in _by_prompt(sequences))
         for sequence in sequences:
@@ -146,12 +157,12 @@ class CoreClient:
             self._send(data)
 
     def abort(self, sequence_id: str) -> None:
-        """Forget a sequence and let the core free it. Nothing happens when it is finished or unknown."""
+        """Forgets a sequence and has the core free it. Does nothing when it is finished or unknown."""
         if self._sequences.pop(sequence_id, None) is not None and self.is_connected:
             self._send(frame(Abort(sequence_id)))
 
     def fail_all(self, error: Exception) -> None:
-        """End every unfinished sequence with `error`."""
+        """Ends every unfinished sequence with `error`."""
         sequences, self._sequences = list(self._sequences.values()), {}
         for sequence in sequences:
             sequence.mailbox.fail(error)
@@ -181,7 +192,7 @@ class CoreClient:
         return await asyncio.open_connection(host, int(port))
 
     def _connected(self, welcome: Welcome) -> None:
-        # The list is made before the callback runs: a sequence that the callback submits reaches the core once.
+        # The list is made before the callback: a sequence that the callback submits must reach the core once.
         before = list(self._sequences.values())
         self.is_connected = True
         self._on_change()
@@ -194,7 +205,7 @@ class CoreClient:
             logger.info("submitted %d unfinished sequences again", len(unfinished))
 
     def _submit_again(self, sequences: Sequence[ClientSequence]) -> None:
-        """Submit as accepted ones, which the core does not refuse for a full queue."""
+        """Submits accepted sequences, which the core does not refuse for a full queue."""
         for choices in _by_prompt(sequences):
             for sequence in choices:
                 sequence.is_accepted = True
@@ -225,7 +236,7 @@ class CoreClient:
                 self._status_at_s = time.monotonic()
                 self.is_core_serving = message.state == "serving"
                 if message.state == "recovering" and self.recoveries.open is None:
-                    # The core is there and keeps its sequences; a rank is not.
+                    # The core is connected and keeps its sequences; a rank is lost.
                     lost = (message.message, message.lost, message.lost_node)
                     self.recoveries.begin(*lost, at=time.time(), now_s=time.monotonic())
                     self.recoveries.replayed(len({sequence.request_id for sequence in self._sequences.values()}))
@@ -244,10 +255,10 @@ class CoreClient:
         for output in message.outputs:
             sequence = self._sequences.get(output.sequence_id)
             if sequence is None:
-                continue  # aborted while this was on its way
+                continue  # aborted meanwhile
             whole = sequence.logprob_parts.take(output)
             if whole is None:
-                continue  # the client gets the parts with its first token
+                continue  # the client gets all parts with the first token
             sequence.generated_ids.extend(whole.token_ids)
             if whole.finish_reason is not None:
                 del self._sequences[whole.sequence_id]
@@ -256,19 +267,19 @@ class CoreClient:
     def _receive_refusal(self, message: Refused) -> None:
         sequence = self._sequences.get(message.sequence_id)
         if sequence is None:
-            return  # aborted while this was on its way
+            return  # aborted meanwhile
         if message.reason == "queue_full" and sequence.is_accepted:
-            self._submit_again([sequence])  # it was submitted before its client was told
+            self._submit_again([sequence])  # it was submitted before its client got a 200
             return
         del self._sequences[message.sequence_id]
         sequence.mailbox.fail(_refusal(message))
 
-    def _end_recovery(self, phases: tuple[PhaseStatus, ...]) -> None:
+    def _end_recovery(self, phases: tuple[PhaseProgress, ...]) -> None:
         recovery = self.recoveries.end(time.monotonic(), phases)
         if recovery is None:
             return
         logger.info(
-            "%s of node %s is back after %.2f s (%s; %s); %d requests go on",
+            "%s of node %s is back after %.2f s (%s; %s); %d requests continue",
             recovery.process,
             recovery.node,
             recovery.seconds,
@@ -280,12 +291,12 @@ class CoreClient:
 
     def _send(self, data: bytes) -> None:
         assert self._writer is not None
-        # No drain: what is sent is bounded by the accepted requests, and a dead peer ends the read loop.
+        # No drain: the buffer is bounded by the accepted requests, and a dead peer ends the read loop.
         self._writer.write(data)
 
 
 def _by_prompt(sequences: Iterable[ClientSequence]) -> list[list[ClientSequence]]:
-    """Neighbours with the same prompt together: the choices of a request."""
+    """Groups of neighbours with the same prompt: the choices of a request."""
     groups: list[list[ClientSequence]] = []
     for sequence in sequences:
         if groups and groups[-1][0].prompt_ids is sequence.prompt_ids:
@@ -298,7 +309,7 @@ def _by_prompt(sequences: Iterable[ClientSequence]) -> list[list[ClientSequence]
 def _encoded(choices: list[ClientSequence], known: Collection[str] | None = None) -> bytes:
     """The message with the Submits of `choices`, which have one prompt. Raises RequestError.
 
-    A parent that `known` (None = all) does not have is left out.
+    `fork_of` is left out unless `known` (None = all) has it.
     """
     submits = [
         Submit(

@@ -1,39 +1,39 @@
-"""Mailbox: where the core's outputs for one HTTP request wait until its handler takes them, all at once."""
+"""Mailbox: the EngineCore's outputs for one HTTP request, until its handler takes them all at once."""
 
 from __future__ import annotations
 
 import asyncio
 
-from rayloom_engine.protocol.messages import Output
+from rayloom_engine.protocol.messages import SequenceOutput
 
 
 class Mailbox:
-    """Outputs of a request's sequences ("lanes"), in order of arrival. For one event loop and one taker."""
+    """Outputs of a request's sequences ("lanes"), in order of arrival. For one event loop and one reader."""
 
     def __init__(self) -> None:
-        self._items: list[tuple[int, Output]] = []
+        self._items: list[tuple[int, SequenceOutput]] = []
         self._failure: Exception | None = None
         self._waiter: asyncio.Future[None] | None = None
 
     @property
     def failure(self) -> Exception | None:
-        """What ended the request, also while outputs from before it wait to be taken."""
+        """The error that ended the request, also while earlier outputs wait to be taken."""
         return self._failure
 
-    def put(self, lane: int, output: Output) -> None:
+    def put(self, lane: int, output: SequenceOutput) -> None:
         self._items.append((lane, output))
         self._wake()
 
     def fail(self, error: Exception) -> None:
-        """End the request with `error`, after what arrived before it. The first failure stays."""
+        """Ends the request with `error`, after all earlier outputs. The first failure stays."""
         if self._failure is None:
             self._failure = error
         self._wake()
 
-    async def take(self, timeout_s: float) -> list[tuple[int, Output]]:
-        """Everything that arrived since the last call, waiting for the first; empty when `timeout_s` passed.
+    async def take(self, timeout_s: float) -> list[tuple[int, SequenceOutput]]:
+        """All (lane, output) since the last call; waits for the first one, at most `timeout_s`, then empty.
 
-        Raises the failure once all outputs before it were taken.
+        Raises the failure once all earlier outputs are taken.
         """
         if not self._items and self._failure is None:
             # A bare future and a timer: this runs for every token, and asyncio.wait_for costs several times as much.

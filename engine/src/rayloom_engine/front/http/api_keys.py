@@ -1,4 +1,4 @@
-"""ApiKeys: who may use the API port. Keys in a file may change while the engine runs, as a mounted Secret does."""
+"""ApiKeys: the keys that the API port accepts. A file of keys may change while the engine runs, as a mounted Secret."""
 
 from __future__ import annotations
 
@@ -11,32 +11,32 @@ from pathlib import Path
 from rayloom_engine.errors import ConfigError
 
 KEYS_VARIABLE = "RAYLOOM_API_KEYS"
-POLL_S = 2.0  # a removed key works no longer than this; the kubelet takes up to a minute or two to update the file
+POLL_S = 2.0  # a removed key works for at most so long after the kubelet has updated the file, a minute or two
 MAX_FILE_BYTES = 1024 * 1024
 
 logger = logging.getLogger(__name__)
 
 
 class ApiKeys:
-    """The accepted keys. For one event loop; `watch` keeps those of the file up to date."""
+    """The accepted keys. For one event loop; `watch` reads the file again and again."""
 
     def __init__(self, fixed: Iterable[str] = (), path: Path | None = None) -> None:
         """`fixed` keys never change. Raises ConfigError when the file at `path` cannot be read or has no key.
 
-        An open server must not come from a slip.
+        A server must not be open to everybody because of a mistake in a file.
         """
         self._fixed = tuple(_bytes(key) for key in fixed)
         self._path = path
         self._from_file: tuple[bytes, ...] = ()
         self._content = b""
-        self.problem = ""  # why the file as it is now cannot be used; the keys read before it stay in force
-        self.on_change: Callable[[], None] = lambda: None  # after each reading of a changed file, usable or not
+        self.problem = ""  # the fault of the present file, while earlier keys stay in force; empty when it is usable
+        self.on_change: Callable[[], None] = lambda: None  # called after each reading of a changed file
         if path is not None:
             self._take(_read(path))
 
     @classmethod
     def load(cls, path: str | None, environ: Mapping[str, str]) -> ApiKeys:
-        """One key a line in the file, and those of RAYLOOM_API_KEYS, comma-separated. Neither is set = no check.
+        """The keys of the file, one a line, and of RAYLOOM_API_KEYS, comma-separated. Without both there is no check.
 
         Raises ConfigError when one of them is set and has no key.
         """
@@ -52,23 +52,24 @@ class ApiKeys:
 
     @property
     def accepted(self) -> tuple[bytes, ...]:
-        """All keys as clients send them; empty = nobody is asked for one."""
+        """All keys as clients send them; empty = requests need no key."""
         return self._fixed + self._from_file
 
     def knows(self, key: bytes) -> bool:
-        """Whether `key` is accepted. Every key is compared, so that the time says nothing about which came close."""
+        """True if `key` is accepted. Every key is compared in constant time, so the time reveals none of them."""
         return sum(hmac.compare_digest(key, known) for known in self.accepted) > 0
 
     async def watch(self, poll_s: float = POLL_S) -> None:
-        """Reads the file again and again. Returns at once when there is none."""
+        """Reads the file every `poll_s`, for ever. Returns at once when there is none."""
         while self._path is not None:
             await asyncio.sleep(poll_s)
-            # A volume may be slow to answer. The content is compared, because a Secret's update swaps a link and a
-            # file's time can stay as it was.
             await self.refresh()
 
     async def refresh(self) -> None:
-        """Takes over what the file has now. One that cannot be used changes nothing but `problem`."""
+        """Reads the file. A file that cannot be used changes only `problem`.
+
+        Its content is compared, because a Secret's update swaps a link and the file's time may stay the same.
+        """
         assert self._path is not None
         problem = ""
         is_changed = False

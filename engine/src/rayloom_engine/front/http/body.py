@@ -1,4 +1,4 @@
-"""Request bodies: read with a size limit, checked for type, UTF-8, shape and JSON, with a sentence for each fault."""
+"""Request bodies: read within a size limit, checked for type, UTF-8, shape and JSON, with a message for each fault."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ import msgspec
 from starlette.requests import ClientDisconnect, Request
 
 from rayloom_engine.common.json_words import shown
-from rayloom_engine.front.errors import ApiError, ClientGone
 from rayloom_engine.front.http.body_budget import BodyBudget
+from rayloom_engine.front.http.errors import ApiError, ClientGone
 from rayloom_engine.front.http.turns import Turns
 
 MAX_DEPTH = 64  # no field of the API nests deeper than a few levels
-# What a body may consist of. Together they take 50 ms to make; 8 MiB of brackets would take a second.
+# Limits of a body's parts. Together they take 50 ms to decode; 8 MiB of brackets would take a second.
 MAX_FIELDS = 1024
 MAX_CONTAINERS = 2**16
 MAX_STRINGS = 2**16  # keys too
 MAX_VALUES = 2**20 + 2**17  # token ids of the longest request to /detokenize, and some more
-THREAD_ABOVE_BYTES = 256 * 1024  # larger bodies are parsed in a thread, so that other streams do not wait
+THREAD_ABOVE_BYTES = 256 * 1024  # larger bodies are parsed in a thread, so that streams do not wait
 MAX_BODY_BYTES_AT_ONCE = 128 * 1024 * 1024  # of all requests together, see BodyBudget
 
 _STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
@@ -31,7 +31,7 @@ _NO_BRACKETS = bytes(byte for byte in range(256) if byte not in b"[]{}")
 async def read_json(request: Request, max_bytes: int) -> dict[str, Any]:
     """The JSON object in a request's body. Raises ApiError (400, 413, 415, 503) or ClientGone.
 
-    The body's bytes count in the budget until the object is there; a body that waits for the parser counts too.
+    The body's bytes count in the budget until the object is made, also while the body waits for the parser.
     """
     check_content_type(request.headers.get("content-type"))
     tenant: str = request.state.tenant
@@ -39,13 +39,13 @@ async def read_json(request: Request, max_bytes: int) -> dict[str, Any]:
         body = await read_body(request, max_bytes, share.take)
         if len(body) <= THREAD_ABOVE_BYTES:
             return parse_object(body)
-        # One large body at a time: two would only hold up everything longer.
+        # One large body at a time: two would only delay everything else longer.
         async with _PARSER_TURNS.turn(tenant):
             return await asyncio.to_thread(parse_object, body)
 
 
 def check_content_type(given: str | None) -> None:
-    """Raises ApiError 415 for anything but JSON: browsers let any page send other types to any server, unasked."""
+    """Raises ApiError 415 for anything but JSON: a browser sends other types to any server without a preflight."""
     kind = (given or "").partition(";")[0].strip().lower()
     if kind == "application/json" or (kind.count("/") == 1 and kind.endswith("+json")):
         return
@@ -59,7 +59,7 @@ def check_content_type(given: str | None) -> None:
 
 
 async def read_body(request: Request, max_bytes: int, take: Callable[[int], None]) -> bytes:
-    """The whole body; `take` is called with the size of each part, and may refuse it.
+    """The whole body. Calls `take` with the size of each part; it may raise to refuse the part.
 
     Raises ApiError 413 as soon as the body is known to be longer than `max_bytes`.
     """
@@ -81,7 +81,7 @@ async def read_body(request: Request, max_bytes: int, take: Callable[[int], None
 
 
 def parse_object(body: bytes) -> dict[str, Any]:
-    """The JSON object in `body`. Raises ApiError 400 with what is wrong and where."""
+    """The JSON object in `body`. Raises ApiError 400 that names the fault and its place."""
     if not body.strip():
         raise ApiError(400, "the body is empty; send a JSON object")
     try:
@@ -103,10 +103,10 @@ def parse_object(body: bytes) -> dict[str, Any]:
 
 
 def check_shape(body: bytes, max_depth: int = MAX_DEPTH) -> None:
-    """Raises ApiError 400 for JSON that nests too deeply or has too many parts, before any of them is made.
+    """Raises ApiError 400 for JSON that nests too deeply or has too many parts, before it is decoded.
 
-    Making them keeps the interpreter's lock, and with it every stream, until the last one is there. This function goes
-    from string to string and lets other threads run in between.
+    Decoding holds the interpreter's lock, and so delays every stream, until the last part is made. This function
+    searches from string to string and lets other threads run in between.
     """
     is_flat = body.count(b"[") + body.count(b"{") <= max_depth  # brackets in strings count here
     if is_flat and body.count(b",") <= MAX_VALUES and body.count(b'"') <= MAX_STRINGS:

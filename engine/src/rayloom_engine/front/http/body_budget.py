@@ -1,16 +1,16 @@
-"""BodyBudget: the memory of all request bodies that are being read or wait for their parser, shared by tenants."""
+"""BodyBudget: memory of all request bodies that are being read or wait for the parser, shared by tenants."""
 
 from __future__ import annotations
 
 from collections import Counter
 
-from rayloom_engine.front.errors import unavailable
+from rayloom_engine.front.http.errors import unavailable
 
-FREE_BYTES = 64 * 1024  # a body up to here takes nothing: the limit of connections bounds all of these together
+FREE_BYTES = 64 * 1024  # smaller bodies are not counted: the limit of connections bounds all of them together
 
 
 class BodyBudget:
-    """Bytes of all bodies that exist at the same time. For one event loop."""
+    """Counts the bytes of all bodies in memory. For one event loop."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
@@ -22,14 +22,14 @@ class BodyBudget:
         return self._tenant_to_bytes.total()
 
     def share(self, tenant: str, least_bytes: int) -> _Share:
-        """One body's part, given back at the end of the block. The budget is never smaller than `least_bytes`."""
+        """A context manager for one body's bytes, returned at its end. The budget is at least `least_bytes`."""
         return _Share(self, tenant, max(self._max_bytes, least_bytes))
 
     def take(self, tenant: str, num_bytes: int, max_bytes: int) -> bool:
-        """Adds bytes to what `tenant` holds; False, and nothing is added, when they are beyond its part.
+        """Adds bytes to the tenant's; returns False, and adds nothing, when they exceed its part.
 
-        A tenant with a name may hold as much as is left beside it, the rule of the queue (`has_room`): one gets half,
-        and when k tenants hold all they can, max_bytes / 2**k are left for the next one.
+        A tenant with a name may hold as many bytes as stay free, by the rule of the queue (`has_room`): one tenant
+        gets half, and when k tenants hold all they can, max_bytes / 2**k are left for the next one.
         """
         num_after = self.num_bytes + num_bytes
         num_beside = self._tenant_to_bytes[tenant] + num_bytes if tenant else 0
@@ -39,7 +39,7 @@ class BodyBudget:
         return True
 
     def give_back(self, tenant: str, num_bytes: int) -> None:
-        """A tenant that holds nothing any more is forgotten."""
+        """Subtracts bytes; forgets a tenant that holds none."""
         self._tenant_to_bytes[tenant] -= num_bytes
         if not self._tenant_to_bytes[tenant]:
             del self._tenant_to_bytes[tenant]
@@ -51,7 +51,7 @@ class _Share:
         self._tenant = tenant
         self._max_bytes = max_bytes
         self._num_bytes = 0  # of the body so far
-        self._num_held = 0  # of them in the budget
+        self._num_held = 0  # bytes of the body that count in the budget
 
     def __enter__(self) -> _Share:
         return self
@@ -61,7 +61,7 @@ class _Share:
             self._budget.give_back(self._tenant, self._num_held)
 
     def take(self, num_bytes: int) -> None:
-        """Raises ApiError 503 when the tenant's part is spent; never for a body of FREE_BYTES or less."""
+        """Counts more bytes. Raises ApiError 503 when the tenant's part is used up, never for a small body."""
         self._num_bytes += num_bytes
         if self._num_bytes <= FREE_BYTES:
             return

@@ -1,4 +1,4 @@
-"""ConnectionTable: how many connections a port may have, and which one makes room when there are more."""
+"""ConnectionTable: the limit of a port's connections, and the connection that is closed when there are more."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Protocol
 
 MAX_CONNECTIONS = 4096  # far more than the engine can queue; each may hold 64 KiB of unfinished headers
 ADMIN_CONNECTIONS = 64
-OWN_FILES = 64  # the core's socket, logs, the model's files, what libraries open
+OWN_FILES = 64  # the core's socket, logs, the model's files, files of libraries
 WARN_EVERY_S = 60.0
 
 logger = logging.getLogger(__name__)
@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ConnectionRoom:
-    """How many connections the API port takes, and how many more the kernel may queue for it."""
+    """Number of connections that the API port accepts, and of further ones that the kernel may queue."""
 
     limit: int
     backlog: int
@@ -26,8 +26,8 @@ class ConnectionRoom:
 def connection_room(max_files: int) -> ConnectionRoom:
     """The API port's share of a process that may open `max_files` files.
 
-    The admin port's connections and the process's own files always fit beside it, and so does a whole backlog that is
-    accepted at once, before the first of those connections can be closed.
+    The admin port's connections and the process's own files always fit beside it. A whole backlog fits too, which may
+    be accepted at once, before the first of its connections can be closed.
     """
     room = max(16, max_files - OWN_FILES - ADMIN_CONNECTIONS)
     limit = min(MAX_CONNECTIONS, room * 3 // 4)
@@ -35,28 +35,28 @@ def connection_room(max_files: int) -> ConnectionRoom:
 
 
 class Connection(Protocol):
-    """What the table needs of a connection."""
+    """A connection as the table needs it."""
 
     def evict(self) -> None:
-        """Close at once: no answer is owed to this client."""
+        """Closes the connection at once: no answer is owed to this client."""
 
 
 class ConnectionTable:
-    """The open connections of one port. Beyond `limit`, the one that has waited longest without a request is closed."""
+    """The open connections of one port. Beyond `limit`, the longest waiting one without a request is closed."""
 
     def __init__(self, limit: int, *, refuses: bool = True) -> None:
-        """`refuses`: whether a new connection is refused when every other one is owed an answer."""
+        """`refuses`: whether a new connection is refused when an answer is owed to all others."""
         self._limit = limit
         self._refuses = refuses
         self._open: set[Connection] = set()
-        self._waiting: dict[Connection, None] = {}  # no whole request is there; the one that waits longest first
+        self._waiting: dict[Connection, None] = {}  # connections without a whole request, the longest waiting first
         self._warned_at = float("-inf")  # by time.monotonic
 
     def __len__(self) -> int:
         return len(self._open)
 
     def opened(self, connection: Connection) -> bool:
-        """Books a new connection; False when there is no room for it."""
+        """Adds a new connection; False when there is no room for it."""
         self._open.add(connection)
         self._waiting[connection] = None
         if len(self._open) <= self._limit:
@@ -72,22 +72,22 @@ class ConnectionTable:
         return not self._refuses
 
     def has_request(self, connection: Connection) -> None:
-        """The headers and the body of a request are there, so an answer is owed."""
+        """A whole request has arrived, so an answer is owed."""
         self._waiting.pop(connection, None)
 
     def waits(self, connection: Connection) -> None:
-        """All answers are sent: from now on it waits."""
+        """All answers are sent: the connection waits for a request from here on."""
         if connection in self._open:
             self._waiting.pop(connection, None)
             self._waiting[connection] = None
 
     def makes_progress(self, connection: Connection) -> None:
-        """A body comes as fast as it must. When no answer is owed, those that wait for longer make room first."""
+        """A body arrives fast enough: the connection counts as waiting only since now, if no answer is owed."""
         if connection in self._waiting:
             self.waits(connection)
 
     def closed(self, connection: Connection) -> None:
-        """Safe to call again."""
+        """Removes a connection. Safe to call again."""
         self._open.discard(connection)
         self._waiting.pop(connection, None)
 
@@ -95,4 +95,4 @@ class ConnectionTable:
         now = time.monotonic()
         if now - self._warned_at > WARN_EVERY_S:
             self._warned_at = now
-            logger.warning("all %d connections are in use; those that wait longest are closed", self._limit)
+            logger.warning("all %d connections are in use; the longest waiting ones are closed", self._limit)

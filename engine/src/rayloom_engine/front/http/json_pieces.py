@@ -1,4 +1,4 @@
-"""JSON documents that are made while they are written, so that no large one exists whole or stops the event loop."""
+"""JSON documents encoded piece by piece, so that no large one is in memory whole or blocks the event loop."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ITEMS_AT_ONCE = 2048  # numbers, or objects of two or three fields: 2 ms
 
 
 class LazyList:
-    """A JSON list whose items are made when they are written, `step` at a time. It can be written once."""
+    """A JSON list whose items are made while it is encoded, `step` at a time. It can be encoded once."""
 
     def __init__(self, items: Iterable[Any], step: int) -> None:
         self._items = iter(items)
@@ -25,18 +25,18 @@ class LazyList:
 
 
 def lazy(items: Iterable[Any], num_items: int, size: int = 1) -> list[Any] | LazyList:
-    """`items` as a list where they are few, else a LazyList. `size` is how many values each of them has."""
+    """`items` as a list when they are few, else as a LazyList. `size`: values in each item."""
     step = max(1, ITEMS_AT_ONCE // size)
     return list(items) if num_items <= step else LazyList(items, step)
 
 
 def lazy_ids(token_ids: Sequence[int]) -> list[Any] | LazyList:
-    """A list of token ids as JSON."""
+    """Token ids as a JSON list."""
     return lazy(token_ids, len(token_ids))
 
 
 def pieces(document: Any) -> Iterator[bytes]:
-    """The JSON text of a document, which may have LazyLists in its objects and lists."""
+    """The JSON text of a document that may have LazyLists in its objects and lists."""
     try:
         whole = msgspec.json.encode(document, enc_hook=_refuse_lazy)
     except _IsLazy:
@@ -51,7 +51,7 @@ def pieces(document: Any) -> Iterator[bytes]:
 
 
 def parts(document: Any, num_bytes: int) -> Iterator[bytes]:
-    """The same text in parts of `num_bytes`; the last one may have fewer."""
+    """The JSON text of a document in parts of `num_bytes`; the last part may be smaller."""
     buffer = bytearray()
     for piece in pieces(document):
         buffer += piece

@@ -1,7 +1,7 @@
-"""BoundedProtocol: uvicorn's HTTP protocol with bounds on what a client may send and on how long it may take.
+"""BoundedProtocol: uvicorn's HTTP protocol with limits on the size of a request and on the time to send it.
 
-A parser keeps a header until its end has come, so without a bound three clients without a key can fill the memory
-(CVE-2025-48956 of vLLM). The bounds are those of common proxies, far above what clients of this API send.
+A parser keeps a header until it is complete, so without a limit three clients without a key can fill the memory
+(CVE-2025-48956 of vLLM). The limits are those of common proxies, far above the requests of this API's clients.
 
     open --first byte--> head --blank line--> body --last byte--> idle --first byte--> head ...
 """
@@ -17,23 +17,23 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
-from rayloom_engine.front.errors import ApiError, unavailable
 from rayloom_engine.front.http.connections import ConnectionTable
+from rayloom_engine.front.http.errors import ApiError, unavailable
 
-PIECE_BYTES = 16 * 1024  # the parser gets no more at once: so far beyond its bound a header is noticed at the latest
-LINGER_S = 1.0  # a refused client's bytes are read and dropped for so long: a reset would lose it the answer
+PIECE_BYTES = 16 * 1024  # the parser gets no more at once, so a header exceeds its limit by at most so much
+LINGER_S = 1.0  # a refused client's bytes are read and dropped for so long: a TCP reset would destroy the answer
 LINGER_BYTES = 4 * 1024 * 1024
-LATE_S = 1.0  # a timer that is later than this says that the loop stood still, not the client
+LATE_S = 1.0  # a timer that fires later than this shows that the event loop was blocked, not the client
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpLimits:
-    """What one request may take."""
+    """Limits of one request."""
 
     head_bytes: int = 64 * 1024  # request line, headers and trailers together
     head_fields: int = 256  # headers and trailers together
     head_s: float = 10.0  # from the connection's start or a request's first byte to the last header
-    body_s: float = 30.0  # between two parts of a body, and in addition to the time that follows from its size
+    body_s: float = 30.0  # between two parts of a body, and in addition to the time for its size
     body_bytes_per_s: float = 256 * 1024  # 8 MiB have 62 s
 
 
@@ -54,14 +54,14 @@ class BoundedProtocol(HttpToolsProtocol):
         self._table = connections
         self._limits = limits
         self._phase: Literal["open", "head", "body", "idle"] = "open"
-        self._head_bytes = 0  # of this request, as far as the parser has handed them over
+        self._head_bytes = 0  # of this request, in callbacks of the parser so far
         self._head_fields = 0
-        self._loose_bytes = 0  # fed since the parser last handed something over; it may keep them
+        self._loose_bytes = 0  # fed to the parser since its last callback; it may keep them
         self._num_events = 0
-        self._excess: ApiError | None = None  # what a callback found, to be answered once the parser has returned
-        self._refusal: ApiError | None = None  # nothing is parsed any more
+        self._excess: ApiError | None = None  # raised in a callback; the answer once the parser has returned
+        self._refusal: ApiError | None = None  # once set, nothing more is parsed
         self._dropped_bytes = 0
-        self._body_due = 0.0  # by the loop's clock: when more of the body must be there; each byte moves it on
+        self._body_due = 0.0  # by the loop's clock: due time of the next part of the body; each byte extends it
         self._deadline: float | None = None  # by the loop's clock
         self._timer: asyncio.TimerHandle | None = None
 
@@ -84,7 +84,7 @@ class BoundedProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def evict(self) -> None:
-        """Close at once, to make room for another connection."""
+        """Closes the connection at once, in favour of another one."""
         self.transport.abort()
 
     # Bytes.
@@ -103,11 +103,11 @@ class BoundedProtocol(HttpToolsProtocol):
                 self._refuse(self._too_much())
                 return
         if self._phase == "idle" and self._loose_bytes and self._deadline is None:
-            # Blank lines before a request have ended the time limit of an idle connection.
+            # Blank lines before a request end uvicorn's time limit of an idle connection.
             self._expect_by(self._limits.head_s)
 
     def send_400_response(self, msg: str) -> None:
-        """The parser's refusal, called by uvicorn."""
+        """Answers a parser error; called by uvicorn."""
         self._refuse(self._excess or ApiError(400, f"{msg.rstrip('.')}; send HTTP/1.1"))
 
     # The parser's callbacks.
@@ -115,7 +115,7 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_message_begin()
         self._num_events += 1
         self._head_bytes = self._head_fields = 0
-        if self._phase != "open":  # there the time counts from the connection's start
+        if self._phase != "open":  # the time of a first request counts from the connection's start
             self._expect_by(self._limits.head_s)
         self._phase = "head"
 
@@ -126,7 +126,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         self._head_fields += 1
         self._count_head(len(name) + len(value) + 4)
-        if self._phase == "head":  # a trailer is no header of the request
+        if self._phase == "head":  # trailers of a body are not passed on
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
@@ -138,7 +138,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_body(self, body: bytes) -> None:
         self._num_events += 1
-        if not self.cycle.response_complete:  # the rest of a body that was refused has one term in all
+        if not self.cycle.response_complete:  # the rest of a refused body gets no more time
             now = self.loop.time()
             self._body_due += len(body) / self._limits.body_bytes_per_s
             self._expect_by(min(self._limits.body_s, self._body_due - now))
@@ -151,20 +151,20 @@ class BoundedProtocol(HttpToolsProtocol):
         self._phase = "idle"
         self._deadline = None
         super().on_message_complete()
-        if not self.cycle.response_complete:  # a refusal need not wait for the body
+        if not self.cycle.response_complete:  # a refusal may have been sent before the end of the body
             self._table.has_request(self)
 
     def on_response_complete(self) -> None:
         is_last = not self.pipeline
         super().on_response_complete()
-        # Of pipelined requests only the newest can have a body that is not complete; nothing is owed for that one.
+        # Of pipelined requests only the newest can have an incomplete body; no answer is owed to that one.
         if is_last or (self._phase == "body" and not self.pipeline):
             self._table.waits(self)
         if is_last and self._refusal is not None and not self.transport.is_closing():
             self._send_refusal(self._refusal)
 
     def _count_head(self, num_bytes: int) -> None:
-        """Raises when the head is too large, which ends the parser's call."""
+        """Counts bytes of the head. Raises ValueError when it is too large, which ends the parser's call."""
         self._num_events += 1
         self._head_bytes += num_bytes
         if self._head_bytes > self._limits.head_bytes or self._head_fields > self._limits.head_fields:
@@ -181,9 +181,9 @@ class BoundedProtocol(HttpToolsProtocol):
 
     # Time.
     def _expect_by(self, seconds: float) -> None:
-        """The phase must have ended, or its next byte must have come, in so many seconds."""
+        """Sets the time limit of the phase, or of the next part of a body."""
         self._deadline = self.loop.time() + max(0.0, seconds)
-        # One timer a connection, set anew only when it is too late: one for every part of a body would cost more.
+        # One timer a connection, replaced only when it is too late: a timer for every part of a body would cost more.
         if self._timer is not None and self._timer.when() > self._deadline:
             self._timer.cancel()
             self._timer = None
@@ -199,7 +199,7 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._is_held_up():
             self._deadline = now + seconds
         elif now - self._deadline > LATE_S:
-            self._deadline = now + min(LATE_S, seconds)  # what it has sent meanwhile is still to be read
+            self._deadline = now + min(LATE_S, seconds)  # bytes that arrived meanwhile are still to be read
         self._body_due = max(self._body_due, self._deadline)
         if self._deadline > now:
             self._timer = self.loop.call_later(self._deadline - now, self._check_time)
@@ -207,13 +207,13 @@ class BoundedProtocol(HttpToolsProtocol):
             self._time_out(seconds)
 
     def _is_held_up(self) -> bool:
-        """Whether the server, not the client, keeps the next bytes from coming."""
+        """True if the server, not the client, delays the next bytes."""
         waits_for_100 = self._phase == "body" and self.cycle.waiting_for_100_continue
         return self.flow.read_paused or waits_for_100
 
     def _time_out(self, seconds: float) -> None:
         if self._phase in ("open", "idle"):
-            self.transport.close()  # it has asked nothing
+            self.transport.close()  # the client has sent no request
             return
         slow = f"headers were not complete within {seconds:g} s"
         if self._phase == "body":
@@ -225,11 +225,11 @@ class BoundedProtocol(HttpToolsProtocol):
 
     # Refusals.
     def _refuse(self, refusal: ApiError) -> None:
-        """Parses nothing any more, and answers `refusal` once what was asked before is answered."""
+        """Stops parsing, and answers `refusal` after all earlier requests are answered."""
         self._refusal = refusal
         cycle = self.cycle
         is_owed = cycle is not None and not cycle.response_complete
-        if is_owed and self._phase == "body":  # the request at fault has reached the application, or its queue
+        if is_owed and self._phase == "body":  # the refused request has reached the application, or its queue
             if self.pipeline and self.pipeline[0][0] is cycle:
                 self.pipeline.popleft()
             elif cycle.response_started:
@@ -244,7 +244,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _send_refusal(self, refusal: ApiError) -> None:
         if self._phase == "body" and self.cycle is not None and self.cycle.response_complete:
-            self.transport.close()  # its answer is sent already
+            self.transport.close()  # its answer was sent already
             return
         self._unset_keepalive_if_required()
         self.transport.write(self._answer(refusal))

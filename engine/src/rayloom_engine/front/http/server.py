@@ -1,4 +1,4 @@
-"""The HTTP servers of the front: uvicorn with the protocol, the connection table and the times of this project."""
+"""The HTTP servers of the front: uvicorn with BoundedProtocol and ConnectionTable."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from rayloom_engine.common.rare_lines import RareLines
 from rayloom_engine.front.http.connections import ADMIN_CONNECTIONS, MAX_CONNECTIONS, ConnectionTable, connection_room
 from rayloom_engine.front.http.protocol import BoundedProtocol, HttpLimits
 
-KEEP_ALIVE_S = 75  # longer than clients' and proxies' pools keep a connection, so that they close it, not we
+# Longer than the pools of clients and proxies keep a connection, so that they close it and never use a closed one.
+KEEP_ALIVE_S = 75
 
-
-# What uvicorn says of requests that are at fault.
+# uvicorn's log lines for faulty requests.
 CLIENT_FAULTS = (
     "Invalid HTTP request received.",
     "Unsupported upgrade request.",
@@ -29,7 +29,7 @@ CLIENT_FAULTS = (
 
 
 class Server(uvicorn.Server):
-    """uvicorn without its own signal handling: two servers share this process, and draining is ours."""
+    """uvicorn without its signal handling: two servers share this process, and the front drains by itself."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
@@ -37,13 +37,13 @@ class Server(uvicorn.Server):
 
 
 def api_server(app: ASGIApp, limits: HttpLimits | None = None) -> Server:
-    """The API port's server; call its serve(sockets=[...]). It takes as many connections as the process may open."""
+    """The API port's server; call its serve(sockets=[...]). Its limit of connections follows from the file limit."""
     room = connection_room(_raised_file_limit())
     return _server(app, ConnectionTable(room.limit), room.backlog, limits or HttpLimits())
 
 
 def admin_server(app: ASGIApp) -> Server:
-    """The admin port's server. It refuses no connection: files for it are set aside."""
+    """The admin port's server. It refuses no connection: files are reserved for it."""
     return _server(app, ConnectionTable(ADMIN_CONNECTIONS, refuses=False), ADMIN_CONNECTIONS, HttpLimits())
 
 
@@ -67,16 +67,16 @@ def _server(app: ASGIApp, connections: ConnectionTable, backlog: int, limits: Ht
 
 
 def _keep_lines_rare() -> None:
-    """uvicorn warns of each request of a kind, which any client can send at any rate without a key."""
+    """Limits uvicorn's warnings of faulty requests, which any client can send at any rate without a key."""
     log = logging.getLogger("uvicorn.error")
     if not any(isinstance(known, RareLines) for known in log.filters):
         log.addFilter(RareLines(CLIENT_FAULTS))
 
 
 def _raised_file_limit() -> int:
-    """How many files this process may open, once that was raised as far as needed and allowed.
+    """Raises the limit of open files as far as needed and allowed; returns it.
 
-    Shells often give 1,024, of a hard limit that is far higher.
+    Shells often set 1,024, far below the hard limit.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:

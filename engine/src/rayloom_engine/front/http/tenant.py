@@ -1,4 +1,4 @@
-"""Tenants: whoever sends with one API key. They share slots and queue fairly, and no cached prefixes.
+"""Tenants: all clients with the same API key are one. Tenants share slots and queue fairly, and no cached prefixes.
 
 A server with one key, or none, has one tenant without a name. Cached prefixes belong to the key's owner even then.
 """
@@ -11,18 +11,18 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Caller:
-    """What the scheduler must know of who sent a request."""
+    """The sender of a request, as the scheduler needs it."""
 
     tenant: str = ""
     priority: int = 0  # among the requests of the tenant; lower runs first
-    cache_key: bytes = b""  # cached prefixes are shared by requests with equal ones alone; at most 64 bytes
+    cache_key: bytes = b""  # only requests with equal keys share cached prefixes; at most 64 bytes
 
 
 def owner_of_key(key: bytes, num_keys: int) -> str:
     """A short name of the key's owner, equal in every process and run; empty when the server has no keys.
 
-    The owner decides on cached prefixes, so it does not depend on the number of keys: they may change while the server
-    runs, and the only key of today must not find what the only key of yesterday has asked.
+    Cached prefixes depend on the owner, so its name does not depend on the number of keys. Keys may change while the
+    server runs, and today's only key must not find the prefixes of yesterday's only key.
     """
     return hashlib.blake2b(key, digest_size=8, person=b"rayloom-tenant").hexdigest() if num_keys else ""
 

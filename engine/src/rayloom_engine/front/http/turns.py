@@ -1,4 +1,4 @@
-"""Turns: work that is done one at a time, for one tenant after the other."""
+"""Turns: a lock that tenants hold one after the other."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from collections.abc import AsyncGenerator
 class Turns:
     """A lock whose waiters are served by tenant in turn, and in order of arrival within a tenant. For one event loop.
 
-    However many waiters one tenant has, the first one of another tenant waits for at most one of them beside the
-    holder, and for one of each other tenant.
+    However many waiters one tenant has, the first waiter of another tenant waits for the holder and for at most one
+    waiter of each tenant.
     """
 
     def __init__(self) -> None:
@@ -41,7 +41,7 @@ class Turns:
         except asyncio.CancelledError:
             if waiter.cancelled():
                 self._leave(tenant, waiter)
-            else:  # the lock was handed over already
+            else:  # the lock was passed to this waiter already
                 self._pass_on()
             raise
 
@@ -60,7 +60,7 @@ class Turns:
             if line:
                 self._lines[tenant] = line  # behind the others
             if waiter.done():
-                continue  # it is cancelled, and has not run since
+                continue  # cancelled, but its task has not run since
             waiter.set_result(None)
             return
         self._is_held = False

@@ -1,0 +1,1 @@
+"""OpenAI's endpoints: typed requests, prompts, answers and streams."""

@@ -1,4 +1,4 @@
-"""Answer: from a checked request to its response, the same way for chat and completions, streaming or not."""
+"""Answer: a checked request to its response, in the same way for chat and completions, streaming or not."""
 
 from __future__ import annotations
 
@@ -13,20 +13,22 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from rayloom_engine.common.json_words import shown
-from rayloom_engine.front.errors import ApiError
-from rayloom_engine.front.generation import ChoiceDelta, ChoiceResult, Generation, watch_client
+from rayloom_engine.front.generation.admission import check_num_prompt_logprobs
+from rayloom_engine.front.generation.deltas import ChoiceDelta, ChoiceResult
+from rayloom_engine.front.generation.generation import Generation, watch_client
 from rayloom_engine.front.http import json_pieces
+from rayloom_engine.front.http.errors import ApiError
 from rayloom_engine.front.http.json_pieces import LazyList
 from rayloom_engine.front.http.tenant import Caller, cache_key
+from rayloom_engine.front.model_text import ModelText
 from rayloom_engine.front.openai.fingerprint import fingerprint
-from rayloom_engine.front.openai.request_size import check_num_prompt_logprobs
 from rayloom_engine.front.openai.stream import EventStream
 from rayloom_engine.front.openai.wire import GenerationRequest, StreamOptions
-from rayloom_engine.front.service import ModelText, Service
+from rayloom_engine.front.operations.service import Service
 from rayloom_engine.sampling_params import SamplingParams
 
-PART_BYTES = 64 * 1024  # of a large answer; each waits until the connection has taken most of those before it
-WHOLE_BYTES = 1024 * 1024  # of an answer whose length is sent before it
+PART_BYTES = 64 * 1024  # of a large answer; a part waits until the connection has sent most of the earlier ones
+WHOLE_BYTES = 1024 * 1024  # largest answer with a Content-Length
 
 
 class Answer(ABC):
@@ -46,7 +48,7 @@ class Answer(ABC):
         self._created = int(time.time())
         self._model = service.config.api_model_name
         self._fingerprint = fingerprint(service.config, text.model)
-        self._num_written = 0  # tokens in the chunks so far
+        self._num_written = 0  # tokens in all chunks so far
 
     @abstractmethod
     def chunks(self, delta: ChoiceDelta) -> list[dict[str, Any]]:
@@ -65,14 +67,14 @@ class Answer(ABC):
         return document
 
     def chunk(self, choice: dict[str, Any]) -> dict[str, Any]:
-        """A chunk with one choice. With include_usage every chunk has the key, as OpenAI defines."""
+        """A chunk with one choice. With include_usage every chunk has the key `usage`, as OpenAI defines."""
         document = {**self._head(self.chunk_object), "choices": [choice]}
         if self.include_usage:
             document["usage"] = self.generation.usage(self._num_written) if self.continuous_usage else None
         return document
 
     def count(self, delta: ChoiceDelta) -> None:
-        """From here on the usage in chunks has the tokens of `delta`."""
+        """Adds the tokens of `delta` to the usage in chunks."""
         self._num_written += len(delta.text.token_ids)
 
     def usage_chunk(self, usage: dict[str, Any]) -> dict[str, Any]:
@@ -92,8 +94,8 @@ class Answer(ABC):
 class WholeAnswer(Response):
     """The answer that does not stream. It owns the generation and the watcher of its client, and ends both.
 
-    The request stays in flight until the answer is sent, so a drain does not cut it off for a slow client. A document
-    of more than WHOLE_BYTES is sent in chunks while it is made; a smaller one has a Content-Length.
+    The request stays in flight until the answer is sent, so a drain waits for a slow client too. A document of more
+    than WHOLE_BYTES is sent in chunks while it is encoded; a smaller one has a Content-Length.
     """
 
     media_type = "application/json"
@@ -119,7 +121,7 @@ class WholeAnswer(Response):
         is_begun = False
         for part in json_pieces.parts(self._document, PART_BYTES):
             if self._generation.is_client_gone:
-                return  # nobody reads the rest
+                return  # the rest would not be read
             num_bytes += len(part)
             held.append(part)
             if num_bytes > WHOLE_BYTES:
@@ -128,7 +130,7 @@ class WholeAnswer(Response):
                     await self._begin(send)
                 await _send_parts(send, held)
                 held = []
-            await asyncio.sleep(0)  # other requests go on while the next part is made
+            await asyncio.sleep(0)  # other requests run before the next part is encoded
         if not is_begun:
             self.headers["content-length"] = str(num_bytes)
             await self._begin(send)
@@ -154,7 +156,7 @@ async def answer(
     prompts: list[tuple[int, ...]],
     params: SamplingParams,
 ) -> Response:
-    """Generate and answer. Raises what refuses the request before its response has begun."""
+    """Generates and answers. Raises the error that refuses the request before its response has begun."""
     wire.check_priority(service.config.enable_priority)
     check_num_prompt_logprobs(prompts, params)
     service.lifecycle.check_accepts()  # draining may have begun while the body was read
@@ -163,7 +165,7 @@ async def answer(
     generation = await Generation.start(
         service,
         text,
-        # A client may use an id twice; in the engine each request has its own.
+        # A client may use an id twice; the engine needs a unique one.
         request_id=f"{writer.request_id}-{secrets.token_hex(8)}",
         prompts=prompts,
         params=params,
@@ -197,9 +199,9 @@ async def answer(
 
 
 def request_id_of(request: Request, wire: GenerationRequest) -> str:
-    """The request's id: its field, else the X-Request-Id header, else the fresh one that the gate chose.
+    """The request's id: its field, else the X-Request-Id header, else the fresh one of the gate.
 
-    A response carries it as X-Request-Id, unless the client gave that header and so expects its own.
+    The response has it as X-Request-Id, unless the client sent that header and so expects it back.
     """
     http_id: str = request.state.request_id
     if wire.request_id is None:

@@ -7,15 +7,17 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from rayloom_engine.front.generation import ChoiceDelta, ChoiceResult, Generation
+from rayloom_engine.front.generation.deltas import ChoiceDelta, ChoiceResult
+from rayloom_engine.front.generation.generation import Generation
 from rayloom_engine.front.http.body import read_json
 from rayloom_engine.front.http.json_pieces import lazy_ids
+from rayloom_engine.front.model_text import ModelText
 from rayloom_engine.front.openai.answer import Answer, answer, check_model, request_id_of
 from rayloom_engine.front.openai.logprobs import LogprobWriter
 from rayloom_engine.front.openai.parsing import parse_request
 from rayloom_engine.front.openai.prompts import chat_prompt
 from rayloom_engine.front.openai.wire import ChatRequest
-from rayloom_engine.front.service import ModelText, Service
+from rayloom_engine.front.operations.service import Service
 from rayloom_engine.sampling_params import check_token_ids
 
 
@@ -32,7 +34,7 @@ async def chat_completions(request: Request) -> Response:
 
 
 class ChatAnswer(Answer):
-    """Documents of the chat endpoint."""
+    """Writes the documents of the chat endpoint."""
 
     id_prefix = "chatcmpl"
     full_object = "chat.completion"

@@ -10,20 +10,22 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from rayloom_engine.core.step import TokenLogprobs
-from rayloom_engine.front.generation import ChoiceDelta, ChoiceResult, Generation
+from rayloom_engine.front.generation.admission import check_num_choices
+from rayloom_engine.front.generation.deltas import ChoiceDelta, ChoiceResult
+from rayloom_engine.front.generation.generation import Generation
 from rayloom_engine.front.http.body import read_json
 from rayloom_engine.front.http.json_pieces import lazy_ids
+from rayloom_engine.front.model_text import ModelText
 from rayloom_engine.front.openai.answer import Answer, answer, check_model, request_id_of
 from rayloom_engine.front.openai.logprobs import LogprobWriter
 from rayloom_engine.front.openai.parsing import parse_request
 from rayloom_engine.front.openai.prompts import parse_prompts, text_prompt
-from rayloom_engine.front.openai.request_size import check_num_choices
 from rayloom_engine.front.openai.wire import CompletionRequest
-from rayloom_engine.front.service import ModelText, Service
+from rayloom_engine.front.operations.service import Service
 from rayloom_engine.sampling_params import check_token_ids
 from rayloom_engine.text.tokenizer import Tokenizer
 
-ECHO_IN_THREAD_ABOVE_TOKENS = 1024  # decoding fewer takes less than the hop to a thread and back
+ECHO_IN_THREAD_ABOVE_TOKENS = 1024  # decoding fewer tokens takes less than the hop to a thread and back
 
 
 async def completions(request: Request) -> Response:
@@ -33,7 +35,7 @@ async def completions(request: Request) -> Response:
     check_model(service, wire.model)
     params = wire.sampling()
     given = parse_prompts(wire.prompt)
-    # Before any of them costs something.
+    # The number is checked before any prompt is tokenised.
     check_num_choices(service.config, len(given) * params.n, request.state.tenant)
     add_special_tokens = wire.add_special_tokens is not False
     prompts = []
@@ -45,7 +47,7 @@ async def completions(request: Request) -> Response:
         params.check_room(len(ids), text.model.max_model_len)
         check_token_ids(ids, text.model.vocab_size)
         prompts.append(ids)
-        await asyncio.sleep(0)  # a request with a thousand prompts must not hold up the streams
+        await asyncio.sleep(0)  # a request with a thousand prompts must not block the streams
     echoes = []
     for prompt, ids in zip(given, prompts, strict=True) if wire.echo else ():
         if len(ids) > ECHO_IN_THREAD_ABOVE_TOKENS:
@@ -59,14 +61,14 @@ async def completions(request: Request) -> Response:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Echo:
-    """A prompt as the answer repeats it."""
+    """A prompt as it is repeated in the answer."""
 
     text: str
-    num_hidden_chars: int = 0  # of the tokens in front that are not in the text
+    num_hidden_chars: int = 0  # of tokens before the text that are not in it
 
 
 def _echo(tokenizer: Tokenizer, prompt: str | tuple[int, ...], ids: tuple[int, ...]) -> Echo:
-    """A text is repeated as it was given. Ids are written with their special tokens: somebody has put them there."""
+    """The echo of a prompt: a text as it was given; ids as text with their special tokens, which the client has set."""
     if not isinstance(prompt, str):
         return Echo(text=tokenizer.decode(ids, skip_special_tokens=False))
     num_hidden = 0
@@ -79,7 +81,7 @@ def _echo(tokenizer: Tokenizer, prompt: str | tuple[int, ...], ids: tuple[int, .
 
 
 class CompletionAnswer(Answer):
-    """Documents of the completions endpoint. `echoes` has one for each prompt, and is empty without echo."""
+    """Writes the documents of the completions endpoint. `echoes`: one for each prompt, or none without echo."""
 
     id_prefix = "cmpl"
     full_object = "text_completion"
@@ -94,7 +96,7 @@ class CompletionAnswer(Answer):
         self._wants_prompt_logprobs = wire.prompt_logprobs is not None
         self._logprobs = LogprobWriter(text.tokenizer, as_ids=bool(wire.return_tokens_as_token_ids))
         self._streams = bool(wire.stream)
-        self._offsets: dict[int, int] = {}  # choice index -> where its next token begins in its text
+        self._offsets: dict[int, int] = {}  # choice index -> start of its next token in its text
 
     def chunks(self, delta: ChoiceDelta) -> list[dict[str, Any]]:
         self.count(delta)
@@ -144,7 +146,8 @@ class CompletionAnswer(Answer):
         prompt_entries: tuple[TokenLogprobs, ...],
         is_echoed: bool,
     ) -> dict[str, Any]:
-        all_ids, all_entries = list(token_ids), [*entries]
+        all_ids = list(token_ids)
+        all_entries = [*entries]
         with_prompt: list[TokenLogprobs | None] = list(all_entries)
         if is_echoed:
             all_ids = [*self._prompt(index), *all_ids]

@@ -1,7 +1,7 @@
 """The fields of other APIs that this server knows and does not implement, as two tables.
 
 A field of `WITHOUT_EFFECT` cannot change the answer here, so it is accepted. A field of `NOT_IMPLEMENTED` would change
-the answer, so it is refused unless it asks for nothing. There is no third kind: a field that is neither in a table nor
+the answer, so it is refused unless its value is neutral. There is no third kind: a field that is neither in a table nor
 in the endpoint's model is refused as unknown. docs/api.md holds the same tables, written by tools/write_api_docs.py.
 """
 
@@ -23,7 +23,7 @@ class WithoutEffect:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NotImplementedField:
-    """A field that is refused, except with null and with the values of `neutral`, which ask for nothing."""
+    """A field that is refused, except with null and with the values of `neutral`, which change nothing."""
 
     name: str
     origin: str

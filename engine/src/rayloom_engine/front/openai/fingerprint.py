@@ -1,4 +1,4 @@
-"""The system_fingerprint of answers: equal for servers that compute the same, and another where tokens may differ."""
+"""The system_fingerprint of answers: equal for servers that compute the same tokens, different where they may not."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import hashlib
 import json
 
 from rayloom_engine.config import EngineConfig
-from rayloom_engine.front.service import ENGINE_VERSION
-from rayloom_engine.protocol.messages import ModelStatus
+from rayloom_engine.front.operations.service import ENGINE_VERSION
+from rayloom_engine.protocol.messages import ServedModel
 
 
-def fingerprint(config: EngineConfig, model: ModelStatus) -> str:
-    """ "rl-" and twelve hexadecimal digits of everything that decides which tokens a seed gives.
+def fingerprint(config: EngineConfig, model: ServedModel) -> str:
+    """ "rl-" and twelve hexadecimal digits of a hash of all facts that determine the tokens of a seed.
 
-    Replicas of one configuration share it: the folder that a hub's model is cached in is no part of it.
+    Replicas of one configuration have the same one: the cache folder of a hub's model is no part of it.
     """
     parts = (
         ENGINE_VERSION,

@@ -32,8 +32,8 @@ class LogprobWriter:
     ) -> dict[str, Any]:
         """The `logprobs` object of a completion choice.
 
-        An entry is None for a prompt's first token. `offset` is where the first token begins in the choice's text, and
-        negative by the length of the tokens in front that the text lacks; these are written as 0.
+        An entry is None for a prompt's first token. `offset` is the start of the first token in the choice's text. It
+        is negative by the length of leading tokens that the text lacks; their offsets are written as 0.
         """
         num = len(token_ids)
         assert len(entries) == num
@@ -47,7 +47,7 @@ class LogprobWriter:
         }
 
     def num_chars(self, token_ids: Sequence[int]) -> int:
-        """The length of the tokens' texts, by which `text_offset` moves on."""
+        """The length of the tokens' texts, by which `text_offset` grows."""
         return sum(map(len, map(self._tokenizer.token_text, token_ids)))
 
     def prompt(self, entries: Sequence[TokenLogprobs]) -> list[Any] | LazyList:
@@ -55,7 +55,7 @@ class LogprobWriter:
         return lazy(chain((None,), map(self._prompt_entry, entries)), 1 + len(entries), _width(entries))
 
     def _prompt_entry(self, entry: TokenLogprobs) -> dict[str, Any]:
-        # The prompt's own token comes first, as in vLLM: there are clients that read no further.
+        # The prompt's own token comes first, as in vLLM: some clients read no further.
         ranked = [(entry.token_id, entry.logprob, entry.rank)]
         ranked += [
             (token_id, logprob, rank)
@@ -82,7 +82,7 @@ class LogprobWriter:
         return item
 
     def _top(self, entry: TokenLogprobs) -> dict[str, float]:
-        # As in vLLM the token itself comes first; it is there too when it is not among the most likely.
+        # As in vLLM the token itself comes first, also when it is not among the most likely.
         top = {self.name(entry.token_id): max(entry.logprob, LOWEST)}
         for token_id, logprob in entry.top:
             top.setdefault(self.name(token_id), max(logprob, LOWEST))
@@ -97,6 +97,6 @@ class LogprobWriter:
 
 
 def _width(entries: Sequence[TokenLogprobs | None]) -> int:
-    """How many log-probabilities an entry has; all of a request have as many."""
+    """Number of log-probabilities in an entry; equal for all entries of a request."""
     last = entries[-1] if entries else None
     return 1 if last is None else 1 + len(last.top)

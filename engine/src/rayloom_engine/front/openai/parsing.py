@@ -1,4 +1,4 @@
-"""From a JSON object to a typed request: every field is used, known to change nothing, or refused with a sentence."""
+"""Parses a JSON object into a typed request: every field is used, known to have no effect, or refused by name."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rayloom_engine.front.openai.fields import NOT_IMPLEMENTED, WITHOUT_EFFECT
 from rayloom_engine.front.openai.wire import ENDPOINTS, StreamOptions, Wire
 
 MAX_NAMED = 5  # unknown fields that one message names
-MAX_NAME_CHARS = 64  # a longer name is no misspelt field, and comparing it would take time
+MAX_NAME_CHARS = 64  # a longer name is no misspelt field, and a comparison would take time
 
 Request = TypeVar("Request", bound=Wire)
 
@@ -32,9 +32,9 @@ def parse_request(model: type[Request], document: dict[str, Any]) -> Request:
 
 
 def check_names(document: dict[str, Any], declared: Iterable[str], model: type[object], prefix: str = "") -> None:
-    """Raises RequestError for a field that would be ignored although it is not known to change nothing.
+    """Raises RequestError for a field that this request does not have, unless the field is known to have no effect.
 
-    Null asks for nothing, whatever the field.
+    A field with null is never refused.
     """
     names = set(declared)
     given = [name for name, value in document.items() if value is not None and name not in names]

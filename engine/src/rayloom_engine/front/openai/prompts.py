@@ -1,4 +1,4 @@
-"""Prompts: messages, texts and ids of a request to token ids that the core can take."""
+"""Prompts: messages, texts and ids of a request to token ids for the EngineCore."""
 
 from __future__ import annotations
 
@@ -6,27 +6,27 @@ import asyncio
 from typing import Any, Protocol
 
 from rayloom_engine.errors import RequestError
+from rayloom_engine.front.model_text import ENCODE_IN_THREAD_ABOVE_CHARS, ModelText
 from rayloom_engine.front.openai.wire import whole_items
-from rayloom_engine.front.service import ENCODE_IN_THREAD_ABOVE_CHARS, ModelText
 from rayloom_engine.text.chat_template import MAX_CPU_S
 from rayloom_engine.text.template_sandbox import TemplateTooSlow
 
-CPU_S_IN_LOOP = 0.05  # so long may a template hold up the streams, once in RENDERINGS_AS_SLOW
+CPU_S_IN_LOOP = 0.05  # a template may block the streams for so long, once in RENDERINGS_AS_SLOW
 
 
 class TemplateOptions(Protocol):
-    """The fields of a request that decide how its messages are written."""
+    """The fields of a request that the chat template needs."""
 
     add_special_tokens: bool | None
     add_generation_prompt: bool | None
     continue_final_message: bool | None
 
     def template_names(self) -> dict[str, Any]:
-        """Further names that the template may read."""
+        """Further variables of the template."""
 
 
 async def chat_prompt(text: ModelText, messages: list[Any], options: TemplateOptions) -> list[int]:
-    """Token ids of a conversation. Raises RequestError when the model or its template cannot take it."""
+    """Token ids of a conversation. Raises RequestError when the model's template refuses it, or there is none."""
     template = text.template
     if template is None:
         raise RequestError("this model has no chat template; use /v1/completions with a prompt", "messages")
@@ -51,12 +51,12 @@ async def chat_prompt(text: ModelText, messages: list[Any], options: TemplateOpt
             template.was_slow()
     if prompt is None:
         prompt = await asyncio.to_thread(render, MAX_CPU_S)
-    # Templates write the special tokens themselves, so none are added unless asked for.
+    # Templates write the special tokens themselves, so none are added unless requested.
     return await text.encode(prompt, add_special_tokens=bool(options.add_special_tokens))
 
 
 def parse_prompts(prompt: object) -> list[str | tuple[int, ...]]:
-    """The prompts in a completion's `prompt`; without one there is a single empty text. Raises RequestError."""
+    """The prompts in a completion's `prompt`; a single empty text for None. Raises RequestError."""
     if prompt is None:
         return [""]
     if isinstance(prompt, str):
@@ -78,7 +78,7 @@ def parse_prompts(prompt: object) -> list[str | tuple[int, ...]]:
 
 
 async def text_prompt(text: ModelText, prompt: str, *, add_special_tokens: bool) -> tuple[int, ...]:
-    """Token ids of a text; an empty one is the beginning of a document, unless nothing may be added."""
+    """Token ids of a text; an empty text is the start of a document, unless `add_special_tokens` is false."""
     ids = await text.encode(prompt, add_special_tokens=add_special_tokens)
     if not ids and not prompt and add_special_tokens:
         ids = text.tokenizer.document_start()

@@ -1,4 +1,4 @@
-"""Server-sent events: a generation's deltas as they come, comments while nothing comes, errors as a last event."""
+"""Server-sent events: a generation's deltas as they arrive, comments in between, an error as the last event."""
 
 from __future__ import annotations
 
@@ -9,17 +9,18 @@ from typing import Any, Protocol
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from rayloom_engine.front.errors import ApiError, ClientGone, api_error
-from rayloom_engine.front.generation import ChoiceDelta, Generation
+from rayloom_engine.front.generation.deltas import ChoiceDelta
+from rayloom_engine.front.generation.generation import Generation
+from rayloom_engine.front.http.errors import ApiError, ClientGone, api_error
 from rayloom_engine.front.http.json_pieces import pieces
 
 PING = b": ping\n\n"
 DONE = b"data: [DONE]\n\n"
-PART_BYTES = 64 * 1024  # of events that are made and sent without a pause for other streams
+PART_BYTES = 64 * 1024  # of events that are encoded and sent without a pause for other streams
 
 
 class ChunkWriter(Protocol):
-    """What differs between the endpoints."""
+    """The part of a stream that differs between the endpoints."""
 
     def chunks(self, delta: ChoiceDelta) -> list[dict[str, Any]]:
         """The chunks for one delta."""
@@ -43,7 +44,7 @@ class EventStream(Response):
         *,
         include_usage: bool,
     ) -> None:
-        """`first` was taken from `deltas` already."""
+        """`first`: the first list of `deltas`, taken already."""
         self.status_code = 200
         self.background = None
         self.init_headers({"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
@@ -71,11 +72,11 @@ class EventStream(Response):
         try:
             for part in self._parts(self._first):
                 await send_part(part)
-                await asyncio.sleep(0)  # other streams go on while the next part is made
+                await asyncio.sleep(0)  # other streams run before the next part is encoded
             async for deltas in self._deltas:
                 for number, part in enumerate(self._parts(deltas) if deltas else (PING,)):
                     if number:
-                        await asyncio.sleep(0)  # other streams go on while the next part is made
+                        await asyncio.sleep(0)  # other streams run before the next part is encoded
                     await send_part(part)
         except Exception as error:
             if isinstance(error, ClientGone):
@@ -83,7 +84,7 @@ class EventStream(Response):
             self._generation.failed(error)
             known = api_error(error)
             if known is None:
-                # The client gets an end to its stream, the log gets the trace.
+                # The client gets a last event, the log gets the trace.
                 crash = ApiError(500, "internal error; the server's log says more", type="server_error")
                 await send_part(_event(crash.body()), is_last=True)
                 raise
@@ -94,7 +95,7 @@ class EventStream(Response):
         self._generation.answered()
 
     def _parts(self, deltas: list[ChoiceDelta]) -> Iterator[bytes]:
-        """The events of `deltas`, in one part where they are small."""
+        """The events of `deltas`, in one part when they are small."""
         held: list[bytes] = []
         num_bytes = 0
         for delta in deltas:

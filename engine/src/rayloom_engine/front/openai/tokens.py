@@ -14,7 +14,7 @@ from rayloom_engine.front.openai.answer import check_model
 from rayloom_engine.front.openai.parsing import parse_request
 from rayloom_engine.front.openai.prompts import chat_prompt
 from rayloom_engine.front.openai.wire import DetokenizeRequest, TokenizeRequest
-from rayloom_engine.front.service import Service
+from rayloom_engine.front.operations.service import Service
 from rayloom_engine.sampling_params import check_token_ids
 
 
@@ -43,5 +43,5 @@ async def detokenize(request: Request) -> Response:
     check_model(service, wire.model)
     check_token_ids(wire.tokens, text.model.vocab_size, "tokens")
     prompt = await asyncio.to_thread(text.tokenizer.decode, wire.tokens, skip_special_tokens=False)
-    # Its own encoder would hold up the streams: a million tokens can be 16 MB of text.
+    # msgspec, because JSONResponse's encoder would block the streams: a million tokens can be 16 MB of text.
     return Response(msgspec.json.encode({"prompt": prompt}), media_type="application/json")

@@ -1,7 +1,7 @@
-"""The requests of the API port as typed models: OpenAI's fields, and vLLM's where OpenAI has no word.
+"""The requests of the API port as typed models: OpenAI's fields, and vLLM's where OpenAI has none.
 
 Null means the default for every field. The descriptions and ranges are also the tables of docs/api.md, which
-tools/write_api_docs.py writes. Fields that are not here are in request_fields.py, or unknown.
+tools/write_api_docs.py writes. fields.py has the fields of other APIs; all further ones are unknown.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from rayloom_engine.common.json_words import shown
 from rayloom_engine.errors import RequestError
+from rayloom_engine.front.http.headers import REQUEST_ID
 from rayloom_engine.sampling_params import (
     MAX_LOGIT_BIASES,
     MAX_STOP_STRING_CHARS,
@@ -21,7 +22,6 @@ from rayloom_engine.sampling_params import (
 )
 
 MAX_DETOKENIZED = 2**20  # tokens in one request to turn them back into text
-REQUEST_ID = r"[\x21-\x7e]{1,128}"  # as in the X-Request-Id header: visible ASCII
 
 
 def whole(value: object) -> object:
@@ -30,20 +30,20 @@ def whole(value: object) -> object:
 
 
 def whole_items(values: object) -> object:
-    """The same for the items of a list. A list that no field would take is left alone: looking at it costs time."""
+    """`whole` for the items of a list. A list that is too long for any field is returned as it is, to save time."""
     if not isinstance(values, list) or len(values) > MAX_DETOKENIZED or float not in set(map(type, values)):
         return values
     return [whole(value) for value in values]
 
 
 Whole = Annotated[int, BeforeValidator(whole)]
-# Without fail_fast there is one error object per bad element, and a body has room for millions.
+# fail_fast, because pydantic makes one error object per bad element, and a body has room for millions.
 StopTokenIds = Annotated[list[int], Field(max_length=MAX_STOP_TOKEN_IDS, fail_fast=True), BeforeValidator(whole_items)]
 TokenIds = Annotated[list[int], Field(max_length=MAX_DETOKENIZED, fail_fast=True), BeforeValidator(whole_items)]
 
 
 class Wire(BaseModel):
-    """What every request has."""
+    """The fields of every request."""
 
     model_config = ConfigDict(strict=True, extra="ignore", protected_namespaces=())
 
@@ -61,7 +61,7 @@ class StreamOptions(BaseModel):
 
 
 class GenerationRequest(Wire):
-    """What chat and completions share."""
+    """The fields of both chat and completions."""
 
     n: Whole | None = Field(None, description="Choices per prompt.")
     temperature: float | None = Field(
@@ -131,9 +131,10 @@ class GenerationRequest(Wire):
     )
 
     def _sampling(self, names: dict[str, str], least_tokens: int, **settings: Any) -> SamplingParams:
-        """SamplingParams of the fields that were given, and of `settings`, which come first.
+        """SamplingParams from the request's fields and from `settings`, which take precedence.
 
-        A refusal calls a setting what `names` says that the request calls it. `max_tokens` is at least `least_tokens`.
+        `names`: name of a setting -> name of the request's field, for refusals. `max_tokens` is at least
+        `least_tokens`.
         """
         if self.max_completion_tokens is not None:
             settings["max_tokens"] = self.max_completion_tokens
@@ -193,7 +194,7 @@ _SAMPLING_FIELDS = (
 
 
 class TemplateFields(BaseModel):
-    """How messages become a prompt."""
+    """The fields that determine how messages become a prompt."""
 
     add_generation_prompt: bool | None = Field(
         None, description="The prompt ends where the assistant begins. Default: true."
@@ -223,7 +224,7 @@ class ChatRequest(TemplateFields, GenerationRequest):
     )
 
     def sampling(self) -> SamplingParams:
-        """Raises RequestError naming the field."""
+        """The sampling parameters. Raises RequestError naming the field."""
         self.check_stream()
         if self.top_logprobs and not self.logprobs:
             raise RequestError("top_logprobs needs logprobs; set logprobs to true", "top_logprobs")
@@ -259,7 +260,7 @@ class CompletionRequest(GenerationRequest):
     best_of: Whole | None = Field(None, description="Must be n, where it is given.")
 
     def sampling(self) -> SamplingParams:
-        """Raises RequestError naming the field."""
+        """The sampling parameters. Raises RequestError naming the field."""
         self.check_stream()
         if self.best_of is not None and self.best_of != (self.n or 1):
             raise RequestError(
@@ -307,7 +308,7 @@ ENDPOINTS: dict[str, type[Wire]] = {
 
 
 def _renamed(error: RequestError, names: dict[str, str]) -> RequestError:
-    """The same refusal in the words of the request: chat calls some settings otherwise."""
+    """The refusal with the request's name of the field: chat has other names for some settings."""
     name = names.get(error.field or "")
     if name is None or error.field is None:
         return error

@@ -1,4 +1,4 @@
-"""The admin port: /status for the operator, /drain, and nothing that a client needs."""
+"""The admin port: /status and /drain for the operator, and the health and metrics of the API port."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from rayloom_engine.errors import ConfigError
-from rayloom_engine.front.app import health, metrics
-from rayloom_engine.front.errors import ERROR_HANDLERS, ApiError
-from rayloom_engine.front.gate import bearer_token
-from rayloom_engine.front.service import Service
+from rayloom_engine.front.http.errors import ERROR_HANDLERS, ApiError
+from rayloom_engine.front.http.headers import bearer_token
+from rayloom_engine.front.operations.health import health, metrics
+from rayloom_engine.front.operations.service import Service
 
 
 def load_admin_token(path: str | None) -> str | None:
@@ -34,9 +34,9 @@ def load_admin_token(path: str | None) -> str | None:
 
 
 def is_own_request(host: str, origin: str | None) -> bool:
-    """Whether a request to an unprotected loopback port can only come from a program of this machine, not a web page.
+    """True if a request to an unprotected loopback port must come from a program of this machine, not from a web page.
 
-    A browser names the page's Origin with every POST and DELETE, and a name that was rebound to 127.0.0.1 as Host.
+    A browser sends the page's Origin with every POST and DELETE, and a name that was rebound to 127.0.0.1 as Host.
     """
     if origin is not None:
         return False
@@ -48,7 +48,7 @@ def is_own_request(host: str, origin: str | None) -> bool:
 
 
 def age_of_drain(mark: Path) -> float | None:
-    """Seconds since the drain that `mark` stands for was asked for; None when there is none."""
+    """Seconds since the request for the drain that the file `mark` stands for; None without the file."""
     try:
         return max(0.0, time.time() - mark.stat().st_mtime)
     except FileNotFoundError:
@@ -58,14 +58,15 @@ def age_of_drain(mark: Path) -> float | None:
 def _mark(mark: Path, is_draining: bool) -> None:
     if not is_draining:
         mark.unlink(missing_ok=True)
-    elif not mark.exists():  # asked for again, it keeps its age
+    elif not mark.exists():  # a second request keeps the age of the first
         mark.touch()
 
 
 def admin_app(service: Service, token: str | None, drain_mark: Path | None = None) -> Starlette:
-    """The ASGI application of the admin port. Without a token (loopback only) every program of the machine may ask.
+    """The ASGI application of the admin port. Without a token (loopback only) it serves every program of the machine.
 
-    The file `drain_mark` exists while a drain is asked for, so that it outlives this process, and is as old as that.
+    The file `drain_mark` exists while a drain is requested, so that the drain outlives this process. Its modification
+    time is that of the request.
     """
 
     def check(request: Request) -> None:
@@ -90,7 +91,7 @@ def admin_app(service: Service, token: str | None, drain_mark: Path | None = Non
     async def status(request: Request) -> Response:
         check(request)
         document = service.status()
-        # RFC 7240.
+        # Prefer and Preference-Applied are of RFC 7240.
         is_minimal = "return=minimal" in request.headers.get("prefer", "")
         text = document.minimal_json() if is_minimal else document.model_dump_json()
         headers = {"Preference-Applied": "return=minimal"} if is_minimal else {}
@@ -102,7 +103,7 @@ def admin_app(service: Service, token: str | None, drain_mark: Path | None = Non
             raise ApiError(409, "the engine is stopping; its drain cannot be taken back", code="engine_stopping")
         is_draining = request.method == "POST"
         if drain_mark is not None:
-            # The file first: what was answered must hold after a restart.
+            # The file is written before the answer, which must hold after a restart.
             _mark(drain_mark, is_draining)
         service.lifecycle.drain(is_draining)
         state, _reason = service.state()

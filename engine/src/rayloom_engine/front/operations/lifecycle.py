@@ -1,76 +1,43 @@
-"""Lifecycle: whether the front accepts requests, how many are in flight, and why not."""
+"""Lifecycle: whether the front accepts requests, the reason when it does not, and how many are in flight."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
-from rayloom_engine.front.errors import DRAINING, unavailable
-from rayloom_engine.protocol.messages import RankStatus
+from rayloom_engine.front.http.errors import DRAINING, unavailable
+from rayloom_engine.protocol.messages import CoreStatus
 from rayloom_engine.status import State
 
-RETRY_AFTER_S = 2  # what a client is told while the engine starts or drains
+RETRY_AFTER_S = 2  # of refusals while the engine starts or drains
 STALLED_AFTER_S = 60.0  # an idle core computes a probe every 10 s; a step that takes a minute shows work meanwhile
 
 
-def state_of(
-    *,
-    was_ready: bool,
-    is_restart: bool,
-    is_core_serving: bool,
-    is_draining: bool,
-    is_stopping: bool,
-    failure: str,
-    waiting_for: str,
-    stall: str,
-) -> tuple[State, str]:
-    """The state and the reason for it, most serious first. `waiting_for` says what start-up or recovery is at."""
-    if failure:
-        return "failed", failure
-    if is_stopping:
-        return "draining", "stopping: running requests finish, new ones are refused"
-    if is_draining:
-        return "draining", "asked to drain: running requests finish, new ones are refused"
-    if not was_ready:
-        return ("recovering" if is_restart else "starting"), waiting_for
-    if not is_core_serving:
-        return "recovering", waiting_for
-    if stall:
-        return "recovering", stall
-    return "serving", ""
+def stall_of(core: CoreStatus, status_age_s: float) -> str:
+    """A sentence that names the hung rank of a serving EngineCore, or the core itself; empty when neither hangs.
 
-
-def stall_of(
-    ranks: Iterable[RankStatus],
-    last_token_age_s: float | None,
-    status_age_s: float,
-    core_age_s: float = 0.0,
-    last_work_age_s: float | None = None,
-) -> str:
-    """Which rank of a serving core hangs, or the core itself, as a sentence; empty when none does.
-
-    Ages are in seconds, as reported `status_age_s` ago. A rank hangs when it has shown no sign of life for
-    STALLED_AFTER_S although a step runs, or although an idle core's probe is overdue. `core_age_s` is how long ago the
-    core last ended a step or looked for work. `last_work_age_s` is how long ago a rank that computes the present step
-    showed work: a long step on a slow machine does not hang.
+    `core` was received `status_age_s` ago. A rank hangs when it has shown no sign of life for STALLED_AFTER_S although
+    a step runs, or although an idle core's probe is overdue. While a computing rank showed work recently nothing hangs:
+    a step may be long on a slow machine.
     """
-    if last_work_age_s is not None and last_work_age_s + status_age_s <= STALLED_AFTER_S:
+    if core.last_work_age_s is not None and core.last_work_age_s + status_age_s <= STALLED_AFTER_S:
         return ""
-    is_probe_overdue = last_token_age_s is None or last_token_age_s + status_age_s > STALLED_AFTER_S
-    for rank in ranks:
+    is_probe_overdue = core.last_token_age_s is None or core.last_token_age_s + status_age_s > STALLED_AFTER_S
+    for rank in core.ranks:
         age_s = rank.heartbeat_age_s + status_age_s
         is_due = rank.phase == "step" or (rank.phase == "idle" and is_probe_overdue)
         if age_s > STALLED_AFTER_S and is_due:
             return f"rank {rank.rank} has not advanced for {age_s:.0f} s"
-    # Ranks in processes of their own show signs of life also while a step is stuck.
-    if core_age_s + status_age_s > STALLED_AFTER_S:
-        return f"no step has ended for {core_age_s + status_age_s:.0f} s"
+    # Ranks in processes of their own send heartbeats also while a step hangs.
+    core_age_s = core.heartbeat_age_s + status_age_s
+    if core_age_s > STALLED_AFTER_S:
+        return f"no step has ended for {core_age_s:.0f} s"
     return ""
 
 
 class Lifecycle:
-    """What decides between accepting and refusing. For one event loop."""
+    """Decides whether requests are accepted. For one event loop."""
 
     def __init__(self, *, is_restart: bool = False) -> None:
         """`is_restart`: a front before this one has died, so requests wait for readiness instead of being refused."""
@@ -78,16 +45,16 @@ class Lifecycle:
         self.was_loaded = False  # this front or one before it was ready
         self.was_ready = False  # the first load is done; stays true while the core is being restarted
         self.is_core_serving = False
-        self.is_draining = False  # asked to by the admin port, which can take it back
+        self.is_draining = False  # by the admin port, which can take it back
         self.is_stopping = False  # the process ends; for good
         self._draining_since = 0.0  # by time.monotonic; the first of drain and stop
-        self.failure = ""  # the first cause, once given up
-        self.waiting_for = "waiting for the core"
-        self.stall = ""  # which rank hangs
+        self.failure = ""  # the first cause, once the engine has failed
+        self.waiting_for = "waiting for the core"  # the phase of a start or recovery
+        self.stall = ""  # the hung rank, as a sentence
         self.num_in_flight = 0
         self.num_held = 0  # requests that wait for a restarted front
-        # Ends connections that are kept alive: a client that keeps one would be refused here while others would serve.
-        self.let_go: Callable[[], None] = lambda: None
+        # Closes kept-alive connections: requests on them would be refused here while other engines would serve them.
+        self.close_connections: Callable[[], None] = lambda: None
         self.on_ready: Callable[[], None] = lambda: None
         self._idle = asyncio.Event()
         self._idle.set()
@@ -95,20 +62,24 @@ class Lifecycle:
 
     @property
     def state(self) -> tuple[State, str]:
-        return state_of(
-            was_ready=self.was_ready,
-            is_restart=self.is_restart,
-            is_core_serving=self.is_core_serving,
-            is_draining=self.is_draining,
-            is_stopping=self.is_stopping,
-            failure=self.failure,
-            waiting_for=self.waiting_for,
-            stall=self.stall,
-        )
+        """The state and its reason, the most serious first."""
+        if self.failure:
+            return "failed", self.failure
+        if self.is_stopping:
+            return "draining", "stopping: running requests finish, new ones are refused"
+        if self.is_draining:
+            return "draining", "asked to drain: running requests finish, new ones are refused"
+        if not self.was_ready:
+            return ("recovering" if self.is_restart else "starting"), self.waiting_for
+        if not self.is_core_serving:
+            return "recovering", self.waiting_for
+        if self.stall:
+            return "recovering", self.stall
+        return "serving", ""
 
     @property
     def accepts(self) -> bool:
-        """Also true during a recovery: then requests wait and go on."""
+        """True also during a recovery: requests then wait and continue."""
         return self.was_ready and not self._refuses
 
     @property
@@ -117,43 +88,44 @@ class Lifecycle:
 
     @property
     def drains(self) -> bool:
-        """Other engines are to have the requests of those who ask here."""
+        """True if clients should send their requests to other engines."""
         return self.is_draining or self.is_stopping
 
     def become_ready(self) -> None:
         """The first load is done."""
-        self.was_ready = self.was_loaded = True
+        self.was_ready = True
+        self.was_loaded = True
         self.on_ready()
         self._wake()
 
     def drain(self, is_draining: bool, age_s: float = 0.0) -> None:
-        """Begin or take back a drain that was asked for `age_s` ago. One that has begun goes on as it is."""
+        """Begins or takes back a drain that was requested `age_s` ago. A drain that has begun keeps its age."""
         if is_draining and not self.drains:
             self._draining_since = time.monotonic() - age_s
         self.is_draining = is_draining
         if is_draining:
-            self.let_go()
+            self.close_connections()
         self._wake()
 
     def drain_left_s(self, drain_s: float) -> float:
-        """What is left of the `drain_s` that running requests have: a stop after a drain gives them no second term."""
+        """Seconds left of the `drain_s` for running requests. A stop after a drain gives them no second term."""
         return max(0.0, drain_s - (time.monotonic() - self._draining_since))
 
     def stop(self) -> None:
-        """Refuse new requests for good."""
+        """Refuses new requests for good."""
         if not self.drains:
             self._draining_since = time.monotonic()
         self.is_stopping = True
-        self.let_go()
+        self.close_connections()
         self._wake()
 
     def fail(self, cause: str) -> None:
-        """Give up. The first cause stays."""
+        """Refuses requests for good because the engine has failed. The first cause stays."""
         self.failure = self.failure or cause
         self._wake()
 
     async def wait_after_restart(self, timeout_s: float) -> None:
-        """In a restarted front: wait until requests are accepted, or refused for good, at most `timeout_s`."""
+        """In a restarted front: waits until requests are accepted, or refused for good, at most `timeout_s`."""
         self.num_held += 1
         try:
             async with asyncio.timeout(timeout_s):
@@ -181,13 +153,13 @@ class Lifecycle:
         raise unavailable(f"the engine is {state} ({reason}); try again soon", "engine_starting", RETRY_AFTER_S)
 
     def check_alive(self) -> None:
-        """Raises ApiError 503 when the model was never loaded so far, or the engine gave up."""
+        """Raises ApiError 503 when the model has never been loaded, or the engine has failed."""
         if not self.was_loaded or self.failure:
             state, reason = self.state
             raise unavailable(f"the engine is {state}: {reason}", f"engine_{state}", RETRY_AFTER_S)
 
     def enter(self) -> None:
-        """Count an accepted request."""
+        """Counts an accepted request."""
         self.num_in_flight += 1
         self._idle.clear()
 
@@ -199,8 +171,8 @@ class Lifecycle:
             self._idle.set()
 
     async def wait_idle(self, timeout_s: float) -> bool:
-        """Wait until nothing is in flight; False when `timeout_s` passed first."""
-        if self._idle.is_set():  # also with no time to wait
+        """Waits until nothing is in flight; False when `timeout_s` passed first."""
+        if self._idle.is_set():  # True also with a time-out of 0
             return True
         try:
             await asyncio.wait_for(self._idle.wait(), timeout_s)

@@ -1,19 +1,31 @@
-"""Metrics of the front and of what the core reports: vLLM's names with the prefix `rayloom:`, and those of recovery."""
+"""Metrics of the front and of the EngineCore's reports: vLLM's names with the prefix `rayloom:`, and recovery's.
+
+prometheus_client writes the text format from the figures that handlers count (figures.py).
+https://prometheus.io/docs/instrumenting/exposition_formats/
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
 from rayloom_engine.core.stats import SchedulerStats
-from rayloom_engine.front.errors import is_fault
-from rayloom_engine.front.operations.prometheus import Family, Histogram, exposition
-from rayloom_engine.front.operations.recoveries import Recovery
+from rayloom_engine.front.core_link.recoveries import RecoveryRecord
+from rayloom_engine.front.http.errors import is_fault
+from rayloom_engine.front.operations.figures import Family, Histogram
 from rayloom_engine.protocol.messages import CoreStatus
+
+if TYPE_CHECKING:
+    from prometheus_client import Metric
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 _LATENCY_S = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160)
 _TOKEN_S = (0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2.5, 5, 10)
 _REQUEST_S = (0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920)
 _TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000, 200000)
 
-# What the core counts from zero after each restart: counter -> field of SchedulerStats.
+# Counters of the EngineCore, which begin at zero with each start of it: counter -> field of SchedulerStats.
 _CORE_COUNTERS = {
     "num_preemptions_total": "num_preemptions",
     "prefix_cache_queries_total": "prefix_queries",
@@ -23,12 +35,13 @@ _CORE_COUNTERS = {
 
 
 class Metrics:
-    """Every metric of one engine. Handlers observe, `observe_core` takes the core's report, `text` writes."""
+    """Every metric of one engine: handlers count, `observe_core` adds the EngineCore's report, `text` writes."""
 
     def __init__(self, model_name: str) -> None:
         self._common = {"model_name": model_name}
         self._families: dict[str, Family] = {}
-        gauge, counter = self._gauge, self._counter
+        gauge = self._gauge
+        counter = self._counter
         self._running = gauge("num_requests_running", "Sequences in the running batch.")
         self._waiting = gauge("num_requests_waiting", "Sequences waiting to be scheduled.")
         self._kv_usage = gauge("kv_cache_usage_perc", "KV blocks in use; 1 means all.")
@@ -64,7 +77,7 @@ class Metrics:
         )
         self.replayed = counter("replayed_requests_total", "Requests submitted again after a loss.")
         self.first_token_s = self._histogram("time_to_first_token_seconds", "Seconds to the first token.", _LATENCY_S)
-        # The one above counts each choice of a request. This one is for the status alone.
+        # Counts requests, not choices as first_token_s does; only in the status document.
         self.request_first_token_s = Histogram("", "Seconds to the first token of a request.", _LATENCY_S)
         self.token_gap_s = self._histogram("inter_token_latency_seconds", "Seconds between tokens.", _TOKEN_S)
         self.request_s = self._histogram("e2e_request_latency_seconds", "Seconds of a whole request.", _REQUEST_S)
@@ -73,12 +86,12 @@ class Metrics:
         self.recovery_s = self._histogram("recovery_seconds", "Seconds from a loss until tokens flow.", _REQUEST_S)
         own = (self.prompt_tokens, self.generation_tokens, self.replayed, self.finished, self.failed)
         for family in (*own, *self._core_counters.values()):
-            family.add(0)  # a counter that is there from the start can be watched from the start
+            family.add(0)  # without a sample at zero, rate() would miss the first increase
         self._epoch = 0
         self._last_stats = SchedulerStats()
 
     def observe_core(self, status: CoreStatus) -> None:
-        """Take over a CoreStatus. Counters go on rising over a restart of the core."""
+        """Adds a CoreStatus. Its counters begin at zero in a new epoch; the sums here never fall."""
         stats = status.stats
         self._running.set(stats.num_running)
         self._waiting.set(stats.num_waiting)
@@ -87,42 +100,52 @@ class Metrics:
         before = self._last_stats if status.epoch == self._epoch else SchedulerStats()
         for name, field in _CORE_COUNTERS.items():
             self._core_counters[name].add(max(0, getattr(stats, field) - getattr(before, field)))
-        self._epoch, self._last_stats = status.epoch, stats
+        self._epoch = status.epoch
+        self._last_stats = stats
         for phase in status.phases:
             self._startup.set(phase.seconds, phase=phase.name)
 
     def forget_batch(self) -> None:
-        """The core is gone, and with it what it ran and queued."""
+        """The EngineCore is gone, and with it its running and waiting sequences."""
         self._running.set(0)
         self._waiting.set(0)
 
     def observe_heartbeats(self, status: CoreStatus, status_age_s: float) -> None:
-        """Set the ages as of now, `status_age_s` after the core reported them."""
+        """Sets the ages of heartbeats as of now, `status_age_s` after `status` arrived."""
         for rank in status.ranks:
             self._heartbeat.set(rank.heartbeat_age_s + status_age_s, rank=str(rank.rank))
             self._communication.set(rank.communication_s, rank=str(rank.rank))
 
     def observe_api_keys(self, num_keys: int, problem: str) -> None:
-        """Take over what the last reading of the keys gave; `problem` is empty when it could be used."""
+        """Sets the result of the last reading of the keys; `problem` is empty when the file could be used."""
         self._api_keys.set(num_keys)
         self._api_key_problem.set(1 if problem else 0)
 
-    def observe_recovery(self, recovery: Recovery) -> None:
-        """Take over a recovery that ended."""
-        self.recoveries.add(1, cause=f"{recovery.process.split()[0]}_lost")  # the cause in words has no end of values
+    def observe_recovery(self, recovery: RecoveryRecord) -> None:
+        """Counts a recovery that has ended."""
+        # The label has the kind of process: sentences of causes would make any number of series.
+        self.recoveries.add(1, cause=f"{recovery.process.split()[0]}_lost")
         self.replayed.add(recovery.replayed_requests)
         if recovery.seconds is not None:
             self.recovery_s.observe(recovery.seconds)
 
     def observe_failure(self, error: Exception) -> None:
-        """Take over what ended a request early. Refusals count as nothing, and so does a client that left."""
+        """Counts a request that ended in `error`. Refusals and clients that left are not counted."""
         if is_fault(error):
             self.finished.add(1)
             self.failed.add(1)
 
     def text(self) -> str:
         """All metrics in Prometheus' text format."""
-        return exposition(self._families.values(), self._common)
+        # Imported by the first scrape: its 5 ms would lengthen the start of the front, which is part of a recovery.
+        from prometheus_client import generate_latest
+
+        return generate_latest(self).decode()
+
+    def collect(self) -> Iterator[Metric]:
+        """Every metric for prometheus_client; this method makes the class a Collector."""
+        for family in self._families.values():
+            yield _metric(family, self._common)
 
     @property
     def families(self) -> tuple[Family, ...]:
@@ -143,3 +166,20 @@ class Metrics:
     def _register(self, family: Family) -> Family:
         self._families[family.name] = family
         return family
+
+
+def _metric(family: Family, common: dict[str, str]) -> Metric:
+    from prometheus_client import Metric
+
+    # prometheus_client appends "_total" to the names of counters.
+    metric = Metric(family.name.removesuffix("_total"), family.meaning, family.kind)
+    if isinstance(family, Histogram):
+        buckets = family.cumulative()
+        for bound, count in buckets.items():
+            metric.add_sample(f"{family.name}_bucket", {**common, "le": bound}, count)
+        metric.add_sample(f"{family.name}_sum", common, family.sum)
+        metric.add_sample(f"{family.name}_count", common, buckets["+Inf"])
+    else:
+        for labels, value in family.values.items():
+            metric.add_sample(family.name, {**common, **dict(labels)}, value)
+    return metric

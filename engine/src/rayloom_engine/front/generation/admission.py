@@ -1,25 +1,47 @@
-"""What one request may ask for in all: choices that can be queued, and log-probabilities that can be answered."""
+"""Admission: limits of one request's choices and log-probabilities, and room in the queue while the core is away."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from rayloom_engine.config import EngineConfig
-from rayloom_engine.errors import RequestError
+from rayloom_engine.core.planning.waiting_queue import has_room
+from rayloom_engine.errors import QueueFull, RequestError
+from rayloom_engine.front.core_link.core_client import CoreClient
 from rayloom_engine.sampling_params import SamplingParams
 
 MAX_PROMPT_LOGPROBS = 6_000_000  # in one answer: 20 alternatives for 262,144 tokens, about 400 MB of JSON
 
 
 def check_num_choices(config: EngineConfig, num_choices: int, tenant: str) -> None:
-    """Raises RequestError when a request's prompts times n are more than could ever be queued."""
-    # A tenant may have half of a queue that it shares, rounded up.
+    """Raises RequestError when a request's prompts times n are more than can ever be queued."""
+    # A tenant may have half of a shared queue, rounded up.
     most = -(-config.max_queued_requests // 2) if tenant else config.max_queued_requests
     if num_choices > most:
         of_one_key = " of one API key" if tenant else ""
         raise RequestError(
             f"the request asks for {num_choices} choices in all, this server queues at most {most}{of_one_key}; "
             "send fewer prompts at a time"
+        )
+
+
+def check_room(config: EngineConfig, client: CoreClient, num_choices: int, tenant: str) -> None:
+    """Raises QueueFull when too many sequences wait for their first token.
+
+    The EngineCore refuses by its own count; this check also holds while it is away.
+    """
+    num_silent = client.num_silent()
+    if num_silent + num_choices > config.max_queued_requests + config.max_num_seqs:
+        raise QueueFull(f"the queue is full: {num_silent} sequences wait for their first token; try again soon", 1)
+    num_own = client.num_silent(tenant)
+    num_others = num_choices - 1  # each choice counts before the next one
+    if tenant and not has_room(
+        num_own + num_others, num_silent + num_others, config.max_num_seqs, config.max_queued_requests
+    ):
+        raise QueueFull(
+            f"{num_own} sequences of this API key wait for their first token, and the queue's other places are "
+            "kept for other keys; try again soon",
+            1,
         )
 
 

@@ -1,4 +1,4 @@
-"""A plan being made: which sequences compute how many tokens, and the StepPlan that tells the ranks."""
+"""Draft: a plan in the making. It maps sequences to numbers of tokens and becomes the StepPlan for the ranks."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ class Draft:
     budget: int  # tokens that may still be handed out
     max_decodes: int  # sequences that may compute one token
     share: int | None = None  # prompt tokens that one tenant may compute; None = all
-    num_tokens: dict[Sequence, int] = field(default_factory=dict)  # what each scheduled sequence computes
-    copies: dict[Sequence, tuple[int, int]] = field(default_factory=dict)
-    is_short: bool = False  # of blocks: a running sequence was preempted or must wait, so nobody is admitted
-    _prompt_tokens: dict[str, int] = field(default_factory=dict)  # tenant -> counted against its share
+    num_tokens: dict[Sequence, int] = field(default_factory=dict)  # scheduled sequence -> tokens to compute
+    copies: dict[Sequence, tuple[int, int]] = field(default_factory=dict)  # sequence -> (from, to) block ids
+    is_short: bool = False  # of blocks: a running sequence was preempted or must wait, so none is admitted
+    _prompt_tokens: dict[str, int] = field(default_factory=dict)  # tenant -> tokens counted against its share
 
     def room_for(self, tenant: str) -> int:
         """Prompt tokens that this tenant may still compute."""
@@ -29,14 +29,14 @@ class Draft:
         return max(0, min(self.budget, self.share - self._prompt_tokens.get(tenant, 0)))
 
     def take(self, sequence: Sequence, num: int, *, is_prompt: bool) -> None:
-        """The sequence computes `num` tokens, besides what it was given before."""
+        """Gives the sequence `num` more tokens."""
         self.num_tokens[sequence] = self.num_tokens.get(sequence, 0) + num
         self.budget -= num
         if is_prompt:
             self._prompt_tokens[sequence.tenant] = self._prompt_tokens.get(sequence.tenant, 0) + num
 
     def drop(self, sequence: Sequence) -> None:
-        """The sequence computes nothing in this step."""
+        """Takes the sequence out of this step."""
         self.budget += self.num_tokens.pop(sequence, 0)
         self.copies.pop(sequence, None)
 
@@ -48,14 +48,14 @@ class Draft:
         cleared_blocks: tuple[int, ...],
         running: Iterable[Sequence],
     ) -> StepPlan:
-        """The plan, booked: its tokens count as computed, and what it says as sent, from here on.
+        """The plan. From here on its tokens count as computed, and its ids and blocks as sent to the ranks.
 
-        `running` is every sequence that has a slot.
+        `running`: all sequences that have a slot.
         """
         new_slots = []
         slots = []
-        # A prompt's identity -> a sequence with it that the ranks know, and how many of its blocks they know when
-        # they add this plan's slots. Blocks that the plan appends to a slot come after that.
+        # A prompt's identity -> a sequence with it that the ranks know, and the number of its blocks that they know
+        # when they add this plan's slots. They append the plan's new blocks to known slots only after that.
         known = {
             id(sequence.prompt_ids): KnownPrompt(sequence, sequence.num_sent_blocks)
             for sequence in running
@@ -99,25 +99,25 @@ class Draft:
 
 @dataclass(frozen=True, slots=True)
 class InFlight:
-    """A plan without a result yet. Slots may have another owner by the time that it comes."""
+    """A plan without a result yet. When the result arrives, its slots may belong to other sequences."""
 
     plan: StepPlan
-    sequences: dict[int, Sequence]  # slot -> whom it belonged to when the plan was made
+    sequences: dict[int, Sequence]  # slot -> its sequence when the plan was made
 
 
 def fair_share(num_tokens: int, depth: int, max_tokens: int) -> int:
-    """The token budget of a plan where `num_tokens` are to be computed, or are in flight, with `depth` > 1 at once.
+    """The token budget of a plan when `num_tokens` are to be computed or in flight, with `depth` > 1 plans at once.
 
-    Each stage works on another plan, so plans of equal size keep all of them busy.
+    Each stage computes another plan, so plans of equal size keep all stages busy.
     """
     return min(max_tokens, max(_LEAST_SHARE, -(-num_tokens // depth)))
 
 
 def in_turn(decodes: list[Sequence], prefills: list[Sequence], budget: int, max_decodes: int) -> list[Sequence]:
-    """Who computes in this step, in the order in which tokens are handed out; both lists are sorted by urgency.
+    """The sequences of this step, in the order in which they get tokens; both arguments are sorted by urgency.
 
-    Decodes come before prefills, and the more urgent before the others, while every decode gets its token. A budget
-    that does not reach so far goes round: those that have waited longest come first, prefills among them.
+    Decodes come before prefills, and the more urgent first, while every decode gets its token. When the budget is too
+    small for that, sequences take turns: the longest waiting come first, prefills among them.
     """
     if len(decodes) > max_decodes:
         oldest = set(sorted(decodes, key=_last_turn)[:max_decodes])

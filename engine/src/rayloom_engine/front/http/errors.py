@@ -1,4 +1,4 @@
-"""ApiError: an answer in OpenAI's error format, and how the engine's own exceptions become one."""
+"""ApiError: an answer in OpenAI's error format, and the answers for the engine's own exceptions."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class ApiError(Exception):
 
 
 class ClientGone(Exception):
-    """The client closed its connection; nobody reads the answer."""
+    """The client closed its connection before its answer was complete."""
 
 
 def unavailable(message: str, code: str, retry_after_s: int, *, close: bool = False) -> ApiError:
@@ -69,11 +69,11 @@ def api_error(error: Exception) -> ApiError | None:
         headers = {"Retry-After": str(error.retry_after_s)}
         return ApiError(429, str(error), type="rate_limit_error", code="queue_full", headers=headers)
     if isinstance(error, PoisonousRequest):
-        # Clients try a 500 again unless they are told not to; OpenAI's own read this header.
+        # Clients retry a 500; OpenAI's own clients do not when this header is there.
         headers = {"x-should-retry": "false"}
         return ApiError(500, str(error), type="server_error", code="poisonous_request", headers=headers)
     if isinstance(error, CorruptLogits):
-        # Another engine, or this one once its rank is replaced, may well answer: clients may try again.
+        # Clients may retry: another engine, or this one once its rank is replaced, may answer.
         return ApiError(500, str(error), type="server_error", code="corrupt_logits")
     if isinstance(error, EngineDead):
         return ApiError(503, str(error), type="service_unavailable_error", code="engine_unavailable")
@@ -81,7 +81,7 @@ def api_error(error: Exception) -> ApiError | None:
 
 
 def is_fault(error: Exception) -> bool:
-    """Whether a request that ended so has failed by the engine's fault: it was not refused, and its client is there."""
+    """True if `error` is a fault of the engine's: no refusal, and no client that left."""
     if isinstance(error, ClientGone | HTTPException):
         return False
     known = api_error(error)
@@ -89,7 +89,7 @@ def is_fault(error: Exception) -> bool:
 
 
 async def answer_error(_request: Request, error: Exception) -> Response:
-    """Exception handler for what handlers raise on purpose."""
+    """Exception handler for exceptions that are raised on purpose."""
     if isinstance(error, ClientGone):
         return Response(status_code=499)  # never sent: the connection is closed
     if isinstance(error, HTTPException):
@@ -104,7 +104,7 @@ async def answer_error(_request: Request, error: Exception) -> Response:
 
 
 async def answer_crash(_request: Request, _error: Exception) -> Response:
-    """Exception handler for a fault of ours. The server's log has the trace; the client gets none."""
+    """Exception handler for a bug. The server's log has the trace; the client gets none."""
     return ApiError(500, "internal error; the server's log says more", type="server_error").response()
 
 

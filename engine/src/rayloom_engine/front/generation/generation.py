@@ -1,6 +1,6 @@
 """Generation: one HTTP request's sequences, from submission to the last delta.
 
-Choices are prompt-major: choice index = prompt index x n + choice of that prompt, and equal to the mailbox lane.
+Choices are prompt-major: choice index = prompt index x n + choice of that prompt. It equals the mailbox lane.
 """
 
 from __future__ import annotations
@@ -8,58 +8,27 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
 from rayloom_engine.core.step import TokenLogprobs
-from rayloom_engine.core.waiting_queue import has_room
-from rayloom_engine.errors import QueueFull
 from rayloom_engine.front.core_link.core_client import ClientSequence
 from rayloom_engine.front.core_link.request_mailbox import Mailbox
-from rayloom_engine.front.errors import ClientGone
+from rayloom_engine.front.generation.admission import check_num_choices, check_room
+from rayloom_engine.front.generation.deltas import ChoiceDelta, ChoiceResult
+from rayloom_engine.front.http.errors import ClientGone
 from rayloom_engine.front.http.tenant import Caller
-from rayloom_engine.front.openai.request_size import check_num_choices
-from rayloom_engine.front.service import ModelText, Service
-from rayloom_engine.protocol.messages import Output
+from rayloom_engine.front.model_text import ModelText
+from rayloom_engine.front.operations.service import Service
+from rayloom_engine.protocol.messages import SequenceOutput
 from rayloom_engine.sampling_params import SamplingParams
-from rayloom_engine.text.output_decoder import OutputDecoder, TextDelta
+from rayloom_engine.text.output_decoder import OutputDecoder
 from rayloom_engine.text.stop_strings import StopAutomaton
 
-LANES_AT_ONCE = 64  # sequences that are made or handed over without a pause for other requests: 1 ms
-TOKENS_AT_ONCE = 65536  # the same of their prompts
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChoiceDelta:
-    """What is new in one choice."""
-
-    index: int
-    text: TextDelta
-    is_first: bool
-    prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # with the first delta; the first prompt token has none
-
-
-@dataclass(slots=True, kw_only=True)
-class ChoiceResult:
-    """A whole choice."""
-
-    index: int
-    text: str = ""
-    token_ids: list[int] = field(default_factory=list)
-    logprobs: list[TokenLogprobs] = field(default_factory=list)
-    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
-    finish_reason: str | None = None
-    stop_reason: str | int | None = None
-
-    def add(self, delta: ChoiceDelta) -> None:
-        self.text += delta.text.text
-        self.token_ids.extend(delta.text.token_ids)
-        self.logprobs.extend(delta.text.logprobs)
-        self.prompt_logprobs = self.prompt_logprobs or delta.prompt_logprobs
-        self.finish_reason = delta.text.finish_reason
-        self.stop_reason = delta.text.stop_reason
+LANES_AT_ONCE = 64  # sequences that are made or submitted without a pause for other requests: 1 ms
+TOKENS_AT_ONCE = 65536  # prompt tokens that are submitted without a pause
 
 
 @dataclass(slots=True, kw_only=True)
@@ -67,12 +36,12 @@ class _Lane:
     sequence: ClientSequence
     decoder: OutputDecoder
     last_output_s: float | None = None
-    has_begun: bool = False  # its first output is there
-    prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # of a prompt's first choice, for all of them
+    has_begun: bool = False  # its first output has arrived
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # of a prompt's first choice, for all choices of that prompt
 
 
 class Generation:
-    """Counts as in flight from `start` until `close`. For one handler."""
+    """In flight from `start` until `close`. For one handler."""
 
     def __init__(
         self,
@@ -83,14 +52,16 @@ class Generation:
         params: SamplingParams,
         caller: Caller,
     ) -> None:
-        """Use `start`, which makes the sequences too."""
+        """Callers use `start`, which makes the sequences too."""
         self.request_id = request_id
         self.prompts = tuple(prompts)
         self.params = params
         self._service = service
         self._caller = caller
         self._mailbox = Mailbox()
-        self._early: dict[int, list[Output]] = {}  # choice index -> outputs that wait for the prompt's logprobs
+        self._early: dict[
+            int, list[SequenceOutput]
+        ] = {}  # choice index -> outputs held until the prompt's logprobs are there
         self._is_closed = False
         self.is_client_gone = False
         self._is_silent = True  # no token yet
@@ -111,17 +82,17 @@ class Generation:
         caller: Caller,
         fresh_seed: int,
     ) -> Generation:
-        """Hands every sequence of a request to the core, a part at a time, so that other requests go on meanwhile.
+        """Submits every sequence of a request to the core, a part at a time, so that other requests run meanwhile.
 
         Raises RequestError when the request cannot be granted and QueueFull when there is no room for it.
         """
         generation = cls(service, request_id=request_id, prompts=prompts, params=params, caller=caller)
         num_choices = len(generation.prompts) * params.n
         check_num_choices(service.config, num_choices, caller.tenant)
-        generation._check_room(num_choices)
+        check_room(service.config, service.client, num_choices, caller.tenant)
         service.lifecycle.enter()
         try:
-            # All lanes exist, and count as unfinished, before the first of them can get an output.
+            # All lanes exist and are unfinished before the first output can arrive.
             generation._lanes = [lane async for lane in generation._make_lanes(text, fresh_seed)]
             generation._unfinished = set(range(num_choices))
             await generation._submit()
@@ -129,7 +100,7 @@ class Generation:
             for prompt in generation.prompts:
                 service.metrics.request_prompt_tokens.observe(len(prompt))
         except BaseException:
-            generation.close()  # nobody else can: its handler has no object yet
+            generation.close()  # the handler cannot: it has no object yet
             raise
         return generation
 
@@ -142,14 +113,14 @@ class Generation:
         return sum(lane.decoder.num_tokens for lane in self._lanes)
 
     def usage(self, num_output_tokens: int | None = None) -> dict[str, Any]:
-        """OpenAI's usage object as of now, or as of when there were `num_output_tokens`."""
+        """OpenAI's usage object now, or at the time when there were `num_output_tokens`."""
         num_output = self.num_output_tokens if num_output_tokens is None else num_output_tokens
         return {
             "prompt_tokens": self.num_prompt_tokens,
             "completion_tokens": num_output,
             "total_tokens": self.num_prompt_tokens + num_output,
             "prompt_tokens_details": {"cached_tokens": self.num_cached_tokens, "audio_tokens": 0},
-            # All that a model writes is text of the answer, its thoughts too.
+            # All output of the model is text of the answer, reasoning included.
             "completion_tokens_details": {
                 "reasoning_tokens": 0,
                 "audio_tokens": 0,
@@ -159,11 +130,10 @@ class Generation:
         }
 
     async def deltas(self, wait_s: float, first_wait_s: float | None = None) -> AsyncIterator[list[ChoiceDelta]]:
-        """What arrives, until every choice is finished; an empty list whenever nothing came for `wait_s`.
+        """Lists of deltas until every choice is finished; an empty list whenever nothing arrived for `wait_s`.
 
-        `first_wait_s` is the wait of the first list.
-
-        Raises what ended the request early: QueueFull, RequestError, EngineDead or ClientGone.
+        `first_wait_s` is the wait for the first list. Raises the error that ended the request early: QueueFull,
+        RequestError, EngineDead or ClientGone.
         """
         this_wait_s = wait_s if first_wait_s is None else first_wait_s
         while self._unfinished:
@@ -179,9 +149,9 @@ class Generation:
         return results
 
     def accept(self) -> None:
-        """From now on a full queue cannot refuse any of it: its client is about to be told that it was accepted.
+        """Call before the status line of a stream: from here on a full queue cannot refuse any sequence of it.
 
-        Raises what ended the request before that, even when something arrived earlier and was taken already.
+        Raises the error that has ended the request already, even when outputs were taken before it.
         """
         if self._unfinished and self._mailbox.failure is not None:
             raise self._mailbox.failure
@@ -189,22 +159,22 @@ class Generation:
             lane.sequence.is_accepted = True
 
     def client_gone(self) -> None:
-        """Free everything at once; the handler hears of it when it looks next."""
+        """Frees everything at once; the handler gets ClientGone from its next call."""
         self.is_client_gone = True
         self._abort_unfinished()
         self._mailbox.fail(ClientGone())
 
     def answered(self) -> None:
-        """All of the answer was sent."""
+        """Counts the request as finished: all of the answer was sent."""
         if not self.is_client_gone:
             self._service.metrics.finished.add(1)
 
     def failed(self, error: Exception) -> None:
-        """The answer had begun and ended in `error`."""
+        """Counts the request as failed: its answer had begun and ended in `error`."""
         self._service.metrics.observe_failure(error)
 
     def close(self) -> None:
-        """Forget whatever is unfinished. Safe to call again."""
+        """Aborts unfinished sequences. Safe to call again."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -238,7 +208,7 @@ class Generation:
                     params=msgspec.structs.replace(
                         decoding,
                         seed=self.params.seed_of(choice, fresh_seed),
-                        # All choices of a prompt have those of its first one.
+                        # All choices of a prompt have the logprobs of its first choice.
                         prompt_logprobs=decoding.prompt_logprobs if leader is None else None,
                     ),
                     priority=self._caller.priority,
@@ -257,9 +227,9 @@ class Generation:
                 await asyncio.sleep(0)
 
     async def _submit(self) -> None:
-        """Hands the sequences to the core, no more than TOKENS_AT_ONCE without a pause for other requests.
+        """Submits the sequences, no more than TOKENS_AT_ONCE without a pause for other requests.
 
-        A prompt crosses once for its neighbouring choices, and is counted once.
+        A prompt is sent once for its neighbouring choices, and is counted once.
         """
         part: list[ClientSequence] = []
         num_tokens = 0
@@ -277,26 +247,8 @@ class Generation:
         if part:
             self._service.client.submit(part)
 
-    def _check_room(self, num_choices: int) -> None:
-        config = self._service.config
-        # The core refuses by its own count. This one also holds while the core is away and nothing reaches it.
-        num_silent = self._service.client.num_silent()
-        if num_silent + num_choices > config.max_queued_requests + config.max_num_seqs:
-            raise QueueFull(f"the queue is full: {num_silent} sequences wait for their first token; try again soon", 1)
-        tenant = self._caller.tenant
-        num_own = self._service.client.num_silent(tenant)
-        num_others = num_choices - 1  # each is counted before the next one
-        if tenant and not has_room(
-            num_own + num_others, num_silent + num_others, config.max_num_seqs, config.max_queued_requests
-        ):
-            raise QueueFull(
-                f"{num_own} sequences of this API key wait for their first token, and the queue's other places are "
-                "kept for other keys; try again soon",
-                1,
-            )
-
-    def _decode(self, items: list[tuple[int, Output]]) -> list[ChoiceDelta]:
-        """One delta per choice for everything that arrived together, and for what waited for it."""
+    def _decode(self, items: list[tuple[int, SequenceOutput]]) -> list[ChoiceDelta]:
+        """One delta per choice for all outputs that arrived together, and for held outputs that can follow now."""
         by_lane, self._early = self._early, {}
         for index, output in items:
             by_lane.setdefault(index, []).append(output)
@@ -316,17 +268,17 @@ class Generation:
         return index - index % self.params.n
 
     def _has_prompt_logprobs(self, index: int) -> bool:
-        """Whether the prompt's logprobs are there when this choice begins. Its first choice brings them."""
+        """True if this choice may begin: the prompt's logprobs are there, which the prompt's first choice has."""
         leader = self._leader(index)
         return self.params.prompt_logprobs is None or leader == index or self._lanes[leader].has_begun
 
-    def _delta(self, index: int, outputs: list[Output], now_s: float) -> ChoiceDelta:
+    def _delta(self, index: int, outputs: list[SequenceOutput], now_s: float) -> ChoiceDelta:
         lane = self._lanes[index]
         last = outputs[-1]
         prompt_logprobs: tuple[TokenLogprobs, ...] = ()
         is_first = lane.decoder.num_tokens == 0
         if is_first:
-            # After a resume the core may send these again; the first ones count.
+            # After a resume the core may send prompt logprobs again; the first ones count.
             if index == self._leader(index):
                 lane.prompt_logprobs = next(
                     (output.prompt_logprobs for output in outputs if output.prompt_logprobs), ()
@@ -344,7 +296,7 @@ class Generation:
         self._observe(lane, lane.decoder.num_tokens - num_before, now_s)
         if delta.finish_reason is not None:
             self._unfinished.discard(index)
-            self._service.client.abort(lane.sequence.sequence_id)  # a stop string: the core does not know
+            self._service.client.abort(lane.sequence.sequence_id)  # the core does not see a stop string
             self._service.metrics.success.add(1, finished_reason=delta.finish_reason)
             self._service.metrics.request_output_tokens.observe(lane.decoder.num_tokens)
         return ChoiceDelta(index=index, text=delta, is_first=is_first, prompt_logprobs=prompt_logprobs)

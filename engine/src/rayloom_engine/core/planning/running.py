@@ -8,19 +8,19 @@ from collections.abc import Iterator
 
 from rayloom_engine.core.block_pool import BlockPool
 from rayloom_engine.core.scheduler_config import SchedulerConfig
-from rayloom_engine.core.sequence import Sequence, SequenceState
+from rayloom_engine.core.sequence import Sequence, SequenceState, order_of
 from rayloom_engine.core.window import first_seen_block
 
 
 class RunningSequences:
-    """Each has a slot, and blocks for everything that is computed."""
+    """Each has a slot, and blocks for all of its computed tokens."""
 
     def __init__(self, config: SchedulerConfig) -> None:
         self.pool = BlockPool(config.num_blocks)
         self._config = config
         self._sequences: list[Sequence] = []  # sorted by order
         self._free_slots = list(range(config.max_num_seqs - 1, -1, -1))
-        self._slots_to_free: list[int] = []  # the ranks learn of them with the next plan
+        self._slots_to_free: list[int] = []  # sent to the ranks with the next plan
 
     def __len__(self) -> int:
         return len(self._sequences)
@@ -34,7 +34,7 @@ class RunningSequences:
         return len(self._free_slots)
 
     def num_of_tenants(self) -> Counter[str]:
-        """Tenant -> its running sequences; without those that have none."""
+        """Tenant -> number of its running sequences; only tenants with any."""
         return Counter(sequence.tenant for sequence in self._sequences)
 
     def in_ranks(self) -> list[tuple[int, Sequence]]:
@@ -53,7 +53,7 @@ class RunningSequences:
         return ranked
 
     def admit(self, sequence: Sequence) -> None:
-        """Gives the sequence one of the free slots. It has its blocks already."""
+        """Gives a free slot to the sequence, which has its blocks already."""
         sequence.state = SequenceState.RUNNING
         sequence.slot = self._free_slots.pop()
         sequence.num_overtakers = 0
@@ -61,7 +61,7 @@ class RunningSequences:
         insort(self._sequences, sequence, key=order_of)
 
     def leave(self, sequence: Sequence) -> None:
-        """Takes the sequence off the ranks: slot and blocks go back, full blocks stay in the prefix index."""
+        """Removes the sequence: its slot and blocks are released, full blocks stay in the prefix index."""
         assert sequence.slot is not None
         self._sequences.remove(sequence)
         self._free_slots.append(sequence.slot)
@@ -69,14 +69,14 @@ class RunningSequences:
             self._slots_to_free.append(sequence.slot)
         self._release_blocks(sequence)
         sequence.slot = None
-        # Also those that it has given back before: with a window they lie before what it needs, or are found again.
+        # Blocks released before are among them: with a window they lie before the needed ones, or are found again.
         sequence.own_blocks = frozenset(sequence.block_ids[: sequence.num_registered_blocks])
         sequence.forget_blocks()
 
     def forget_all(self, unproven: set[int]) -> list[Sequence]:
-        """Empties every slot and the pool, because the ranks have; returns the sequences that ran.
+        """Empties every slot and the pool, as the ranks have; returns the sequences that ran.
 
-        `unproven`: blocks that plans in flight were to clear. A rank that lives keeps its memory.
+        `unproven`: blocks that plans in flight were to clear. A surviving rank keeps its memory, NaN included.
         """
         left = self._sequences
         for sequence in left:
@@ -97,7 +97,7 @@ class RunningSequences:
         return freed
 
     def try_extend(self, sequence: Sequence, num_tokens: int) -> bool:
-        """Gives the sequence blocks for its first `num_tokens` tokens. False, and nothing changed, without room."""
+        """Allocates blocks for the first `num_tokens` tokens. False, and nothing changed, without room."""
         num = -(-num_tokens // self._config.block_size) - len(sequence.block_ids)
         if num > self.pool.num_free:
             return False
@@ -106,7 +106,7 @@ class RunningSequences:
         return True
 
     def register_full_blocks(self, sequence: Sequence) -> None:
-        """Offers the full blocks of what was computed, or is in a plan, to the prefix index."""
+        """Offers full blocks to the prefix index, when all of their tokens are computed or in a plan."""
         if not self._config.enable_prefix_caching:
             return
         # Ranks compute plans in order, so a block of this step may be found by the next one.
@@ -119,11 +119,11 @@ class RunningSequences:
         sequence.num_registered_blocks = num_full
 
     def num_sole(self, sequence: Sequence, kept: set[int]) -> int:
-        """How many blocks the sequence alone holds; those in `kept` are not counted."""
+        """Number of blocks that only this sequence holds, without those in `kept`."""
         return sum(1 for b in sequence.held_block_ids if b not in kept and self.pool.ref_count(b) == 1)
 
     def give_back_unseen_blocks(self, sequence: Sequence) -> None:
-        """Releases the blocks that lie before the window of every token to come. Plans in flight come before those."""
+        """Releases the blocks before the window of all later tokens. Plans in flight run before these are reused."""
         first = first_seen_block(sequence.num_computed, self._config.window, self._config.block_size)
         if first > sequence.first_block:
             num_proven = sequence.num_proven_blocks(self._config.block_size) - sequence.first_block
@@ -131,10 +131,10 @@ class RunningSequences:
             sequence.first_block = first
 
     def prove(self, sequence: Sequence) -> None:
-        """Finite logits came from all that was computed of the sequence, which is in no other plan in flight.
+        """All computed tokens of the sequence have led to finite logits; it is in no other plan in flight.
 
-        With a window that lets others find the blocks that were given back before, as long prompts would have no prefix
-        otherwise. A NaN spreads from layer to layer far beyond the window of one, so these are most likely finite too.
+        With a window, other sequences may then find its released blocks, or long prompts would have no cached prefix. A
+        NaN spreads from layer to layer far beyond the window of one layer, so these blocks are most likely finite too.
         """
         num = min(sequence.first_block, sequence.num_registered_blocks)
         if sequence.num_proven < num * self._config.block_size:
@@ -158,7 +158,3 @@ class RunningSequences:
                 sequence.num_computed, self._config.window, self._config.block_size
             ), f"{sequence.request_id}: a block that is still seen was given back"
         self.pool.check_integrity(s.held_block_ids for s in self._sequences)
-
-
-def order_of(sequence: Sequence) -> tuple[int, float, int]:
-    return sequence.order

@@ -1,19 +1,19 @@
-"""Overtaking: a sequence that waits for blocks does not hold up smaller ones, and does not starve because of them.
+"""Overtaking: smaller sequences may pass one that waits for blocks, and cannot starve it.
 
-A waiting sequence may be overtaken until `max_overtakers` sequences have done so, or until those have together as many
-tokens as it has itself. From then on nobody behind it is admitted before it.
+A waiting sequence may be overtaken until `max_overtakers` sequences have done so, or until these have together as many
+tokens as the waiting one. From then on no sequence behind it is admitted before it.
 """
 
 from __future__ import annotations
 
 from rayloom_engine.core.sequence import Sequence
 
-# A step looks for room for so many sequences at most before it leaves the rest of the queue to later steps.
+# A step tries to place so many sequences without room at most; later steps read the rest of the queue.
 _MAX_HELD = 8
 
 
 class Line:
-    """Who was passed over while one step reads the waiting queue, and who may still be admitted behind them."""
+    """The sequences that one step's reading of the waiting queue has held, and the check of those behind them."""
 
     def __init__(self, max_overtakers: int) -> None:
         self._max_overtakers = max_overtakers
@@ -21,19 +21,19 @@ class Line:
 
     @property
     def is_closed(self) -> bool:
-        """Whether nobody else may be admitted, whatever its size."""
+        """True if no further sequence may be admitted, whatever its size."""
         return len(self._held) >= _MAX_HELD or any(self._allowance(sequence) <= 0 for sequence in self._held)
 
     def may_pass(self, sequence: Sequence) -> bool:
-        """Whether `sequence` may be admitted before all those that are held."""
+        """True if `sequence` may be admitted before all held ones."""
         return all(sequence.num_tokens <= self._allowance(held) for held in self._held)
 
     def hold(self, sequence: Sequence) -> None:
-        """`sequence` finds no room in this step, or may not overtake those that find none."""
+        """Adds a sequence without room in this step, or one that may not overtake those without room."""
         self._held.append(sequence)
 
     def passed(self, sequence: Sequence) -> None:
-        """`sequence` was admitted; everybody who is held was overtaken by it."""
+        """Counts the admission of `sequence`, which has overtaken all held ones."""
         for held in self._held:
             held.num_overtakers += 1
             held.num_overtaking_tokens += sequence.num_tokens

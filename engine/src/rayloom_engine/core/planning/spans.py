@@ -1,14 +1,14 @@
-"""Spans: which positions of a sequence the plans in flight compute.
+"""Spans: the positions of a sequence that the plans in flight compute.
 
-A span [start, end) says both how far a sequence has come (everything below `start` has a result) and what a death of
-these plans may be due to: two deaths have a common cause in a sequence only where their spans overlap.
+A span [start, end) has two uses: all positions below `start` have a result, and the positions of the span may be the
+cause of a death. Two deaths have a common cause in a sequence only where their spans overlap.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from rayloom_engine.core.draft import InFlight
+from rayloom_engine.core.planning.draft import InFlight
 from rayloom_engine.core.sequence import Sequence, SequenceState
 
 Span = tuple[int, int]  # positions [start, end)
@@ -27,6 +27,7 @@ def spans_of(in_flight: Iterable[InFlight]) -> dict[Sequence, Span]:
 
 
 def overlap(first: Span, second: Span) -> Span | None:
-    """The positions that are in both spans; None when there are none."""
-    start, end = max(first[0], second[0]), min(first[1], second[1])
+    """The positions that are in both spans; None without any."""
+    start = max(first[0], second[0])
+    end = min(first[1], second[1])
     return (start, end) if start < end else None

@@ -1,25 +1,25 @@
-"""Fills a step: which sequences compute how many tokens, who is admitted for that and who is preempted.
+"""StepPlanner: fills a step with tokens of sequences; admits and preempts sequences for it.
 
-The order is that of scheduler.py: what is due to a tenant, what runs, what waits.
+The order is that of scheduler.py: waiting sequences of tenants with fewer running ones, running ones, waiting ones.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 
-from rayloom_engine.core.chunking import chunk_size
-from rayloom_engine.core.counters import Counters
-from rayloom_engine.core.draft import Draft, in_turn
-from rayloom_engine.core.overtaking import Line
-from rayloom_engine.core.running import RunningSequences
+from rayloom_engine.core.planning.chunking import chunk_size
+from rayloom_engine.core.planning.draft import Draft, in_turn
+from rayloom_engine.core.planning.overtaking import Line
+from rayloom_engine.core.planning.running import RunningSequences
+from rayloom_engine.core.planning.waiting_queue import WaitingQueue
 from rayloom_engine.core.scheduler_config import SchedulerConfig
 from rayloom_engine.core.sequence import Sequence, SequenceState
-from rayloom_engine.core.waiting_queue import WaitingQueue
+from rayloom_engine.core.stats import Counters
 from rayloom_engine.core.window import first_seen_block, longest_hit
 
 
 class StepPlanner:
-    """Moves sequences between the waiting and the running ones, and gives them tokens and blocks."""
+    """Moves sequences between the waiting queue and the running ones, and gives them tokens and blocks."""
 
     def __init__(
         self,
@@ -30,7 +30,7 @@ class StepPlanner:
         counters: Counters,
         in_flight: Callable[[], Iterable[Sequence]],
     ) -> None:
-        """`sequences`: request id -> every unfinished sequence. `in_flight` returns those whose result is to come."""
+        """`sequences`: request id -> every unfinished sequence. `in_flight`: sequences of plans in flight."""
         self.only: frozenset[str] | None = None  # request ids that may be scheduled; None = all
         self._config = config
         self._sequences = sequences
@@ -40,9 +40,9 @@ class StepPlanner:
         self._in_flight = in_flight
 
     def fill(self, draft: Draft) -> None:
-        """Hands the draft's budget out. It stays empty when nothing can be computed now."""
+        """Distributes the draft's budget. The draft stays empty when nothing can be computed now."""
         lacking = [(s.num_tokens - s.num_computed, s) for _, s in self._running.in_ranks() if self._is_allowed(s)]
-        decodes = [s for lack, s in lacking if lack == 1]  # lack 0: its next token is being chosen
+        decodes = [s for lack, s in lacking if lack == 1]  # lack 0: its next token is being sampled
         prefills = [s for lack, s in lacking if lack > 1]
         num_decodes = min(len(decodes), draft.max_decodes)
         tenants = {s.tenant for s in prefills} | set(self._waiting.tenants())
@@ -50,14 +50,14 @@ class StepPlanner:
             draft.share = -(-max(1, draft.budget - num_decodes) // len(tenants))
         self._admit_due(draft, num_decodes)
         if not draft.num_tokens and 0 < draft.budget <= num_decodes:
-            # Decodes would keep the whole budget, and everybody else out, until they end: all take turns instead.
+            # Decodes would use the whole budget until they end, so all sequences take turns instead.
             self._schedule_waiting(draft, max_admissions=1, max_tokens=1)
         self._schedule_running(draft, in_turn(decodes, prefills, draft.budget, draft.max_decodes))
         if draft.is_short:
             return
         self._schedule_waiting(draft)
         if draft.share is not None:
-            # The part of its share that a tenant has no use for is for the others.
+            # The unused part of a tenant's share is for the others.
             draft.share = None
             self._extend(draft, [*draft.num_tokens, *prefills])
             self._schedule_waiting(draft)
@@ -67,7 +67,7 @@ class StepPlanner:
             if draft.budget == 0:
                 break
             if sequence.state is not SequenceState.RUNNING:
-                continue  # preempted by one before it
+                continue  # preempted by a sequence before it
             lack = sequence.num_tokens - sequence.num_computed
             num = 1
             if lack > 1:
@@ -84,7 +84,7 @@ class StepPlanner:
                     draft.take(sequence, num, is_prompt=lack > 1)
 
     def _extend(self, draft: Draft, sequences: list[Sequence]) -> None:
-        """Gives running sequences the budget that is left, as far as there are blocks."""
+        """Gives running sequences the rest of the budget, as far as there are blocks."""
         for sequence in sequences:
             if sequence.state is SequenceState.RUNNING:
                 end = sequence.num_computed + draft.num_tokens.get(sequence, 0)
@@ -93,9 +93,10 @@ class StepPlanner:
                     draft.take(sequence, num, is_prompt=True)
 
     def _victim(self, sequence: Sequence) -> Sequence | None:
-        """Who is preempted for `sequence`: the newest of the tenant with the most, at worst itself.
+        """The sequence to preempt for `sequence`: the newest of the tenant with the most, possibly itself.
 
-        None: it waits for those in flight, because these write their blocks, and their tokens must not be lost.
+        None when `sequence` must wait for sequences in flight: they write their blocks, and their tokens must not be
+        lost.
         """
         in_flight = set(self._in_flight())
         ranked = [s for _, s in self._running.in_ranks()]
@@ -105,7 +106,7 @@ class StepPlanner:
         return free[-1] if free and not is_waiting else None
 
     def _admit_due(self, draft: Draft, num_decodes: int) -> None:
-        """Admits waiting sequences of a lower rank than running ones, before those get any of the budget."""
+        """Admits waiting sequences of a lower rank than running ones, before the running ones get any budget."""
         num_of_tenant = self._running.num_of_tenants()
         if len({*num_of_tenant, *self._waiting.tenants()}) < 2:
             return
@@ -118,7 +119,7 @@ class StepPlanner:
             if draft.budget == 0 or line.is_closed or rank + 1 >= max(num_of_tenant.values(), default=0):
                 break
             if self._is_allowed(sequence):
-                # Decodes of this step keep their tokens as long as one is left for the newcomer.
+                # Decodes of this step keep their tokens as long as one is left for the admitted sequence.
                 self._try_admit(sequence, draft, line, max(1, draft.budget - num_decodes), rank)
 
     def _schedule_waiting(self, draft: Draft, max_admissions: int | None = None, max_tokens: int | None = None) -> None:
@@ -133,10 +134,10 @@ class StepPlanner:
     def _try_admit(
         self, sequence: Sequence, draft: Draft, line: Line, max_tokens: int, rank: int | None = None
     ) -> None:
-        """Admits the sequence if the whole of it fits. With a rank, running sequences of higher ones may make room."""
+        """Admits the sequence if all of it fits. With a rank, it may preempt running sequences of higher ranks."""
         leader = self._leader(sequence)
         if leader is not None and leader.num_computed < sequence.num_prompt_tokens - 1:
-            return  # its prompt is being computed for it; it joins in a later step
+            return  # the leader computes the prompt; the sequence joins in a later step
         most = min(max_tokens, draft.room_for(sequence.tenant))
         if most == 0:
             return
@@ -149,15 +150,15 @@ class StepPlanner:
             num_known = sequence.num_prompt_tokens - 1
         num = self._chunk(sequence, num_known, draft, most)
         if num == 0:
-            return  # it would cost the step too much attention
+            return  # its attention would cost the step too much
         if not line.may_pass(sequence) or not self._has_room(sequence, found, draft, rank):
             line.hold(sequence)
             return
         self._running.pool.hold(found)
-        sequence.block_ids = [0] * first + found  # nobody reads the entries before `first`
+        sequence.block_ids = [0] * first + found  # entries before `first` are never read
         sequence.first_block = first
         sequence.num_computed = num_known
-        # Blocks that were found are in the index already.
+        # Found blocks are in the index already.
         sequence.num_registered_blocks = len(sequence.block_ids)
         is_extended = self._running.try_extend(sequence, num_known + num)
         assert is_extended, "admission checked the room"
@@ -170,9 +171,9 @@ class StepPlanner:
         draft.take(sequence, num, is_prompt=True)
 
     def _has_room(self, sequence: Sequence, found: list[int], draft: Draft, rank: int | None) -> bool:
-        """Whether a slot and blocks for all of the sequence are free, if need be after others were preempted for it."""
+        """True if a slot and blocks for all of the sequence are free; with a rank, preempts others if that suffices."""
         num_new = max(0, self._config.most_blocks(sequence.num_tokens) - len(found))
-        # Some blocks stay free for the running ones to grow into, or admission would preempt what it just admitted.
+        # Some blocks stay free for running sequences to grow, or the next step would preempt the admitted sequence.
         needed = num_new + self._running.pool.num_cached_only(found) + len(self._running)
         num_slots = self._running.num_free_slots
         num_free = self._running.pool.num_free
@@ -195,29 +196,29 @@ class StepPlanner:
         """Running sequences of a higher rank, highest first, without those in flight or in the draft."""
         in_flight = set(self._in_flight())
         higher = [s for its_rank, s in reversed(self._running.in_ranks()) if its_rank > rank and s not in in_flight]
-        # A sequence before one that was just admitted may be the source of its blocks.
+        # A sequence before one that was just admitted may be the source of its block copies.
         num = next((index for index, s in enumerate(higher) if s in draft.num_tokens), len(higher))
         return higher[:num]
 
     def _leader(self, sequence: Sequence) -> Sequence | None:
-        """The running sequence with the same prompt that this one may share blocks with."""
+        """The running sequence with the same prompt whose blocks this one may share."""
         if sequence.fork_of is None or sequence.wants_prompt_logprobs or sequence.num_generated:
             return None
         leader = self._sequences.get(sequence.fork_of)
         if leader is None or leader.state is not SequenceState.RUNNING or leader.order > sequence.order:
             return None
         is_alike = (leader.tenant, leader.cache_key) == (sequence.tenant, sequence.cache_key)
-        # A leader that went far ahead has given back what the last token of the prompt sees.
+        # A leader that is far ahead has released blocks that the last token of the prompt sees.
         first = first_seen_block(sequence.num_prompt_tokens - 1, self._config.window, self._config.block_size)
         return leader if is_alike and leader.first_block <= first and sequence.has_prompt_of(leader) else None
 
     def _known_blocks(self, sequence: Sequence, leader: Sequence | None) -> tuple[int, list[int], int | None]:
-        """Blocks whose content is the sequence's beginning, and for a fork the block to copy the rest from.
+        """(first, blocks, source): blocks with the sequence's beginning, from index `first`; a fork's block to copy.
 
-        The first number is the index of the first such block: no token to come sees one before it.
-        The last token is always computed, because its logits choose the next one. A fork writes into the block of that
-        token first thing, so the copy of copy-on-write is made when it joins; the leader's table never changes. It
-        computes that block by itself, and copies nothing, while the leader's own tokens in it may be a NaN.
+        No later token sees a block before `first`. The last token is always computed, because the next one is sampled
+        from its logits. A fork first writes into the block of that token, so the copy of copy-on-write is made when it
+        joins, and the leader's table never changes. The fork computes that block itself, and copies nothing, while the
+        leader's own tokens in it may be a NaN.
         """
         block_size = self._config.block_size
         if leader is not None:
@@ -249,7 +250,7 @@ class StepPlanner:
         self.set_aside(sequence)
 
     def set_aside(self, sequence: Sequence) -> None:
-        """A running sequence waits again and keeps its ids."""
+        """Makes a running sequence wait again; it keeps its ids."""
         self._running.leave(sequence)
         sequence.state = SequenceState.WAITING
         self._waiting.add(sequence)
@@ -258,14 +259,14 @@ class StepPlanner:
         return self.only is None or sequence.request_id in self.only
 
     def _chunk(self, sequence: Sequence, start: int, draft: Draft, max_tokens: int) -> int:
-        """How many tokens this step computes from position `start`; 0 where attention would cost it too much."""
+        """Number of tokens that this step computes from position `start`; 0 when attention would cost too much."""
         config = self._config
         chunk = chunk_size(start, sequence.num_tokens, draft, config.max_num_batched_tokens, config.window)
         return min(max_tokens, chunk)
 
 
 def _has_doubtful_rest(leader: Sequence, index: int, block_size: int) -> bool:
-    """Whether the block at `index`, with the end of the leader's prompt, holds tokens after that that are not proven.
+    """True if the block at `index`, which has the end of the leader's prompt, has later tokens that are not proven.
 
     The last token of the prompt does not count: a fork computes it again.
     """

@@ -1,9 +1,9 @@
 """The waiting queue: one line for each tenant, read in turns.
 
-A tenant is whoever sends with one API key; without keys there is one. The rank of a waiting sequence is the number of
-sequences of its tenant that run or wait before it. Sequences are read by rank, so the k-th sequence of a tenant comes
-before every tenant's (k+1)-th, however many one of them has sent. At equal rank the tenant whose last admission is
-longer ago comes first. Within a tenant the order is priority, then arrival.
+All clients with the same API key are one tenant; without keys there is one. The rank of a waiting sequence is the
+number of sequences of its tenant that run or wait before it. Sequences are read by rank, so the k-th sequence of a
+tenant comes before every tenant's (k+1)-th, however many one of them has sent. At equal rank the tenant whose last
+admission is longer ago comes first. Within a tenant the order is priority, then arrival.
 """
 
 from __future__ import annotations
@@ -12,19 +12,18 @@ import heapq
 from bisect import insort
 from collections.abc import Iterable, Iterator, Mapping
 
-from rayloom_engine.core.running import order_of
-from rayloom_engine.core.sequence import Sequence
+from rayloom_engine.core.sequence import Sequence, order_of
 
-_MAX_TENANTS = 1024  # whose last admission is remembered; API keys come and go while an engine runs
+_MAX_TENANTS = 1024  # with a remembered admission; API keys come and go while an engine runs
 
 
 class WaitingQueue:
-    """Every sequence that waits, by tenant."""
+    """All waiting sequences, by tenant."""
 
     def __init__(self) -> None:
         self._lines: dict[str, list[Sequence]] = {}  # tenant -> its sequences, sorted by order; none is empty
-        # Tenant -> number of its last admission, oldest first; kept while it has no sequence, or who sends one request
-        # after another would always come first.
+        # Tenant -> number of its last admission, oldest first; kept while it has no sequence, or a tenant that sends
+        # one request after another would always come first.
         self._admissions: dict[str, int] = {}
         self._num_admissions = 0
         self._size = 0
@@ -33,7 +32,7 @@ class WaitingQueue:
         return self._size
 
     def __iter__(self) -> Iterator[Sequence]:
-        """By tenant, and sorted by order within one."""
+        """All waiting sequences by tenant, sorted by order within one."""
         for line in self._lines.values():
             yield from line
 
@@ -56,19 +55,19 @@ class WaitingQueue:
             del self._lines[sequence.tenant]
 
     def admit(self, sequence: Sequence) -> None:
-        """Removes the sequence because it runs from now on: at equal rank its tenant comes last."""
+        """Removes the sequence, which runs from here on: at equal rank its tenant comes last."""
         self.remove(sequence)
         self._num_admissions += 1
         self._admissions.pop(sequence.tenant, None)
         self._admissions[sequence.tenant] = self._num_admissions
         if len(self._admissions) > _MAX_TENANTS:
-            # Longer ago than all others: without a number the tenant comes first as well.
+            # The oldest admission is forgotten: without a number the tenant comes first, as with the oldest.
             del self._admissions[next(iter(self._admissions))]
 
     def in_turns(self, num_running: Mapping[str, int]) -> Iterator[tuple[int, Sequence]]:
-        """(rank, sequence) of what waits now, lowest rank first. `num_running`: tenant -> its running sequences.
+        """(rank, sequence) of all waiting sequences, lowest rank first. `num_running`: tenant -> running sequences.
 
-        The queue may change meanwhile: what is removed is still read, what is added is not.
+        The queue may change meanwhile: removed sequences are still read, added ones are not.
         """
         lines = {tenant: tuple(line) for tenant, line in self._lines.items()}
         heap = [self._entry(num_running.get(tenant, 0), lines[tenant][0], 0) for tenant in lines]
@@ -89,10 +88,10 @@ class WaitingQueue:
 
 
 def has_room(num_own: int, num_waiting: int, num_free_slots: int, max_queued: int) -> bool:
-    """Whether a tenant with `num_own` of the `num_waiting` waiting sequences may queue one more of its own.
+    """True if a tenant with `num_own` of the `num_waiting` waiting sequences may queue one more of its own.
 
-    It may while more places of the queue are free than it takes. So one tenant alone gets half of them, and when k
-    tenants send without end the others still find max_queued / 2**k places, rounded down. As many sequences as there
+    It may while more places of the queue are free than it takes. One tenant alone thus gets half of them, and when k
+    tenants send without end the others still have max_queued / 2**k places, rounded down. As many sequences as there
     are free slots take no place: they run in the next step.
     """
     num_free = max_queued - max(0, num_waiting - num_free_slots)

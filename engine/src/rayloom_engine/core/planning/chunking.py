@@ -1,20 +1,20 @@
-"""How many tokens of a prompt one step computes, when its context is long.
+"""Chunk sizes: the number of a prompt's tokens that one step computes when its context is long.
 
 A token of a chunk attends to every position before it, so a step's attention costs chunk x context, and a token budget
-alone does not bound it: with 512 tokens a step, an 8B model's attention costs 0.3 times as much as the rest of a layer
-at 8,192 positions, and 5 times as much at 131,072. All others in the batch would wait for that.
+alone does not limit it: with 512 tokens a step, an 8B model's attention costs 0.3 times as much as the rest of a layer
+at 8,192 positions, and 5 times as much at 131,072. All other sequences of the batch would wait for that.
 """
 
 from __future__ import annotations
 
 from math import isqrt
 
-from rayloom_engine.core.draft import Draft
+from rayloom_engine.core.planning.draft import Draft
 
 # Up to this context a chunk may be a whole token budget. Beyond it a step's long contexts together cost no more
-# attention than a budget at this context: there attention takes an 8B model 0.6 times as long as its weights.
+# attention than a budget at this context, where attention takes an 8B model 0.6 times as long as its weights.
 FULL_BUDGET_CONTEXT = 16_384
-# A step reads all weights whatever it computes, so that smaller chunks would make a prompt slower and no step faster.
+# Every step reads all weights, so smaller chunks would make a prompt slower and no step faster.
 LEAST_CHUNK = 64
 
 
@@ -23,8 +23,8 @@ def chunk_size(
 ) -> int:
     """Tokens that a sequence of `num_tokens`, of which `start` are computed, may compute in the step of `draft`.
 
-    `window`: positions that a token sees at most; None: all. 0 when sequences before it use up what the step may spend
-    on long contexts. Decodes and short contexts always get their share of the token budget.
+    `window`: positions that a token sees at most; None: all. Returns 0 when sequences before it use up the step's
+    attention for long contexts. Decodes and short contexts always get their share of the token budget.
     """
     room = max_num_batched_tokens * FULL_BUDGET_CONTEXT
     most = min(num_tokens - start, draft.budget)

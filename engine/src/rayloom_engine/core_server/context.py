@@ -1,0 +1,52 @@
+"""CoreContext: the parts of one EngineCore process that every way of serving needs, and the moment of readiness."""
+
+from __future__ import annotations
+
+import gc
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from rayloom_engine.common.process import forget_failure
+from rayloom_engine.config import EngineConfig
+from rayloom_engine.core_server.black_box import BlackBox
+from rayloom_engine.core_server.run_folder import RunFolder
+from rayloom_engine.core_server.sockets import CoreIo, Inbox
+from rayloom_engine.core_server.state import CoreState
+from rayloom_engine.protocol.messages import ServedModel
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CoreContext:
+    config: EngineConfig
+    folder: RunFolder
+    io: CoreIo
+    inbox: Inbox
+    state: CoreState
+    box: BlackBox
+
+    def prepare_to_serve(self, model: ServedModel, kv_explanation: str, *, is_restart: bool) -> Callable[[], None]:
+        """The callback for the first step that has passed every rank: only that step shows that tokens flow.
+
+        `is_restart`: an earlier start has served, so the first step replays its sequences.
+        """
+        self.state.model = model
+        if is_restart:
+            self.state.begin_phase("replay", 0, 0, "")
+        return partial(self._serve, kv_explanation)
+
+    def _serve(self, kv_explanation: str) -> None:
+        state = self.state
+        is_first = state.state == "starting"
+        state.serving(kv_explanation)
+        forget_failure(self.folder.path)
+        if is_first:
+            # Objects that exist now stay: the garbage collector need not visit them in the middle of a step.
+            gc.collect()
+            gc.freeze()
+        self.io.flush_status()
+        phases = ", ".join(f"{phase.name} {phase.seconds:.2f} s" for phase in state.phases)
+        logger.info("serving, epoch %d, start-up %s", state.epoch, phases)

@@ -1,0 +1,203 @@
+"""Recovery: one engine on ranks in processes of their own, assembled again after every loss.
+
+    ASSEMBLING   ranks attach, load, form a process group and warm up      core_server/ranks/assembly.py
+    SERVING      steps run                                                 core_server/loop.py
+    LOST         a rank is gone: its launcher replaces it, the death is counted, sequences wait with their ids
+
+    ASSEMBLING --> SERVING     every rank is warmed up: a new epoch, and the engine replays its sequences
+    ASSEMBLING --> EngineDead  `rebuild_seconds` or the restart budget is spent
+    SERVING    --> LOST        RankLost
+    LOST       --> ASSEMBLING  with the survivors, which keep their weights
+    LOST       --> EngineDead  the restart budget is spent, or the ranks are those of a job, which only the job restarts
+
+The supervisor restarts the EngineCore process itself: the new process begins in ASSEMBLING and adopts the ranks that
+dial it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import math
+import time
+from dataclasses import dataclass
+from enum import Enum
+from typing import NoReturn
+
+from rayloom_engine.build import EngineSizes, FoundModel, engine_on, served_model
+from rayloom_engine.common.restarts import RestartBudget
+from rayloom_engine.config import EngineConfig
+from rayloom_engine.core_server.context import CoreContext
+from rayloom_engine.core_server.loop import Core
+from rayloom_engine.core_server.ranks.assembly import assemble, replace_lost
+from rayloom_engine.core_server.ranks.pool import RankPool
+from rayloom_engine.core_server.ranks.remote_executor import RemoteExecutor
+from rayloom_engine.core_server.run_folder import KeptSizes
+from rayloom_engine.errors import EngineDead, RankLost
+from rayloom_engine.protocol.ranks import Loaded, Welcomed
+
+logger = logging.getLogger(__name__)
+
+
+class RecoveryState(Enum):
+    ASSEMBLING = "assembling"
+    SERVING = "serving"
+    LOST = "lost"
+
+
+@dataclass(frozen=True, slots=True)
+class Assembly:
+    """Ranks that are ready to run plans of `epoch`."""
+
+    epoch: int
+    loaded: list[Loaded]  # by rank
+
+
+@dataclass(frozen=True, slots=True)
+class RecoveryLimits:
+    """The limits after which a loss ends the engine. Pure but for `budget`, which counts deaths."""
+
+    config: EngineConfig
+    budget: RestartBudget
+
+    @classmethod
+    def of(cls, config: EngineConfig) -> RecoveryLimits:
+        return cls(config, RestartBudget(0 if config.executor == "external" else config.restart_budget))
+
+    @property
+    def is_job(self) -> bool:
+        """Ranks of a job (executor external) are restarted with the whole job, never one by one."""
+        return self.config.executor == "external"
+
+    def deadline(self, now: float, *, is_rebuild: bool) -> float:
+        """Until when the ranks must be assembled, by the clock of `now`.
+
+        The first start has no limit: a cluster may have no room for a rank yet, and the status shows that.
+        """
+        return now + self.config.rebuild_seconds if is_rebuild else math.inf
+
+    def not_assembled(self) -> str:
+        """The reason to give up while ASSEMBLING, to follow the cause."""
+        if self.is_job:
+            return "start the job again"
+        return f"not mended within {self.config.rebuild_seconds:g} s and {self.config.restart_budget} restarts"
+
+    def count_death(self, now: float, *, is_narrower: bool) -> str:
+        """Counts a death while serving. Returns the reason to give up, to follow the cause; empty to continue.
+
+        `is_narrower`: the death left fewer suspects. Such deaths are bounded by the number of suspects and count
+        nothing. The back-off of the budget is not applied: the ranks were up, so there is nothing to wait for.
+        """
+        if self.is_job:
+            return "start the job again"
+        if is_narrower or self.budget.wait_after_death(now) is not None:
+            return ""
+        return f"restart budget of {self.config.restart_budget} spent"
+
+
+class Recovery:
+    """The state machine above, run by the EngineCore's main thread."""
+
+    def __init__(self, context: CoreContext, pool: RankPool, model: FoundModel, epoch: int) -> None:
+        """`epoch`: of the first assembly; later ones draw their own."""
+        self._state = RecoveryState.ASSEMBLING
+        self._context = context
+        self._pool = pool
+        self._model = model
+        self._epochs = itertools.chain([epoch], iter(context.folder.draw_epoch, 0))
+        self._limits = RecoveryLimits.of(context.config)
+        self._executor = RemoteExecutor(pool)
+        self._is_rebuild = context.folder.sizes() is not None  # an EngineCore process before this one has served
+        self._deadline = self._limits.deadline(time.monotonic(), is_rebuild=self._is_rebuild)
+        self._assembly = Assembly(epoch, [])  # the last one
+        self._loss = RankLost(0, "")  # the last one
+        self._core: Core | None = None  # from the first assembly on; keeps the sequences over every loss
+
+    def run(self) -> NoReturn:
+        """Serves for ever. Raises EngineDead when it gives up, ModelError or ConfigError from a first assembly."""
+        act = {
+            RecoveryState.ASSEMBLING: self._assemble,
+            RecoveryState.SERVING: self._serve,
+            RecoveryState.LOST: self._replace,
+        }
+        while True:
+            self._state = act[self._state]()
+
+    def _assemble(self) -> RecoveryState:
+        pool = self._pool
+        sizes = self._context.folder.sizes()
+        pool.sizes = Welcomed() if sizes is None else Welcomed(sizes.num_kv_blocks, sizes.max_model_len)
+        try:
+            epoch, loaded = assemble(
+                pool,
+                self._epochs.__next__,
+                pool.sizes.num_kv_blocks,
+                self._deadline,
+                self._limits.budget,
+                self._context.state.begin_phase,
+                is_rebuild=self._is_rebuild,
+            )
+        except RankLost as loss:
+            raise self._dead(loss, self._limits.not_assembled()) from loss
+        self._assembly = Assembly(epoch, loaded)
+        return RecoveryState.SERVING
+
+    def _serve(self) -> RecoveryState:
+        context = self._context
+        core = self._core = self._core or self._build()
+        core.begin_epoch(self._assembly.epoch)
+        smallest = min(self._assembly.loaded, key=lambda rank: rank.num_blocks)
+        began = context.prepare_to_serve(core.model, smallest.kv_explanation, is_restart=self._is_rebuild)
+        self._is_rebuild = True
+        try:
+            core.run(context.inbox, began)
+        except RankLost as loss:
+            self._loss = loss
+            return RecoveryState.LOST
+
+    def _replace(self) -> RecoveryState:
+        """Drops the lost ranks, reports the loss, resets the scheduler and counts the death. Raises EngineDead."""
+        context = self._context
+        lost_at = time.monotonic()
+        nodes = {number: rank.greeting.node for number, rank in self._pool.attached.items()}
+        loss = replace_lost(self._pool, self._loss)
+        logger.warning("%s", loss)
+        context.state.recovering(loss.rank, nodes.get(loss.rank, ""), str(loss), lost_at)
+        context.io.flush_status()
+        assert self._core is not None
+        self._core.forget_ranks()
+        self._deadline = self._limits.deadline(time.monotonic(), is_rebuild=True)
+        is_narrower = context.box.died(was_silent=loss.is_silent)
+        verdict = self._limits.count_death(time.monotonic(), is_narrower=is_narrower)
+        if verdict:
+            raise self._dead(loss, verdict) from self._loss
+        return RecoveryState.ASSEMBLING
+
+    def _build(self) -> Core:
+        """The engine of the first assembly, whose sizes every later assembly and process takes."""
+        context = self._context
+        epoch = self._assembly.epoch
+        loaded = self._assembly.loaded
+        kept = context.folder.sizes()
+        sizes = KeptSizes(
+            num_kv_blocks=kept.num_kv_blocks if kept else min(rank.num_blocks for rank in loaded),
+            max_model_len=kept.max_model_len if kept else min(rank.max_model_len for rank in loaded),
+        )
+        engine_sizes = EngineSizes(
+            num_blocks=sizes.num_kv_blocks,
+            max_model_len=sizes.max_model_len,
+            num_step_tokens=loaded[0].num_step_tokens,
+        )
+        engine = engine_on(context.config, self._executor, self._model.shape, engine_sizes, epoch)
+        context.folder.keep_sizes(sizes)
+        model = served_model(
+            self._model,
+            dtype=loaded[0].dtype,
+            compute_dtype=loaded[0].compute_dtype,
+            weight_bytes=sum(rank.weight_bytes for rank in loaded),
+            max_model_len=sizes.max_model_len,
+        )
+        return Core(engine, model, context.io, context.state, context.box, self._executor.check)
+
+    def _dead(self, loss: RankLost, verdict: str) -> EngineDead:
+        return EngineDead(f"{loss}; {verdict}{self._pool.memory_kills.sentence(time.monotonic())}")

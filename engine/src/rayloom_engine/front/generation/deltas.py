@@ -1,0 +1,39 @@
+"""ChoiceDelta and ChoiceResult: the new part of a choice, and a whole choice."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from rayloom_engine.core.step import TokenLogprobs
+from rayloom_engine.text.output_decoder import TextDelta
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChoiceDelta:
+    """The new part of one choice."""
+
+    index: int
+    text: TextDelta
+    is_first: bool
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # with the first delta; the first prompt token has none
+
+
+@dataclass(slots=True, kw_only=True)
+class ChoiceResult:
+    """A whole choice."""
+
+    index: int
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+
+    def add(self, delta: ChoiceDelta) -> None:
+        self.text += delta.text.text
+        self.token_ids.extend(delta.text.token_ids)
+        self.logprobs.extend(delta.text.logprobs)
+        self.prompt_logprobs = self.prompt_logprobs or delta.prompt_logprobs
+        self.finish_reason = delta.text.finish_reason
+        self.stop_reason = delta.text.stop_reason

@@ -1,0 +1,44 @@
+"""ModelText: the model's tokenizer and chat template, loaded when the EngineCore names the model's folder."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from pathlib import Path
+
+from rayloom_engine.protocol.messages import ServedModel
+from rayloom_engine.sampling_params import ContextTooLong
+from rayloom_engine.text.chat_template import ChatTemplate
+from rayloom_engine.text.tokenizer import Tokenizer
+
+# Below this many characters, tokenising takes less than the hop to a thread and back.
+ENCODE_IN_THREAD_ABOVE_CHARS = 4096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelText:
+    model: ServedModel
+    tokenizer: Tokenizer
+    template: ChatTemplate | None
+
+    @classmethod
+    async def load(cls, model: ServedModel) -> ModelText:
+        """Reads the files in a thread. Raises ModelError or OSError."""
+        folder = Path(model.path)
+        tokenizer = await asyncio.to_thread(Tokenizer.load, folder)
+        template = await asyncio.to_thread(ChatTemplate.load, folder, tokenizer.special_tokens)
+        return cls(model=model, tokenizer=tokenizer, template=template)
+
+    async def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """Token ids of `text`; long texts are tokenised in a thread, so that streams continue meanwhile.
+
+        Raises ContextTooLong at once for a text that is too long whatever its tokens are: megabytes take seconds.
+        """
+        if len(text) > self.model.max_model_len * self.tokenizer.max_token_chars:
+            raise ContextTooLong(
+                f"the text has {len(text)} characters, more than the model's context of "
+                f"{self.model.max_model_len} tokens can hold; shorten it"
+            )
+        if len(text) <= ENCODE_IN_THREAD_ABOVE_CHARS:
+            return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        return await asyncio.to_thread(self.tokenizer.encode, text, add_special_tokens=add_special_tokens)

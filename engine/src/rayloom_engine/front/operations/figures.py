@@ -1,0 +1,65 @@
+"""Figures that handlers count: gauges, counters and histograms, cheap enough for every token of every stream.
+
+prometheus_client's own classes take a lock for each of their values and know no observation of a weight. A stream would
+pay for both with every token, so these classes count and prometheus_client only writes (metrics.py).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+
+Labels = tuple[tuple[str, str], ...]
+
+
+class Family:
+    """A metric's name, meaning and values by label. Counters only rise; gauges are set. For one event loop.
+
+    Labels are (name, value) pairs; `label_names` are the labels of its samples beside the common ones.
+    """
+
+    def __init__(self, kind: str, name: str, meaning: str, label_names: Sequence[str] = ()) -> None:
+        self.kind = kind  # "gauge" | "counter" | "histogram"
+        self.name = name
+        self.meaning = meaning
+        self.label_names = tuple(label_names)
+        self._values: dict[Labels, float] = {}
+
+    @property
+    def values(self) -> Mapping[Labels, float]:
+        return self._values
+
+    def add(self, amount: float, **labels: str) -> None:
+        key = tuple(labels.items())
+        self._values[key] = self._values.get(key, 0.0) + amount
+
+    def set(self, value: float, **labels: str) -> None:
+        self._values[tuple(labels.items())] = value
+
+    def value(self, **labels: str) -> float:
+        return self._values.get(tuple(labels.items()), 0.0)
+
+
+class Histogram(Family):
+    """Counts observations in buckets; `bounds` are the upper bounds, ascending."""
+
+    def __init__(self, name: str, meaning: str, bounds: Sequence[float]) -> None:
+        super().__init__("histogram", name, meaning)
+        self._bounds = tuple(bounds)
+        self._counts = [0] * (len(self._bounds) + 1)
+        self.sum = 0.0
+
+    def observe(self, value: float, times: int = 1) -> None:
+        self._counts[bisect_left(self._bounds, value)] += times
+        self.sum += value * times
+
+    def cumulative(self) -> dict[str, int]:
+        """Upper bound as text, the last one +Inf -> number of observations up to it."""
+        bounds = (*map(_bound, self._bounds), "+Inf")
+        return dict(zip(bounds, accumulate(self._counts), strict=True))
+
+
+def _bound(value: float) -> str:
+    """The text of a bound. Whole numbers have no ".0": series of earlier versions have the same `le`."""
+    return str(int(value)) if value == int(value) else repr(value)

@@ -1,0 +1,31 @@
+"""Health, readiness, version and metrics, at the API port and in part at the admin port too."""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from rayloom_engine.front.operations.metrics import CONTENT_TYPE
+from rayloom_engine.front.operations.service import ENGINE_VERSION, Service
+
+
+async def health(request: Request) -> Response:
+    """200 once the model was loaded, also in recoveries and drains; 503 before that, and when the engine failed."""
+    service: Service = request.app.state.service
+    service.lifecycle.check_alive()
+    return JSONResponse({"status": "ok", "state": service.state()[0]})
+
+
+async def ready(request: Request) -> Response:
+    """200 when requests are accepted, also during a recovery; else 503 with the reason."""
+    service: Service = request.app.state.service
+    service.lifecycle.check_accepts()
+    return JSONResponse({"status": "ready", "state": service.state()[0]})
+
+
+async def engine_version(_request: Request) -> Response:
+    return JSONResponse({"version": ENGINE_VERSION})
+
+
+async def metrics(request: Request) -> Response:
+    return Response(request.app.state.service.metrics_text(), headers={"Content-Type": CONTENT_TYPE})

@@ -1,0 +1,173 @@
+"""Service: the state of one API server process that all handlers share, and its document and metrics."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from dataclasses import dataclass
+from importlib.metadata import version
+
+from rayloom_engine.common.process import node_name
+from rayloom_engine.config import EngineConfig
+from rayloom_engine.errors import ModelError
+from rayloom_engine.front.core_link.core_client import CoreAddress, CoreClient
+from rayloom_engine.front.model_text import ModelText
+from rayloom_engine.front.operations.lifecycle import Lifecycle, stall_of
+from rayloom_engine.front.operations.metrics import Metrics
+from rayloom_engine.front.operations.status_document import NO_CORE, FrontFigures, ReceivedStatus, status_document
+from rayloom_engine.protocol.messages import CoreStatus, ServedModel
+from rayloom_engine.status import EngineStatus, State
+
+logger = logging.getLogger(__name__)
+
+ENGINE_VERSION = version("rayloom-engine")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waits:
+    """Times of the HTTP side, in seconds."""
+
+    ping_s: float = 10.0  # an SSE comment after this long without an event, so that proxies keep the connection
+    # A stream's status line is sent after this long even before its first output. Until then a refusal (full queue)
+    # can still be a 429.
+    accept_s: float = 1.0
+    ready_s: float = 30.0  # requests wait for a restarted front to be ready for at most this long
+
+
+@dataclass(frozen=True, slots=True)
+class FrontStart:
+    """One of the API server processes that a server has started one after the other."""
+
+    number: int = 1  # from 1; a higher one is a restart
+    server_started: float | None = None  # Unix time of the first start; None = this start
+
+
+class Service:
+    """One API server process. Nothing happens unless `run` is running."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        core: CoreAddress,
+        *,
+        api_url: str,
+        waits: Waits | None = None,
+        start: FrontStart | None = None,
+    ) -> None:
+        start = start or FrontStart()
+        is_restart = start.number > 1
+        self.config = config
+        self.waits = waits or Waits()
+        self.lifecycle = Lifecycle(is_restart=is_restart)
+        self.metrics = Metrics(config.api_model_name)
+        self.text: ModelText | None = None
+        self._api_url = api_url
+        now = time.time()
+        self.created = int(now if start.server_started is None else start.server_started)
+        # Uptime is by the monotonic clock, which cannot jump, and counts from the start of the first front.
+        age_s = 0.0 if start.server_started is None else max(0.0, now - start.server_started)
+        self._started_s = time.monotonic() - age_s
+        self._loading: asyncio.Task[None] | None = None
+        self.client = CoreClient(
+            core,
+            on_status=self._on_status,
+            on_change=self._update,
+            on_recovery=self.metrics.observe_recovery,
+        )
+        self._front_recovery = (
+            self.client.recoveries.add("front_lost", "front", node_name(), at=now, now_s=time.monotonic())
+            if is_restart
+            else None
+        )
+
+    async def run(self) -> None:
+        """Keeps the connection to the EngineCore until cancelled."""
+        await self.client.run()
+
+    def model_text(self) -> ModelText:
+        """The loaded tokenizer and template. Raises ApiError 503 when the front does not accept requests."""
+        self.lifecycle.check_accepts()
+        assert self.text is not None
+        return self.text
+
+    def state(self) -> tuple[State, str]:
+        """The state now and its reason. Ages are compared here, because an EngineCore that hangs sends no event."""
+        core = self.client.status
+        is_serving = core is not None and self.client.is_core_serving
+        self.lifecycle.stall = stall_of(core, self.client.status_age_s) if core is not None and is_serving else ""
+        return self.lifecycle.state
+
+    def status(self) -> EngineStatus:
+        """The admin port's /status document."""
+        state, reason = self.state()
+        received = ReceivedStatus(
+            core=self.client.status or NO_CORE,
+            age_s=self.client.status_age_s,
+            is_connected=self.client.is_connected,
+        )
+        figures = FrontFigures(
+            engine_version=ENGINE_VERSION,
+            state=state,
+            reason=reason,
+            uptime_s=time.monotonic() - self._started_s,
+            num_in_flight=self.lifecycle.num_in_flight,
+            num_finished=int(self.metrics.finished.value()),
+            num_failed=int(self.metrics.failed.value()),
+            first_token_seconds=self.metrics.request_first_token_s.cumulative(),
+            recoveries=self.client.recoveries.recoveries,
+            api_url=self._api_url,
+        )
+        return status_document(self.config, received, figures)
+
+    def metrics_text(self) -> str:
+        """All metrics in Prometheus' text format."""
+        if self.client.status is not None:
+            self.metrics.observe_heartbeats(self.client.status, self.client.status_age_s)
+        return self.metrics.text()
+
+    def _on_status(self, status: CoreStatus) -> None:
+        self.metrics.observe_core(status)
+        if status.model is not None and self._loading is None:
+            self._loading = asyncio.create_task(self._load_text(status.model))
+        if status.state == "failed" and not self.lifecycle.failure:
+            self.lifecycle.fail(status.message or "the core failed")
+            logger.error("the engine failed: %s", self.lifecycle.failure)
+        self._update()
+
+    async def _load_text(self, model: ServedModel) -> None:
+        try:
+            self.text = await ModelText.load(model)
+        except (ModelError, OSError) as error:
+            self.lifecycle.fail(str(error))
+            logger.error("cannot load the tokenizer: %s", error)
+        except Exception as error:  # no task awaits this one: without a failure the front would start for ever
+            self.lifecycle.fail(f"cannot load the tokenizer in {model.path}: {type(error).__name__}: {error}")
+            logger.exception("cannot load the tokenizer in %s", model.path)
+        else:
+            self._update()
+
+    def _update(self) -> None:
+        """Updates the lifecycle from the states of the EngineCore and the tokenizer."""
+        lifecycle = self.lifecycle
+        lifecycle.is_core_serving = self.client.is_core_serving
+        if not lifecycle.was_ready and self.client.is_core_serving and self.text is not None:
+            lifecycle.become_ready()
+            logger.info("ready: %s at %s", self.config.api_model_name, self._api_url)
+            if self._front_recovery is not None:
+                self._front_recovery.end(time.monotonic())
+                self.metrics.observe_recovery(self._front_recovery)
+        if not self.client.is_connected:
+            self.metrics.forget_batch()
+        lifecycle.waiting_for = self._waiting_for()
+
+    def _waiting_for(self) -> str:
+        core = self.client.status
+        if not self.client.is_connected:
+            return "waiting for the core"
+        if core is not None and core.state == "recovering":
+            where = f" (node {core.lost_node})" if core.lost_node else ""
+            return core.message + where + (f"; at {core.phases[-1].name}" if core.phases else "")
+        if not self.client.is_core_serving and core is not None and core.phases:
+            return f"the core is at {core.phases[-1].name}"
+        return "loading the tokenizer" if self.text is None else "the core is starting"
