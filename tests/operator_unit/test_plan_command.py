@@ -90,12 +90,12 @@ def test_facts_of_an_engine_of_an_earlier_version_are_refused(tmp_path, capsys):
     assert "has no costs, so an engine of an earlier version wrote it" in capsys.readouterr().err
 
 
-def test_memory_that_is_left_out_is_asked_for_where_there_is_no_cluster(tmp_path, capsys):
+def test_a_memory_that_is_left_out_is_an_error_without_a_cluster(tmp_path, capsys):
     path = tmp_path / "no-memory.yaml"
     path.write_text((ROOT / "examples" / "qwen3-8b-gpu.yaml").read_text().replace("    memory: 24Gi\n", ""))
 
     assert main(["plan", "-f", str(path), "--facts", str(ROOT / "examples" / "facts" / "qwen3-8b.json")]) == 2
-    assert "spec.accelerator.memory is left out, and without a cluster nothing says" in capsys.readouterr().err
+    assert "spec.accelerator.memory is left out, and without a cluster there are no node labels" in capsys.readouterr().err
 
 
 def test_a_built_in_model_needs_no_facts_and_objects_are_named(capsys):
