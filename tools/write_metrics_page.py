@@ -42,14 +42,14 @@ The most useful metrics:
 
 With the Prometheus operator, `--set metrics.enginePodMonitor.enabled=true` of the chart creates a PodMonitor that finds
 the head pods of all engine replicas; their samples get the labels `rayloom_dev_service` and `rayloom_dev_revision` from
-the pods. The engines' NetworkPolicies leave the API port open, so Prometheus reaches it from any namespace. Without that
-operator, discover pods with the label `ray.io/node-type=head` and the port named `http`. The DCGM exporter, not the
+the pods. The engines' NetworkPolicies leave the API port open, so Prometheus reaches it from any namespace. Without
+that operator, discover pods with the label `ray.io/node-type=head` and the port named `http`. The DCGM exporter, not the
 engine, has the metrics of GPUs (utilisation, temperature, memory).
 
 ## The operator
 
 Port 8080 of the operator's pods has the metrics, including those of the process (`process_resident_memory_bytes` and
-others). Except for `rayloom_operator_leader`, read them from the pod that leads. `--set metrics.podMonitor.enabled=true`
+others). Except for `rayloom_operator_leader`, read them from the leading pod. `--set metrics.podMonitor.enabled=true`
 or `metrics.serviceMonitor.enabled=true` creates the objects by which Prometheus finds them.
 
 """

@@ -8,13 +8,18 @@ import pytest
 import torch
 
 from rayloom_engine.config import BLOCK_SIZE, EngineConfig
+from rayloom_engine.kernels.kernel_set import choose_kernels
+from rayloom_engine.kernels.target import Target
+from rayloom_engine.kv import memory as kv_memory
 from rayloom_engine.models.costs import model_costs
 from rayloom_engine.models.empty import empty_model
 from rayloom_engine.models.shape import read_shape
 from rayloom_engine.models.shard_counts import shard_counts
+from rayloom_engine.models.step_memory import step_bytes
+from rayloom_engine.parallel.model_part import ModelPart
 from rayloom_engine.parallel.shard import Shard
 from rayloom_engine.parallel.stage import make_stages, split_layers
-from rayloom_engine.worker import kv_memory, start
+from rayloom_engine.worker import start
 from rayloom_operator.api.costs import Costs
 from rayloom_operator.resolve import load, question, rank_memory, stage_split
 from rt_facts import CONFIGS, shape_of
@@ -41,8 +46,8 @@ def largest_rank(shape, tensor, pipeline):
     for stage in make_stages(shape.num_layers, pipeline, shape.head_layers):
         for index in range(tensor):
             shard = Shard(index, tensor)
-            device, dtype = torch.device("meta"), torch.bfloat16
-            model, _ = empty_model(shape, stage, shard, device=device, compute_dtype=dtype)
+            kernels = choose_kernels(Target(device=torch.device("meta"), compute_dtype=torch.bfloat16))
+            model, _ = empty_model(shape, ModelPart(stage, shard), kernels)
             weights.append(model.weight_bytes)
             kv_heads = len(shard.kv_heads(shape.num_kv_heads))
             per_layer_and_head = shape.kv_bytes_per_token(2) // (shape.num_layers * shape.num_kv_heads)
@@ -98,7 +103,7 @@ def test_a_step_takes_what_the_engine_keeps_free_for_it(name):
     settings = {"element_bytes": 2, "num_tokens": 8192, "num_seqs": 64}
 
     for tensor in shard_counts(shape):
-        theirs = kv_memory.step_bytes(shape, tensor, **settings)
+        theirs = step_bytes(shape, tensor, **settings)
         assert rank_memory.step_bytes(costs_of(shape), tensor, **settings) == theirs
 
 

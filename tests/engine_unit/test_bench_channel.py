@@ -11,9 +11,7 @@ from rayloom_bench.control_channel import RAY, table
 from rayloom_engine.cli.commands import run
 
 
-def test_a_short_run_measures_three_kinds_of_round_trips(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_short_run_measures_three_kinds_of_round_trips(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["bench", "channel", "--round-trips", "20", "--json", str(tmp_path / "found.json")]) == 0
     rows = [line.split("  ")[0] for line in capsys.readouterr().out.splitlines()]
     assert rows[-3:] == ["shared memory", "TCP", RAY]

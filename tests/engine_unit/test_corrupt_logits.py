@@ -13,7 +13,6 @@ from rayloom_engine.core.engine import Engine
 from rayloom_engine.core.sequence import CORRUPT, SequenceOutput
 from rayloom_engine.core.step import PromptLogprobs, SampledToken, StepPlan, StepResult, TokenLogprobs
 from rayloom_engine.errors import CorruptRank
-from rayloom_engine.kernels.linear import pack_weight
 from rayloom_engine.worker.sampler import Sampler
 from rt_scheduler import POISON, SimulatedRank, expected_ids, ids_of, make_scheduler, make_sequence, run_to_end
 from rt_slots import make_slot
@@ -35,7 +34,7 @@ def test_no_token_is_chosen_from_a_row_that_is_not_finite(row: list[float], temp
 
 
 class CorruptRankOf(SimulatedRank):
-    """Finds no finite logits for the sequences in these slots, once they have so many tokens."""
+    """A simulated rank without finite logits for the sequence in `slot`, once it has `at_tokens` tokens."""
 
     def __init__(self, slot: int, at_tokens: int) -> None:
         super().__init__()
@@ -81,7 +80,7 @@ def test_blocks_of_a_corrupt_sequence_are_no_prefix_for_others() -> None:
 
 
 def test_blocks_that_a_corrupt_sequence_has_given_back_are_no_prefix_either() -> None:
-    # A window of 8 and chunks of 8: blocks 0 to 7 are given back before the prompt of 40 tokens ends.
+    # A window of 8 and chunks of 8: blocks 0 to 7 are released before the prompt of 40 tokens ends.
     scheduler, rank = make_scheduler(40, window=8), SimulatedRank(window=8)
     scheduler.add(make_sequence("bad", (POISON, *range(39)), max_tokens=2))
     assert [output.finish_reason for output in run_to_end(scheduler, rank)] == [CORRUPT]
@@ -109,7 +108,7 @@ def test_a_preempted_prompt_finds_its_own_blocks_again() -> None:
     scheduler.add(make_sequence("a", range(20), max_tokens=2))
     for _ in range(2):
         scheduler.update(rank.run(scheduler.schedule()))
-    scheduler.restrict(frozenset())  # it makes room
+    scheduler.restrict(frozenset())  # the sequence is preempted
     scheduler.restrict(None)
     plan = scheduler.schedule()
     assert [step.start for step in plan.slots] == [16]
@@ -174,7 +173,7 @@ def test_a_nan_weight_of_one_token_fails_only_requests_with_that_token(folder: P
     prompts = {"good": [3, 4, 5], "bad": [3, BAD_TOKEN, *range(20, 60)]}
     ranks = load_stages(stage_config(folder))
     expected = run_all(make_engine(StagesInARow(ranks)), {"good": prompts["good"]}, **params)
-    ranks[0]._model._embedding_VD[BAD_TOKEN] = NAN
+    ranks[0]._model._weights.embedding_VD[BAD_TOKEN] = NAN
     engine = make_engine(StagesInARow(ranks, epoch=2), epoch=2)
     outputs = run_all(engine, prompts, **params)
     assert ids(outputs["good"]) == ids(expected["good"])
@@ -191,11 +190,10 @@ def test_a_nan_weight_of_one_token_fails_only_requests_with_that_token(folder: P
 def test_the_stage_whose_weights_are_not_finite_ends_by_the_probe(folder: Path, broken: str, where: str) -> None:
     ranks = load_stages(stage_config(folder, num_stages=2))
     if broken == "head":
-        head = ranks[1]._model._head
-        weight = torch.full((256, 64), NAN)
-        head.weight = pack_weight(weight) if head.uses_onednn else weight
+        head = ranks[1]._model._weights.head.scheme
+        head.weight = head.kernel.pack(torch.full((256, 64), NAN))
     else:
-        ranks[int(broken[-1])]._model._layers[0].mlp_norm_D[0] = NAN
+        ranks[int(broken[-1])]._model._weights.layers[0].mlp_norm_D[0] = NAN
     engine = make_engine(StagesInARow(ranks))
     engine.add_probe()
     with pytest.raises(CorruptRank, match=where):
@@ -209,7 +207,7 @@ def test_a_nan_does_not_spread_to_who_shares_a_step_or_gets_the_blocks_next(fold
     later = {f"later {number}": [30 + number, 31, 32, 33, 34] for number in range(4)}
     ranks = load_stages(stage_config(folder))
     expected = run_all(make_engine(StagesInARow(ranks)), {"good": prompts["good"], **later})
-    ranks[0]._model._embedding_VD[BAD_TOKEN] = NAN
+    ranks[0]._model._weights.embedding_VD[BAD_TOKEN] = NAN
     engine = make_engine(StagesInARow(ranks, epoch=2), epoch=2)
     first = run_all(engine, {name: prompts[name] for name in order})
     second = run_all(engine, later)
@@ -220,7 +218,7 @@ def test_a_nan_does_not_spread_to_who_shares_a_step_or_gets_the_blocks_next(fold
 
 def test_a_nan_does_not_outlive_an_aborted_prompt(folder: Path) -> None:
     ranks = load_stages(stage_config(folder))
-    ranks[0]._model._embedding_VD[BAD_TOKEN] = NAN
+    ranks[0]._model._weights.embedding_VD[BAD_TOKEN] = NAN
     engine = make_engine(StagesInARow(ranks))
     engine.add(make_sequence("bad", [BAD_TOKEN, *range(20, 60)], max_tokens=1))  # a step takes 24 tokens
     assert engine.step() == []

@@ -33,7 +33,7 @@ def core_address() -> Iterator[str]:
 
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
-    """Of two ranks, in the folder of a server."""
+    """The config of two ranks, in the folder of a server."""
     written = tmp_path / "config.json"
     written.write_text(parse_config({"executor": "mp", "pipeline_parallel_size": 2, "device": "cpu"}).model_dump_json())
     (tmp_path / "token").write_text("token")
@@ -55,7 +55,7 @@ def _start(ranks: ProcessRanks, *numbers: int) -> tuple[psutil.Process, list[psu
     """The fork server and its ranks, in the order of their starts."""
     for number in numbers:
         ranks.start(number, 1)
-    # A process that was started this moment has no command line yet.
+    # A process has no command line in its first moment.
     wait_until(lambda: len(_fork_servers()) == 1, 60.0, lambda: "there is no fork server")
     (server,) = _fork_servers()
     wait_until(lambda: len(server.children()) == len(numbers), 60.0, lambda: "the ranks do not start")
@@ -79,7 +79,7 @@ def test_a_rank_that_ends_is_told_with_its_cause_and_its_successor_has_imported(
     assert _ended(ranks) == [(0, "SIGKILL")]
     ranks.kill(1)
     assert _ended(ranks) == [(1, "SIGKILL")]
-    ranks.kill(1)  # runs no more
+    ranks.kill(1)  # it has ended
     ranks.start(0, 2)
     wait_until(lambda: len(server.children()) == 1, 60.0, lambda: "the rank does not start")
     (successor,) = server.children()
@@ -131,7 +131,7 @@ def test_a_fork_server_that_is_stopped_while_it_imports_is_replaced(
 
 
 class _Line:
-    """The far end of the launcher's line; a process without a part in it is taken for the fork server."""
+    """The far end of the launcher's line; an unrelated process takes the place of the fork server."""
 
     def __init__(self, ranks: ProcessRanks, monkeypatch: pytest.MonkeyPatch) -> None:
         near, self.end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -250,7 +250,7 @@ def test_a_rank_that_cannot_be_forked_costs_no_other(
 def test_closing_ends_every_rank_and_the_fork_server_though_an_end_was_not_read(
     ranks: ProcessRanks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(process_ranks, "_CLOSE_SECONDS", 10.0)  # on cores that others use
+    monkeypatch.setattr(process_ranks, "_CLOSE_SECONDS", 10.0)  # because the cores are shared
     server, (first, second) = _start(ranks, 0, 1)
     first.kill()
     wait_until(lambda: server.children() == [second], 10.0, lambda: "the rank is not waited for")

@@ -1,19 +1,26 @@
-"""The small ops against their references, over odd shapes and types, and the KV cache's bookkeeping."""
+"""The small operations against their references, over odd shapes and types, and the choice of their backends."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from rayloom_engine.kernels.kv_cache import KvCache
-from rayloom_engine.kernels.linear import LinearMethod, choose_linear_method, linear, pack_weight
-from rayloom_engine.kernels.reference import rms_norm_reference, rotary_reference, silu_mul_reference
-from rayloom_engine.kernels.rms_norm import rms_norm
-from rayloom_engine.kernels.rotary import rotary
-from rayloom_engine.kernels.silu_mul import silu_mul
-from rayloom_engine.layers.linear import Linear
+from rayloom_engine.errors import ConfigError
+from rayloom_engine.kernels import linear
+from rayloom_engine.kernels.kernel_set import choose_kernels
+from rayloom_engine.kernels.kv_write import plain as plain_kv_write
+from rayloom_engine.kernels.kv_write import reference as reference_kv_write
+from rayloom_engine.kernels.linear import onednn
+from rayloom_engine.kernels.rms_norm import plain as plain_norm
+from rayloom_engine.kernels.rms_norm import reference as reference_norm
+from rayloom_engine.kernels.rotary.plain import PlainRotary
+from rayloom_engine.kernels.rotary.reference import ReferenceRotary
+from rayloom_engine.kernels.silu_mul import plain as plain_silu
+from rayloom_engine.kernels.silu_mul import reference as reference_silu
+from rayloom_engine.kernels.target import Target, parse_backend
 from rayloom_engine.models.rope import RotaryAngles
 from rayloom_engine.models.shape import RopeParameters
+from rt_tiny import cpu_kernels
 
 CPU = torch.device("cpu")
 DTYPES_TO_TOLERANCE = [(torch.float32, 1e-5), (torch.bfloat16, 4e-2), (torch.float16, 5e-3)]
@@ -26,84 +33,98 @@ def fixed_seed() -> None:
 
 @pytest.mark.parametrize(("dtype", "tolerance"), DTYPES_TO_TOLERANCE)
 @pytest.mark.parametrize("sizes", [(1, 1), (1, 64), (5, 123), (3, 4, 32), (0, 8)])
-def test_rms_norm(sizes: tuple[int, ...], dtype: torch.dtype, tolerance: float) -> None:
+def test_rms_norm_agrees_with_its_reference(sizes: tuple[int, ...], dtype: torch.dtype, tolerance: float) -> None:
     x, weight = torch.randn(sizes).to(dtype), torch.rand(sizes[-1]).to(dtype)
-    expected = rms_norm_reference(x, weight, 1e-5)
-    torch.testing.assert_close(rms_norm(x, weight, 1e-5), expected, atol=tolerance, rtol=tolerance)
+    expected = reference_norm.rms_norm(x, weight, 1e-5)
+    torch.testing.assert_close(plain_norm.rms_norm(x, weight, 1e-5), expected, atol=tolerance, rtol=tolerance)
 
 
-def test_rms_norm_adds_to_the_residual_first() -> None:
+@pytest.mark.parametrize("body", [plain_norm, reference_norm])
+def test_rms_norm_adds_to_the_residual_first(body) -> None:
     x, residual, weight = torch.randn(3, 8), torch.randn(3, 8), torch.rand(8)
     total = x + residual
-    normed = rms_norm(x, weight, 1e-5, residual)
+    normed = body.rms_norm(x, weight, 1e-5, residual)
     assert torch.equal(residual, total)
-    torch.testing.assert_close(normed, rms_norm_reference(total, weight, 1e-5))
+    torch.testing.assert_close(normed, reference_norm.rms_norm(total, weight, 1e-5))
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), DTYPES_TO_TOLERANCE)
 @pytest.mark.parametrize("sizes", [(1, 2), (7, 246), (0, 4)])
-def test_silu_mul(sizes: tuple[int, ...], dtype: torch.dtype, tolerance: float) -> None:
+def test_silu_mul_agrees_with_its_reference(sizes: tuple[int, ...], dtype: torch.dtype, tolerance: float) -> None:
     gate_up = (3 * torch.randn(sizes)).to(dtype)
-    torch.testing.assert_close(silu_mul(gate_up), silu_mul_reference(gate_up), atol=tolerance, rtol=tolerance)
+    expected = reference_silu.silu_mul(gate_up)
+    torch.testing.assert_close(plain_silu.silu_mul(gate_up), expected, atol=tolerance, rtol=tolerance)
 
 
 @pytest.mark.parametrize("head_dim", [2, 16, 80])
 def test_rotary_turns_pairs_by_position_times_frequency(head_dim: int) -> None:
     positions = torch.tensor([0, 1, 5, 4096])
     x_THD = torch.randn(4, 5, head_dim)[:, :3]  # strided over T, as a slice of the fused projection is
-    angles = RotaryAngles(RopeParameters(theta=500.0), head_dim, torch.float32, CPU)
+    kernels = cpu_kernels()
+    tables = RotaryAngles(RopeParameters(theta=500.0), head_dim, kernels)(positions)
     frequencies = 500.0 ** (-torch.arange(0, head_dim, 2) / head_dim)
-    expected = rotary_reference(x_THD, positions[:, None].float() * frequencies)
-    rotated = rotary(x_THD.clone(), *angles(positions))
+    reference = ReferenceRotary()
+    exact = reference.prepare(positions[:, None].float() * frequencies, torch.float32)
+    expected = reference.rotate(x_THD.clone(), exact)
+    rotated = kernels.rotary.rotate(x_THD.clone(), tables)
     torch.testing.assert_close(rotated[:3], expected[:3], atol=1e-5, rtol=0)
     torch.testing.assert_close(rotated[3], expected[3], atol=1e-2, rtol=0)  # float32 angles of thousands of radians
     assert torch.equal(rotated[0], x_THD[0])
 
 
+@pytest.mark.parametrize("rotary", [PlainRotary(CPU), ReferenceRotary()], ids=lambda rotary: type(rotary).__name__)
+def test_rotary_works_in_place_on_a_slice_of_the_projection(rotary) -> None:
+    fused = torch.randn(3, 5, 8)
+    before = fused.clone()
+    rotary.rotate(fused[:, :2], rotary.prepare(torch.ones(3, 4), torch.float32))
+    assert not torch.equal(fused[:, :2], before[:, :2])
+    assert torch.equal(fused[:, 2:], before[:, 2:])
+
+
 @pytest.mark.parametrize("num_rows", [1, 3, 16, 65])
 @pytest.mark.parametrize("has_bias", [False, True])
-def test_packed_and_plain_linear_agree(num_rows: int, has_bias: bool) -> None:
-    method = choose_linear_method(CPU, torch.float32)
+@pytest.mark.parametrize("backend", ["auto", "plain"])
+def test_every_linear_agrees_with_its_reference(num_rows: int, has_bias: bool, backend) -> None:
+    kernel = cpu_kernels(backend=backend).linear
     x, weight = torch.randn(num_rows, 40), torch.randn(72, 40)
     bias = torch.randn(72) if has_bias else None
-    expected = (x.double() @ weight.double().T + (0 if bias is None else bias)).float()
-    for keeps_layout in (False, True):
-        layer = Linear(weight, bias)
-        layer.pack(method, keeps_layout=keeps_layout)
-        torch.testing.assert_close(layer(x), expected, atol=1e-4, rtol=0)
-        assert layer.num_bytes == (72 * 40 + 72 * has_bias) * 4
-    torch.testing.assert_close(linear(x, weight, bias, uses_onednn=False), expected, atol=1e-4, rtol=0)
+    expected = cpu_kernels(backend="reference").linear.multiply(x, weight, bias)
+    for stored in (weight, kernel.pack(weight)):
+        assert stored.shape == (72, 40)
+        torch.testing.assert_close(kernel.multiply(x, stored, bias), expected, atol=1e-4, rtol=0)
 
 
-def test_a_linear_without_onednn_keeps_its_weight() -> None:
-    weight = torch.randn(4, 4)
-    layer = Linear(weight)
-    layer.pack(LinearMethod(uses_onednn=False, reason="asked for by the test"))
-    assert layer.weight is weight and not layer.uses_onednn
+@pytest.mark.parametrize("body", [plain_kv_write, reference_kv_write])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_keys_and_values_are_rounded_into_their_slots(body, dtype: torch.dtype) -> None:
+    pages = torch.zeros(3, 2, 2, 1, 2, dtype=dtype)
+    key_values = torch.randn(2, 4, 2)[:, :2]  # a token's key, then its value; strided over T
+    body.kv_write(pages, key_values, torch.tensor([5, 2]))
+    expected = torch.zeros_like(pages)
+    expected[2, 1] = key_values[0].to(dtype)[:, None]
+    expected[1, 0] = key_values[1].to(dtype)[:, None]
+    assert torch.equal(pages, expected)
 
 
-def test_packing_works_where_it_is_chosen() -> None:
-    method = choose_linear_method(CPU, torch.float32)
-    assert method.reason
-    if method.uses_onednn:
-        assert pack_weight(torch.ones(8, 8)).shape == (8, 8)
-
-
-def test_float16_on_cpu_is_left_to_torch() -> None:
-    method = choose_linear_method(CPU, torch.float16)
-    assert not method.uses_onednn and "float16" in method.reason
-
-
-def test_cache_writes_slots_and_copies_blocks_in_every_layer() -> None:
-    cache = KvCache.allocate(
-        num_layers=2, num_blocks=3, block_size=2, num_kv_heads=1, head_dim=2, dtype=torch.float32, device=CPU
+def test_a_rank_logs_one_line_about_its_kernels() -> None:
+    assert cpu_kernels(backend="plain").description == "kernels: plain torch on cpu, float32, linear by torch"
+    assert cpu_kernels(backend="reference").description == "kernels: reference on cpu, float32, linear in float64"
+    float16 = choose_kernels(Target(device=CPU, compute_dtype=torch.float16))
+    assert float16.description == (
+        "kernels: plain torch on cpu, float16, linear by torch (oneDNN weights are not used in float16)"
     )
-    assert (cache.num_blocks, cache.block_size, cache.num_bytes) == (3, 2, 2 * 2 * 3 * 2 * 2 * 4)
-    assert all(not pages.any() for pages in cache.pages)
-    for layer in range(2):
-        key_values = torch.stack((torch.full((2, 1, 2), 1.0 + layer), torch.full((2, 1, 2), 5.0)), dim=1)
-        cache.write(layer, key_values, torch.tensor([1, 2]))
-    cache.copy_blocks(((0, 2),))
-    cache.copy_blocks(())
-    assert cache.pages[1][:, :, 0, 0, 0].tolist() == [[0, 2], [2, 0], [0, 2]]
-    assert cache.pages[0][:, :, 1, 0, 1].tolist() == [[0, 5], [5, 0], [0, 5]]
+    if not onednn.problem(Target(device=CPU, compute_dtype=torch.float32)):
+        assert cpu_kernels().description == "kernels: plain torch on cpu, float32, linear by oneDNN (packed weights)"
+
+
+def test_onednn_that_gives_a_wrong_result_is_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(onednn, "_pack", lambda weight: weight)
+    monkeypatch.setattr(onednn, "_multiply", lambda x, weight, bias: x)
+    chosen = linear.choose_linear(Target(device=CPU, compute_dtype=torch.float32))
+    assert chosen.description == "linear by torch (oneDNN's packed linear gave a wrong result)"
+
+
+def test_an_unknown_backend_is_refused_with_the_names_of_those_that_exist() -> None:
+    assert (parse_backend(""), parse_backend("plain")) == ("auto", "plain")
+    with pytest.raises(ConfigError, match=r"RAYLOOM_KERNELS: 'fast' .* use one of auto, plain, reference"):
+        parse_backend("fast")

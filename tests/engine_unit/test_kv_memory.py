@@ -1,28 +1,24 @@
-"""KV sizing: blocks of 1 MiB, so that the numbers can be read off."""
+"""KV sizing, with blocks of 1 MiB, so that numbers of blocks are MiB."""
 
 from __future__ import annotations
+
+from dataclasses import fields, replace
 
 import pytest
 
 from rayloom_engine.errors import ConfigError
-from rayloom_engine.worker.kv_memory import GIB, SequenceBlocks, plan_kv_memory
+from rayloom_engine.kv.memory import GIB, KvDemand, RankMemory, SequenceBlocks, plan_kv_memory
 
 MIB = 1 << 20
 
 
+_DEMAND = KvDemand(block_bytes=MIB, sequence=SequenceBlocks(block_size=16), max_num_seqs=1000, model_max_len=8192)
+_MEMORY = RankMemory(free_bytes=2 * GIB, is_cpu=True)
+
+
 def _plan(**changes):
-    settings = {
-        "block_bytes": MIB,
-        "sequence": SequenceBlocks(block_size=16),
-        "free_bytes": 2 * GIB,
-        "is_cpu": True,
-        "max_num_seqs": 1000,
-        "model_max_len": 8192,
-        "max_model_len": None,
-        "kv_cache_memory_bytes": None,
-        "num_kv_blocks": None,
-    }
-    return plan_kv_memory(**{**settings, **changes})
+    memory = {field.name: changes.pop(field.name) for field in fields(RankMemory) if field.name in changes}
+    return plan_kv_memory(replace(_DEMAND, **changes), replace(_MEMORY, **memory))
 
 
 def test_half_of_free_memory_on_cpu() -> None:

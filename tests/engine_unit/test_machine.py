@@ -1,4 +1,4 @@
-"""Cores and memory as cgroups of both versions tell them, on folders made for the test."""
+"""Cores and memory as cgroups of both versions limit them, on folders made for the test."""
 
 from __future__ import annotations
 

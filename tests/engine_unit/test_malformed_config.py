@@ -1,7 +1,7 @@
 """A malformed config.json ends the command with exit 78 and one sentence that names the file and the field.
 
 Each case is one file of a sound model, broken in one way, given to the function behind the command in this process, so
-an exception that nobody catches fails the test; a few go through the real process as well. Weights and tokenizers are
+an uncaught exception fails the test; a few go through the real process as well. Weights and tokenizers are
 in test_malformed_weights.py, GGUF files in test_malformed_gguf.py.
 """
 
@@ -42,7 +42,7 @@ HUGE = Raw("1" + "0" * 400)
 LAYERS_ONE = {"num_hidden_layers": 1, **QWEN3}
 LLAMA3_ROPE = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 
-# what config.json holds -> what the sentence says beside the file's name
+# content of config.json -> text of the message beside the file's name
 CONFIG_FILES: dict[str, tuple[str | bytes | None, str]] = {
     "empty": ("", "is not JSON"),
     "NUL bytes": (b"\0" * 64, "is not JSON"),
@@ -58,7 +58,7 @@ CONFIG_FILES: dict[str, tuple[str | bytes | None, str]] = {
     "missing": (None, "does not exist"),
 }
 
-# changed fields -> the field, and what is said of it
+# changed fields -> the field, and text of the message
 CONFIG_FIELDS: dict[str, tuple[dict[str, Any], str]] = {
     **{
         f"{field} {value.text if isinstance(value, Raw) else value!r:.30}": ({field: value}, f"{field} {said}")
@@ -140,7 +140,7 @@ CONFIG_FIELDS: dict[str, tuple[dict[str, Any], str]] = {
     "2,000 ends": ({"eos_token_id": [1] * 2000}, "eos_token_id lists 2000 ids"),
 }
 
-# what generation_config.json holds -> what is said of it
+# content of generation_config.json -> text of the message
 GENERATION_FILES: dict[str, tuple[str | bytes, str]] = {
     "a deep list": (DEEP, "nested too deeply"),
     "a list": ("[]", "must hold a JSON object"),
@@ -236,7 +236,7 @@ def test_a_size_costs_nothing_before_it_is_refused(content: str, folder: Path) -
     assert psutil.Process().memory_info().rss - before < 64 << 20
 
 
-# `serve` starts processes of its own, which must say the same.
+# `serve` starts processes of its own, whose message must be the same.
 THROUGH_PROCESSES = {
     "inspect, deep": (["inspect"], "config.json", DEEP, "nested too deeply"),
     "inspect, 10^400": (["inspect"], "config.json", config_text(rope_theta=HUGE), "rope_theta 1000"),

@@ -33,7 +33,7 @@ from rt_malformed import (
     u32,
 )
 
-# a GGUF file -> what is said of it by `inspect`
+# a GGUF file -> message of `inspect`
 GGUF_FILES: dict[str, tuple[bytes, str]] = {
     "empty": (b"", "it is empty"),
     "a magic alone": (b"GGUF", "it ends within version"),
@@ -126,7 +126,7 @@ GGUF_FILES: dict[str, tuple[bytes, str]] = {
     "divisors of zeros": (gguf_file(tensors={"x": tensor("rope_freqs.weight", (2,))}), "is not Llama 3's scaling"),
     "a matrix of divisors": (gguf_file(tensors={"x": tensor("rope_freqs.weight", (2, 2))}), "must be a vector"),
 }
-# a GGUF file -> what is said of it when it is converted
+# a GGUF file -> message of the conversion
 CONVERTED_FILES: dict[str, tuple[bytes, str]] = {
     "no tokens": (gguf_file({"tokenizer.ggml.tokens": None}), "tokenizer.ggml.tokens is missing"),
     "tokens of numbers": (

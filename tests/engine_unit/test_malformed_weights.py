@@ -17,7 +17,7 @@ from rayloom_engine.errors import RequestError
 from rayloom_engine.text.chat_template import ChatTemplate
 from rt_malformed import DEEP, assert_refused, generate, inspect, own_surroundings, put, sound_folder
 
-# what model.safetensors.index.json holds -> what is said of it
+# content of model.safetensors.index.json -> text of the message
 INDEX_FILES: dict[str, tuple[str | bytes, str]] = {
     "a deep list": (DEEP, "nested too deeply"),
     "a list": ("[]", "must hold a JSON object"),
@@ -62,7 +62,7 @@ WEIGHT_FILES: dict[str, tuple[bytes, str]] = {
 TEMPLATE = {"type": "TemplateProcessing", "pair": [], "special_tokens": {}}
 CONTRADICTORY = {**TEMPLATE, "single": [{"SpecialToken": {"id": "x", "type_id": 0}}]}
 MODEL = '"model": {"type": "BPE", "vocab": {"a": 0}, "merges": []}'
-# file, what it holds, what is said of it
+# file, its content, text of the message
 TEXT_FILES: dict[str, tuple[str, str | bytes, str]] = {
     "an empty tokenizer": ("tokenizer.json", "", "cannot be used"),
     "a tokenizer that is a list": ("tokenizer.json", "[]", "cannot be used"),

@@ -1,4 +1,4 @@
-"""Loading of checkpoints: sharded, rounded, and everything that can be wrong with the files."""
+"""Loading of checkpoints: sharded and rounded ones, and every defect of the files."""
 
 from __future__ import annotations
 
@@ -10,22 +10,30 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from rayloom_engine.errors import ModelError
-from rayloom_engine.models.decoder import CausalLM
 from rayloom_engine.models.loader import load_model
+from rayloom_engine.models.model import Model
 from rayloom_engine.models.shape import read_shape
-from rt_tiny import TinySequence, advance, load_tiny, make_cache, tiny_checkpoint, tiny_variant, transformers_logits
+from rt_tiny import (
+    TinySequence,
+    advance,
+    cpu_kernels,
+    load_tiny,
+    make_cache,
+    tiny_checkpoint,
+    tiny_variant,
+    transformers_logits,
+)
 
-CPU = torch.device("cpu")
 TOKEN_IDS = [5, 200, 17, 3, 3, 90, 41]
 
 
-def prompt_logits(model: CausalLM) -> torch.Tensor:
+def prompt_logits(model: Model) -> torch.Tensor:
     sequence = TinySequence(TOKEN_IDS, block_table=[3, 1])
     return advance(model, make_cache(model.shape), [(sequence, len(TOKEN_IDS))])[0]
 
 
 def rewrite(folder: Path, change: dict[str, torch.Tensor | None]) -> None:
-    """Replaces tensors in the folder's file; None takes one away."""
+    """Replaces tensors in the folder's file; None removes a tensor."""
     tensors: dict[str, torch.Tensor | None] = {**load_file(folder / "model.safetensors"), **change}
     kept = {name: tensor.contiguous() for name, tensor in tensors.items() if tensor is not None}
     save_file(kept, folder / "model.safetensors", metadata={"format": "pt"})
@@ -42,24 +50,17 @@ def test_shards_are_put_together(tmp_path: Path) -> None:
 def test_progress_counts_every_byte_once(tmp_path: Path) -> None:
     folder = tiny_variant(tmp_path, "llama-tied")
     shape = read_shape(folder)
-    told: list[tuple[str, int, int, str]] = []
-    model = load_model(
-        folder,
-        shape,
-        device=CPU,
-        dtype=torch.bfloat16,
-        compute_dtype=torch.float32,
-        progress=lambda *now: told.append(now),
-    )
+    reports: list[tuple[str, int, int, str]] = []
+    loaded = load_model(folder, shape, cpu_kernels(), dtype=torch.bfloat16, progress=lambda *now: reports.append(now))
     total = shape.weight_bytes(2)
-    assert told[0] == ("load", 0, total, "bytes") and told[-1] == ("load", total, total, "bytes")
-    assert [done for _, done, _, _ in told] == sorted({done for _, done, _, _ in told})
-    assert model.weight_bytes == shape.weight_bytes(4)
+    assert reports[0] == ("load", 0, total, "bytes") and reports[-1] == ("load", total, total, "bytes")
+    assert [done for _, done, _, _ in reports] == sorted({done for _, done, _, _ in reports})
+    assert loaded.model.weight_bytes == shape.weight_bytes(4)
 
 
 def test_weights_are_rounded_before_they_are_widened(tmp_path: Path) -> None:
     folder = tiny_variant(tmp_path / "exact", "llama")
-    model = load_model(folder, read_shape(folder), device=CPU, dtype=torch.bfloat16, compute_dtype=torch.float32)
+    model = load_model(folder, read_shape(folder), cpu_kernels(), dtype=torch.bfloat16).model
     rounded = tiny_variant(tmp_path / "rounded", "llama")
     rewrite(rounded, {name: t.bfloat16().float() for name, t in load_file(rounded / "model.safetensors").items()})
     expected = transformers_logits(rounded, TOKEN_IDS)
@@ -79,7 +80,7 @@ def test_a_bfloat16_file_is_widened_exactly(tmp_path: Path) -> None:
 def test_a_model_can_be_held_and_computed_in_a_short_type(dtype: torch.dtype, tmp_path: Path) -> None:
     folder = tiny_variant(tmp_path, "qwen3")
     shape = read_shape(folder)
-    model = load_model(folder, shape, device=CPU, dtype=dtype, compute_dtype=dtype)
+    model = load_model(folder, shape, cpu_kernels(dtype), dtype=dtype).model
     assert model.weight_bytes == shape.weight_bytes(2)
     cache = make_cache(shape)
     cache.pages[:] = [pages.to(dtype) for pages in cache.pages]
@@ -116,15 +117,14 @@ def test_tensors_that_do_not_fit_are_named_before_any_is_read(tmp_path: Path) ->
             "model.layers.7.extra.weight": torch.zeros(1),
         },
     )
-    told: list[int] = []
+    reports: list[int] = []
     with pytest.raises(ModelError) as caught:
         load_model(
             folder,
             read_shape(folder),
-            device=CPU,
+            cpu_kernels(),
             dtype=torch.float32,
-            compute_dtype=torch.float32,
-            progress=lambda phase, done, total, unit: told.append(done),
+            progress=lambda phase, done, total, unit: reports.append(done),
         )
     for part in (
         "missing: model.norm.weight",
@@ -133,7 +133,7 @@ def test_tensors_that_do_not_fit_are_named_before_any_is_read(tmp_path: Path) ->
         "model.layers.0.self_attn.k_proj.weight has type I8, works: BF16, F16, F32",
     ):
         assert part in str(caught.value)
-    assert told == []
+    assert reports == []
 
 
 def test_long_lists_of_names_are_cut(tmp_path: Path) -> None:
@@ -162,4 +162,4 @@ def test_folders_without_usable_weights_are_refused(files: dict[str, bytes], mes
     for name, content in files.items():
         (tmp_path / name).write_bytes(content)
     with pytest.raises(ModelError, match=message):
-        load_model(tmp_path, shape, device=CPU, dtype=torch.float32, compute_dtype=torch.float32)
+        load_model(tmp_path, shape, cpu_kernels(), dtype=torch.float32)

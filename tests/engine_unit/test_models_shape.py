@@ -1,4 +1,4 @@
-"""What config.json says, in both of transformers' dialects, and what is refused."""
+"""Shapes read from config.json, in both of transformers' dialects, and refusals."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SMALL: dict[str, Any] = {
 
 
 def folder_with(tmp_path: Path, generation: dict[str, Any] | None = None, **changes: Any) -> Path:
-    """A folder with the small config; a change to ... leaves the field out."""
+    """A folder with the small config; a change with the value ... leaves the field out."""
     config = {field: value for field, value in {**SMALL, **changes}.items() if value is not ...}
     (tmp_path / "config.json").write_text(json.dumps(config))
     if generation is not None:
@@ -86,7 +86,7 @@ def test_rope_is_read_in_both_dialects(changes: dict[str, Any], rope: RopeParame
 @pytest.mark.parametrize(
     ("changes", "windows"),
     [
-        ({"sliding_window": 4}, (None, None)),  # llama has none, whatever the file says
+        ({"sliding_window": 4}, (None, None)),  # llama has no windows, whatever the file holds
         ({"architectures": ["MistralForCausalLM"], "sliding_window": 4}, (4, 4)),
         ({"architectures": ["MistralForCausalLM"], "sliding_window": None}, (None, None)),
         ({"architectures": ["MistralForCausalLM"]}, (4096, 4096)),

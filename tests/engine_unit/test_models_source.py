@@ -1,4 +1,4 @@
-"""What a model's name resolves to. The hub is a server of the test's own; for builtin:// see tests/engine_real."""
+"""Resolving the names of models. The hub is a server of the test's own; for builtin:// see tests/engine_real."""
 
 from __future__ import annotations
 

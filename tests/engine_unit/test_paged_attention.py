@@ -1,4 +1,4 @@
-"""The paged attention body against its reference, over odd shapes. All float32; pages are full of noise on purpose."""
+"""Attention by torch against its reference, over odd shapes. All float32; pages are full of noise on purpose."""
 
 from __future__ import annotations
 
@@ -7,12 +7,24 @@ import random
 import pytest
 import torch
 
-from rayloom_engine.kernels.kv_cache import AttentionBatch
-from rayloom_engine.kernels.paged_attention import paged_attention, plan_attention
-from rayloom_engine.kernels.reference import paged_attention_reference
+from rayloom_engine.kernels.attention import AttentionBatch, plain, reference
+from rayloom_engine.kernels.attention.plain import PlainPlan
 from rt_tiny import make_batch
 
 NUM_BLOCKS = 512
+
+
+def plan_of(batch: AttentionBatch, pages: torch.Tensor, num_heads: int = 6, window: int | None = None) -> PlainPlan:
+    return plain.plan_attention(batch, num_heads=num_heads, pages=pages, window=window, compute_dtype=torch.float32)
+
+
+def attend_by_reference(
+    batch: AttentionBatch, query_THD: torch.Tensor, pages: torch.Tensor, window: int | None, scale: float
+) -> torch.Tensor:
+    plan = reference.plan_attention(
+        batch, num_heads=query_THD.shape[1], pages=pages, window=window, compute_dtype=torch.float32
+    )
+    return plan.attend(query_THD, pages, scale)
 
 
 def compare(
@@ -33,9 +45,8 @@ def compare(
     pages = torch.randn(NUM_BLOCKS, block_size, 2, num_kv_heads, head_dim)
     # As in a layer: the queries are a slice of the fused projection, so they are strided over T.
     query_THD = torch.randn(sum(query_lens), num_heads + num_kv_heads, head_dim)[:, :num_heads]
-    plan = plan_attention(batch, num_heads=num_heads, pages=pages, window=window)
-    ours = paged_attention(query_THD, pages, plan, 0.25)
-    expected = paged_attention_reference(query_THD, pages, batch, window=window, scale=0.25)
+    ours = plan_of(batch, pages, num_heads, window).attend(query_THD, pages, 0.25)
+    expected = attend_by_reference(batch, query_THD, pages, window, 0.25)
     torch.testing.assert_close(ours, expected, atol=1e-5, rtol=0)
 
 
@@ -56,12 +67,12 @@ def compare(
         ([3, 1, 2, 1], [3, 10, 19, 1]),
     ],
 )
-def test_body_agrees_with_reference(query_lens: list[int], context_lens: list[int], window: int | None) -> None:
+def test_plain_attention_agrees(query_lens: list[int], context_lens: list[int], window: int | None) -> None:
     compare(query_lens, context_lens, window=window)
 
 
 @pytest.mark.parametrize(("num_heads", "num_kv_heads", "head_dim"), [(1, 1, 2), (9, 3, 64), (4, 4, 8), (8, 1, 80)])
-def test_body_agrees_with_reference_for_all_groupings(num_heads: int, num_kv_heads: int, head_dim: int) -> None:
+def test_plain_attention_agrees_for_all_groupings(num_heads: int, num_kv_heads: int, head_dim: int) -> None:
     compare([1, 1, 6], [21, 2, 10], num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, block_size=16)
 
 
@@ -69,7 +80,7 @@ def test_very_different_lengths_are_decoded_in_several_buckets() -> None:
     context_lens = [700, 3, 690, 40, 300, 1]
     batch = make_batch([1] * 6, context_lens, [list(range(-(-length // 4))) for length in context_lens])
     pages = torch.zeros(NUM_BLOCKS, 4, 2, 2, 16)
-    plan = plan_attention(batch, num_heads=6, pages=pages, window=None)
+    plan = plan_of(batch, pages)
     gathered = [part.gathered.keys.shape for part in plan.decodes]
     assert [(rows, length) for rows, _, length, _ in gathered] == [(2, 700), (2, 300), (2, 4)]
     compare([1] * 6, context_lens)
@@ -77,24 +88,24 @@ def test_very_different_lengths_are_decoded_in_several_buckets() -> None:
 
 def test_similar_lengths_are_decoded_as_one_slice() -> None:
     batch = make_batch([1, 1, 1], [9, 12, 10], [[1, 2, 3], [4, 5, 6], [7, 8, 9]])
-    plan = plan_attention(batch, num_heads=6, pages=torch.zeros(NUM_BLOCKS, 4, 2, 2, 16), window=None)
+    plan = plan_of(batch, torch.zeros(NUM_BLOCKS, 4, 2, 2, 16))
     assert [part.rows_R for part in plan.decodes] == [slice(0, 3)]
 
 
 def test_many_long_rows_of_similar_length_are_cut_into_slices() -> None:
     batch = make_batch([1] * 5, [2000] * 5, [list(range(500))] * 5)
-    plan = plan_attention(batch, num_heads=6, pages=torch.zeros(NUM_BLOCKS, 4, 2, 2, 16), window=None)
+    plan = plan_of(batch, torch.zeros(NUM_BLOCKS, 4, 2, 2, 16))
     assert [part.rows_R for part in plan.decodes] == [slice(0, 2), slice(2, 4), slice(4, 5)]
 
 
 def test_a_window_gathers_only_the_blocks_that_it_shows() -> None:
     batch = make_batch([1], [100], [list(range(25))])
-    plan = plan_attention(batch, num_heads=6, pages=torch.zeros(NUM_BLOCKS, 4, 2, 2, 16), window=6)
+    plan = plan_of(batch, torch.zeros(NUM_BLOCKS, 4, 2, 2, 16), window=6)
     assert [part.gathered.block_ids.tolist() for part in plan.decodes] == [[23, 24]]
 
 
 def test_table_columns_of_longer_neighbours_are_not_read() -> None:
-    """A short sequence's padding (block 0) is never mistaken for context, whatever block 0 holds."""
+    """A short sequence's padding (block 0) is never taken for context, with any content of block 0."""
     batch = AttentionBatch(
         query_lens=(1, 1),
         context_lens=(2, 6),
@@ -104,9 +115,8 @@ def test_table_columns_of_longer_neighbours_are_not_read() -> None:
     torch.manual_seed(0)
     pages, query_THD = torch.randn(5, 4, 2, 1, 8), torch.randn(2, 2, 8)
     pages[0] = float("nan")
-    plan = plan_attention(batch, num_heads=2, pages=pages, window=None)
-    ours = paged_attention(query_THD, pages, plan, 1.0)
-    expected = paged_attention_reference(query_THD, pages, batch, window=None, scale=1.0)
+    ours = plan_of(batch, pages, num_heads=2).attend(query_THD, pages, 1.0)
+    expected = attend_by_reference(batch, query_THD, pages, None, 1.0)
     torch.testing.assert_close(ours, expected, atol=1e-5, rtol=0)
 
 
@@ -118,8 +128,7 @@ def test_pages_narrower_than_the_arithmetic_are_widened_as_they_are_gathered(win
     query_THD = torch.randn(6, 4, 16)
 
     def attend(pages: torch.Tensor) -> torch.Tensor:
-        plan = plan_attention(batch, num_heads=4, pages=pages, window=window, compute_dtype=torch.float32)
-        return paged_attention(query_THD, pages, plan, 0.25)
+        return plan_of(batch, pages, num_heads=4, window=window).attend(query_THD, pages, 0.25)
 
     assert attend(narrow).dtype is torch.float32
     assert torch.equal(attend(narrow), attend(narrow.float()))

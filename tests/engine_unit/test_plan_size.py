@@ -1,4 +1,4 @@
-"""How many bytes a plan has when many choices share a long prompt: the prompt once, and little for each choice."""
+"""The bytes of a plan when many choices share a long prompt: the prompt once, and little for each choice."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rayloom_engine.worker.slots import SlotTable
 from rt_scheduler import SimulatedRank, expected_ids, ids_of, make_scheduler, make_sequence, run_to_end
 
 NUM_CHOICES = 64
-NUM_PROMPT = 16_000  # as many as one step computes whatever the context
+NUM_PROMPT = 16_000  # the most that one step computes at any context
 BYTES_PER_CHOICE = 1_000
 
 
@@ -40,7 +40,7 @@ def _add_choices(scheduler, prompt: tuple[int, ...], num: int, generated=None) -
 
 
 class _Slots:
-    """A rank's table of slots that samples the slot's number; nothing is computed."""
+    """A rank's table of slots without a model: it samples the number of the slot."""
 
     def __init__(self) -> None:
         self.table = SlotTable(epoch=0)
@@ -97,7 +97,7 @@ def test_after_lost_ranks_the_prompt_crosses_once_again() -> None:
 
 @pytest.mark.parametrize("num_losses", [1, 2])
 def test_choices_that_are_replayed_end_with_the_same_tokens(num_losses: int) -> None:
-    """Also when the first choice is finished by then, and in chunks of the prompt."""
+    """The prompt may be cut into chunks, and the first choice may be finished."""
     prompt = tuple(range(19))
     scheduler, rank = make_scheduler(30, max_num_batched_tokens=8, max_num_seqs=4), SimulatedRank()
     for index, num in enumerate((2, 6, 6, 6)):

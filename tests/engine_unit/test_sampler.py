@@ -1,4 +1,4 @@
-"""Sampling: each rule on logits small enough to check by hand, and the promise that a draw depends on nothing else."""
+"""Sampling: each rule on logits small enough to check by hand, and draws that depend on nothing else."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ import pytest
 from rt_stages import RankProcesses, StagesInARow, answers, ids_by_request, load_stages, make_engine, stage_config
 from rt_tiny import VARIANTS, tiny_checkpoint
 
-# 2 key/value heads: with 4 ranks each is on two of them. The vocabulary and the feed-forward do not divide by 4.
+# 2 key/value heads: with 4 ranks each head is on two ranks. The vocabulary and the feed-forward do not divide by 4.
 ODD_SIZES = {"vocab_size": 255, "intermediate_size": 97}
 LAYOUTS = ((2, 1), (4, 1), (2, 2))  # tensor, pipeline
 

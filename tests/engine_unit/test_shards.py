@@ -1,6 +1,6 @@
-"""A stage cut into shards (tensor parallelism): who has which heads and rows, what is refused, which bytes are read.
+"""A stage cut into shards (tensor parallelism): heads and rows of each rank, refusals, bytes read.
 
-The ranks of a stage have to work at the same time, so what they say is in test_shard_processes.py.
+The ranks of a stage have to work at the same time, so their results are in test_shard_processes.py.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from rayloom_engine.models.checkpoint.progress import no_progress
 from rayloom_engine.models.loader import load_model
 from rayloom_engine.models.shape import ModelShape, RopeParameters, read_shape
 from rayloom_engine.models.shard_counts import shard_counts
+from rayloom_engine.parallel.model_part import ModelPart
 from rayloom_engine.parallel.shard import WHOLE, Shard
+from rayloom_engine.parallel.stage import whole_model
 from rayloom_engine.worker.loaded_rank import LoadedRank
-from rayloom_engine.worker.start import find_model, load_rank, shard_of, stage_of
+from rayloom_engine.worker.start import find_model, load_rank, part_of
 from rt_stages import load_stages, stage_config
-from rt_tiny import VARIANTS, tiny_checkpoint, tiny_variant
-
-CPU = torch.device("cpu")
+from rt_tiny import VARIANTS, cpu_kernels, tiny_checkpoint, tiny_variant
 
 
 def _shape(num_heads: int, num_kv_heads: int, intermediate_size: int = 1000) -> ModelShape:
@@ -57,9 +57,7 @@ def _load_ranks(folder: Path, tensor: int, pipeline: int = 1) -> list[LoadedRank
     config = stage_config(folder, pipeline, tensor_parallel_size=tensor)
     resolved, shape = find_model(config, no_progress)
     return [
-        load_rank(
-            config, resolved, shape, no_progress, stage=stage_of(config, shape, rank), shard=shard_of(config, rank)
-        )
+        load_rank(config, resolved, shape, no_progress, part=part_of(config, shape, rank))
         for rank in range(config.world_size)
     ]
 
@@ -70,6 +68,15 @@ def test_parts_are_disjoint_complete_and_even(count: int, size: int) -> None:
     assert [index for part in parts for index in part] == list(range(size))
     assert max(map(len, parts)) - min(map(len, parts)) <= 1
     assert Shard(0, count).widths(size) == tuple(map(len, parts))
+
+
+@given(count=st.integers(1, 64), size=st.integers(0, 5000), unit=st.integers(1, 256))
+def test_parts_of_grouped_weights_are_cut_between_groups(count: int, size: int, unit: int) -> None:
+    parts = [Shard(index, count).part(size, unit) for index in range(count)]
+    assert [index for part in parts for index in part] == list(range(size))
+    assert all(part.start % unit == 0 or part.start == size for part in parts)
+    groups = [-(-len(part) // unit) for part in parts]
+    assert max(groups) - min(groups) <= 1
 
 
 @given(count=st.integers(1, 32), per_shard=st.integers(1, 4), num_kv_heads=st.integers(1, 32))
@@ -145,7 +152,7 @@ def test_the_bytes_that_ranks_read_add_up(variant: str, tensor: int, pipeline: i
     (whole,) = load_stages(stage_config(folder))
     ranks = _load_ranks(folder, tensor, pipeline)
     norms = shape.num_layers * 2 * (shape.hidden_size + shape.head_dim * shape.qk_norm) + shape.hidden_size
-    # 2 key/value heads: with 4 shards each is read twice.
+    # 2 key/value heads: with 4 shards each head is read twice.
     copies = max(1, tensor // shape.num_kv_heads) - 1
     kv = 2 * shape.num_layers * shape.kv_size * (shape.hidden_size + shape.qkv_bias)
     embedding = shape.vocab_size * shape.hidden_size * (shape.tie_word_embeddings and pipeline > 1)
@@ -171,13 +178,15 @@ def test_shards_put_together_are_the_model(variant: str, tmp_path: Path) -> None
     shape = read_shape(folder)
 
     def matrices(shard: Shard) -> list[tuple[torch.Tensor, ...]]:
-        model = load_model(folder, shape, device=CPU, dtype=torch.float32, compute_dtype=torch.float32, shard=shard)
+        part = ModelPart(whole_model(shape.num_layers), shard)
+        model = load_model(folder, shape, cpu_kernels(), dtype=torch.float32, part=part).model
+        weights = model._weights
         dense = [
-            tuple(linear.weight.to_dense() for linear in (layer.attention.out, layer.mlp.down))
-            for layer in model._layers
+            tuple(linear.scheme.weight.to_dense() for linear in (layer.attention.out, layer.mlp.down))
+            for layer in weights.layers
         ]
-        assert model._embedding_VD is not None
-        return [(model._embedding_VD,), *dense]
+        assert weights.embedding_VD is not None
+        return [(weights.embedding_VD,), *dense]
 
     whole, *shards = (matrices(shard) for shard in (WHOLE, Shard(0, 2), Shard(1, 2)))
     assert torch.equal(torch.cat([shard[0][0] for shard in shards]), whole[0][0])

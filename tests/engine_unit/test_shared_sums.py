@@ -1,4 +1,4 @@
-"""Sums and logits of ranks that share memory, three processes on however few cores, and what a lost one does."""
+"""Sums and logits of ranks that share memory, three processes on any number of cores, and the loss of a rank."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from rayloom_engine.parallel import shared_sums
+from rayloom_engine.parallel.process_group import Rendezvous, join_group, leave_group, open_store
 from rayloom_engine.parallel.shared_sums import SharedTensorGroup
-from rayloom_engine.parallel.stage_link import join_group, leave_group, open_store
 from rt_readable import is_readable
 from rt_stages import processes_with_torch
 
@@ -35,17 +35,18 @@ def sum_of(step: int, num_rows: int, dtype: torch.dtype = torch.float32) -> torc
 
 
 class RankOfTest:
-    """What a process of a rank is asked for."""
+    """The calls that a rank's process answers."""
 
     def __init__(self, rank: int) -> None:
         self._rank = rank
         self._group: SharedTensorGroup | None = None
 
     def join(self, port: int, barred: int | None = None) -> str:
-        """Why memory is not shared, if so. The `barred` rank cannot open the others'."""
+        """The reason why memory is not shared; empty when it is. The `barred` rank cannot open the others' memory."""
         self._group = None
         leave_group()
-        group = join_group("127.0.0.1", port, self._rank, SIZE, 20.0, ranks_per_stage=SIZE)
+        rendezvous = Rendezvous(host="127.0.0.1", port=port, rank=self._rank, world_size=SIZE, ranks_per_stage=SIZE)
+        group = join_group(rendezvous, 20.0)
         assert group is not None
         with pytest.MonkeyPatch.context() as patch:
             if self._rank == barred:
@@ -69,7 +70,7 @@ class RankOfTest:
         return self._group.gather(part_of(self._rank, step, num_rows, width=WIDTHS[self._rank]))
 
     def wait_for(self, peer: int) -> None:
-        """Until the peer has told this rank of a part, and waits for the others'."""
+        """Returns when the peer's byte has arrived here, so that the peer waits for the other parts."""
         assert self._group is not None
         inbox = self._group._inboxes[peer - (peer > self._rank)]
         assert is_readable(inbox, 20.0)
@@ -114,17 +115,17 @@ class Ranks:
         self._store, port = open_store("127.0.0.1")
         return self.ask_all("join", port, *details)
 
-    def tell(self, rank: int, what: str, *details: object) -> None:
+    def send(self, rank: int, what: str, *details: object) -> None:
         self._connections[rank].send((what, details))
 
-    def hear(self, rank: int) -> Any:
+    def reply(self, rank: int) -> Any:
         assert self._connections[rank].poll(60.0), f"rank {rank} does not answer"
         return self._connections[rank].recv()
 
     def ask_all(self, what: str, *details: object) -> list[Any]:
         for rank in range(SIZE):
-            self.tell(rank, what, *details)
-        return [self.hear(rank) for rank in range(SIZE)]
+            self.send(rank, what, *details)
+        return [self.reply(rank) for rank in range(SIZE)]
 
     def close(self) -> None:
         for process in self.processes.values():
@@ -167,14 +168,14 @@ def test_logits_of_uneven_widths_meet_on_the_first_rank(num_rows: int, joined: R
 
 @pytest.mark.parametrize("lost", [1])
 def test_a_killed_rank_frees_those_that_wait_for_it(lost: int, joined: Ranks) -> None:
-    """Stopped it holds them up; killed it does not, and those who are left meet a new one in a new group."""
+    """A stopped rank blocks its peers, a killed rank does not; its peers meet a new rank in a new group."""
     others = [rank for rank in range(SIZE) if rank != lost]
     os.kill(joined.processes[lost].pid, signal.SIGSTOP)
     for rank in others:
-        joined.tell(rank, "sums", 0, [4], torch.float32)
+        joined.send(rank, "sums", 0, [4], torch.float32)
     os.kill(joined.processes[lost].pid, signal.SIGKILL)
     began = time.monotonic()
-    assert [type(joined.hear(rank)) for rank in others] == [RuntimeError] * len(others)
+    assert [type(joined.reply(rank)) for rank in others] == [RuntimeError] * len(others)
     assert time.monotonic() - began < 5.0
     joined.processes[lost].join(10.0)
     joined.start(lost)
@@ -184,23 +185,23 @@ def test_a_killed_rank_frees_those_that_wait_for_it(lost: int, joined: Ranks) ->
 
 def test_a_rank_that_leaves_frees_those_that_wait_for_it(joined: Ranks) -> None:
     for rank in (0, 2):
-        joined.tell(rank, "sums", 0, [4], torch.float32)
-    joined.tell(1, "leave")
-    assert joined.hear(1) is None
-    assert [type(joined.hear(rank)) for rank in (0, 2)] == [RuntimeError] * 2
+        joined.send(rank, "sums", 0, [4], torch.float32)
+    joined.send(1, "leave")
+    assert joined.reply(1) is None
+    assert [type(joined.reply(rank)) for rank in (0, 2)] == [RuntimeError] * 2
 
 
 def test_a_rank_that_fails_frees_those_that_wait_for_it(joined: Ranks) -> None:
-    """The last rank has told both and waits for the first, which then fails before it has told the last."""
-    joined.tell(2, "sums", 0, [4], torch.float32)
-    joined.tell(1, "wait_for", 2)
-    assert joined.hear(1) is None
-    joined.tell(1, "leave")
-    assert joined.hear(1) is None
+    """The last rank has sent both bytes and waits for the first rank, which then fails before it has sent its own."""
+    joined.send(2, "sums", 0, [4], torch.float32)
+    joined.send(1, "wait_for", 2)
+    assert joined.reply(1) is None
+    joined.send(1, "leave")
+    assert joined.reply(1) is None
     for again in range(2):
-        joined.tell(0, "sums", again, [4], torch.float32)
-        assert type(joined.hear(0)) is RuntimeError
-    assert type(joined.hear(2)) is RuntimeError
+        joined.send(0, "sums", again, [4], torch.float32)
+        assert type(joined.reply(0)) is RuntimeError
+    assert type(joined.reply(2)) is RuntimeError
 
 
 def test_when_one_rank_cannot_open_the_memory_none_uses_it(joined: Ranks) -> None:

@@ -16,7 +16,7 @@ import pytest
 
 from rayloom_engine.core.decoding import DecodingParams
 from rayloom_engine.core.step import NewSlot, SlotStep, StepPlan
-from rayloom_engine.parallel.stage_link import interface_towards
+from rayloom_engine.parallel.process_group import interface_towards
 from rt_stages import RankProcesses, StagesInARow, answers, ids_by_request, load_stages, make_engine, stage_config
 from rt_tiny import tiny_variant
 
@@ -136,7 +136,7 @@ class _DiesAtStep:
 
 
 def answers_across_a_loss(engine, stages: RankProcesses):
-    """`answers`, with the group made anew by the test where the engine's step raises."""
+    """`answers`, with a new process group made by the test where the engine's step raises."""
     step = engine.step
     losses = []
 

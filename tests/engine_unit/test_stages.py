@@ -1,4 +1,4 @@
-"""A model cut into pipeline stages: which layers, which bytes, and the same tokens as in one piece.
+"""A model cut into pipeline stages: layers and bytes of each stage, and the same tokens as in one piece.
 
 Here the stages of a model run one after the other in this process; test_stage_processes.py has them in processes.
 """
@@ -16,12 +16,11 @@ from rayloom_engine.errors import ConfigError, ModelError
 from rayloom_engine.models.checkpoint.progress import no_progress
 from rayloom_engine.models.loader import load_model
 from rayloom_engine.models.shape import read_shape
+from rayloom_engine.parallel.model_part import ModelPart
 from rayloom_engine.parallel.stage import Stage, make_stages, split_layers
-from rayloom_engine.worker.start import find_model, load_rank, stage_of
+from rayloom_engine.worker.start import find_model, load_rank, part_of
 from rt_stages import StagesInARow, answers, ids_by_request, load_stages, make_engine, stage_config
-from rt_tiny import VARIANTS, tiny_checkpoint, tiny_variant
-
-CPU = torch.device("cpu")
+from rt_tiny import VARIANTS, cpu_kernels, tiny_checkpoint, tiny_variant
 
 
 @pytest.mark.parametrize(
@@ -83,7 +82,7 @@ def test_too_many_stages_are_refused_before_anything_is_loaded(tmp_path: Path) -
 def test_ranks_of_a_stage_are_neighbours(tmp_path: Path) -> None:
     folder = tiny_variant(tmp_path, "llama3-rope")
     config = stage_config(folder, 3).model_copy(update={"tensor_parallel_size": 2})
-    stages = [stage_of(config, read_shape(folder), rank) for rank in range(6)]
+    stages = [part_of(config, read_shape(folder), rank).stage for rank in range(6)]
     assert [(stage.index, stage.layers) for stage in stages] == [
         (index, range(index, index + 1)) for index in (0, 0, 1, 1, 2, 2)
     ]
@@ -128,20 +127,19 @@ def test_stages_share_out_bytes_and_blocks(variant: str, num_stages: int, tmp_pa
 def test_a_stage_counts_its_own_bytes_and_opens_every_shard(tmp_path: Path) -> None:
     folder = tiny_checkpoint(tmp_path, num_hidden_layers=3, max_shard_size="100KB")
     shape = read_shape(folder)
-    told: list[tuple[int, int]] = []
+    reports: list[tuple[int, int]] = []
     middle = make_stages(3, 3)[1]
-    model = load_model(
+    loaded = load_model(
         folder,
         shape,
-        device=CPU,
+        cpu_kernels(),
         dtype=torch.float32,
-        compute_dtype=torch.float32,
-        stage=middle,
-        progress=lambda phase, done, total, unit: told.append((done, total)),
+        part=ModelPart(middle),
+        progress=lambda phase, done, total, unit: reports.append((done, total)),
     )
     layer_bytes = 4 * (64 * (64 + 32 + 32) + 64 * 64 + 3 * 64 * 96 + 2 * 64)  # qkv, o, gate, up and down, norms
-    assert (told[0], told[-1]) == ((0, layer_bytes), (layer_bytes, layer_bytes))
-    assert model.num_bytes_read == model.weight_bytes == layer_bytes
+    assert (reports[0], reports[-1]) == ((0, layer_bytes), (layer_bytes, layer_bytes))
+    assert loaded.num_bytes_read == loaded.model.weight_bytes == layer_bytes
 
 
 def test_every_stage_refuses_a_checkpoint_that_does_not_fit(tmp_path: Path) -> None:
@@ -149,7 +147,7 @@ def test_every_stage_refuses_a_checkpoint_that_does_not_fit(tmp_path: Path) -> N
     shape = read_shape(tiny_checkpoint(tmp_path / "longer", num_hidden_layers=4))
     for stage in make_stages(4, 4):
         with pytest.raises(ModelError, match=r"missing: model\.layers\.3\.input_layernorm\.weight"):
-            load_model(folder, shape, device=CPU, dtype=torch.float32, compute_dtype=torch.float32, stage=stage)
+            load_model(folder, shape, cpu_kernels(), dtype=torch.float32, part=ModelPart(stage))
 
 
 def test_a_rank_divides_memory_and_threads_by_the_ranks_on_its_host(tmp_path: Path, monkeypatch) -> None:
@@ -162,8 +160,8 @@ def test_a_rank_divides_memory_and_threads_by_the_ranks_on_its_host(tmp_path: Pa
     resolved, shape = find_model(config, no_progress)
     threads = torch.get_num_threads()
     try:
-        stage = stage_of(config, shape, 0)
-        ranks = [load_rank(config, resolved, shape, no_progress, stage=stage, ranks_on_host=num) for num in (1, 2)]
+        part = part_of(config, shape, 0)
+        ranks = [load_rank(config, resolved, shape, no_progress, part=part, ranks_on_host=num) for num in (1, 2)]
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(threads)

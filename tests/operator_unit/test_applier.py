@@ -137,7 +137,7 @@ def test_another_service_in_the_place_of_ours_stays_refused():
         await applier.carry_out(KEY, planned, 300)
         theirs = SERVICE | {"metadata": SERVICE["metadata"] | {"ownerReferences": [], "uid": "theirs"}}
         ours = kube.objects["/api/v1/namespaces/team/services/chat"]
-        drift.reflectors[0]._take("DELETED", ours)
+        drift.reflectors[0].take("DELETED", ours)
         kube.put(theirs)
         # Meanwhile the spec cannot be used, and then it can.
         await applier.carry_out(KEY, Plan(), 300)

@@ -1,4 +1,4 @@
-"""What is sent is what the API server reads, also where it reads YAML, and what it says is read as far as is asked."""
+"""Requests mean the same as JSON and as YAML, and answers are decoded into the fields of a shape."""
 
 import json
 
@@ -16,7 +16,7 @@ TEXT = st.text(st.characters(exclude_categories=["Cs"]))
 
 
 @given(TEXT)
-def test_what_is_applied_is_the_same_as_yaml_and_as_json(text):
+def test_an_apply_means_the_same_as_yaml_and_as_json(text):
     body = {"message": f"a {text} b"}
     assert json.loads(encoded(body)) == body
     assert yaml.safe_load(encoded(body).decode()) == body
@@ -41,11 +41,11 @@ def test_characters_that_yaml_would_refuse_or_lose_arrive(text):
         b'"\\ud800"',
     ],
 )
-def test_what_is_no_such_document_is_refused(text):
+def test_an_answer_of_another_type_is_refused(text):
     with pytest.raises(ValueError):
-        decoded(text, shapes.Pod)
+        decoded(text, shapes.PodFields)
 
 
-def test_what_is_null_is_left_out_of_what_has_no_place_for_it():
+def test_a_null_is_left_out_where_the_shape_has_no_place_for_it():
     text = b'{"metadata": {"name": "a", "labels": null, "ownerReferences": [null, {"uid": "u", "kind": null}]}}'
-    assert decoded(text, shapes.Pod) == {"metadata": {"name": "a", "ownerReferences": [{"uid": "u"}]}}
+    assert decoded(text, shapes.PodFields) == {"metadata": {"name": "a", "ownerReferences": [{"uid": "u"}]}}

@@ -18,7 +18,7 @@ def test_without_a_command_there_is_help(capsys):
     assert said.err == ""
 
 
-def test_the_version_is_said_and_is_the_charts(capsys):
+def test_the_printed_version_is_that_of_the_chart(capsys):
     with pytest.raises(SystemExit) as end:
         main(["--version"])
     assert end.value.code == 0

@@ -198,7 +198,7 @@ def test_a_service_made_anew_takes_nothing_over():
         first = world.kube.objects.pop(SERVICE)
         del world.kube.objects[CLIENT_SERVICE]
         world.ask_for(service(uid="uid-2"))
-        # kopf tells of both; in which order does not matter.
+        # kopf reports both events, in any order.
         world.controller.set_service(first, True)
         await world.until(lambda: CLIENT_SERVICE in world.kube.objects)
         await world.rest()
@@ -379,8 +379,8 @@ def test_an_event_that_was_not_sent_is_sent_soon(monkeypatch):
     with_world(story)
 
 
-def test_a_deletion_that_nobody_told_is_found(monkeypatch):
-    monkeypatch.setattr("rayloom_operator.reconcile.controller._RELIST_S", 0.05)
+def test_a_deletion_without_an_event_is_found(monkeypatch):
+    monkeypatch.setattr("rayloom_operator.reconcile.missed_deletions._INTERVAL_S", 0.05)
 
     async def story(world):
         world.ask_for(service())

@@ -60,7 +60,7 @@ def test_a_silent_engine_is_looked_at_when_it_is_given_up_and_then_as_often_as_m
 
 
 def test_an_engine_of_which_nothing_is_heard_has_its_service_looked_at(monkeypatch):
-    monkeypatch.setattr("rayloom_operator.reconcile.controller._SILENCE_LOOK_S", 0.001)
+    monkeypatch.setattr("rayloom_operator.reconcile.controller._SILENCE_CHECK_S", 0.001)
 
     async def story(world):
         looked_at = asyncio.Event()
@@ -118,7 +118,7 @@ def test_the_revision_of_an_engine_is_no_matter_of_a_label(label):
         kept = {name: text for name, text in cluster["metadata"]["labels"].items() if name != "rayloom.dev/revision"}
         world.kube.calls.clear()
         world.kube.put(cluster | {"metadata": cluster["metadata"] | {"labels": kept | label}})
-        cached = world.controller._clusters.of_service
+        cached = world.controller.watches.clusters.of_service
         await world.until(lambda: cached(KEY)[0]["metadata"]["labels"] == kept | label)
         await world.rest()
         await world.controller._reconcile(KEY)
@@ -136,7 +136,7 @@ def test_a_refused_service_waits_for_its_engines_first_answer_too(monkeypatch):
         asked = head(world.kube)
         asked["status"]["podIP"] = "10.0.0.1"
         world.kube.put(asked)
-        await world.until(lambda: world.controller._pods.of_service(KEY))
+        await world.until(lambda: world.controller.watches.pods.of_service(KEY))
         await world.rest()
         world.kube.statuses.clear()
         world.kube.refusals["apply", "chat-rayloom"] = KubeError(403, "no")
@@ -158,7 +158,7 @@ def test_what_is_seen_of_a_service_is_of_one_moment():
         pod = head(world.kube)
         pod["spec"]["volumes"] = [{"name": "model"}]
         world.kube.put(pod)
-        clusters, pods = world.controller._clusters, world.controller._pods
+        clusters, pods = world.controller.watches.clusters, world.controller.watches.pods
         await world.until(lambda: clusters.of_service(KEY) and pods.of_service(KEY))
 
         async def list_events(path, params):

@@ -1,9 +1,10 @@
-"""Who else changed an object, and what of that matters; a default of the operator's that changes."""
+"""Changes of an object by others: found as drift, or compared after a restart; a changed default of the operator."""
 
 import asyncio
 import copy
 from dataclasses import replace
 
+import msgspec
 import pytest
 
 from rayloom_operator.kube import reflector
@@ -11,6 +12,7 @@ from rayloom_operator.kube.client import KubeError
 from rayloom_operator.objects.companions import client_service, service_account
 from rayloom_operator.objects.guards import disruption_budget, network_policy
 from rayloom_operator.observe import drift as module
+from rayloom_operator.observe.applied_fields import SHAPES
 from rayloom_operator.observe.drift import Drift
 from rayloom_operator.resolve.revision import revision, with_kept_image
 from rt_fake_kube import FakeKube
@@ -36,13 +38,13 @@ def service(version="1", uid="u", kind="Service"):
         ([], [("ADDED", "1")], False),
     ],
 )
-def test_only_what_somebody_else_did_is_drift(wrote, events, is_drift):
+def test_only_a_change_by_somebody_else_is_drift(wrote, events, is_drift):
     async def story():
         drift = Drift(FakeKube(), lambda _: None)
-        teller = drift.reflectors[0]
-        # News may come before the answer to the request that made it.
+        reflected = drift.reflectors[0]
+        # An event may arrive before the answer to the request that caused it.
         for kind, version in events:
-            teller._take(kind, service(version))
+            reflected.take(kind, service(version))
         for version in wrote:
             drift.wrote(KEY, service(version))
         assert drift.take(KEY) is is_drift
@@ -51,38 +53,38 @@ def test_only_what_somebody_else_did_is_drift(wrote, events, is_drift):
     asyncio.run(story())
 
 
-def test_each_of_its_objects_that_changes_has_the_service_looked_at():
+def test_a_change_of_an_object_queues_its_service():
     async def story():
-        told = []
-        teller = Drift(FakeKube(), told.append).reflectors[0]
-        teller._take("MODIFIED", service())
-        teller._take("BOOKMARK", {"metadata": {"resourceVersion": "9"}})
-        assert told == [KEY]
+        queued = []
+        reflected = Drift(FakeKube(), queued.append).reflectors[0]
+        reflected.take("MODIFIED", service())
+        reflected.take("BOOKMARK", {"metadata": {"resourceVersion": "9"}})
+        assert queued == [KEY]
 
     asyncio.run(story())
 
 
 @pytest.mark.parametrize("change", [{"uid": "v"}, {"labels": {"rayloom.dev/service": "other"}}])
-def test_what_another_one_of_its_name_has_replaced_is_gone(change):
+def test_an_object_replaced_by_another_of_its_name_is_drift(change):
     async def story():
         drift = Drift(FakeKube(), lambda _: None)
         drift.wrote(KEY, service())
-        drift.reflectors[0]._take("ADDED", service())
+        drift.reflectors[0].take("ADDED", service())
         assert not drift.take(KEY)
         other = service()
         other["metadata"] |= change
-        drift.reflectors[0]._take("ADDED", other)
+        drift.reflectors[0].take("ADDED", other)
         assert drift.take(KEY)
 
     asyncio.run(story())
 
 
-def test_what_went_in_a_gap_of_its_watch_is_told(monkeypatch):
+def test_an_object_deleted_in_a_gap_of_its_watch_is_drift(monkeypatch):
     monkeypatch.setattr(reflector, "_FIRST_DELAY_S", 0.001)
 
     async def story():
-        kube, told = FakeKube(), asyncio.Queue()
-        drift = Drift(kube, told.put_nowait)
+        kube, queued = FakeKube(), asyncio.Queue()
+        drift = Drift(kube, queued.put_nowait)
         kube.put(service())
         path = "/api/v1/namespaces/team/services/chat"
         drift.wrote(KEY, kube.objects[path] | {"kind": "Service"})
@@ -90,17 +92,17 @@ def test_what_went_in_a_gap_of_its_watch_is_told(monkeypatch):
         async with asyncio.timeout(10):
             while not kube._watches:
                 await asyncio.sleep(0.001)
-            assert told.empty() and not drift.take(KEY)
+            assert queued.empty() and not drift.take(KEY)
             del kube.objects[path]
             kube.end_watches("/services", KubeError(410, "too old resource version"))
-            assert await told.get() == KEY
+            assert await queued.get() == KEY
         assert drift.take(KEY)
         following.cancel()
 
     asyncio.run(story())
 
 
-def test_a_list_that_is_refused_or_hangs_delays_little(monkeypatch):
+def test_a_list_that_is_refused_or_hangs_delays_the_start_little(monkeypatch):
     async def story(kube, limit_s):
         drift = Drift(kube, lambda _: None)
         following = [asyncio.create_task(each.run()) for each in drift.reflectors]
@@ -125,13 +127,19 @@ def test_a_list_that_is_refused_or_hangs_delays_little(monkeypatch):
 
 
 def as_returned(manifest, **defaults):
-    """The object with what the API server adds to it."""
+    """The object with the fields that the API server adds."""
     found = copy.deepcopy(manifest)
     found["metadata"] |= {"uid": "u", "resourceVersion": "1", "creationTimestamp": "2026-01-01T00:00:00Z"}
     return found | ({"spec": found["spec"] | defaults} if "spec" in found else {})
 
 
 POLICY, BUDGET, CLIENTS = (make(make_service()) for make in (network_policy, disruption_budget, client_service))
+PLURALS = {
+    "Service": "/services",
+    "ServiceAccount": "/serviceaccounts",
+    "NetworkPolicy": "/networkpolicies",
+    "PodDisruptionBudget": "/poddisruptionbudgets",
+}
 SERVICE_DEFAULTS = {
     "clusterIP": "10.96.0.7",
     "clusterIPs": ["10.96.0.7"],
@@ -145,8 +153,9 @@ SERVICE_DEFAULTS = {
 
 def is_right(manifest, found):
     drift = Drift(FakeKube(), lambda _: None)
-    packed = drift._packers[manifest["kind"]].pack(found)
-    return drift.is_right(KEY, manifest, {(manifest["kind"], manifest["metadata"]["name"]): packed})
+    (reflector,) = [each for each in drift.reflectors if each.path.endswith(PLURALS[manifest["kind"]])]
+    reflector.take("ADDED", msgspec.convert(found, SHAPES[manifest["kind"]]))
+    return drift.is_right(KEY, manifest, drift.take_listed(KEY))
 
 
 @pytest.mark.parametrize(
@@ -159,7 +168,7 @@ def is_right(manifest, found):
         (service_account(make_service()), as_returned(service_account(make_service())) | {"secrets": [{"name": "s"}]}),
     ],
 )
-def test_defaults_and_what_others_may_add_are_right(manifest, found):
+def test_defaults_and_fields_of_other_controllers_are_right(manifest, found):
     assert is_right(manifest, found)
 
 
@@ -177,7 +186,7 @@ def test_defaults_and_what_others_may_add_are_right(manifest, found):
         (BUDGET, (), {"minAvailable": 7}),
     ],
 )
-def test_what_lets_others_in_or_selects_other_pods_is_not_right(manifest, place, addition):
+def test_a_field_that_admits_others_or_selects_other_pods_is_not_right(manifest, place, addition):
     found = as_returned(manifest)
     assert is_right(manifest, found)
     part = found["spec"]
@@ -197,3 +206,37 @@ def test_a_new_default_image_counts_once_the_spec_changes_otherwise():
     assert with_kept_image(changed, "engine:1", revision(first)) == changed
     assert with_kept_image(explicit, "engine:1", revision(first)) == explicit
     assert with_kept_image(same, "", "") == same
+
+
+@pytest.mark.parametrize("make", [service_account, client_service, network_policy, disruption_budget])
+def test_the_digest_has_every_field_that_the_operator_applies(make):
+    manifest = make(make_service())
+    kept = msgspec.convert(manifest, SHAPES[manifest["kind"]])
+
+    assert {"apiVersion": manifest["apiVersion"], "kind": manifest["kind"], **kept} == manifest
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        (("metadata", "labels", "app.kubernetes.io/managed-by"), "somebody"),
+        (("metadata", "ownerReferences"), []),
+        (("spec", "ports", 0, "targetPort"), 9999),
+        (("spec", "ports", 0, "appProtocol"), "h2c"),
+    ],
+)
+def test_an_edit_of_a_service_while_no_operator_ran_is_not_right(place, value):
+    found = as_returned(CLIENTS, **SERVICE_DEFAULTS)
+    part = found
+    for name in place[:-1]:
+        part = part[name]
+    part[place[-1]] = value
+    assert not is_right(CLIENTS, found)
+
+
+def test_an_object_that_was_deleted_before_the_first_reconcile_is_not_right():
+    drift = Drift(FakeKube(), lambda _: None)
+    found = msgspec.convert(as_returned(CLIENTS), SHAPES["Service"])
+    drift.reflectors[0].take("ADDED", found)
+    drift.reflectors[0].take("DELETED", found)
+    assert not drift.is_right(KEY, CLIENTS, drift.take_listed(KEY))

@@ -1,4 +1,4 @@
-"""Leader election: whatever is late or lost and however clocks run, never two that may write."""
+"""Leader election: never do two processes write, whatever is late or lost and however clocks run."""
 
 import asyncio
 import heapq
@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rayloom_operator.kube.client import CONFLICT, KubeError
-from rayloom_operator.kube.election import Election, LeaseLost, Record
+from rayloom_operator.kube.election import Election, LeaseLost, LeaseRecord
 from rayloom_operator.kube.lease import Lease
 from rt_fake_kube import FakeKube
 
@@ -19,7 +19,7 @@ SECONDS = 6
 
 
 def record(holder="other", version="1", seconds=SECONDS):
-    return Record(holder=holder, seconds=seconds, transitions=3, acquired="then", version=version)
+    return LeaseRecord(holder=holder, seconds=seconds, transitions=3, acquired="then", version=version)
 
 
 def test_a_free_lease_is_taken_at_once_and_counts_from_before_the_request():
@@ -31,7 +31,7 @@ def test_a_free_lease_is_taken_at_once_and_counts_from_before_the_request():
     assert [election.may_write(now) for now in (100.0, 104.4, 104.5)] == [True, True, False]
 
 
-def test_a_lease_of_another_is_taken_once_it_has_not_changed_for_its_time():
+def test_the_lease_of_another_process_is_taken_once_it_has_not_changed_for_its_time():
     election = Election("me", SECONDS)
     election.saw(record(version="1"), 100.0)
     election.saw(record(version="1"), 105.0)
@@ -50,7 +50,7 @@ def test_a_released_lease_is_taken_at_once():
 
 
 @pytest.mark.parametrize("found", [record("other"), record(""), None], ids=["taken", "released", "deleted"])
-def test_who_has_led_never_leads_again_after_another(found):
+def test_a_process_that_has_led_never_leads_again_after_another(found):
     election = Election("me", SECONDS)
     election.saw(None, 0.0)
     election.won(election.claim("now"), 0.0)
@@ -59,7 +59,7 @@ def test_who_has_led_never_leads_again_after_another(found):
     assert not election.may_write(1.0)
 
 
-def test_who_was_stopped_for_long_goes_on_if_nobody_led_meanwhile():
+def test_a_process_that_was_stopped_for_long_leads_on_if_no_other_led_in_the_meantime():
     election = Election("me", SECONDS)
     election.saw(None, 0.0)
     election.won(record("me", "1"), 0.0)
@@ -105,7 +105,7 @@ class World:
         if self.has_ended[who] or not turns:
             return
         (seconds, is_lost, sleep), rest = turns[0], turns[1:]
-        # Both ways, or the time after which an answer is given up.
+        # Both ways, or the timeout of a request.
         self.at(time + (1.5 if is_lost else seconds) + sleep, lambda then: self.turn(who, then, rest))
         if is_lost:
             self.write_if_due(who, time, seconds, is_lost)
@@ -152,12 +152,12 @@ turns = st.lists(
 
 @settings(deadline=None, max_examples=500)
 @given(rates=st.sampled_from([(1.0, 1.0), (0.88, 1.12), (1.12, 0.88)]), turns=st.tuples(turns, turns))
-def test_there_are_never_two_who_may_write(rates, turns):
+def test_never_may_two_processes_write(rates, turns):
     World(rates).run(turns)
 
 
 class Cluster(FakeKube):
-    """Reached from the threads of several processes."""
+    """Used from the threads of several processes."""
 
     def __init__(self):
         super().__init__()
@@ -182,7 +182,7 @@ def holder(kube):
     return kube.objects["/apis/coordination.k8s.io/v1/namespaces/system/leases/operator"]["spec"]["holderIdentity"]
 
 
-def test_a_lease_that_is_released_goes_to_who_waits():
+def test_a_released_lease_goes_to_a_standby():
     async def run():
         kube = Cluster()
         a, b = make_lease(kube, "a"), make_lease(kube, "b")
@@ -204,7 +204,7 @@ def test_a_lease_that_is_released_goes_to_who_waits():
     asyncio.run(run())
 
 
-def test_a_leader_that_vanished_is_followed_by_who_waits():
+def test_a_standby_leads_after_a_leader_that_was_killed():
     async def run():
         kube = Cluster()
         a, b = make_lease(kube, "a"), make_lease(kube, "b")
@@ -229,7 +229,7 @@ def test_a_leader_that_vanished_is_followed_by_who_waits():
     asyncio.run(run())
 
 
-def test_a_leader_that_was_followed_ends():
+def test_a_leader_ends_once_another_leads():
     async def run():
         kube = Cluster()
         a = make_lease(kube, "a")
@@ -247,7 +247,7 @@ def test_a_leader_that_was_followed_ends():
     asyncio.run(run())
 
 
-def test_a_leader_outlives_an_api_server_that_is_away_but_writes_nothing_meanwhile():
+def test_a_leader_survives_an_unreachable_api_server_and_writes_nothing_in_the_meantime():
     async def run():
         kube = Cluster()
         a = make_lease(kube, "a")
@@ -267,7 +267,7 @@ def test_a_leader_outlives_an_api_server_that_is_away_but_writes_nothing_meanwhi
     asyncio.run(run())
 
 
-def test_a_lease_that_cannot_be_made_is_said_once_and_tried_again(caplog):
+def test_a_lease_that_cannot_be_created_is_logged_once_and_retried(caplog):
     async def run():
         kube = Cluster()
         kube.refusals["create", "/operator"] = KubeError(403, "forbidden")
@@ -299,7 +299,7 @@ def test_it_runs_in_a_thread_and_is_stopped_from_another():
     assert (thread.is_alive(), a.may_write(), holder(kube)) == (False, False, "")
 
 
-def test_a_conflict_is_no_news_to_the_log(caplog):
+def test_a_conflict_is_not_logged(caplog):
     async def run():
         kube = Cluster()
         kube.put(

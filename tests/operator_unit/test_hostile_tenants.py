@@ -18,8 +18,8 @@ def test_hostile_tenants_cost_the_others_nothing_that_they_notice():
         [sys.executable, str(SCENARIO), str(SECONDS)], capture_output=True, text=True, timeout=120, check=False
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    # No answer, however it is formed, is a mistake of the operator's own.
-    assert "mistake in the operator" not in done.stderr
+    # No answer, however it is formed, is an error of the operator's own.
+    assert "error in the operator" not in done.stderr
     figures = json.loads(done.stdout)
     print(figures)
     assert figures["bad_engines_asked"] == 12

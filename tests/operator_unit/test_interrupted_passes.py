@@ -182,7 +182,7 @@ def test_the_owner_of_an_object_that_somebody_has_changed_is_read_again():
         assert drift.uid_of_ours(KEY, "Service") is not None
         kube.gets.clear()
         changed = kube.put(SERVICE | {"spec": {}})
-        drift.reflectors[0]._take("MODIFIED", changed)
+        drift.reflectors[0].take("MODIFIED", changed)
         assert drift.uid_of_ours(KEY, "Service") is None
         await applier.carry_out(KEY, Plan(wanted=SHARED), 300)
         assert kube.gets == [path_of(SERVICE)]

@@ -1,4 +1,4 @@
-"""The client against an HTTP server: what is counted, and that a process whose time is over changes nothing."""
+"""The client against an HTTP server: its counts, its errors, and that a process that leads no more changes nothing."""
 
 import asyncio
 import json
@@ -9,13 +9,13 @@ from aiohttp import web
 
 from rayloom_operator.kube import client as module
 from rayloom_operator.kube import shapes
-from rayloom_operator.kube.client import Deposed, Kube, KubeError, KubeUnreachable, MadeAnew
+from rayloom_operator.kube.client import Deposed, Kube, KubeError, KubeUnreachable, Recreated
 
 MANIFEST = {"apiVersion": "v1", "kind": "Pod", "metadata": {"namespace": "team", "name": "a", "uid": "uid-1"}}
 
 
 class Server:
-    """Takes what is sent in full, and answers with `code`."""
+    """Reads each request in full, and answers with `code`."""
 
     def __init__(self):
         self.taken = []  # (method, body)
@@ -28,7 +28,7 @@ class Server:
         self.peers = set()  # ports of the client's connections
 
     def page(self, request):
-        """Of `num_items` objects, as many as are asked for."""
+        """A page of the `num_items` objects, as large as the request asks for."""
         first, limit = int(request.query.get("continue", 0)), int(request.query.get("limit", 1))
         after = min(first + limit, self.num_items)
         more = {"continue": str(after)} if after < self.num_items else {}
@@ -81,7 +81,7 @@ WRITES = {
 
 
 @pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
-def test_who_may_not_write_sends_nothing_but_reads(write, monkeypatch):
+def test_a_process_that_may_not_write_sends_only_reads(write, monkeypatch):
     async def run():
         async with serving(monkeypatch) as (server, kube):
             await write(kube)
@@ -95,7 +95,7 @@ def test_who_may_not_write_sends_nothing_but_reads(write, monkeypatch):
     asyncio.run(run())
 
 
-def test_who_was_stopped_while_a_connection_was_made_sends_nothing(monkeypatch):
+def test_a_process_that_was_stopped_while_it_connected_sends_nothing(monkeypatch):
     async def run():
         async with serving(monkeypatch) as (server, kube):
             connect = kube._session.connector.connect
@@ -116,18 +116,18 @@ def test_who_was_stopped_while_a_connection_was_made_sends_nothing(monkeypatch):
 @pytest.mark.parametrize(
     ("codes", "uid", "raised", "methods"),
     [
-        ([422, 200], "uid-2", MadeAnew, ["PATCH", "GET"]),
+        ([422, 200], "uid-2", Recreated, ["PATCH", "GET"]),
         ([422, 200], "uid-1", "422", ["PATCH", "GET"]),
         ([422, 404], "", "404", ["PATCH", "GET"]),
         ([404], "", "404", ["PATCH"]),
         ([409], "", "409", ["PATCH"]),
     ],
 )
-def test_whose_status_is_refused_is_looked_up(codes, uid, raised, methods, monkeypatch):
+def test_a_refused_status_is_told_from_a_recreated_object_by_its_uid(codes, uid, raised, methods, monkeypatch):
     async def run():
         async with serving(monkeypatch) as (server, kube):
             server.codes, server.found = codes, MANIFEST | {"metadata": MANIFEST["metadata"] | {"uid": uid}}
-            with pytest.raises((KubeError, MadeAnew)) as error:
+            with pytest.raises((KubeError, Recreated)) as error:
                 await kube.replace_status(MANIFEST | {"status": {}})
             assert raised in (type(error.value), str(getattr(error.value, "code", "")))
             assert [method for method, _ in server.taken] == methods
@@ -158,11 +158,11 @@ def test_requests_are_counted_by_verb_and_code(monkeypatch):
     asyncio.run(run())
 
 
-def test_how_long_calls_for_one_object_take_decides_how_many_passes_run_at_once(monkeypatch):
+def test_the_time_of_requests_for_one_object_sets_the_number_of_concurrent_reconciles(monkeypatch):
     async def run():
         async with serving(monkeypatch) as (server, kube):
             told, before = [], kube.concurrency.value
-            monkeypatch.setattr(kube.concurrency, "told", lambda kind, seconds: told.append((kind, 0 < seconds < 30)))
+            monkeypatch.setattr(kube.concurrency, "took", lambda kind, seconds: told.append((kind, 0 < seconds < 30)))
             await kube.list("/x", {})
             await kube.get("/x")
             await kube.apply(MANIFEST)
@@ -185,7 +185,7 @@ def test_how_long_calls_for_one_object_take_decides_how_many_passes_run_at_once(
     asyncio.run(run())
 
 
-def test_a_login_that_fails_keeps_the_credentials_that_there_are(monkeypatch, caplog):
+def test_a_failed_login_keeps_the_current_credentials(monkeypatch, caplog):
     async def run():
         async with serving(monkeypatch) as (_, kube):
 
@@ -216,7 +216,7 @@ def test_a_long_list_comes_in_pages(monkeypatch):
     async def run():
         async with serving(monkeypatch) as (server, kube):
             server.num_items = 600
-            pages = [items async for items, _ in kube.pages("/x", {"labelSelector": "a"}, shapes.Owned)]
+            pages = [items async for items, _ in kube.pages("/x", {"labelSelector": "a"}, shapes.OwnedFields)]
             assert [len(items) for items in pages] == [250, 250, 100]
             everything, version = await kube.list("/x", {})
             assert [int(each["metadata"]["name"]) for each in everything] == list(range(600))
@@ -227,7 +227,7 @@ def test_a_long_list_comes_in_pages(monkeypatch):
 
 
 class Line:
-    """The one answer of a server, as it is."""
+    """A server with one answer, taken literally."""
 
     may_write = True
 
@@ -243,27 +243,27 @@ PODS = {"items": [{"metadata": {"name": "a", "labels": "none"}}], "metadata": {"
 
 
 @pytest.mark.parametrize("text", [b"<html>", b"", b"[]", b'{"items": null}', b"\xff", json.dumps(PODS).encode()])
-def test_a_list_that_cannot_be_read_is_a_failure_of_the_server(monkeypatch, text):
+def test_a_list_that_cannot_be_read_counts_as_no_answer(monkeypatch, text):
     async def run():
         async with serving(monkeypatch, Line(text)) as (_, kube):
             with pytest.raises(KubeUnreachable, match="cannot be read"):
-                await kube.pages("/x", {}, shapes.Pod).__anext__()
+                await kube.pages("/x", {}, shapes.PodFields).__anext__()
 
     asyncio.run(run())
 
 
 @pytest.mark.parametrize("text", [b"<html>\n", b"7\n", b'{"type": "ADDED", "object": 7}\n'])
-def test_a_watch_that_cannot_be_read_is_a_failure_of_the_server(monkeypatch, text):
+def test_an_event_that_cannot_be_read_ends_the_watch_with_an_error(monkeypatch, text):
     async def run():
         async with serving(monkeypatch, Line(text)) as (_, kube):
             with pytest.raises(KubeError, match="cannot be read") as refused:
-                await kube.watch("/x", {}, "7", shapes.Pod).__anext__()
+                await kube.watch("/x", {}, "7", shapes.PodFields).__anext__()
             assert refused.value.code == 502
 
     asyncio.run(run())
 
 
-def test_a_watch_tells_what_is_asked_for_and_ends_as_the_server_says(monkeypatch):
+def test_a_watch_yields_the_fields_of_the_shape_and_ends_with_the_servers_error(monkeypatch):
     pod = {"metadata": {"name": "a", "managedFields": []}, "spec": {"nodeName": "n", "containers": []}}
     gone = {"kind": "Status", "code": 410, "message": "too old resource version"}
     events = [{"type": "ADDED", "object": pod}, {"type": "BOOKMARK", "object": {"metadata": {"resourceVersion": "9"}}}]
@@ -273,7 +273,7 @@ def test_a_watch_tells_what_is_asked_for_and_ends_as_the_server_says(monkeypatch
         async with serving(monkeypatch, Line(text.encode())) as (_, kube):
             told = []
             with pytest.raises(KubeError, match="too old") as refused:
-                async for each in kube.watch("/x", {}, "7", shapes.Pod):
+                async for each in kube.watch("/x", {}, "7", shapes.PodFields):
                     told.append(each)
             assert refused.value.code == 410
             assert told == [

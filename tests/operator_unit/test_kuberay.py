@@ -1,4 +1,4 @@
-"""Which KubeRay can be used, and what happens to services while there is none: nothing, and they say so."""
+"""The KubeRay versions that can be used, and services without one: nothing of them changes, and their status tells."""
 
 import asyncio
 
@@ -41,12 +41,12 @@ UNKNOWN = KubeError(404, "the server could not find the requested resource")
                 **make_definition(),
                 "metadata": {"name": "rayclusters.ray.io", "deletionTimestamp": "2026-01-01T00:00:00Z"},
             },
-            "KubeRay is being removed from the cluster: rayclusters.ray.io is on its way out. ",
+            "KubeRay is being removed from the cluster: rayclusters.ray.io is terminating. ",
         ),
     ],
     ids=["1.6", "two versions", "none", "v1alpha1 only", "1.5.0", "1.5.1", "a field less", "on its way out"],
 )
-def test_the_definition_says_which_kuberay_it_is(definition, says):
+def test_the_definition_tells_whether_kuberay_can_be_used(definition, says):
     cure = "Install KubeRay 1.6 or newer, with its definitions (Helm does not update those)."
     assert problem(definition) == (says + cure if says else "")
 
@@ -76,7 +76,7 @@ def with_kuberay(kube, definition=None):
     kube.put(definition or make_definition())
 
 
-def test_services_of_a_cluster_without_kuberay_say_so_and_start_when_it_comes():
+def test_services_of_a_cluster_without_kuberay_report_it_and_start_once_it_is_installed():
     async def story(world):
         world.ask_for(service())
         await world.until(lambda: world.reason("Accepted") == "UnsupportedKubeRay")
@@ -92,7 +92,7 @@ def test_services_of_a_cluster_without_kuberay_say_so_and_start_when_it_comes():
     with_world(story, prepare=without_kuberay)
 
 
-def test_services_of_an_old_kuberay_say_so_and_start_when_it_is_new_enough():
+def test_services_of_an_old_kuberay_report_it_and_start_once_it_is_new_enough():
     async def story(world):
         world.ask_for(service())
         await world.until(lambda: world.reason("Accepted") == "UnsupportedKubeRay")
@@ -104,7 +104,7 @@ def test_services_of_an_old_kuberay_say_so_and_start_when_it_is_new_enough():
     with_world(story, prepare=lambda kube: kube.put(make_definition("secretName")))
 
 
-def test_what_runs_is_neither_deleted_nor_made_anew_while_kuberay_is_removed():
+def test_engine_replicas_are_neither_deleted_nor_recreated_while_kuberay_is_removed():
     async def story(world):
         world.ask_for(service())
         await world.until(lambda: world.kube.named("RayCluster"))
@@ -120,27 +120,27 @@ def test_what_runs_is_neither_deleted_nor_made_anew_while_kuberay_is_removed():
         world.ask_for(changed | {"status": world.kube.statuses[-1]})
         await world.rest()
         calls = [call for call in world.kube.calls if "llmservices" not in call[1] and "/events/" not in call[1]]
-        # Nothing is planned meanwhile, so evictions wait for nothing.
+        # Without a plan evictions are not held.
         assert [(verb, path.split("/")[-2]) for verb, path in calls] == [("apply", "poddisruptionbudgets")]
-        # Nobody says that the RayCluster is gone, so it counts as there until its kind is known again.
+        # No event reports that the RayCluster is gone, so it counts as existing until its kind is known again.
         assert (
-            world.controller._clusters.of_service(("team", "chat"))[0]["metadata"]["uid"]
+            world.controller.watches.clusters.of_service(("team", "chat"))[0]["metadata"]["uid"]
             == (made[cluster]["metadata"]["uid"])
         )
 
     with_world(story)
 
 
-def test_services_are_made_anew_once_kuberay_is_back():
+def test_engine_replicas_are_recreated_once_kuberay_is_back():
     async def story(world):
         world.ask_for(service())
         await world.until(lambda: world.kube.named("RayCluster"))
         await world.rest()
         cluster = world.kube.path("RayCluster")
         without_kuberay(world.kube)
-        await world.until(lambda: not world.controller._clusters.is_synced.is_set())
+        await world.until(lambda: not world.controller.watches.clusters.is_synced.is_set())
         await world.until(lambda: world.reason("Accepted") == "UnsupportedKubeRay")
-        # With a definition go its objects.
+        # The API server deletes the objects of a definition with it.
         del world.kube.objects[cluster]
         with_kuberay(world.kube)
         await world.until(lambda: world.kube.named("RayCluster"))
@@ -149,12 +149,12 @@ def test_services_are_made_anew_once_kuberay_is_back():
     with_world(story)
 
 
-def test_a_kind_that_is_known_again_is_listed_before_anything_is_done():
+def test_a_kind_that_is_known_again_is_listed_before_a_reconcile():
     async def story(world):
         world.ask_for(service())
         await world.until(lambda: world.reason("Accepted") == "UnsupportedKubeRay")
         await world.rest()
-        # The definition is there, and the API server does not serve its kind yet.
+        # The definition exists, and the API server does not serve its kind yet.
         world.kube.put(make_definition())
         world.kube.calls.clear()
         before = world.kube.lists.count("/apis/ray.io/v1/rayclusters")
@@ -180,17 +180,23 @@ def test_a_change_of_kuberay_ends_the_delay_after_failures(monkeypatch):
     with_world(story)
 
 
-def test_nothing_is_changed_before_it_leads_and_the_services_are_listed_again_then():
+def test_a_standby_changes_nothing_and_takes_services_once_it_leads():
     async def story(world):
-        world.ask_for(service())
-        await world.until(lambda: world.controller.watches.is_synced.is_set())
-        assert world.controller._queue.depth == 0  # a standby gathers nothing
-        # What the last leader knew, and this process was not told yet.
-        newer = service(drainSeconds=31)
-        newer["metadata"]["generation"] = 2
-        world.kube.put(newer)
-        assert world.kube.calls == []
+        world.kube.put(service())
+        labels = {"rayloom.dev/service": "chat"}
+        job = {
+            "apiVersion": "batch/v1",
+            "kind": "Job",
+            "metadata": {"name": "j", "namespace": "team", "labels": labels},
+        }
+        world.kube.put(job)
+        await world.until(lambda: world.controller.watches.jobs.of_service(("team", "chat")))
+        assert (world.controller._queue.depth, world.controller.is_ready.is_set()) == (0, False)
         world.leads.set()
+        await world.controller.is_ready.wait()
+        assert world.kube.calls == []
+        # kopf begins now, and reports what the former leader has left.
+        world.controller.set_service(world.kube.put(service(drainSeconds=31)), False)
         await world.until(lambda: world.reason("Accepted") == "Valid")
         assert {each["observedGeneration"] for each in world.kube.statuses} == {2}
 

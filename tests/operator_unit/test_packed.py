@@ -1,4 +1,4 @@
-"""What is kept packed is read as it was, is small beside others of its kind, and is found by its mark."""
+"""Packed documents are unpacked unchanged, are small beside others of their kind, and are found by their mark."""
 
 import random
 
@@ -24,17 +24,17 @@ JSON = st.recursive(
 
 @settings(max_examples=50, deadline=None)
 @given(st.lists(JSON, max_size=8))
-def test_every_document_is_read_as_it_was_whatever_came_before_and_after(documents):
+def test_every_document_is_unpacked_unchanged_whatever_was_packed_before_and_after(documents):
     packer = Packer()
     kept = [packer.pack(each) for each in documents]
     assert [packer.unpack(each) for each in reversed(kept)] == documents[::-1]
 
 
 def kept(document):
-    return shapes.pod(msgspec.convert(document, shapes.Pod))
+    return shapes.pod(msgspec.convert(document, shapes.PodFields))
 
 
-def test_a_document_takes_little_beside_others_of_its_sort():
+def test_a_document_takes_little_beside_others_of_its_kind():
     packer = Packer()
     pods = [kept(make_pod_document(f"head{number}", node=f"n{number}")) for number in range(100)]
     first, *others = (packer.pack(each) for each in pods)
@@ -43,7 +43,7 @@ def test_a_document_takes_little_beside_others_of_its_sort():
     assert packer.unpack(first) == pods[0]
 
 
-def test_each_sort_of_documents_gets_its_example_and_they_end_at_a_size(monkeypatch):
+def test_each_kind_of_documents_gets_its_example_up_to_a_size(monkeypatch):
     packer = Packer()
     workers = [kept(make_pod_document(f"w{number}", is_head=False)) for number in range(2)]
     words = random.Random(7).randbytes(700).hex()
@@ -74,7 +74,7 @@ def test_it_is_a_dictionary(pods):
     assert (len(pods), pods.get(("team", "p1"))) == (2, None)
 
 
-def test_what_replaces_a_document_that_was_read_is_read_and_marked(pods):
+def test_a_document_that_replaces_one_that_was_read_is_read_and_marked(pods):
     assert pods["team", "p0"]["spec"]["nodeName"] == "n0"
     pods["team", "p0"] = make_pod_document("p0", node="n9")
     assert pods["team", "p0"]["spec"]["nodeName"] == "n9"
@@ -85,14 +85,14 @@ def test_what_replaces_a_document_that_was_read_is_read_and_marked(pods):
         pods["team", "p0"]
 
 
-def test_marks_are_known_without_reading_anything(pods, monkeypatch):
+def test_marks_are_known_without_unpacking(pods, monkeypatch):
     monkeypatch.setattr(Packer, "unpack", lambda *_: pytest.fail("it was unpacked"))
     assert pods.marked("n0") == [("team", "p0"), ("team", "p2")]
     assert (pods.mark(("team", "p1")), pods.mark(("team", "p7"))) == ("n1", None)
     assert list(pods.marks()) == ["n0", "n1", "n0"]
 
 
-def test_what_was_read_lately_is_unpacked_once_and_not_all_of_it_is_kept(pods, monkeypatch):
+def test_documents_that_were_read_lately_are_unpacked_once_and_not_all_are_kept(pods, monkeypatch):
     monkeypatch.setattr(packed, "_NUM_READ", 2)
     first = pods["team", "p0"]
     assert pods["team", "p0"] is first

@@ -1,11 +1,11 @@
-"""The reflector with a fake watch: what it knows after a watch that broke, and how often it asks."""
+"""The reflector with a fake watch: its copies after a watch that broke, and its delays between requests."""
 
 import asyncio
 import contextlib
 
 from rayloom_operator.kube import reflector, shapes
 from rayloom_operator.kube.client import KubeError
-from rayloom_operator.kube.reflector import Reflector
+from rayloom_operator.kube.reflector import Reflector, Watched
 from rt_fake_kube import FakeKube
 
 
@@ -15,8 +15,9 @@ def pod(name, service="chat", namespace="team"):
 
 
 @contextlib.asynccontextmanager
-async def reflecting(kube, changes=None, **options):
-    found = Reflector(kube, "v1", "Pod", (changes if changes is not None else []).append, **options)
+async def reflecting(kube, changes=None, namespaces=(), **watched):
+    pods = Watched(api_version="v1", kind="Pod", **watched)
+    found = Reflector(kube, pods, (changes if changes is not None else []).append, namespaces=namespaces)
     task = asyncio.create_task(found.run())
     try:
         async with asyncio.timeout(10):
@@ -36,7 +37,7 @@ async def until(condition):
         await asyncio.sleep(0.001)
 
 
-def test_it_follows_what_comes_and_goes():
+def test_it_follows_objects_that_are_created_and_deleted():
     async def run():
         kube, changes = FakeKube(), []
         kube.put(pod("a"))
@@ -52,7 +53,7 @@ def test_it_follows_what_comes_and_goes():
     asyncio.run(run())
 
 
-def test_what_vanished_while_the_watch_was_too_old_is_told(monkeypatch):
+def test_an_object_deleted_while_the_watch_was_too_old_is_reported(monkeypatch):
     monkeypatch.setattr(reflector, "_FIRST_DELAY_S", 0.001)
 
     async def run():
@@ -96,7 +97,7 @@ def test_of_several_namespaces_it_follows_these_alone():
     asyncio.run(run())
 
 
-def test_a_list_of_one_namespace_says_nothing_about_another(monkeypatch):
+def test_a_list_of_one_namespace_drops_nothing_of_another(monkeypatch):
     monkeypatch.setattr(reflector, "_FIRST_DELAY_S", 0.001)
 
     async def run():
@@ -113,7 +114,7 @@ def test_a_list_of_one_namespace_says_nothing_about_another(monkeypatch):
     asyncio.run(run())
 
 
-def test_it_keeps_what_it_knew_of_a_kind_that_is_gone_and_says_that_it_is_old(monkeypatch):
+def test_it_keeps_the_copies_of_a_kind_that_is_gone_and_is_not_synced(monkeypatch):
     monkeypatch.setattr(reflector, "_UNKNOWN_DELAY_S", 0.001)
 
     async def run():
@@ -133,14 +134,14 @@ def test_it_keeps_what_it_knew_of_a_kind_that_is_gone_and_says_that_it_is_old(mo
     asyncio.run(run())
 
 
-def test_its_silence_is_told_and_ends_with_a_sign_of_life():
+def test_its_silence_grows_and_ends_with_an_event():
     async def run():
         kube = FakeKube()
         async with reflecting(kube) as found:
             await until(lambda: kube._watches)
             now = asyncio.get_running_loop().time()
             assert 100 <= found.silence_seconds(now + 100) < 200
-            found._turned_at["/api/v1/pods"] -= 1000
+            found._alive_at["/api/v1/pods"] -= 1000
             assert found.silence_seconds(now) > 900
             kube.put(pod("a"))
             await until(lambda: names(found) == ["a"])
@@ -181,7 +182,7 @@ def test_a_slow_list_before_a_watch_that_ends_at_once_is_no_watch_that_lived(mon
     assert delays[:3] == [0.5, 1.0, 2.0]
 
 
-def test_a_watch_that_ends_at_once_is_asked_for_ever_more_slowly(monkeypatch):
+def test_the_delay_doubles_while_watches_end_at_once(monkeypatch):
     delays = []
 
     async def run():
@@ -208,7 +209,7 @@ def test_a_watch_that_ends_at_once_is_asked_for_ever_more_slowly(monkeypatch):
     assert delays[:8] == [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0]
 
 
-def test_what_comes_in_pages_is_whole_also_after_one_that_came_too_late(monkeypatch):
+def test_a_list_in_pages_is_whole_also_after_an_expired_page(monkeypatch):
     monkeypatch.setattr(reflector, "_FIRST_DELAY_S", 0.001)
 
     async def run():
@@ -220,7 +221,7 @@ def test_what_comes_in_pages_is_whole_also_after_one_that_came_too_late(monkeypa
         def turn_page(path):
             turned.append(path)
             if len(turned) == 2:
-                # It was on a page that was read.
+                # The object was on a page that was read already.
                 del kube.objects["/api/v1/namespaces/team/pods/a"]
                 raise KubeError(410, "The provided continue parameter is too old")
 
@@ -238,7 +239,7 @@ def test_each_page_is_a_sign_of_life(monkeypatch):
         kube.page_size, real_time = 1, loop.time
         kube.put(pod("a"))
         kube.put(pod("b"))
-        found = Reflector(kube, "v1", "Pod", lambda _: None)
+        found = Reflector(kube, Watched(api_version="v1", kind="Pod"), lambda _: None)
         silences = []
 
         def turn_page(path):
@@ -255,7 +256,7 @@ def test_each_page_is_a_sign_of_life(monkeypatch):
     asyncio.run(run())
 
 
-def test_listed_again_it_knows_what_no_watch_has_told_and_goes_on():
+def test_a_relist_finds_changes_that_no_watch_reported_and_watches_go_on():
     async def run():
         kube = FakeKube()
         for namespace in ("team", "other"):
@@ -275,7 +276,7 @@ def test_listed_again_it_knows_what_no_watch_has_told_and_goes_on():
     asyncio.run(run())
 
 
-def test_listed_again_it_need_not_be_there():
+def test_a_relist_returns_also_where_the_kind_is_gone():
     async def run():
         kube = FakeKube()
         async with reflecting(kube) as found:
@@ -286,7 +287,7 @@ def test_listed_again_it_need_not_be_there():
     asyncio.run(run())
 
 
-def test_what_changes_its_label_leaves_nothing_under_the_old_one(monkeypatch):
+def test_an_object_with_an_edited_label_leaves_no_copy_under_the_old_one(monkeypatch):
     monkeypatch.setattr(reflector, "_FIRST_DELAY_S", 0.001)
 
     async def run():
@@ -298,7 +299,7 @@ def test_what_changes_its_label_leaves_nothing_under_the_old_one(monkeypatch):
             kube.put(pod("a", "other"))
             await until(lambda: names(found, ("team", "other")) == ["a"])
             assert (names(found), changes) == ([], [("team", "chat"), ("team", "other")])
-            # Also when that is learned from a list.
+            # The same edit, found by a list.
             kube.objects["/api/v1/namespaces/team/pods/a"]["metadata"]["labels"]["rayloom.dev/service"] = "third"
             kube.end_watches("/pods", KubeError(410, "too old resource version"))
             await until(lambda: names(found, ("team", "third")) == ["a"])
@@ -307,7 +308,7 @@ def test_what_changes_its_label_leaves_nothing_under_the_old_one(monkeypatch):
     asyncio.run(run())
 
 
-def test_by_its_mark_it_is_known_who_has_an_object_somewhere():
+def test_marks_find_the_services_with_a_pod_on_a_node():
     def on(node, name, service="chat"):
         return pod(name, service) | {"spec": {"nodeName": node} if node else {}}
 
@@ -315,7 +316,7 @@ def test_by_its_mark_it_is_known_who_has_an_object_somewhere():
         kube = FakeKube()
         for each in (on("n1", "a"), on("n2", "b"), on("n2", "c", "other"), on("", "d", "third")):
             kube.put(each)
-        async with reflecting(kube, shape=shapes.Pod, slim=shapes.pod, mark=shapes.node_of) as found:
+        async with reflecting(kube, shape=shapes.PodFields, slim=shapes.pod, mark=shapes.node_of) as found:
             await until(lambda: kube._watches)
             assert found.marked("n1") == {("team", "chat")}
             assert found.marked("n2") == {("team", "chat"), ("team", "other")}

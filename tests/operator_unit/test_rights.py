@@ -1,6 +1,6 @@
-"""The chart grants what the operator does, and nothing else: its requests are recorded and compared with the rules.
+"""The chart grants the rights that the operator uses and no other: recorded requests are compared with the rules.
 
-The story below has to reach every request that the operator can make. What kopf asks for is written down by hand.
+The story below has to reach every request that the operator can make. The requests of kopf are written down by hand.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ from rt_world import head, known, service, with_world
 
 CHART = Path(__file__).resolve().parents[2] / "charts" / "rayloom-operator"
 HELM = Path(sys.executable).parent / "helm"
-# kopf lists and watches LLMServices. The controller lists them, too.
+# kopf lists and watches LLMServices.
 KOPF = {("rayloom.dev", "llmservices", "list"), ("rayloom.dev", "llmservices", "watch")}
 LEASES = {("coordination.k8s.io", "leases", verb) for verb in ("get", "create", "patch")}
 NODES = {("", "nodes", verb) for verb in ("list", "watch")}
@@ -47,7 +47,7 @@ class RecordingKube(FakeKube):
         super().__init__()
 
     def _note(self, verb, path):
-        # Server-side apply makes what is not there.
+        # Server-side apply creates a missing object.
         self.used |= {right(each, path) for each in (("patch", "create") if verb == "apply" else (verb,))}
         super()._note(verb, path)
 
@@ -74,7 +74,7 @@ def used():
         world.ask_for(service(model={"source": "file:///models/x"}) | known("file:///models/x"))
         await world.until(lambda: kube.named("RayCluster"))
         await world.rest()
-        # A pod that waits for a volume that it cannot get, and is not to be routed to any more.
+        # A pod that waits for a volume that it cannot get, and has to lose its route label.
         event = {"apiVersion": "v1", "kind": "Event", "metadata": {"name": "e", "namespace": "team"}}
         kube.put(event | {"involvedObject": {"uid": "uid-head"}, "message": 'no "model"', "lastTimestamp": "then"})
         waiting = head(kube)
@@ -83,7 +83,7 @@ def used():
         kube.put(waiting)
         await world.until(lambda: ("", "pods", "patch") in kube.used)
         await world.until(lambda: ("events.k8s.io", "events", "create") in kube.used)
-        # A worker whose node is lost.
+        # A worker on a lost node.
         worker = copy.deepcopy(head(kube))
         worker["metadata"] |= {"name": "worker", "uid": "uid-worker"}
         worker["metadata"]["labels"]["ray.io/node-type"] = "worker"
@@ -93,7 +93,7 @@ def used():
         lost = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n2", "namespace": ""}}
         kube.put(lost | {"status": {"conditions": [ready]}})
         await world.until(lambda: ("", "pods", "delete") in kube.used)
-        # A group that another one replaces, once clients find it no more.
+        # An engine replica that another one replaces, once no EndpointSlice lists it.
         del waiting["metadata"]["labels"]["rayloom.dev/route"]
         kube.put(waiting)
         changed = service(engine={"args": {"threads": 2}})
@@ -101,8 +101,8 @@ def used():
         world.ask_for(changed)
         await world.until(lambda: ("ray.io", "rayclusters", "delete") in kube.used)
         await world.until(lambda: ("ray.io", "rayclusters", "get") in kube.used)
-        await world.rest()  # What a pass writes that is under way would take the place of what follows.
-        # A roll away from a revision of which engines may have to be made again, and that is forgotten in the end.
+        await world.rest()  # A running reconcile would overwrite the status that follows.
+        # A rollout from a revision whose engine replicas may have to be recreated, and that is forgotten in the end.
         rollout = {"currentRevision": "00000000", "updateRevision": "00000000", "hasServed": True}
         memory = {"status": {"rollout": rollout | {"counts": {"00000000": 1}}}}
         rolling = service(engine={"args": {"threads": 3}}) | memory
@@ -114,7 +114,7 @@ def used():
         world.ask_for(back)
         await world.until(lambda: ("apps", "controllerrevisions", "delete") in kube.used)
         await world.rest()
-        # It is made anew, and nobody has said so when its status is written.
+        # The service is recreated, and its status is written before the event.
         edited = service(replicas=2)
         edited["metadata"]["generation"] = 5
         edited = kube.put(edited)
@@ -136,7 +136,7 @@ def used():
         await renewed
 
     async def replace():
-        """What an earlier engine of the same name has left."""
+        """Replaces the objects that an earlier engine replica of the same name has left."""
         left = (admin_secret(make_service(), "abcd", b"key"), config_map(make_resolved(), "abcd"))
         for _ in range(2):
             applier = Applier(kube, Drift(kube, lambda _: None), lambda *_: None, lambda *_: None)
@@ -171,7 +171,7 @@ def documents(*flags):
     return [each for each in yaml.safe_load_all(done.stdout) if each]
 
 
-def test_it_is_granted_what_it_uses_and_nothing_else(rights):
+def test_it_is_granted_the_rights_that_it_uses_and_no_other(rights):
     found = documents()
 
     assert granted(found, "Role", "system") == LEASES

@@ -1,6 +1,6 @@
-"""The operator's process against an API server that is a dictionary: start, work, being asked to stop, being deposed.
+"""The operator's process against an API server that is a dictionary: start, work, standby, stop, a lost Lease.
 
-Left out: two processes, which are tested on a real API server.
+Left out: two processes under load or cut off from the API server, which are tested on a real API server.
 """
 
 import contextlib
@@ -18,14 +18,22 @@ import pytest
 from rt_api_server import serving
 from rt_world import service
 
+SERVICES = "/apis/rayloom.dev/v1alpha1/llmservices"
 LEASE = "/apis/coordination.k8s.io/v1/namespaces/system/leases/rayloom-operator"
 
 
 class Operator:
-    def __init__(self, folder, port):
-        self.folder, self.port = folder, port
+    def __init__(self, folder, port, *more):
+        self.folder = folder
+        self.port = port
         (folder / "key").write_text("0123456789abcdef")
-        flags = ["--engine-image=e", f"--key-file={folder / 'key'}", f"--health-port={port}", "--log-format=json"]
+        flags = [
+            "--engine-image=e",
+            f"--key-file={folder / 'key'}",
+            f"--health-port={port}",
+            "--log-format=json",
+            *more,
+        ]
         self.process = subprocess.Popen(
             [sys.executable, "-m", "rayloom_operator", "run", *flags, "--lease-namespace=system", "--lease-seconds=2"],
             env=os.environ | {"KUBECONFIG": str(folder / "kubeconfig")},
@@ -37,7 +45,7 @@ class Operator:
             return response.read().decode()
 
     def until(self, condition):
-        """Returns once that is so; a condition that the operator does not answer yet is not."""
+        """Returns once the condition holds; it does not while the operator refuses connections."""
         end = time.monotonic() + 30
         while time.monotonic() < end and self.process.poll() is None:
             with contextlib.suppress(OSError):
@@ -50,27 +58,50 @@ class Operator:
         return (self.folder / "log").read_text()
 
     def end(self):
-        self.process.wait(15)
+        """The exit code. kopf waits 5 s for tasks that are left, so an orderly end takes less."""
+        self.process.wait(4)
         return self.process.returncode
+
+    def leads(self):
+        return "rayloom_operator_leader 1.0" in self.get("/metrics")
+
+
+def free_port():
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return probe.getsockname()[1]
 
 
 @pytest.fixture
-def world(tmp_path):
+def cluster(tmp_path):
+    """(server, a function that starts an operator of it)."""
+    operators = []
+
+    def start(*more, port=0):
+        folder = tmp_path / str(len(operators))
+        folder.mkdir()
+        (folder / "kubeconfig").write_text((tmp_path / "kubeconfig").read_text())
+        operators.append(Operator(folder, port or free_port(), *more))
+        return operators[-1]
+
     with serving(tmp_path) as server:
-        with socket.create_server(("127.0.0.1", 0)) as probe:
-            port = probe.getsockname()[1]
-        operator = Operator(tmp_path, port)
         try:
-            yield server, operator
+            yield server, start
         finally:
-            operator.process.kill()
-            operator.process.wait()
+            for operator in operators:
+                operator.process.kill()
+                operator.process.wait()
+
+
+@pytest.fixture
+def world(cluster):
+    server, start = cluster
+    return server, start()
 
 
 def test_it_leads_works_and_gives_the_lease_back_when_it_is_asked_to_stop(world):
     server, operator = world
     kube = server.kube
-    operator.until(lambda: "rayloom_operator_leader 1.0" in operator.get("/metrics"))
+    operator.until(operator.leads)
     assert (operator.get("/healthz"), operator.get("/readyz")) == ("ok", "ok")
     server.put(service())
     operator.until(lambda: kube.statuses)
@@ -89,3 +120,58 @@ def test_it_ends_when_another_one_leads(world):
     assert operator.end() == 1
     assert "the lease went to other, so this process ends and changes nothing any more" in operator.log()
     assert kube.objects[LEASE]["spec"]["holderIdentity"] == "other"
+
+
+def test_a_standby_reads_services_only_once_it_leads(cluster):
+    server, start = cluster
+    kube = server.kube
+    first = start()
+    first.until(first.leads)
+    server.put(service())
+    first.until(lambda: kube.statuses)
+    second = start()
+    second.until(lambda: second.get("/readyz") == "ok")
+    num_lists = kube.lists.count(SERVICES)
+    server.put(service(replicas=2))
+    first.until(lambda: kube.statuses[-1]["observedGeneration"] == 2)
+    assert kube.lists.count(SERVICES) == num_lists
+    first.process.send_signal(signal.SIGTERM)
+    assert first.end() == 0
+    second.until(second.leads)
+    server.put(service(replicas=3))
+    second.until(lambda: kube.statuses[-1]["observedGeneration"] == 3)
+    assert kube.lists.count(SERVICES) > num_lists
+
+
+def test_a_standby_that_is_asked_to_stop_ends_without_a_warning(cluster):
+    _, start = cluster
+    first = start()
+    first.until(first.leads)
+    second = start()
+    second.until(lambda: second.get("/readyz") == "ok")
+    second.process.send_signal(signal.SIGTERM)
+    assert second.end() == 0
+    assert {json.loads(line)["level"] for line in second.log().splitlines()} == {"info"}
+
+
+def test_a_port_that_is_taken_ends_the_start_and_is_named(cluster):
+    _, start = cluster
+    with socket.create_server(("0.0.0.0", 0)) as taken:
+        port = taken.getsockname()[1]
+        operator = start(port=port)
+        assert operator.process.wait(30) == 1
+    assert operator.log().splitlines()[-1].startswith(f"rayloom-operator: cannot listen on port {port}: ")
+    assert "Traceback" not in operator.log()
+
+
+def test_it_serves_the_services_of_its_namespaces_alone(cluster):
+    server, start = cluster
+    server.put(service())
+    other = service()
+    other["metadata"] |= {"namespace": "other", "uid": "uid-other"}
+    server.put(other)
+    operator = start("--watch-namespaces=team,third")
+    operator.until(lambda: server.kube.statuses)
+    operator.until(lambda: "rayloom_operator_queue_depth 0.0" in operator.get("/metrics"))
+    assert {path.split("/")[5] for _, path in server.kube.calls if "llmservices" in path} == {"team"}
+    assert SERVICES not in server.kube.lists

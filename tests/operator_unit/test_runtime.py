@@ -1,4 +1,4 @@
-"""What the operator shows of itself: probes, metrics, log lines."""
+"""Probes, metrics and log lines of the operator."""
 
 import asyncio
 import json
@@ -62,7 +62,7 @@ def lines(metrics, name):
     return [line for line in metrics.text().decode().splitlines() if line.startswith(f"rayloom_operator_{name}")]
 
 
-def test_passes_are_counted_by_how_they_ended():
+def test_reconciles_are_counted_by_result():
     async def run():
         metrics = Metrics()
         ends = iter([1.0, Refused("no"), OperatorError("away"), ValueError("bug")])
@@ -87,7 +87,7 @@ def test_passes_are_counted_by_how_they_ended():
     asyncio.run(run())
 
 
-def test_services_are_counted_by_condition_when_somebody_asks():
+def test_services_are_counted_by_condition_at_each_scrape():
     async def story(world):
         metrics = world.controller._metrics
         assert lines(metrics, "services") == []
@@ -111,21 +111,21 @@ def test_services_are_counted_by_condition_when_somebody_asks():
     with_world(story)
 
 
-@pytest.mark.parametrize("kind", ["pods", "nodes"])  # unheard of nodes would be drained in vain
-def test_a_controller_whose_watches_stand_still_says_which(kind):
+@pytest.mark.parametrize("kind", ["pods", "nodes"])  # without events of nodes no drain would be noticed
+def test_a_watch_that_stands_still_fails_the_liveness_probe_and_is_named(kind):
     async def story(world):
         watches, path = world.controller.watches, f"/api/v1/{kind}"
         assert watches.problem() == ""
         reflector = watches.pods if kind == "pods" else watches.nodes.reflector
-        reflector._turned_at[path] -= 181
-        assert watches.problem() == f"no word of {path} for 180 s"
+        reflector._alive_at[path] -= 181
+        assert watches.problem() == f"no event and no failure of {path} for 180 s"
 
     with_world(story)
 
 
 @pytest.fixture
 def log(request, capsys):
-    """Sets logging up, and puts it back."""
+    """Sets up logging, and restores it after the test."""
     root = logging.getLogger()
     before, level = root.handlers[:], root.level
     yield logs.set_up
@@ -164,7 +164,7 @@ def test_a_line_for_people_is_one_line(log, capsys):
     assert re.fullmatch(r"[-\d]+ [\d:,]+ INFO rayloom_operator.test hello\n", capsys.readouterr().err)
 
 
-def test_what_a_pass_logs_carries_its_service(log, capsys):
+def test_a_log_line_of_a_reconcile_carries_its_service(log, capsys):
     log("info", "json")
 
     async def story(world):
@@ -185,7 +185,7 @@ def test_what_a_pass_logs_carries_its_service(log, capsys):
         (["--key-file", __file__, "--log-format", "xml"], "invalid choice: 'xml'"),
     ],
 )
-def test_a_start_that_fails_says_why_in_one_sentence(flags, says, log, capsys):
+def test_a_failed_start_gives_its_reason_in_one_sentence(flags, says, log, capsys):
     try:
         code = main(["run", "--engine-image", "i", *flags])
     except SystemExit as error:
@@ -204,7 +204,7 @@ def test_every_flag_value_and_metric_is_in_the_docs():
     async def story(world):
         found = re.findall(r"^# TYPE (rayloom_operator_\w+)", world.controller._metrics.text().decode(), re.MULTILINE)
         assert len(found) > 5
-        # Whether this process leads is for `run` to say.
+        # `Runtime` adds this metric.
         metrics = {*found, "rayloom_operator_leader"}
         assert {name for name in metrics | flags if name not in page} == set()
         assert {name for name in values if f"`{name}" not in page} == set()

@@ -18,7 +18,7 @@ from rt_operator import make_resolved
 from rt_world import service, with_world
 
 
-def test_what_takes_too_long_is_tried_again_and_the_thread_is_one(monkeypatch):
+def test_a_computation_that_takes_too_long_is_retried_in_the_one_thread(monkeypatch):
     monkeypatch.setattr(sizer, "_LIMIT_S", 0.05)
     released = threading.Event()
 
@@ -27,7 +27,7 @@ def test_what_takes_too_long_is_tried_again_and_the_thread_is_one(monkeypatch):
         with pytest.raises(OperatorError, match=r"not computed within 0\.05 s") as caught:
             await computing.run(released.wait)
         assert not isinstance(caught.value, SpecError)
-        # The thread is taken, so another computation does not begin.
+        # The thread is busy, so another computation does not begin.
         began = []
         with pytest.raises(OperatorError):
             await computing.run(began.append, 1)
@@ -41,7 +41,7 @@ def test_what_takes_too_long_is_tried_again_and_the_thread_is_one(monkeypatch):
     asyncio.run(story())
 
 
-def test_what_a_computation_raises_is_raised():
+def test_an_exception_of_a_computation_is_raised():
     def fails():
         raise DoesNotFit(("spec.accelerator: too small",))
 

@@ -1,4 +1,4 @@
-"""The queue: who goes first, and that nobody waits for ever."""
+"""The order of the queue: which key is reconciled first, and that none waits for ever."""
 
 import asyncio
 
@@ -7,7 +7,7 @@ from rayloom_operator.reconcile.work_queue import WorkQueue
 
 
 def order(prepare, num_turns, limit=1):
-    """The first keys that get their turn after `prepare(queue)`, and what their waits were told as."""
+    """The first keys that are reconciled after `prepare(queue)`, and the priorities of their waits."""
     turns, waits = [], []
 
     async def run():
@@ -28,7 +28,7 @@ def order(prepare, num_turns, limit=1):
     return turns[:num_turns], [priority for priority, _ in waits][:num_turns]
 
 
-def test_news_go_before_changed_specs_and_those_before_new_services_each_in_the_order_in_which_they_came():
+def test_events_go_before_changed_specs_and_those_before_new_services_each_in_order_of_arrival():
     def prepare(queue):
         for key in "ab":
             queue.add(key, is_changed=True, is_new=True)
@@ -40,16 +40,17 @@ def test_news_go_before_changed_specs_and_those_before_new_services_each_in_the_
     assert order(prepare, 6) == (list("efcdab"), ["news", "news", "known", "known", "new", "new"])
 
 
-def test_services_that_are_found_at_the_start_let_all_others_pass():
+def test_services_that_are_listed_at_the_start_go_after_all_others():
     def prepare(queue):
-        queue.open(["a", "b"])
+        for key in "ab":
+            queue.add(key, is_new=True)
         queue.add("c", is_changed=True)
         queue.add("d")
 
     assert order(prepare, 4) == (["d", "c", "a", "b"], ["news", "known", "new", "new"])
 
 
-def test_a_service_that_waits_goes_with_the_most_urgent_that_was_heard_of_it_and_once():
+def test_a_waiting_service_goes_with_its_most_urgent_event_and_once():
     def prepare(queue):
         for key in "abc":
             queue.add(key, is_new=True)
@@ -62,7 +63,7 @@ def test_a_service_that_waits_goes_with_the_most_urgent_that_was_heard_of_it_and
     assert order(prepare, 4) == (["b", "d", "c", "a"], ["news", "news", "known", "new"])
 
 
-def test_a_regular_look_lets_news_pass_and_one_that_is_due_soon_does_not(monkeypatch):
+def test_a_regular_resync_goes_after_events_and_a_requeue_that_is_due_soon_does_not(monkeypatch):
     monkeypatch.setattr("rayloom_operator.reconcile.work_queue.REGULAR_S", 0.02)
 
     async def run():
@@ -86,11 +87,11 @@ def test_a_regular_look_lets_news_pass_and_one_that_is_due_soon_does_not(monkeyp
     asyncio.run(run())
 
 
-def test_while_news_never_end_known_services_have_one_turn_of_eight_and_new_ones_one_of_sixty_four():
+def test_while_events_never_end_known_services_get_one_reconcile_of_eight_and_new_ones_one_of_sixty_four():
     def prepare(queue):
         for key in ("endless-1", "endless-2"):
             queue.add(key)
-        # Those that have waited longest do not go first: thousands may.
+        # The keys that have waited longest do not go first: thousands may have.
         for number in range(3):
             queue.add(f"new-{number}", is_new=True)
         for number in range(9):
@@ -107,7 +108,7 @@ def test_while_news_never_end_known_services_have_one_turn_of_eight_and_new_ones
     }
 
 
-def test_an_edit_waits_for_news_alone_while_new_services_bring_more_of_them_than_there_are_turns():
+def test_an_edit_waits_for_events_alone_while_new_services_bring_more_events_than_there_are_reconciles():
     turns = []
 
     async def run():
@@ -122,12 +123,13 @@ def test_an_edit_waits_for_news_alone_while_new_services_bring_more_of_them_than
                 queue.add("edited", is_changed=True)
 
         left["edited"] = 1
-        queue.open(f"new-{number}" for number in range(250))
+        for number in range(250):
+            queue.add(f"new-{number}", is_new=True)
         worker = asyncio.create_task(queue.work(handle))
         await until(lambda: len(turns) == 250 * 16 + 1)
         await stop([worker])
 
     asyncio.run(run())
     assert turns.index("edited") < 1000 + 8 + 4
-    # By then those that were begun were finished, but for the last ones.
+    # All services that were begun are finished by then, except the last ones.
     assert len(set(turns[:1000])) < 1000 / 16 + 30

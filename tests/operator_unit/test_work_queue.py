@@ -1,4 +1,4 @@
-"""The queue: nothing is forgotten, nothing runs twice at a time, failures come back later and later."""
+"""The queue: no key is lost, none is reconciled twice at a time, and failures are requeued with a growing delay."""
 
 import asyncio
 import itertools
@@ -20,7 +20,7 @@ from rayloom_operator.reconcile.work_queue import WorkQueue
     pauses=st.lists(st.integers(0, 3), min_size=30, max_size=30),
     turns=st.lists(st.integers(0, 5), min_size=1, max_size=5),
 )
-def test_each_key_is_seen_after_its_last_change_once_at_a_time_and_few_at_once(adds, hows, limits, pauses, turns):
+def test_each_key_is_reconciled_after_its_last_change_once_at_a_time_in_the_limit(adds, hows, limits, pauses, turns):
     async def run():
         allowed = itertools.cycle(limits)
         queue = WorkQueue(lambda: next(allowed))
@@ -28,7 +28,7 @@ def test_each_key_is_seen_after_its_last_change_once_at_a_time_and_few_at_once(a
 
         async def handle(key):
             working.append(key)
-            # Not asserted here: the queue takes whatever a turn raises for a failure.
+            # Not asserted here: the queue treats every exception of a reconcile as a failure.
             if working.count(key) > 1 or len(working) > max(limits):
                 mistakes.append(list(working))
             read = version[key]
@@ -67,7 +67,7 @@ def test_a_key_that_waits_is_in_the_queue_once():
     asyncio.run(run())
 
 
-def test_a_failure_comes_back_later_each_time_and_success_forgets_it(monkeypatch):
+def test_the_delay_doubles_with_each_failure_and_success_resets_it(monkeypatch):
     delays, turns = [], []
 
     async def run():
@@ -94,7 +94,7 @@ def test_a_failure_comes_back_later_each_time_and_success_forgets_it(monkeypatch
     assert delays == [0.5, 1.0, 2.0, 0.5, 7.0]
 
 
-def test_the_two_thousandth_failure_in_a_row_comes_back_like_the_tenth(monkeypatch):
+def test_the_two_thousandth_failure_in_a_row_is_requeued_like_the_tenth(monkeypatch):
     delays = []
 
     async def run():
@@ -114,7 +114,7 @@ def test_the_two_thousandth_failure_in_a_row_comes_back_like_the_tenth(monkeypat
     assert delays[9:2000] == [10.0] * 1991
 
 
-def test_the_earlier_of_two_times_counts():
+def test_the_earlier_of_two_requeues_counts():
     async def run():
         queue, turns = WorkQueue(), []
 
@@ -136,7 +136,7 @@ def test_the_earlier_of_two_times_counts():
 
 
 @pytest.mark.parametrize("loop_factory", [asyncio.new_event_loop, uvloop.new_event_loop])
-def test_a_turn_that_is_due_at_once_may_be_asked_for_again(loop_factory):
+def test_a_requeue_that_is_due_at_once_may_be_asked_for_again(loop_factory):
     async def run():
         queue, turns = WorkQueue(), []
 
@@ -154,7 +154,7 @@ def test_a_turn_that_is_due_at_once_may_be_asked_for_again(loop_factory):
         runner.run(run())
 
 
-def test_news_waits_for_the_delay_after_a_failure_but_a_new_spec_does_not():
+def test_an_event_waits_after_a_failure_but_a_changed_spec_does_not():
     async def run():
         queue, turns = WorkQueue(), []
 
@@ -177,7 +177,7 @@ def test_news_waits_for_the_delay_after_a_failure_but_a_new_spec_does_not():
     asyncio.run(run())
 
 
-def test_a_queue_that_drains_ends_what_is_begun_and_begins_nothing():
+def test_a_drain_ends_running_reconciles_and_starts_none():
     async def run():
         queue, turns, may_end = WorkQueue(lambda: 2), [], asyncio.Event()
 
@@ -203,7 +203,7 @@ def test_a_queue_that_drains_ends_what_is_begun_and_begins_nothing():
     asyncio.run(run())
 
 
-def test_a_queue_that_has_nothing_to_do_drains_at_once():
+def test_an_empty_queue_drains_at_once():
     async def run():
         queue = WorkQueue()
         worker = asyncio.create_task(queue.work(None))
@@ -215,7 +215,7 @@ def test_a_queue_that_has_nothing_to_do_drains_at_once():
     asyncio.run(run())
 
 
-def test_as_many_have_their_turn_at_once_as_the_limit_says_at_that_time():
+def test_as_many_reconciles_run_at_once_as_the_limit_says_at_that_time():
     async def run():
         limit, working, ends = 1, [], []
         queue = WorkQueue(lambda: limit)
@@ -247,7 +247,7 @@ def test_as_many_have_their_turn_at_once_as_the_limit_says_at_that_time():
     asyncio.run(run())
 
 
-def test_news_of_a_key_that_fails_is_looked_at_soon_and_not_at_once(monkeypatch):
+def test_an_event_of_a_failed_key_is_reconciled_soon_and_not_at_once(monkeypatch):
     monkeypatch.setattr("rayloom_operator.reconcile.work_queue._FIRST_RETRY_S", 1000.0)
     monkeypatch.setattr("rayloom_operator.reconcile.work_queue._MAX_RETRY_S", 1000.0)
 
@@ -277,19 +277,19 @@ def test_news_of_a_key_that_fails_is_looked_at_soon_and_not_at_once(monkeypatch)
     asyncio.run(run())
 
 
-def test_a_queue_that_is_not_open_takes_nothing():
+def test_a_queue_that_is_not_open_ignores_keys():
     async def run():
         queue = WorkQueue(is_open=False)
         queue.add("a")
         assert queue.depth == 0
-        queue.open(["b", "c"])
-        queue.add("d")
-        assert queue.depth == 3
+        queue.open()
+        queue.add("b")
+        assert queue.depth == 1
 
     asyncio.run(run())
 
 
-def test_a_turn_that_ended_well_replaces_what_an_earlier_one_asked_for_and_one_that_failed_does_not():
+def test_a_successful_reconcile_replaces_earlier_requeues_and_a_failed_one_does_not():
     async def run():
         queue, turns = WorkQueue(), []
 

@@ -9,7 +9,7 @@ import copy
 
 import msgspec
 
-from rayloom_operator.kube.client import CONFLICT, NOT_FOUND, KubeError, MadeAnew
+from rayloom_operator.kube.client import CONFLICT, NOT_FOUND, KubeError, Recreated
 from rayloom_operator.kube.concurrency import ConcurrencyLimit
 from rayloom_operator.names import ROUTE_LABEL, SERVICE_LABEL, path_of
 
@@ -131,7 +131,7 @@ class FakeKube:
         if known is None:
             raise KubeError(NOT_FOUND, "not found")
         if known["metadata"]["uid"] != manifest["metadata"]["uid"]:
-            raise MadeAnew(await self.get(path))
+            raise Recreated(await self.get(path))
         self.statuses.append(manifest["status"])
         return self.put(known | {"status": manifest["status"]})
 

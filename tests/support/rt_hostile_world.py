@@ -182,6 +182,7 @@ async def until(condition, timeout_s=60):
 
 
 async def scenario(seconds, world):
+    await world.controller.is_ready.wait()
     for number in range(NUM_WELL):
         world.ask_for(service(f"well-{number}"))
     await until(lambda: all(world.reason(f"well-{n}", "Available") == "Serving" for n in range(NUM_WELL)))

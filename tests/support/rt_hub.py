@@ -1,4 +1,4 @@
-"""A Hugging Face hub with one repository, on a port of this machine, for tests of downloads and what can fail."""
+"""A Hugging Face hub with one repository, on a port of this machine, for tests of downloads and their failures."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def serve_hub(
                 self.wfile.write(body)
 
         def log_message(self, format: str, *args: object) -> None:
-            """Quiet: a test's output is its own."""
+            """Logs nothing into the output of a test."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     if tls is not None:

@@ -1,4 +1,4 @@
-"""Malformed model files: writers of what real writers refuse to write, and the command that must refuse to read it."""
+"""Malformed model files: writers without the checks of real ones, and the command that must refuse these files."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ UINT32, FLOAT32, STRING, ARRAY = 4, 6, 8, 9
 
 @dataclass(frozen=True)
 class Raw:
-    """JSON text as it is, where no Python value gives it."""
+    """JSON text that no Python value gives."""
 
     text: str
 
@@ -68,7 +68,7 @@ def sound_folder(folder: Path) -> Path:
 
 
 def config_text(**changes: Any) -> str:
-    """config.json with some fields changed; ... leaves one out, Raw is put in as it is."""
+    """config.json with some fields changed; the value ... leaves a field out, a Raw is written as it is."""
     fields = {name: value for name, value in {**LLAMA, **changes}.items() if value is not ...}
     parts = [
         f"{json.dumps(name)}: {value.text if isinstance(value, Raw) else json.dumps(value)}"
@@ -154,7 +154,7 @@ def gguf_file(
 
 @contextlib.contextmanager
 def own_surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Nothing of this process stays changed: the command sets up logging and the number of torch's threads."""
+    """Restores this process afterwards: the command sets up logging and the number of torch's threads."""
     monkeypatch.setenv("RAYLOOM_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("OMP_NUM_THREADS", os.environ.get("OMP_NUM_THREADS", "1"))
     monkeypatch.setenv("MKL_NUM_THREADS", os.environ.get("MKL_NUM_THREADS", "1"))

@@ -1,4 +1,4 @@
-"""Slots for tests of what a rank does."""
+"""Slots for tests of a rank."""
 
 from __future__ import annotations
 

@@ -23,14 +23,15 @@ from rayloom_engine.core.scheduler_config import SchedulerConfig
 from rayloom_engine.core.sequence import Sequence, SequenceOutput
 from rayloom_engine.core.step import StepPlan, StepResult
 from rayloom_engine.models.checkpoint.progress import no_progress
+from rayloom_engine.parallel.model_part import ModelPart
+from rayloom_engine.parallel.process_group import Rendezvous, join_group, leave_group, open_store
 from rayloom_engine.parallel.stage import make_stages
-from rayloom_engine.parallel.stage_link import join_group, leave_group, open_store
 from rayloom_engine.worker.loaded_rank import LoadedRank
 from rayloom_engine.worker.runner import Runner
-from rayloom_engine.worker.start import find_model, load_rank, shard_of, stage_of, warm_up
+from rayloom_engine.worker.start import find_model, load_rank, part_of, warm_up
 
 EPOCH = 1
-NUM_BLOCKS = 6  # of 16 tokens: not enough for the requests below at once
+NUM_BLOCKS = 6  # of 16 tokens: too few for all of the requests below at once
 _ANSWER_SECONDS = 60.0
 
 
@@ -42,7 +43,7 @@ def stage_config(folder: Path | str, num_stages: int = 1, **changes: Any) -> Eng
 def load_stages(config: EngineConfig) -> list[LoadedRank]:
     resolved, shape = find_model(config, no_progress)
     stages = make_stages(shape.num_layers, config.pipeline_parallel_size, shape.head_layers)
-    return [load_rank(config, resolved, shape, no_progress, stage=stage) for stage in stages]
+    return [load_rank(config, resolved, shape, no_progress, part=ModelPart(stage)) for stage in stages]
 
 
 class QueueLink:
@@ -62,7 +63,7 @@ class QueueLink:
 
 
 class StagesInARow:
-    """Runs every plan on each stage in turn. The last one's result counts; the others must say nothing but times.
+    """Runs every plan on each stage in turn. The last stage's result counts; the others' results hold only times.
 
     A rank of this process, as the engine sees it: give it to a LocalExecutor.
     """
@@ -104,7 +105,7 @@ def make_engine(executor: Executor | StagesInARow, epoch: int = EPOCH, depth: in
 
 
 def answers(engine: Engine, vocab_size: int = 256, max_tokens: int = 20) -> dict[str, list[SequenceOutput]]:
-    """What the engine says to a set of requests: greedy, seeded, forked, with a shared prefix, with logprobs."""
+    """The outputs of a set of requests: greedy, seeded, forked, with a shared prefix, with logprobs."""
     greedy = DecodingParams(max_tokens=max_tokens, temperature=0.0)
     seeded = DecodingParams(max_tokens=max_tokens, temperature=1.0, seed=5, repetition_penalty=1.2)
     prompts: dict[str, tuple[list[int], DecodingParams, str | None]] = {
@@ -134,14 +135,14 @@ def ids_by_request(outputs: dict[str, list[SequenceOutput]]) -> dict[str, list[i
 
 
 def processes_with_torch() -> ForkServerContext:
-    """Where processes start that have imported torch already: their import takes longer than most tests."""
+    """A context whose processes start with torch imported, because the import takes longer than most tests."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["rayloom_engine.models.loader", "rayloom_engine.worker.loaded_rank"])
     return context
 
 
 class RankProcesses:
-    """A process for each rank. An executor once `join` was called; raises when a rank says that it failed."""
+    """A process for each rank. An executor once `join` was called; raises when a rank reports a failure."""
 
     def __init__(self, config: EngineConfig) -> None:
         self._config = config
@@ -153,7 +154,7 @@ class RankProcesses:
             self.start(rank)
 
     def start(self, rank: int) -> None:
-        """Starts the process of a rank, or a new one in place of the old."""
+        """Starts the process of a rank, or its successor."""
         ours, theirs = self._context.Pipe()
         process = self._context.Process(target=_rank_process, args=(self._config, rank, theirs), daemon=True)
         process.start()
@@ -161,14 +162,14 @@ class RankProcesses:
         self.processes[rank], self._connections[rank] = process, ours
 
     def load(self, config: EngineConfig) -> None:
-        """Every process drops what it has and loads its part of another model; `join` follows. Starts what lacks."""
+        """Every process drops its model and loads its part of another one; `join` follows. Starts missing processes."""
         self._config = config
         self._ask(range(min(config.world_size, len(self.processes))), "load", config)
         for rank in range(len(self.processes), config.world_size):
             self.start(rank)
 
     def join(self, epoch: int) -> tuple[int, list[int]]:
-        """All leave the old group, meet at a new store and get runners for `epoch`.
+        """All ranks leave the old group, meet at a new store and get runners for `epoch`.
 
         Returns the store's port, and the weight bytes that each rank has read since its process started.
         """
@@ -176,20 +177,20 @@ class RankProcesses:
         return port, self._ask(range(self._config.world_size), "join", port, epoch, 30.0)
 
     def submit(self, plan: StepPlan) -> None:
-        self._tell(range(self._config.world_size), "run", plan)
+        self._send(range(self._config.world_size), "run", plan)
         self._num_submitted += 1
 
     def collect(self) -> StepResult:
-        """The result of the one rank that answers; the others must say nothing but times."""
+        """The result of the rank that answers; the results of the others hold nothing but times."""
         self._num_submitted -= 1
-        told = self._replies(range(self._config.world_size), "run")
-        assert not any(result.sampled or result.prompt_logprobs for answers, result in told if not answers)
-        (result,) = (result for answers, result in told if answers)
+        replies = self._replies(range(self._config.world_size), "run")
+        assert not any(result.sampled or result.prompt_logprobs for answers, result in replies if not answers)
+        (result,) = (result for answers, result in replies if answers)
         assert isinstance(result, StepResult)
         return result
 
     def forget_all(self) -> None:
-        """Takes the answers to what is in flight. A rebuild follows, and new runners have empty slots."""
+        """Takes the answers to the plans in flight. A rebuild follows, and new runners have empty slots."""
         for _ in range(self._num_submitted):
             with contextlib.suppress(RuntimeError):
                 self._replies(range(self._config.world_size), "run")
@@ -199,16 +200,16 @@ class RankProcesses:
         return self._ask([rank], what, *details)[0]
 
     def _ask(self, ranks: Any, what: str, *details: object) -> list[Any]:
-        self._tell(ranks, what, *details)
+        self._send(ranks, what, *details)
         return self._replies(ranks, what)
 
-    def _tell(self, ranks: Any, what: str, *details: object) -> None:
+    def _send(self, ranks: Any, what: str, *details: object) -> None:
         for rank in ranks:
-            with contextlib.suppress(BrokenPipeError):  # it is dead, and receiving says so
+            with contextlib.suppress(BrokenPipeError):  # the process is dead, and receiving from it raises
                 self._connections[rank].send((what, *details))
 
     def _replies(self, ranks: Any, what: str) -> list[Any]:
-        replies = [self._answer(rank, what) for rank in ranks]  # of all, so that none is left in a connection
+        replies = [self._answer(rank, what) for rank in ranks]  # of all ranks, so that no reply is left in a connection
         for reply in replies:
             if isinstance(reply, Exception):
                 raise reply
@@ -229,7 +230,7 @@ class RankProcesses:
 
 
 def _rank_process(config: EngineConfig, number: int, connection: Connection) -> None:
-    """What a rank does: loads, then answers one request after the other."""
+    """Runs a rank: loads, then answers one request after the other."""
     os.environ["OMP_NUM_THREADS"] = "1"
     rank: LoadedRank
     runner: Runner | None = None
@@ -240,8 +241,7 @@ def _rank_process(config: EngineConfig, number: int, connection: Connection) -> 
         leave()
         config = new_config
         resolved, shape = find_model(config, no_progress)
-        stage, shard = stage_of(config, shape, number), shard_of(config, number)
-        rank = load_rank(config, resolved, shape, no_progress, stage=stage, shard=shard)
+        rank = load_rank(config, resolved, shape, no_progress, part=part_of(config, shape, number))
 
     def open_a_store() -> int:
         nonlocal store
@@ -256,8 +256,14 @@ def _rank_process(config: EngineConfig, number: int, connection: Connection) -> 
     def join(port: int, epoch: int, timeout_s: float) -> int:
         nonlocal runner
         leave()
-        size = config.tensor_parallel_size
-        group = join_group("127.0.0.1", port, number, config.world_size, timeout_s, ranks_per_stage=size)
+        rendezvous = Rendezvous(
+            host="127.0.0.1",
+            port=port,
+            rank=number,
+            world_size=config.world_size,
+            ranks_per_stage=config.tensor_parallel_size,
+        )
+        group = join_group(rendezvous, timeout_s)
         runner = rank.runner(NUM_BLOCKS, epoch, rank.link(), rank.tensor_group(group))
         warm_up(runner, epoch)
         return rank.num_bytes_read
@@ -278,4 +284,4 @@ def _rank_process(config: EngineConfig, number: int, connection: Connection) -> 
             failure = RuntimeError(str(error))
         if failure is not None:
             connection.send(failure)
-            leave()  # frees those who wait for this rank
+            leave()  # frees peers that wait for this rank

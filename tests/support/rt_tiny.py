@@ -11,10 +11,14 @@ from typing import Any
 
 import torch
 
-from rayloom_engine.kernels.kv_cache import AttentionBatch, KvCache
-from rayloom_engine.models.decoder import CausalLM
+from rayloom_engine.kernels.attention import AttentionBatch
+from rayloom_engine.kernels.kernel_set import KernelSet, choose_kernels
+from rayloom_engine.kernels.target import Backend, Target
+from rayloom_engine.kv.cache import KvCache, KvLayout
 from rayloom_engine.models.loader import load_model
+from rayloom_engine.models.model import Model
 from rayloom_engine.models.shape import ModelShape, read_shape
+from rayloom_engine.parallel.tensor_group import OneRank
 
 VOCAB_SIZE = 256
 BLOCK_SIZE = 4
@@ -44,7 +48,7 @@ _LLAMA3_ROPE = {
     "original_max_position_embeddings": 32,
 }
 
-# variant -> (architecture, what differs from the common config)
+# variant -> (architecture, differences from the common config)
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("LlamaForCausalLM", {}),
     "llama-tied": ("LlamaForCausalLM", {"tie_word_embeddings": True}),
@@ -81,7 +85,7 @@ def tiny_checkpoint(
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name.endswith("norm.weight"):
-                parameter.uniform_(0.5, 1.5)  # as made they are all 1, which would hide a norm that is left out
+                parameter.uniform_(0.5, 1.5)  # the default of 1 would hide a missing norm
             elif name.endswith(".bias"):
                 parameter.uniform_(-0.5, 0.5)
     model.to(torch.float32).save_pretrained(folder, max_shard_size=max_shard_size)
@@ -150,18 +154,19 @@ def transformers_logits(folder: Path, token_ids: Sequence[int]) -> torch.Tensor:
     return logits
 
 
-def load_tiny(folder: Path) -> CausalLM:
-    float32 = torch.float32
-    return load_model(folder, read_shape(folder), device=torch.device("cpu"), dtype=float32, compute_dtype=float32)
+def cpu_kernels(compute_dtype: torch.dtype = torch.float32, backend: Backend = "auto") -> KernelSet:
+    return choose_kernels(Target(device=torch.device("cpu"), compute_dtype=compute_dtype, backend=backend))
+
+
+def load_tiny(folder: Path, backend: Backend = "auto") -> Model:
+    return load_model(folder, read_shape(folder), cpu_kernels(backend=backend), dtype=torch.float32).model
 
 
 def make_cache(shape: ModelShape, num_blocks: int = 64, block_size: int = BLOCK_SIZE) -> KvCache:
     return KvCache.allocate(
-        num_layers=shape.num_layers,
+        KvLayout(num_layers=shape.num_layers, num_kv_heads=shape.num_kv_heads, head_dim=shape.head_dim),
         num_blocks=num_blocks,
         block_size=block_size,
-        num_kv_heads=shape.num_kv_heads,
-        head_dim=shape.head_dim,
         dtype=torch.float32,
         device=torch.device("cpu"),
     )
@@ -198,7 +203,7 @@ class TinySequence:
     num_computed: int = 0
 
 
-def advance(model: CausalLM, cache: KvCache, steps: Sequence[tuple[TinySequence, int]]) -> list[torch.Tensor]:
+def advance(model: Model, cache: KvCache, steps: Sequence[tuple[TinySequence, int]]) -> list[torch.Tensor]:
     """Computes some more tokens of each sequence in one forward call; returns each one's logits, [tokens, V]."""
     query_lens = [count for _, count in steps]
     context_lens = [sequence.num_computed + count for sequence, count in steps]
@@ -206,7 +211,7 @@ def advance(model: CausalLM, cache: KvCache, steps: Sequence[tuple[TinySequence,
     spans = [(sequence, range(sequence.num_computed, sequence.num_computed + count)) for sequence, count in steps]
     token_ids = torch.tensor([sequence.token_ids[position] for sequence, span in spans for position in span])
     positions = torch.tensor([position for _, span in spans for position in span])
-    logits = model.logits(model.forward(token_ids, positions, batch, cache))
+    logits = model.logits(model.forward(token_ids, positions, batch, cache, OneRank()))
     for (sequence, count), context_len in zip(steps, context_lens, strict=True):
         assert context_len <= len(sequence.token_ids), (count, context_len)
         sequence.num_computed = context_len

@@ -70,7 +70,8 @@ def with_world(story, *, prepare=lambda kube: None, leads=None, kube=None):
         world = World(kube or FakeKube(), leads)
         prepare(world.kube)
         work = asyncio.create_task(world.controller.run())
-        await world.controller.watches.is_synced.wait()
+        waits = leads is not None and not leads.is_set()
+        await (world.controller.watches.is_synced if waits else world.controller.is_ready).wait()
         try:
             await story(world)
         finally:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rayloom_operator.kube.client import Kube, KubeError, MadeAnew
+from rayloom_operator.kube.client import Kube, KubeError, Recreated
 from real_api_server.world import LLM, World
 
 Make = Callable[..., dict[str, Any]]
@@ -49,7 +49,7 @@ def test_a_service_gets_no_status_of_another_one_of_its_name(
     async def work(kube: Kube) -> None:
         for progress in ("first", "second"):
             assert (await write(kube, named["uid"], progress=progress))["status"]["progress"] == progress
-        with pytest.raises(MadeAnew) as late:
+        with pytest.raises(Recreated) as late:
             await write(kube, _OTHER, progress="third")
         assert late.value.found["metadata"]["uid"] == named["uid"]
         for field in ("progress", "unheardOf"):

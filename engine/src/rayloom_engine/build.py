@@ -1,4 +1,4 @@
-"""Builds an engine for a config: the one place that puts rank, scheduler and engine together."""
+"""Builds an engine for a config out of a rank, a scheduler and an executor."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def build_engine(config: EngineConfig, epoch: int, progress: Progress) -> BuiltE
 def build_found_engine(
     config: EngineConfig, resolved: ResolvedModel, shape: ModelShape, epoch: int, progress: Progress
 ) -> BuiltEngine:
-    """`build_engine` for a model that is found already."""
+    """A ready engine with one rank in this process, for a model that `find_model` has found."""
     rank, runner = start_rank(config, resolved, shape, epoch, progress)
     return BuiltEngine(
         engine=engine_on(
@@ -71,7 +71,7 @@ def build_found_engine(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSizes:
-    """What the ranks have room for."""
+    """Sizes that the ranks have memory for."""
 
     num_blocks: int  # KV blocks
     max_model_len: int  # tokens of the longest sequence
@@ -79,7 +79,7 @@ class EngineSizes:
 
 
 def engine_on(config: EngineConfig, executor: Executor, shape: ModelShape, sizes: EngineSizes, epoch: int) -> Engine:
-    """The scheduler and engine for ranks of these sizes, which are ready for plans of `epoch`."""
+    """An engine, with its scheduler, for ranks of these sizes that are ready for plans of `epoch`."""
     scheduler = Scheduler(
         SchedulerConfig(
             num_blocks=sizes.num_blocks,
@@ -98,7 +98,7 @@ def engine_on(config: EngineConfig, executor: Executor, shape: ModelShape, sizes
 
 
 def stage_work(shape: ModelShape, num_stages: int) -> StepWork:
-    """What a token costs one of `num_stages` equal stages. Ranks of a stage share its work, which makes all faster."""
+    """The cost of a token on one of `num_stages` equal stages, as if one rank did all work of its stage."""
     return StepWork(
         flops_per_token=2 * shape.num_parameters / num_stages,
         flops_per_pair=4 * shape.query_size * shape.num_layers / num_stages,  # q x k and weights x v

@@ -14,12 +14,12 @@ from rayloom_operator.cli.plan import print_plan
 from rayloom_operator.errors import OperatorError, SpecError
 from rayloom_operator.local.serve import serve_local
 
-# argparse's own code for a command line that cannot be used; a manifest that cannot be used is the same to a caller.
+# argparse's own code for a wrong command line; a caller treats a wrong manifest alike.
 _EXIT_USAGE = 2
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one command and gives its exit code: 0 done, 1 failed, 2 wrong input, or the engine's own code."""
+    """Runs one command and returns its exit code: 0 done, 1 failed, 2 wrong input, or the engine's own code."""
     parser = _parser()
     flags = vars(parser.parse_args(arguments))
     command = flags.pop("command")
@@ -31,10 +31,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return serve_local(**flags)
         if command == "plan":
             return print_plan(**flags)
-        # Imported here: `local` is to start fast, and has no use for what speaks to clusters.
-        from rayloom_operator.cli.run import run_operator
+        # Imported here, because `local` has to start fast and uses no cluster.
+        from rayloom_operator.cli.run import RunFlags, run_operator
 
-        run_operator(**flags)
+        run_operator(RunFlags(**flags))
         return 0
     except SpecError as error:
         files = " or ".join(map(str, flags.get("rollout") or [flags["manifest"]]))
@@ -53,62 +53,79 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"rayloom-operator {__version__}")
     commands = parser.add_subparsers(title="commands", dest="command", metavar="COMMAND")
-    local = commands.add_parser(
-        "local",
-        help="serve a manifest on this machine, without a cluster",
-        description="Serves the LLMService in FILE on this machine by one rayloom-engine process, until Ctrl-C.",
+    _add_local_flags(
+        commands.add_parser(
+            "local",
+            help="serve a manifest on this machine, without a cluster",
+            description="Serves the LLMService in FILE on this machine by one rayloom-engine process, until Ctrl-C.",
+        )
     )
-    plan = commands.add_parser(
-        "plan",
-        help="print what a cluster would be told to make of a manifest",
-        description="Prints into how many ranks the model of the LLMService in FILE would be cut and why, and the "
-        "objects that would be made; or the steps of a roll. Changes nothing, and needs no cluster.",
+    _add_plan_flags(
+        commands.add_parser(
+            "plan",
+            help="print the objects that the operator would create for a manifest",
+            description="Prints into how many ranks the model of the LLMService in FILE would be sharded and why, and "
+            "the objects that the operator would create; or the steps of a rollout. Changes nothing, and needs no "
+            "cluster.",
+        )
     )
+    _add_run_flags(
+        commands.add_parser(
+            "run",
+            help="serve the LLMServices of a Kubernetes cluster",
+            description="Runs the operator against the cluster that it is in, or that KUBECONFIG names, until SIGTERM.",
+        )
+    )
+    return parser
+
+
+def _add_local_flags(local: argparse.ArgumentParser) -> None:
+    file_help = "YAML file with one LLMService"
+    local.add_argument("-f", "--file", dest="manifest", metavar="FILE", type=Path, required=True, help=file_help)
+    local.add_argument("--host", default="127.0.0.1", help="address of the API port (default: %(default)s)")
+    local.add_argument("--port", type=_port, default=8000, help="API port; 0 picks a free one (default: %(default)s)")
+    admin_help = "admin port on loopback; 0 picks a free one (default: %(default)s)"
+    local.add_argument("--admin-port", type=_port, default=8001, help=admin_help)
+    no_sample = "do not ask a sample question once the engine serves"
+    local.add_argument("--no-sample", dest="has_sample", action="store_false", help=no_sample)
+
+
+def _add_plan_flags(plan: argparse.ArgumentParser) -> None:
     either = plan.add_mutually_exclusive_group(required=True)
-    for command, is_required in ((local, True), (either, False)):
-        file_help = "YAML file with one LLMService"
-        names = ("-f", "--file")
-        command.add_argument(*names, dest="manifest", metavar="FILE", type=Path, required=is_required, help=file_help)
-    rollout_help = "print the steps from one manifest to another instead, where all goes well"
+    file_help = "YAML file with one LLMService"
+    either.add_argument("-f", "--file", dest="manifest", metavar="FILE", type=Path, help=file_help)
+    rollout_help = "print the steps of a rollout from OLD to NEW instead, in which nothing fails"
     either.add_argument("--rollout", metavar=("OLD", "NEW"), nargs=2, type=Path, help=rollout_help)
     facts_help = "JSON that `rayloom-engine inspect` prints of the model; not needed for builtin:// models"
     plan.add_argument("--facts", metavar="FILE", type=Path, help=facts_help)
-    old_facts_help = "the same of OLD's model, where NEW has another one"
+    old_facts_help = "the same of OLD's model, where NEW has another model"
     plan.add_argument("--old-facts", metavar="FILE", type=Path, help=old_facts_help)
     image_help = "image of an engine whose LLMService names none (default: %(default)s)"
     plan.add_argument("--engine-image", default=f"rayloom/engine:{__version__}", help=image_help)
     output_help = "text, or yaml for the objects (default: %(default)s)"
     plan.add_argument("-o", "--output", choices=("text", "yaml"), default="text", help=output_help)
-    local.add_argument("--host", default="127.0.0.1", help="address of the API port (default: %(default)s)")
-    local.add_argument("--port", type=_port, default=8000, help="API port; 0 picks a free one (default: %(default)s)")
-    admin_help = "admin port on loopback; 0 picks a free one (default: %(default)s)"
-    local.add_argument("--admin-port", type=_port, default=8001, help=admin_help)
-    no_sample = "do not ask a sample question once it serves"
-    local.add_argument("--no-sample", dest="has_sample", action="store_false", help=no_sample)
-    run = commands.add_parser(
-        "run",
-        help="serve the LLMServices of a Kubernetes cluster",
-        description="Runs the operator against the cluster that it is in, or that KUBECONFIG names, until SIGTERM.",
-    )
+
+
+def _add_run_flags(run: argparse.ArgumentParser) -> None:
     run.add_argument("--engine-image", required=True, help="image of engines whose LLMService names none")
-    key_help = "file with random bytes that the engines' tokens are derived from"
+    key_help = "file with random bytes from which the admin tokens of engines are derived"
     run.add_argument("--key-file", type=Path, required=True, help=key_help)
-    previous_help = "the key before it, for engines that were made with that; need not be there"
+    previous_help = "the key before it, for engines that were created with that key; the file may be missing"
     run.add_argument("--previous-key-file", metavar="FILE", type=Path, help=previous_help)
-    own_help = "namespace of the operator's pods, from where engines let it in (default: from any)"
+    own_help = "namespace of the operator's pods, whose requests engines admit (default: pods of any namespace)"
     run.add_argument("--namespace", default="", help=own_help)
     port_help = "port of /healthz, /readyz and /metrics (default: %(default)s)"
     run.add_argument("--health-port", type=_port, default=8080, help=port_help)
     run.add_argument("--hub-endpoint", default="", metavar="URL", help="mirror of the models' hub")
-    ca_help = "ConfigMap in the services' namespaces whose ca.crt has all certificates that a hub may have"
+    ca_help = "ConfigMap in each service's namespace whose ca.crt has every certificate that a hub may have"
     run.add_argument("--hub-ca-config-map", default="", metavar="NAME", help=ca_help)
     paths_help = "folders of nodes, separated by commas, that file:// and cache.hostPath may name; / for all of them"
     run.add_argument(
         "--allow-host-paths", dest="host_paths", metavar="FOLDERS", type=_paths, default=(), help=paths_help
     )
-    endpoint_help = "let HF_ENDPOINT in a manifest say where its hub token is sent"
+    endpoint_help = "let HF_ENDPOINT in a manifest name the server that gets its hub token"
     run.add_argument("--allow-hub-endpoints", dest="hub_endpoints", action="store_true", help=endpoint_help)
-    pods_help = "what pod templates may use, separated by commas: " + ", ".join((*PRIVILEGES, "or a capability"))
+    pods_help = "privileges of pod templates, separated by commas: " + ", ".join((*PRIVILEGES, "or a capability"))
     run.add_argument(
         "--allow-in-pod-templates",
         dest="allowed_in_pod_templates",
@@ -118,18 +135,17 @@ def _parser() -> argparse.ArgumentParser:
         help=pods_help,
     )
     levels = ("debug", "info", "warning", "error")
-    run.add_argument("--log-level", default="info", choices=levels, help="least level (default: %(default)s)")
+    run.add_argument("--log-level", default="info", choices=levels, help="lowest level (default: %(default)s)")
     form_help = "lines for people, or a JSON object each (default: %(default)s)"
     run.add_argument("--log-format", default="text", choices=("text", "json"), help=form_help)
-    watch_help = "look at these namespaces only, separated by commas (default: all)"
+    watch_help = "serve LLMServices of these namespaces only, separated by commas (default: all)"
     run.add_argument("--watch-namespaces", metavar="NAMESPACES", type=_names, default=(), help=watch_help)
-    where_help = "namespace of the Lease by which one of several operators works (default: %(default)s)"
+    where_help = "namespace of the Lease that elects one of several operators (default: %(default)s)"
     run.add_argument("--lease-namespace", default="default", help=where_help)
-    name_help = "name of that Lease; operators for other namespaces need another one (default: %(default)s)"
+    name_help = "name of that Lease; operators of other namespaces need another name (default: %(default)s)"
     run.add_argument("--lease-name", default="rayloom-operator", help=name_help)
-    seconds_help = "after which another one takes over from one that is gone; 2 or more (default: %(default)s)"
+    seconds_help = "seconds without a renewal after which another operator leads; at least 2 (default: %(default)s)"
     run.add_argument("--lease-seconds", type=_lease_seconds, default=6, help=seconds_help)
-    return parser
 
 
 def _port(text: str) -> int:

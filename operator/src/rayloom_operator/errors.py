@@ -6,7 +6,7 @@ class OperatorError(Exception):
 
 
 class SpecError(OperatorError, ValueError):
-    """A manifest that cannot be used. `problems` holds one line per field at fault: what was given, what to change."""
+    """A manifest that cannot be used. `problems` has a line for each field at fault: the value, and what to change."""
 
     def __init__(self, problems: tuple[str, ...]) -> None:
         super().__init__("\n".join(problems))
@@ -14,23 +14,23 @@ class SpecError(OperatorError, ValueError):
 
 
 class DoesNotFit(SpecError):
-    """A manifest that is right in itself, but asks for more memory than there is."""
+    """A valid manifest that asks for more memory than the accelerators have."""
 
 
 class NotAllowed(SpecError):
-    """A manifest that is right in itself, but asks for what the operator's settings do not allow."""
+    """A valid manifest that asks for a privilege that the operator's settings do not allow."""
 
 
 class MemoryUnknown(SpecError):
-    """A manifest that leaves out how much memory an accelerator has, and no node says it."""
+    """A valid manifest without the memory of its accelerator, which no node's labels tell either."""
 
 
 class EngineUnavailable(OperatorError):
-    """The engine cannot be started, or does not answer as its contract says."""
+    """The engine cannot be started, or its answer breaks its contract."""
 
 
 class EngineEnded(OperatorError):
-    """The engine's process ended although nobody asked it to. `exit_code` follows the shell: 128 + N for signal N."""
+    """The engine's process ended by itself. `exit_code` follows the shell: 128 + N for signal N."""
 
     def __init__(self, message: str, exit_code: int) -> None:
         super().__init__(message)
@@ -38,4 +38,4 @@ class EngineEnded(OperatorError):
 
 
 class Refused(OperatorError):
-    """An object of ours cannot be made until somebody changes the spec or the cluster."""
+    """An object cannot be created or changed before somebody changes the spec or the cluster."""

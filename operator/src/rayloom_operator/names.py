@@ -1,4 +1,4 @@
-"""Names, labels and ports that the objects share, and the reference that ties each to its LLMService."""
+"""Names, labels and ports that the objects share, and the owner reference that ties each to its LLMService."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ FIELD_MANAGER = "rayloom-operator"  # of every write to the API server
 SERVICE_LABEL = "rayloom.dev/service"
 GROUP_LABEL = "rayloom.dev/group"
 REVISION_LABEL = "rayloom.dev/revision"
-# Set and removed by the operator on running pods, never in a template: a new pod takes no requests by itself.
+# The operator sets and removes it on running pods; no template has it, so a new pod gets no requests by itself.
 ROUTE_LABEL = "rayloom.dev/route"
-# Of pods in their node's network: two of them cannot share a node.
+# Pods in the network of their node have it: two such pods cannot share a node.
 HOST_NETWORK_LABEL = "rayloom.dev/host-network"
-# KubeRay's own, on each of its pods.
+# KubeRay sets these on each of its pods.
 NODE_TYPE_LABEL = "ray.io/node-type"
 CLUSTER_LABEL = "ray.io/cluster"
 
@@ -33,13 +33,13 @@ INSPECT_CONTAINER = "inspect"
 
 API_PORT = 8000
 ADMIN_PORT = 8001
-RANK_PORT = 8002  # at which ranks reach the core
+RANK_PORT = 8002  # at which ranks reach the EngineCore
 CONFIG_FOLDER = "/etc/rayloom"
 CONFIG_KEY = "config.json"
 TOKEN_KEY = "token"
 ADMIN_TOKEN_FILE = f"{CONFIG_FOLDER}/admin/{TOKEN_KEY}"
 MODEL_VOLUME = "model"
-CLAIM_FOLDER = "/models"  # where the claim of a pvc:// model is
+CLAIM_FOLDER = "/models"  # the mount path of the claim of a pvc:// model
 CACHE_VOLUME = "model-cache"
 CACHE_FOLDER = "/cache"
 KEYS_VOLUME = "api-keys"
@@ -48,24 +48,24 @@ KEYS_FILE = "keys"
 CA_VOLUME = "hub-ca"
 CA_FOLDER = "/etc/rayloom-ca"
 CA_KEY = "ca.crt"
-# What these need, the user has to provide; and so it is with those of a pod template.
+# The user provides the source of these volumes, and of the volumes of a pod template.
 USER_VOLUMES = (MODEL_VOLUME, CACHE_VOLUME, KEYS_VOLUME, CA_VOLUME)
-# What these need, the operator or the kubelet makes.
+# The operator or the kubelet provides the source of these volumes.
 MADE_VOLUMES = frozenset(OWN_VOLUMES) - frozenset(USER_VOLUMES)
 
 
 def account_name(service: str) -> str:
-    """The ServiceAccount's name; the service's own could be that of an account which others use, such as default."""
+    """Returns the ServiceAccount's name. The service's own name could be that of a shared account such as default."""
     return f"{service}-rayloom"
 
 
 def group_name(service: str, revision: str, number: int = 0) -> str:
-    """The RayCluster's name: 40 + 1 + 8 + 3 characters at most, and KubeRay takes 53."""
+    """Returns the RayCluster's name: at most 40 + 1 + 8 + 3 characters, and KubeRay accepts 53."""
     return f"{service}-{revision}-{number}"
 
 
 def revision_of(group: str) -> str:
-    """The revision in a group's name, which unlike a label nobody can change; empty in any other name."""
+    """Returns the revision in a RayCluster's name, which unlike a label cannot be edited; empty in any other name."""
     return group.rpartition("-")[0].rpartition("-")[2]
 
 
@@ -74,7 +74,10 @@ def admin_secret_name(group: str) -> str:
 
 
 def metadata(service: LLMService, name: str, revision: str = "", number: int = 0) -> Manifest:
-    """The metadata of an object that goes when its LLMService goes. With a revision it belongs to a group of that."""
+    """Returns the metadata of an object that is deleted with its LLMService.
+
+    With a revision the object belongs to the engine replica `number` of that revision.
+    """
     owner = {"apiVersion": API_VERSION, "kind": KIND, "name": service.metadata.name, "uid": service.metadata.uid}
     return {
         "name": name,
@@ -93,8 +96,11 @@ def labels(service: LLMService, revision: str = "", number: int = 0) -> dict[str
 
 
 def app_labels(service: LLMService, image: str) -> dict[str, str]:
-    """What tools show of the pods of an engine (https://kubernetes.io/docs/concepts/overview/working-with-objects/
-    common-labels/). The version is the image's tag, where it has one. They are in no selector and in no revision."""
+    """Returns the labels by which tools show the pods of an engine replica.
+
+    They are those of https://kubernetes.io/docs/concepts/overview/working-with-objects/common-labels/; the version is
+    the image's tag, where it has one. No selector and no revision contains them.
+    """
     found = {"instance": service.metadata.name, "component": "engine", "part-of": "rayloom"}
     tag = image.partition("@")[0].rpartition("/")[2].partition(":")[2]
     if re.fullmatch(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?", tag):
@@ -103,15 +109,15 @@ def app_labels(service: LLMService, image: str) -> dict[str, str]:
 
 
 def object_path(api_version: str, kind: str, namespace: str = "", name: str = "") -> str:
-    """The URL path of an object, of all objects of a namespace without `name`, or of the cluster without both."""
+    """Returns the URL path of an object; of a namespace's objects without `name`; of the cluster's without both."""
     path = f"/api/{api_version}" if "/" not in api_version else f"/apis/{api_version}"
     path += f"/namespaces/{namespace}" if namespace else ""
-    # Of all kinds that are used here, the plural is this.
+    # This is the plural of every kind that the operator uses.
     plural = f"{kind.lower()}s".replace("ys", "ies")
     return f"{path}/{plural}" + (f"/{name}" if name else "")
 
 
 def path_of(manifest: Manifest) -> str:
-    """The URL path of the object that a manifest describes."""
+    """Returns the URL path of the object that a manifest describes."""
     meta = manifest["metadata"]
     return object_path(manifest["apiVersion"], manifest["kind"], meta.get("namespace", ""), meta["name"])

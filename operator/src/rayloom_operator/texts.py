@@ -1,29 +1,29 @@
-"""Words that others have written, as they may stand in a status, an Event or a terminal. Pure."""
+"""Shortens and cleans text from outside before it enters a status, an Event or a terminal. Pure."""
 
 from __future__ import annotations
 
 import re
 
-# What a terminal acts on; Ray's logs are in colours.
+# Control sequences of terminals; Ray colours its logs.
 _CONTROLS = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(\x07|\x1b\\)?|[\x00-\x08\x0e-\x1f\x7f-\x9f]")
 
 
 def plain(text: str) -> str:
-    """Words of a program on one line."""
+    """Returns the text of a program on one line, without control sequences."""
     return " ".join(_CONTROLS.sub("", text).split())
 
 
 def head(text: str, most: int) -> str:
-    """The beginning, of at most so many characters."""
+    """Returns the beginning of the text, at most `most` characters."""
     return text if len(text) <= most else text[: most - 3] + "..."
 
 
 def tail(text: str, most: int) -> str:
-    """The end, of at most so many characters."""
+    """Returns the end of the text, at most `most` characters."""
     return text if len(text) <= most else "..." + text[3 - most :]
 
 
 def head_bytes(text: str, most: int) -> str:
-    """The beginning, of at most so many bytes of UTF-8; no character is cut in two."""
+    """Returns the beginning of the text, at most `most` bytes of UTF-8; no character is cut in two."""
     encoded = text.encode()
     return text if len(encoded) <= most else encoded[: most - 3].decode(errors="ignore") + "..."

@@ -26,7 +26,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 def run(args: argparse.Namespace) -> int:
     config = config_from(args)
     if choose_executor(config, os.environ).name == "external" and (rank := job_place(config, os.environ).rank) > 0:
-        from rayloom_engine.worker.process import serve_in_job
+        from rayloom_engine.worker.job import serve_in_job
 
         set_up_logging(f"rank{rank}", config.log_level)
         return serve_in_job(config)

@@ -1,4 +1,4 @@
-"""KV blocks: who holds them, which hold a reusable prefix, and which to give away next.
+"""BlockPool: the KV blocks with their holders, the index of reusable prefixes, and the order of eviction.
 
 A block is in exactly one of these states:
 
@@ -6,30 +6,19 @@ A block is in exactly one of these states:
   cached    ref_count = 0, has a hash: content is a known prefix; in the free list, may be taken back by a hit
   free      ref_count = 0, no hash; in the free list, at its head, so that cached content lives longest
 
-Content is proven once finite logits were computed from it. It stays so, because a full block is never written again.
-A free block whose content is not proven is no prefix for anybody but the sequence that filled it, and it is cleared
-before it is given out with other content: a NaN in the part that its new owner has not written yet would spread, since
-masked attention multiplies it by zero.
+The content of a block is proven once finite logits were computed from it. It stays proven, because a full block is
+never written again. A free block with unproven content is a prefix for no sequence but the one that filled it, and it
+is cleared before it is allocated for other content: a NaN in the part that its new owner has not written yet would
+spread, since masked attention multiplies it by zero.
 
-The free list is least-recently-used first. A sequence gives its blocks back last block first, so the tail of a prefix
-is evicted before its beginning (a chain without its beginning is of no use).
+The free list is least-recently-used first. A sequence releases its blocks last block first, so the tail of a prefix is
+evicted before its beginning (a chain without its beginning can never be found).
 """
 
 from __future__ import annotations
 
-import hashlib
-from array import array
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Sequence
-
-
-def block_hash(parent: bytes, token_ids: Sequence[int], extra: bytes = b"") -> bytes:
-    """Identity of a full block: its tokens and everything before them. 16 bytes, equal in every process and run.
-
-    `parent` is the hash of the block before, empty for the first. `extra`, at most 64 bytes, is what else the content
-    depends on or who may share it; given with the first block it separates the whole chain.
-    """
-    return hashlib.blake2b(parent + array("q", token_ids).tobytes(), digest_size=16, key=extra).digest()
 
 
 class BlockPool:
@@ -40,11 +29,11 @@ class BlockPool:
         assert num_blocks > 0
         self.num_blocks = num_blocks
         self._ref_counts = [0] * num_blocks
-        self._hashes: list[bytes | None] = [None] * num_blocks  # block id -> what it holds, if that is reusable
+        self._hashes: list[bytes | None] = [None] * num_blocks  # block id -> hash of its content, if reusable
         self._cached: dict[bytes, int] = {}  # hash -> block id
-        self._unproven = set(unproven)  # blocks that may hold a NaN: given out, and not proven since
+        self._unproven = set(unproven)  # blocks that may hold a NaN: allocated, and not proven since
         self._vouched: set[int] = set()  # of those: blocks that may be found nevertheless
-        self._to_clear: list[int] = []  # given out, and to be cleared by the next plan
+        self._to_clear: list[int] = []  # allocated, and to be cleared by the next plan
         # Both ordered oldest first; together they are the free list. OrderedDict is a linked list with O(1) removal.
         self._free_plain: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
         self._free_cached: OrderedDict[int, None] = OrderedDict()
@@ -63,7 +52,7 @@ class BlockPool:
         block_ids = []
         for _ in range(num):
             if self._free_plain:
-                # The last one freed is taken first: its memory is warm, and untouched memory stays untouched.
+                # The block freed last is taken first: its memory is warm, and untouched memory stays untouched.
                 block_id, _ = self._free_plain.popitem(last=False)
             else:
                 block_id, _ = self._free_cached.popitem(last=False)
@@ -87,10 +76,10 @@ class BlockPool:
             self._ref_counts[block_id] += 1
 
     def release(self, block_ids: Sequence[int], num_proven: int | None = None) -> None:
-        """One holder less for each block of a sequence, given in order of position.
+        """One holder less for each block of a sequence, in order of position.
 
-        Finite logits were computed from the first `num_proven` of them (None = from all). Of the others the sequence
-        says nothing: another holder may have proven them.
+        Finite logits were computed from the first `num_proven` blocks (None = from all). The state of the others stays
+        as it is: another holder may have proven them.
         """
         for index, block_id in reversed(list(enumerate(block_ids))):
             assert self._ref_counts[block_id] > 0, f"block {block_id} released more often than held"
@@ -105,9 +94,9 @@ class BlockPool:
                     self._free_plain.move_to_end(block_id, last=False)
 
     def register(self, block_id: int, content: bytes) -> None:
-        """The held block is full and holds `content`. A second block with the same content stays unregistered.
+        """Enters a held block, which is full and holds `content`, into the prefix index.
 
-        A free block that is not proven makes way for it.
+        A second block with the same content stays unregistered, unless the first one is free and not proven.
         """
         assert self._ref_counts[block_id] > 0
         other = self._cached.get(content)
@@ -119,16 +108,16 @@ class BlockPool:
             self._cached[content] = block_id
 
     def vouch(self, block_ids: Iterable[int], hashes: Iterable[bytes]) -> None:
-        """Finite logits followed from these blocks, which were given back before, so they are a prefix for everybody.
+        """Opens blocks to every sequence: finite logits followed from them after they were released.
 
-        Only those that still hold that content. They are cleared before they hold another one all the same.
+        Blocks that hold other content by now are left out. All are still cleared before they hold other content.
         """
         for block_id, content in zip(block_ids, hashes, strict=True):
             if self._hashes[block_id] == content:
                 self._vouched.add(block_id)
 
     def forget(self, hashes: Iterable[bytes]) -> None:
-        """Takes blocks out of the prefix index, held or not: their content is not what their tokens should give."""
+        """Takes blocks out of the prefix index, held or not: their content does not follow from their tokens."""
         for content in hashes:
             block_id = self._cached.pop(content, None)
             if block_id is None:
@@ -141,19 +130,20 @@ class BlockPool:
                 self._unproven.add(block_id)
 
     def take_unclear(self) -> tuple[int, ...]:
-        """The blocks given out since the last call whose old content must be cleared before anything is computed."""
+        """The blocks allocated since the last call whose old content must be cleared before anything is computed."""
         taken = tuple(self._to_clear)
         self._to_clear = []
         return taken
 
     def unproven(self) -> set[int]:
-        """The blocks that may hold a NaN, those that somebody holds among them."""
+        """The blocks that may hold a NaN, including blocks that are held."""
         return self._unproven | set(self._to_clear)
 
     def known(self, hashes: Iterable[bytes], own: Collection[int] = ()) -> list[int | None]:
-        """For each content the block that holds it, or None. Nothing is held yet.
+        """For each content the block with it, or None. The caller holds the blocks afterwards.
 
-        A free block that is not proven is found only by who has filled it: `own` names the blocks of that sequence.
+        A free block that is not proven is found only by the sequence that filled it: `own` names that sequence's
+        blocks.
         """
         found = (self._cached.get(content) for content in hashes)
         return [
@@ -162,15 +152,15 @@ class BlockPool:
         ]
 
     def _is_doubtful(self, block_id: int) -> bool:
-        """Whether nobody holds the block and nobody has proven it: its owner ended before, or made room."""
+        """Whether the block is free and not proven: its owner finished or was preempted before finite logits."""
         return self._ref_counts[block_id] == 0 and block_id in self._unproven and block_id not in self._vouched
 
     def num_cached_only(self, block_ids: Iterable[int]) -> int:
-        """How many of these blocks nobody holds, so that holding them takes from `num_free`."""
+        """The number of these blocks without a holder: holding them takes from `num_free`."""
         return sum(1 for block_id in block_ids if self._ref_counts[block_id] == 0)
 
     def check_integrity(self, block_tables: Iterable[Sequence[int]]) -> None:
-        """Raises AssertionError when the books do not add up with the given block tables of all sequences."""
+        """Raises AssertionError when counts and lists contradict each other or the block tables of all sequences."""
         expected = [0] * self.num_blocks
         for table in block_tables:
             assert len(set(table)) == len(table), f"a block table names a block twice: {list(table)}"

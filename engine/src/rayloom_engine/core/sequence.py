@@ -11,7 +11,7 @@ from enum import Enum
 
 import msgspec
 
-from rayloom_engine.core.block_pool import block_hash
+from rayloom_engine.core.block_hash import block_hash, encode_extra
 from rayloom_engine.core.decoding import DecodingParams
 from rayloom_engine.core.step import NewSlot, TokenLogprobs
 
@@ -114,9 +114,10 @@ class Sequence:
             start = len(self._hashes) * block_size
             token_ids = self.token_ids[start : start + block_size]
             if self._hashes:
-                self._hashes.append(block_hash(self._hashes[-1], token_ids))
+                self._hashes.append(block_hash(self._hashes[-1], token_ids, b""))
             else:
-                self._hashes.append(block_hash(b"", token_ids, self.cache_key))
+                # The first block separates the whole chain of sequences with different salts.
+                self._hashes.append(block_hash(b"", token_ids, encode_extra([("salt", self.cache_key)])))
         return self._hashes[:num_blocks]
 
     def adopt_hashes(self, other: Sequence, block_size: int) -> None:

@@ -31,7 +31,7 @@ _PRELOAD = (
     "torch",
     "rayloom_engine.models.loader",
     "rayloom_engine.worker.loaded_rank",
-    "rayloom_engine.parallel.stage_link",
+    "rayloom_engine.parallel.process_group",
 )
 
 

@@ -21,7 +21,7 @@ from rayloom_engine.launcher.local_ray import address_file, use_private_ray, wai
 from rayloom_engine.launcher.placement import Node, rank_resources, shortage, stage_resources
 from rayloom_engine.launcher.starter import NO_CORE
 from rayloom_engine.models.checkpoint.progress import Progress
-from rayloom_engine.worker.process import RankPlace, RankServer
+from rayloom_engine.worker.rank_server import RankPlace, RankServer
 
 logger = logging.getLogger(__name__)
 

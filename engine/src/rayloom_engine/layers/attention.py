@@ -5,15 +5,26 @@ Legend: T tokens of the step, D model width, H query heads, K key/value heads, d
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 
-from rayloom_engine.kernels.kv_cache import KvCache
-from rayloom_engine.kernels.paged_attention import AttentionPlan, paged_attention
-from rayloom_engine.kernels.rms_norm import rms_norm
-from rayloom_engine.kernels.rotary import rotary
+from rayloom_engine.kernels.attention import AttentionPlan
+from rayloom_engine.kernels.kernel_set import KernelSet
+from rayloom_engine.kernels.rotary import RotaryTables
+from rayloom_engine.kv.cache import KvCache
 from rayloom_engine.layers.linear import Linear
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionStep:
+    """The inputs of a step that are the same for every layer."""
+
+    rotary_tables: RotaryTables
+    plans: Mapping[int | None, AttentionPlan]  # window -> plan
+    slot_mapping_T: torch.Tensor  # int64: block id * block size + offset of each token
+    cache: KvCache
 
 
 @dataclass(slots=True, kw_only=True)
@@ -22,21 +33,17 @@ class Attention:
     num_heads: int  # of this rank, as everything here
     num_kv_heads: int
     head_dim: int
-    window: int | None  # how many positions a token sees, itself included; None = all
+    window: int | None  # the number of positions that a token sees, itself included; None = all
     eps: float
     qkv: Linear  # rows: H * d of q, then K * d of k, then K * d of v
     out: Linear
+    kernels: KernelSet
     q_norm_d: torch.Tensor | None = None  # both or neither
     k_norm_d: torch.Tensor | None = None
 
-    def __call__(
-        self,
-        hidden_TD: torch.Tensor,
-        angles: tuple[torch.Tensor, torch.Tensor],
-        plan: AttentionPlan,
-        cache: KvCache,
-    ) -> torch.Tensor:
+    def __call__(self, hidden_TD: torch.Tensor, step: AttentionStep) -> torch.Tensor:
         """[T, D], this rank's share of the sum. Writes the keys and values of the T tokens into the cache."""
+        kernels = self.kernels
         num_tokens = hidden_TD.shape[0]
         num_rotated = self.num_heads + self.num_kv_heads
         qkv_TXd = self.qkv(hidden_TD).view(num_tokens, num_rotated + self.num_kv_heads, self.head_dim)
@@ -46,10 +53,12 @@ class Attention:
                 (query_key_TXd[:, : self.num_heads], self.q_norm_d),
                 (query_key_TXd[:, self.num_heads :], self.k_norm_d),
             ):
-                heads_TXd.copy_(rms_norm(heads_TXd, norm_d, self.eps))
-        rotary(query_key_TXd, *angles)
-        cache.write(self.layer, qkv_TXd[:, self.num_heads :], plan.batch.slot_mapping_T)
-        attended_THd = paged_attention(qkv_TXd[:, : self.num_heads], cache.pages[self.layer], plan, self.head_dim**-0.5)
+                heads_TXd.copy_(kernels.rms_norm(heads_TXd, norm_d, self.eps))
+        kernels.rotary.rotate(query_key_TXd, step.rotary_tables)
+        pages = step.cache.pages[self.layer]
+        kernels.kv_write(pages, qkv_TXd[:, self.num_heads :], step.slot_mapping_T)
+        plan = step.plans[self.window]
+        attended_THd = plan.attend(qkv_TXd[:, : self.num_heads], pages, self.head_dim**-0.5)
         return self.out(attended_THd.view(num_tokens, self.num_heads * self.head_dim))
 
     @property

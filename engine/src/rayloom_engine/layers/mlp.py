@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from rayloom_engine.kernels.silu_mul import silu_mul
+from rayloom_engine.kernels.silu_mul import SiluMul
 from rayloom_engine.layers.linear import Linear
 
 
@@ -14,9 +14,11 @@ from rayloom_engine.layers.linear import Linear
 class GatedMlp:
     gate_up: Linear  # rows: gate, then up
     down: Linear
+    silu_mul: SiluMul
 
     def __call__(self, hidden_TD: torch.Tensor) -> torch.Tensor:
-        return self.down(silu_mul(self.gate_up(hidden_TD)))
+        """[T, D], this rank's share of the sum."""
+        return self.down(self.silu_mul(self.gate_up(hidden_TD)))
 
     @property
     def linears(self) -> tuple[Linear, ...]:

@@ -1,4 +1,4 @@
-"""A model with memory for its weights but nothing in it, and where each tensor of a checkpoint belongs in it.
+"""A decoder with memory for its weights but nothing in it, and the destination of each tensor of a checkpoint.
 
 Fused matrices are allocated whole; the checkpoint's q, k, v, gate and up each have a slice of one as their destination,
 so loading is a copy from the file to its final place. With tensor parallelism q, k, v, gate, up, embedding and head are
@@ -11,125 +11,156 @@ from dataclasses import dataclass, field
 
 import torch
 
+from rayloom_engine.kernels.kernel_set import KernelSet
 from rayloom_engine.layers.attention import Attention
+from rayloom_engine.layers.destination import Destination
 from rayloom_engine.layers.linear import Linear
 from rayloom_engine.layers.mlp import GatedMlp
-from rayloom_engine.models.decoder import CausalLM, DecoderLayer
+from rayloom_engine.layers.schemes import AxisPart, LinearSpec, SchemeFactory
+from rayloom_engine.layers.schemes.dense import DenseSchemes
+from rayloom_engine.models.decoder import CausalLM, DecoderLayer, DecoderWeights
 from rayloom_engine.models.shape import ModelShape
-from rayloom_engine.parallel.shard import Shard
-from rayloom_engine.parallel.stage import Stage
+from rayloom_engine.parallel.model_part import ModelPart
 
 _EMBEDDING = "model.embed_tokens.weight"
 
 
-@dataclass(frozen=True, slots=True)
-class Destination:
-    """Where a tensor of the checkpoint belongs, or `part` of it; () = all of it."""
-
-    tensor: torch.Tensor
-    part: tuple[slice, ...] = ()
-
-
 def empty_model(
-    shape: ModelShape, stage: Stage, shard: Shard, *, device: torch.device, compute_dtype: torch.dtype
+    shape: ModelShape, part: ModelPart, kernels: KernelSet, schemes: SchemeFactory | None = None
 ) -> tuple[CausalLM, dict[str, Destination]]:
-    """One stage of the model, or a shard of it, and name in a Hugging Face checkpoint -> where to copy it.
+    """A rank's part of the model, and name in a Hugging Face checkpoint -> where to copy it.
 
-    Names count the layers of the whole model, the cache counts those of the stage.
+    Names count the layers of the whole model, the cache counts those of the stage. `schemes` stores the matrices;
+    without it they are dense.
     """
-    made = _Destinations(shard=shard, device=device, dtype=compute_dtype)
-    embedding_VD = final_norm_D = head = None
+    if schemes is None:
+        schemes = DenseSchemes(kernels.linear, kernels.target.compute_dtype, kernels.target.device)
+    builder = _Builder(shape=shape, part=part, kernels=kernels, schemes=schemes)
+    stage = part.stage
+    embedding_VD: torch.Tensor | None = None
+    final_norm_D: torch.Tensor | None = None
+    head: Linear | None = None
     if stage.is_first:
-        embedding_VD = made.vocabulary(_EMBEDDING, shape)
-    layers = [_layer(shape, index, cache_index, made) for cache_index, index in enumerate(stage.layers)]
+        embedding_VD = builder.embedding()
+    layers = [builder.layer(index, cache_index) for cache_index, index in enumerate(stage.layers)]
     if stage.is_last:
-        final_norm_D = made.tensor("model.norm.weight", shape.hidden_size)
-        if shape.tie_word_embeddings and embedding_VD is not None:
-            head = Linear(embedding_VD)
-        else:
-            name = _EMBEDDING if shape.tie_word_embeddings else "lm_head.weight"
-            head = Linear(made.vocabulary(name, shape))
-    model = CausalLM(
-        shape=shape,
-        stage=stage,
-        shard=shard,
-        compute_dtype=compute_dtype,
-        embedding_VD=embedding_VD,
-        layers=layers,
-        final_norm_D=final_norm_D,
-        head=head,
-    )
-    return model, made.destinations
+        final_norm_D = builder.tensor("model.norm.weight", shape.hidden_size)
+        head = builder.head(embedding_VD)
+    weights = DecoderWeights(embedding_VD=embedding_VD, layers=layers, final_norm_D=final_norm_D, head=head)
+    return CausalLM(shape, part, kernels, weights), builder.destinations
 
 
 @dataclass(slots=True, kw_only=True)
-class _Destinations:
-    shard: Shard
-    device: torch.device
-    dtype: torch.dtype
+class _Builder:
+    """Allocates the parts of a model and collects the destinations of their tensors."""
+
+    shape: ModelShape
+    part: ModelPart
+    kernels: KernelSet
+    schemes: SchemeFactory
     destinations: dict[str, Destination] = field(default_factory=dict)
 
     def tensor(self, name: str, *sizes: int, part: tuple[slice, ...] = ()) -> torch.Tensor:
-        made = torch.empty(sizes, dtype=self.dtype, device=self.device)
+        """A tensor that is no linear layer's, in the compute type."""
+        target = self.kernels.target
+        made = torch.empty(sizes, dtype=target.compute_dtype, device=target.device)
         self.destinations[name] = Destination(made, part)
         return made
 
-    def vocabulary(self, name: str, shape: ModelShape) -> torch.Tensor:
-        """The shard's rows of an embedding or a head."""
-        rows = self.shard.part(shape.vocab_size)
-        return self.tensor(name, len(rows), shape.hidden_size, part=self._part(rows))
+    def embedding(self) -> torch.Tensor:
+        """The shard's rows of the embedding."""
+        rows = self._vocabulary()
+        return self.tensor(_EMBEDDING, len(rows), self.shape.hidden_size, part=() if rows.is_whole else (rows.slice,))
 
-    def by_rows(self, prefix: str, names_to_rows: dict[str, range], num_columns: int, has_bias: bool) -> Linear:
-        """One matrix for rows of several of the checkpoint's, below each other in the order of the dict."""
-        num_rows = sum(map(len, names_to_rows.values()))
-        weight = torch.empty((num_rows, num_columns), dtype=self.dtype, device=self.device)
-        bias = torch.empty(num_rows, dtype=self.dtype, device=self.device) if has_bias else None
-        start = 0
-        for name, rows in names_to_rows.items():
-            end = start + len(rows)
-            self.destinations[f"{prefix}.{name}.weight"] = Destination(weight[start:end], self._part(rows))
-            if bias is not None:
-                self.destinations[f"{prefix}.{name}.bias"] = Destination(bias[start:end], self._part(rows))
-            start = end
-        return Linear(weight, bias)
+    def head(self, embedding_VD: torch.Tensor | None) -> Linear:
+        """The shard's rows of the head. A tied head multiplies by the embedding, of which a later stage has a copy."""
+        shape = self.shape
+        if shape.tie_word_embeddings and embedding_VD is not None:
+            return Linear(self.schemes.tied(embedding_VD))
+        name = _EMBEDDING.removesuffix(".weight") if shape.tie_word_embeddings else "lm_head"
+        return self._linear(LinearSpec(outputs={name: self._vocabulary()}, inputs=_whole(shape.hidden_size)))
 
-    def by_columns(self, name: str, num_rows: int, columns: range, has_bias: bool) -> Linear:
-        """Some columns of a matrix. The shards' results are summed, so only the first one has the bias."""
-        part = (slice(None), *self._part(columns)) if self._part(columns) else ()
-        weight = self.tensor(f"{name}.weight", num_rows, len(columns), part=part)
-        return Linear(weight, self.tensor(f"{name}.bias", num_rows) if has_bias and self.shard.is_first else None)
+    def layer(self, index: int, cache_index: int) -> DecoderLayer:
+        shape = self.shape
+        prefix = f"model.layers.{index}"
+        return DecoderLayer(
+            attention_norm_D=self.tensor(f"{prefix}.input_layernorm.weight", shape.hidden_size),
+            attention=self._attention(f"{prefix}.self_attn", cache_index, shape.layer_windows[index]),
+            mlp_norm_D=self.tensor(f"{prefix}.post_attention_layernorm.weight", shape.hidden_size),
+            mlp=self._mlp(f"{prefix}.mlp"),
+        )
 
-    def _part(self, indices: range) -> tuple[slice, ...]:
-        return () if self.shard.count == 1 else (slice(indices.start, indices.stop),)
-
-
-def _layer(shape: ModelShape, index: int, cache_index: int, made: _Destinations) -> DecoderLayer:
-    prefix = f"model.layers.{index}"
-    attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
-    heads, kv_heads = made.shard.part(shape.num_heads), made.shard.kv_heads(shape.num_kv_heads)
-    query, kv = (range(each.start * shape.head_dim, each.stop * shape.head_dim) for each in (heads, kv_heads))
-    feed_forward = made.shard.part(shape.intermediate_size)
-    return DecoderLayer(
-        attention_norm_D=made.tensor(f"{prefix}.input_layernorm.weight", shape.hidden_size),
-        attention=Attention(
+    def _attention(self, prefix: str, cache_index: int, window: int | None) -> Attention:
+        shape = self.shape
+        shard = self.part.shard
+        heads = shard.part(shape.num_heads)
+        kv_heads = shard.kv_heads(shape.num_kv_heads)
+        query = self._head_rows(heads, shape.num_heads)
+        key_value = self._head_rows(kv_heads, shape.num_kv_heads)
+        return Attention(
             layer=cache_index,
             num_heads=len(heads),
             num_kv_heads=len(kv_heads),
             head_dim=shape.head_dim,
-            window=shape.layer_windows[index],
+            window=window,
             eps=shape.rms_norm_eps,
-            qkv=made.by_rows(
-                attention, {"q_proj": query, "k_proj": kv, "v_proj": kv}, shape.hidden_size, shape.qkv_bias
+            qkv=self._linear(
+                LinearSpec(
+                    outputs={
+                        f"{prefix}.q_proj": query,
+                        f"{prefix}.k_proj": key_value,
+                        f"{prefix}.v_proj": key_value,
+                    },
+                    inputs=_whole(shape.hidden_size),
+                    has_bias=shape.qkv_bias,
+                )
             ),
-            out=made.by_columns(f"{attention}.o_proj", shape.hidden_size, query, shape.o_bias),
-            q_norm_d=made.tensor(f"{attention}.q_norm.weight", shape.head_dim) if shape.qk_norm else None,
-            k_norm_d=made.tensor(f"{attention}.k_norm.weight", shape.head_dim) if shape.qk_norm else None,
-        ),
-        mlp_norm_D=made.tensor(f"{prefix}.post_attention_layernorm.weight", shape.hidden_size),
-        mlp=GatedMlp(
-            gate_up=made.by_rows(
-                mlp, {"gate_proj": feed_forward, "up_proj": feed_forward}, shape.hidden_size, shape.mlp_bias
+            out=self._by_columns(f"{prefix}.o_proj", query, shape.o_bias),
+            kernels=self.kernels,
+            q_norm_d=self.tensor(f"{prefix}.q_norm.weight", shape.head_dim) if shape.qk_norm else None,
+            k_norm_d=self.tensor(f"{prefix}.k_norm.weight", shape.head_dim) if shape.qk_norm else None,
+        )
+
+    def _mlp(self, prefix: str) -> GatedMlp:
+        shape = self.shape
+        size = shape.intermediate_size
+        feed_forward = AxisPart(self.part.shard.part(size, self.schemes.cut_unit), size)
+        return GatedMlp(
+            gate_up=self._linear(
+                LinearSpec(
+                    outputs={f"{prefix}.gate_proj": feed_forward, f"{prefix}.up_proj": feed_forward},
+                    inputs=_whole(shape.hidden_size),
+                    has_bias=shape.mlp_bias,
+                )
             ),
-            down=made.by_columns(f"{mlp}.down_proj", shape.hidden_size, feed_forward, shape.mlp_bias),
-        ),
-    )
+            down=self._by_columns(f"{prefix}.down_proj", feed_forward, shape.mlp_bias),
+            silu_mul=self.kernels.silu_mul,
+        )
+
+    def _by_columns(self, name: str, columns: AxisPart, has_bias: bool) -> Linear:
+        """Some columns of a matrix. The shards' results are summed, so only the first shard adds the bias."""
+        return self._linear(
+            LinearSpec(
+                outputs={name: _whole(self.shape.hidden_size)},
+                inputs=columns,
+                has_bias=has_bias and self.part.shard.is_first,
+            )
+        )
+
+    def _linear(self, spec: LinearSpec) -> Linear:
+        scheme = self.schemes.linear(spec)
+        self.destinations.update(scheme.destinations())
+        return Linear(scheme)
+
+    def _vocabulary(self) -> AxisPart:
+        """The shard's rows of an embedding or a head."""
+        return AxisPart(self.part.shard.part(self.shape.vocab_size), self.shape.vocab_size)
+
+    def _head_rows(self, heads: range, num_heads: int) -> AxisPart:
+        """The rows of these attention heads."""
+        head_dim = self.shape.head_dim
+        return AxisPart(range(heads.start * head_dim, heads.stop * head_dim), num_heads * head_dim)
+
+
+def _whole(size: int) -> AxisPart:
+    return AxisPart(range(size), size)

@@ -1,61 +1,68 @@
 """Weights from safetensors files into a model: memory-mapped, each tensor read once, straight to its final place.
 
-A rank checks the headers of the whole checkpoint, so all ranks refuse the same one, and reads what its stage and shard
-need of it.
+A rank checks the headers of the whole checkpoint, so all ranks refuse the same checkpoints, and reads only the tensors
+of its stage and shard.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
 
 from rayloom_engine.errors import ModelError, shown, word
-from rayloom_engine.kernels.linear import choose_linear_method
+from rayloom_engine.kernels.kernel_set import KernelSet, choose_kernels
+from rayloom_engine.kernels.target import Target
+from rayloom_engine.layers.destination import Destination
 from rayloom_engine.models.checkpoint.config_json import is_plain_file_name, read_json, refuses_broken
 from rayloom_engine.models.checkpoint.progress import Progress, no_progress
-from rayloom_engine.models.decoder import CausalLM
-from rayloom_engine.models.empty import Destination, empty_model
+from rayloom_engine.models.empty import empty_model
+from rayloom_engine.models.model import Model
 from rayloom_engine.models.shape import ModelShape
-from rayloom_engine.parallel.shard import WHOLE, Shard
-from rayloom_engine.parallel.stage import Stage, whole_model
+from rayloom_engine.parallel.model_part import ModelPart, whole_part
 
-_FILE_DTYPES = ("BF16", "F16", "F32")
 _INDEX = "model.safetensors.index.json"
 _MAX_NAMES = 5  # in a message
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedModel:
+    """A model with its weights in place."""
+
+    model: Model
+    num_bytes_read: int  # of weights, from files, in the files' types
 
 
 def load_model(
     folder: Path,
     shape: ModelShape,
+    kernels: KernelSet,
     *,
-    device: torch.device,
     dtype: torch.dtype,
-    compute_dtype: torch.dtype,
-    stage: Stage | None = None,
-    shard: Shard = WHOLE,
+    part: ModelPart | None = None,
     progress: Progress = no_progress,
-) -> CausalLM:
-    """A stage of the model in a Hugging Face folder, or a shard of it, ready to run. Without `stage`, all layers.
+) -> LoadedModel:
+    """A rank's part of the model in a Hugging Face folder, ready to run. Without `part`, the whole model.
 
-    Weights are rounded to `dtype`, then held and computed in `compute_dtype` (a CPU without bfloat16 instructions
-    serves a bfloat16 model in float32: rounding first keeps the results those of the bfloat16 model). Raises
-    ModelError before any weight is read when the files are not what the shape asks for, naming the tensors.
+    Dense weights are rounded to `dtype`, then held and computed in the compute type of the kernels (a CPU without
+    bfloat16 instructions serves a bfloat16 model in float32: rounding first keeps the results those of the bfloat16
+    model). Raises ModelError before any weight is read when the files do not fit the shape, naming the tensors.
     """
     with refuses_broken(folder):
         files = _weight_files(folder)
-        _check(files, _expected_sizes(shape), shape)
-    stage = stage or whole_model(shape.num_layers)
-    model, destinations = empty_model(shape, stage, shard, device=device, compute_dtype=compute_dtype)
-    model.num_bytes_read = _fill(destinations, files, dtype, progress)
+        _check(files, _whole_destinations(shape), shape)
+    model, destinations = empty_model(shape, part or whole_part(shape.num_layers), kernels)
+    num_bytes_read = _fill(destinations, files, dtype, progress)
     destinations.clear()  # otherwise every plain matrix would live on beside its packed form
-    model.pack(choose_linear_method(device, compute_dtype))
-    return model
+    for scheme in model.schemes:
+        scheme.finish()
+    return LoadedModel(model=model, num_bytes_read=num_bytes_read)
 
 
-def _fill(destinations: dict[str, Destination], files: list[Path], dtype: torch.dtype, progress: Progress) -> int:
+def _fill(destinations: Mapping[str, Destination], files: list[Path], dtype: torch.dtype, progress: Progress) -> int:
     """Copies every destination's tensor into it. Returns the bytes that were read, in the files' types."""
     num_bytes_read = 0
     total = sum(destination.tensor.numel() for destination in destinations.values()) * dtype.itemsize
@@ -70,21 +77,28 @@ def _fill(destinations: dict[str, Destination], files: list[Path], dtype: torch.
                 part = destination.part
                 stored = tensors.get_slice(name)[part] if part else tensors.get_tensor(name)
                 num_bytes_read += stored.nbytes
-                rounds_on_copy = stored.dtype is dtype or destination.tensor.dtype is dtype
-                destination.tensor.copy_(stored if rounds_on_copy else stored.to(dtype))
+                destination.tensor.copy_(_rounded(stored, destination.tensor.dtype, dtype))
                 done += destination.tensor.numel() * dtype.itemsize
                 progress("load", done, total, "bytes")
     return num_bytes_read
 
 
-def _expected_sizes(shape: ModelShape) -> dict[str, tuple[int, ...]]:
-    stage = whole_model(shape.num_layers)
-    _, destinations = empty_model(shape, stage, WHOLE, device=torch.device("meta"), compute_dtype=torch.float32)
-    return {name: tuple(destination.tensor.shape) for name, destination in destinations.items()}
+def _rounded(stored: torch.Tensor, held: torch.dtype, dtype: torch.dtype) -> torch.Tensor:
+    """A dense tensor of the file, rounded to `dtype` unless the copy to type `held` rounds to it. Integers stay."""
+    if stored.dtype is dtype or held is dtype or not held.is_floating_point:
+        return stored
+    return stored.to(dtype)
+
+
+def _whole_destinations(shape: ModelShape) -> dict[str, Destination]:
+    """The destinations of all tensors of the checkpoint, without memory behind them."""
+    target = Target(device=torch.device("meta"), compute_dtype=torch.float32)
+    _, destinations = empty_model(shape, whole_part(shape.num_layers), choose_kernels(target))
+    return destinations
 
 
 def _weight_files(folder: Path) -> list[Path]:
-    """The files that hold the weights: those that the index names, or all of the folder."""
+    """The files that hold the weights: the files that the index names, or model.safetensors."""
     index = folder / _INDEX
     if index.exists():
         names = _names_in(index, read_json(index).get("weight_map"))
@@ -103,8 +117,8 @@ def _weight_files(folder: Path) -> list[Path]:
 def _names_in(index: Path, weight_map: object) -> list[str]:
     """The files that an index names, each once.
 
-    A name must not lead out of the model's folder. The names are checked and not where they lead, because the files of
-    the hub library's cache are links to another folder.
+    A name must not lead out of the model's folder. The check is of the names and not of the resolved paths, because
+    the files of the hub library's cache are links to another folder.
     """
     if not isinstance(weight_map, dict) or not weight_map:
         raise ModelError(f"{index}: weight_map must be an object, tensor name -> file name")
@@ -117,8 +131,8 @@ def _names_in(index: Path, weight_map: object) -> list[str]:
     return sorted(set(weight_map.values()))
 
 
-def _check(files: list[Path], sizes: dict[str, tuple[int, ...]], shape: ModelShape) -> None:
-    """Compares names, sizes and types in the files' headers with what the model needs."""
+def _check(files: list[Path], wanted: Mapping[str, Destination], shape: ModelShape) -> None:
+    """Compares names, sizes and types in the files' headers with the tensors that the model needs."""
     found: set[str] = set()
     left_over: list[str] = []
     wrong: list[str] = []
@@ -126,18 +140,16 @@ def _check(files: list[Path], sizes: dict[str, tuple[int, ...]], shape: ModelSha
         try:
             with safe_open(path, framework="pt") as tensors:
                 for name in tensors.keys():  # noqa: SIM118 (safe_open is no dict: it cannot be iterated over)
-                    if name not in sizes:
+                    destination = wanted.get(name)
+                    if destination is None:
                         left_over += [] if _is_derived(name, shape) else [name]
                         continue
                     header = tensors.get_slice(name)
                     found.add(name)
-                    if tuple(header.get_shape()) != sizes[name]:
-                        wrong.append(f"{word(name)} is {list(header.get_shape())}, should be {list(sizes[name])}")
-                    elif header.get_dtype() not in _FILE_DTYPES:
-                        wrong.append(f"{word(name)} has type {header.get_dtype()}, works: {', '.join(_FILE_DTYPES)}")
+                    wrong += _mistakes(name, header.get_shape(), header.get_dtype(), destination)
         except (SafetensorError, OSError) as error:
             raise ModelError(f"{path} is not a usable safetensors file: {error}") from error
-    missing = [name for name in sizes if name not in found]
+    missing = [name for name in wanted if name not in found]
     problems = [
         f"{label}: {_list(names)}"
         for label, names in (("missing", missing), ("left over", left_over), ("wrong", wrong))
@@ -149,8 +161,18 @@ def _check(files: list[Path], sizes: dict[str, tuple[int, ...]], shape: ModelSha
         )
 
 
+def _mistakes(name: str, size: list[int], file_dtype: str, wanted: Destination) -> list[str]:
+    """The first difference between a tensor of the file and its destination, as a sentence; none when they fit."""
+    wanted_size = list(wanted.tensor.shape)
+    if size != wanted_size:
+        return [f"{word(name)} is {size}, should be {wanted_size}"]
+    if file_dtype not in wanted.file_dtypes:
+        return [f"{word(name)} has type {file_dtype}, works: {', '.join(wanted.file_dtypes)}"]
+    return []
+
+
 def _is_derived(name: str, shape: ModelShape) -> bool:
-    """Tensors that some checkpoints hold although they follow from others: a tied head, old rotary tables."""
+    """Whether the tensor follows from others and may be in a checkpoint nevertheless: a tied head, rotary tables."""
     return (name == "lm_head.weight" and shape.tie_word_embeddings) or name.endswith(".rotary_emb.inv_freq")
 
 

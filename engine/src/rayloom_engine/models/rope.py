@@ -1,4 +1,4 @@
-"""The angles of rotary embedding: frequencies once per model, cosine and sine once per step for all layers."""
+"""The angles of rotary embedding: frequencies once per model, a backend's tables once per step for all layers."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ import math
 
 import torch
 
+from rayloom_engine.kernels.kernel_set import KernelSet
+from rayloom_engine.kernels.rotary import RotaryTables
 from rayloom_engine.models.shape import RopeParameters
 
 
 def inverse_frequencies(rope: RopeParameters, head_dim: int) -> torch.Tensor:
     """Radians per position of each of the head_dim / 2 pairs, float32, fastest first.
 
-    linear divides all by the factor. llama3 (Llama 3.1, "Llama3 scaling" in Meta's release) leaves waves alone that
+    linear divides all by the factor. llama3 (Llama 3.1, "Llama3 scaling" in Meta's release) keeps the frequencies that
     turn often within the trained context, divides by the factor those that turn seldom, and blends in between.
     """
     exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
@@ -28,21 +30,19 @@ def inverse_frequencies(rope: RopeParameters, head_dim: int) -> torch.Tensor:
 
 
 class RotaryAngles:
-    """Cosines and sines of any positions, in the compute type, in the form that `kernels.rotary` takes.
+    """The rotary tables of any positions, in the form of the rank's rotary kernel.
 
-    Worked out from the positions each step, in float32: 0.1 ms for 128 tokens, where a table of a 128k context would
-    hold 64 MB.
+    The tables are computed from the positions in each step, in float32: 0.1 ms for 128 tokens, where a table of a 128k
+    context would hold 64 MB.
     """
 
-    __slots__ = ("_frequencies_h", "_signs_21", "_dtype")
+    __slots__ = ("_frequencies_h", "_rotary", "_dtype")
 
-    def __init__(self, rope: RopeParameters, head_dim: int, dtype: torch.dtype, device: torch.device) -> None:
-        self._frequencies_h = inverse_frequencies(rope, head_dim).to(device)
-        self._signs_21 = torch.tensor([[-1.0], [1.0]], device=device)
-        self._dtype = dtype
+    def __init__(self, rope: RopeParameters, head_dim: int, kernels: KernelSet) -> None:
+        self._frequencies_h = inverse_frequencies(rope, head_dim).to(kernels.target.device)
+        self._rotary = kernels.rotary
+        self._dtype = kernels.target.compute_dtype
 
-    def __call__(self, positions_T: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """cos [T, 1, 1, h] and signed sin [T, 1, 2, h] of the positions."""
-        angles_T11h = (positions_T.to(torch.float32)[:, None] * self._frequencies_h)[:, None, None, :]
-        sin_T12h = angles_T11h.sin() * self._signs_21
-        return angles_T11h.cos().to(self._dtype), sin_T12h.to(self._dtype)
+    def __call__(self, positions_T: torch.Tensor) -> RotaryTables:
+        angles_Th = positions_T.to(torch.float32)[:, None] * self._frequencies_h
+        return self._rotary.prepare(angles_Th, self._dtype)

@@ -7,7 +7,7 @@ from rayloom_engine.models.shape import ModelShape
 
 
 def check_shards(shape: ModelShape, num_shards: int) -> None:
-    """Raises ConfigError, with the numbers that work, when so many ranks cannot share a layer of the model."""
+    """Raises ConfigError, with the numbers that work, when `num_shards` ranks cannot share a layer of the model."""
     choices = shard_counts(shape)
     if num_shards not in choices:
         raise ConfigError(
@@ -18,9 +18,9 @@ def check_shards(shape: ModelShape, num_shards: int) -> None:
 
 
 def shard_counts(shape: ModelShape) -> tuple[int, ...]:
-    """All numbers of ranks that can share a layer: each has as many query heads, and those use whole key/value heads.
+    """All numbers of ranks that can share a layer: each rank has as many query heads, which use whole key/value heads.
 
-    A multiple of the key/value heads works too: each is then on several ranks.
+    A multiple of the number of key/value heads works too: each of these heads is then on several ranks.
     """
     most = min(shape.num_heads, shape.intermediate_size, shape.vocab_size)
     return tuple(

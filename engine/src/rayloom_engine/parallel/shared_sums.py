@@ -1,14 +1,16 @@
 """A TensorGroup of ranks on one machine that read each other's parts from shared memory. Sums go in the order of ranks.
 
-Every rank has a memory file with two slots for its parts, used by turns, and a pipe from each peer. It writes its part
-into a slot, a byte to every peer, and reads a byte from each: then all parts are there. Pipes' locks order memory, so a
-byte that was read makes the part behind it visible. A slot is written again two exchanges later; by then each peer has
-sent its byte of the exchange between, after it had read the slot. Nobody spins: there may be more ranks than cores.
+Every rank has a memory file with two slots for its parts, used alternately, and a pipe from each peer. In an exchange a
+rank writes its part into a slot and one byte to every peer, and reads one byte from each: then all parts are there. The
+locks of pipes order memory, so a byte that was read makes the part behind it visible. A slot is written again two
+exchanges later; by then each peer has sent its byte of the exchange between, after it had read the slot. Ranks do not
+spin, because there may be more ranks than cores.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import mmap
 import os
 from io import FileIO
@@ -17,37 +19,58 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from rayloom_engine.parallel.process_group import ProcessTensorGroup
+from rayloom_engine.parallel.process_group import StageGroup
+from rayloom_engine.parallel.process_sums import ProcessTensorGroup
+from rayloom_engine.parallel.tensor_group import TensorGroup
 from rayloom_engine.protocol.unnamed_files import make_memory_file, make_pipe, open_memory_file, open_pipe
 
-_SLOT_BYTES = 4 * 1024 * 1024  # of larger parts sums go slot by slot; memory is taken only as it is used
-_MAX_TOLD_BYTES = 4096
+logger = logging.getLogger(__name__)
+
+_SLOT_BYTES = 4 * 1024 * 1024  # larger parts are summed slot by slot; memory is taken only as it is used
+_MAX_MESSAGE_BYTES = 4096
+
+
+def make_tensor_group(stage_group: StageGroup, widths: tuple[int, ...], device_type: str) -> TensorGroup:
+    """The fastest TensorGroup for the ranks of a stage: shared memory on one machine's CPU, else torch.distributed.
+
+    Every rank of the stage calls it at the same time. `widths` are the columns of logits that each rank has.
+    """
+    if device_type == "cpu":
+        try:
+            return SharedTensorGroup(stage_group, widths)
+        except OSError as error:
+            logger.info("the ranks of this stage sum over gloo, not in shared memory: %s", error)
+    return ProcessTensorGroup(stage_group, widths)
 
 
 class SharedTensorGroup(ProcessTensorGroup):
     """Implements TensorGroup. Raises RuntimeError when a rank of the stage is gone. Parts must be contiguous."""
 
-    def __init__(self, group: dist.ProcessGroup, widths: tuple[int, ...]) -> None:
+    def __init__(self, group: StageGroup, widths: tuple[int, ...]) -> None:
         """Every rank of the group makes one at the same time. Raises OSError, on all of them or on none."""
         super().__init__(group, widths)
         self._turn = 0
-        rank, size = dist.get_rank(group), dist.get_world_size(group)
+        rank = dist.get_rank(group)
+        size = dist.get_world_size(group)
+        inboxes: list[FileIO | None] = []
+        offer: list[Any]
         try:
             file, name = make_memory_file(2 * _SLOT_BYTES)
             inboxes = [None if peer == rank else make_pipe("r") for peer in range(size)]
             offer = [os.getpid(), file.fileno(), name, [-1 if pipe is None else pipe.fileno() for pipe in inboxes]]
         except OSError as error:
-            inboxes, offer = [], [str(error)]
-        offers = _tell_all(group, offer)
+            inboxes = []
+            offer = [str(error)]
+        offers = _all_gather(group, offer)
         self._inboxes: list[FileIO] = [pipe for pipe in inboxes if pipe is not None]
         self._outboxes: list[FileIO] = []
         self._memories: list[torch.Tensor] = []  # of each rank, bytes
         problem = ""
         try:
-            for peer, said in enumerate(offers):
-                if len(said) == 1:
-                    raise OSError(said[0])
-                pid, memory_fd, name, pipe_fds = said
+            for peer, offered in enumerate(offers):
+                if len(offered) == 1:
+                    raise OSError(offered[0])
+                pid, memory_fd, name, pipe_fds = offered
                 with open_memory_file(pid, memory_fd, name) as opened:
                     memory = mmap.mmap(opened.fileno(), 2 * _SLOT_BYTES)
                 self._memories.append(torch.frombuffer(memory, dtype=torch.uint8))
@@ -55,11 +78,11 @@ class SharedTensorGroup(ProcessTensorGroup):
                     self._outboxes.append(open_pipe(pid, pipe_fds[rank], "w"))
         except OSError as error:
             problem = str(error)
-        problems = [said for said in _tell_all(group, problem) if said]
+        problems = [given for given in _all_gather(group, problem) if given]
         if problems:
             raise OSError(problems[0])
         self._rank = rank
-        self._slots: dict[tuple[int, torch.dtype], list[torch.Tensor]] = {}  # (turn, type) -> of each rank
+        self._slots: dict[tuple[int, torch.dtype], list[torch.Tensor]] = {}  # (turn, type) -> the slot of each rank
 
     def all_reduce(self, part: torch.Tensor) -> torch.Tensor:
         for piece in torch.split(part.view(-1), _SLOT_BYTES // part.element_size()):
@@ -77,10 +100,10 @@ class SharedTensorGroup(ProcessTensorGroup):
         return torch.cat([each.view(num_rows, -1) for each in parts], dim=1) if self._is_first else None
 
     def _exchange(self, part: torch.Tensor, counts: list[int]) -> list[torch.Tensor]:
-        """Every rank's part, of so many elements; they are there until the exchange after the next one."""
+        """Every rank's part, of as many elements as `counts` says; valid until the exchange after the next one."""
         self._turn ^= 1
         slots = self._slots.get((self._turn, part.dtype))
-        if slots is None:  # a third of a small sum is the making of views
+        if slots is None:  # kept, because making the views takes a third of the time of a small sum
             begin = self._turn * _SLOT_BYTES
             slots = [memory[begin : begin + _SLOT_BYTES].view(part.dtype) for memory in self._memories]
             self._slots[self._turn, part.dtype] = slots
@@ -93,16 +116,19 @@ class SharedTensorGroup(ProcessTensorGroup):
                 if not inbox.read(1):
                     raise ConnectionError("connection closed")
         except (OSError, ValueError) as error:  # a ValueError from the second time on
-            # A third rank may wait for this one's byte, which it will not get any more.
+            # A third rank may wait for this rank's byte, which never comes now.
             for pipe in (*self._outboxes, *self._inboxes):
                 pipe.close()
             raise RuntimeError(f"a rank of this stage is gone ({error})") from error
         return parts
 
 
-def _tell_all(group: dist.ProcessGroup, value: object) -> list[Any]:
-    """What each rank of the group said, by rank: JSON, because nobody here has proved anything and pickle runs code."""
-    told = torch.frombuffer(bytearray(json.dumps(value).encode().ljust(_MAX_TOLD_BYTES)), dtype=torch.uint8)
-    parts = [torch.empty_like(told) for _ in range(dist.get_world_size(group))]
-    dist.all_gather(parts, told, group=group)
+def _all_gather(group: StageGroup, value: object) -> list[Any]:
+    """The value of each rank of the group, in the order of ranks, as JSON.
+
+    Peers are not authenticated here, and torch's own way to exchange objects is pickle, which runs code.
+    """
+    message = torch.frombuffer(bytearray(json.dumps(value).encode().ljust(_MAX_MESSAGE_BYTES)), dtype=torch.uint8)
+    parts = [torch.empty_like(message) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(parts, message, group=group)
     return [json.loads(bytes(part.tolist())) for part in parts]

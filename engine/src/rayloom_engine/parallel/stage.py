@@ -1,4 +1,4 @@
-"""Which layers of the model a pipeline stage has. Pure."""
+"""Stage: the layers of the model that a pipeline stage has. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rayloom_engine.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """One of `count` parts of the model, in order. A rank holds one; with tensor parallelism several share it."""
+    """One of `count` parts of the model, in order. With tensor parallelism several ranks share a stage."""
 
     index: int
     count: int
@@ -18,16 +18,17 @@ class Stage:
 
     @property
     def is_first(self) -> bool:
-        """It has the embedding and takes token ids."""
+        """Whether the stage has the embedding and takes token ids."""
         return self.index == 0
 
     @property
     def is_last(self) -> bool:
-        """It has the final norm and the head, and chooses tokens."""
+        """Whether the stage has the final norm and the head, and chooses tokens."""
         return self.index == self.count - 1
 
 
 def whole_model(num_layers: int) -> Stage:
+    """The only stage of a model that is not cut into stages."""
     return Stage(0, 1, range(num_layers))
 
 
@@ -38,11 +39,11 @@ def make_stages(num_layers: int, num_stages: int, head_layers: float = 0.0) -> t
 
 
 def split_layers(num_layers: int, num_stages: int, head_layers: float = 0.0) -> tuple[range, ...]:
-    """The layers of each stage: as even as can be, with the ends lighter when that balances.
+    """The layers of each stage, as even as possible.
 
-    The last stage has the head, whose work is that of `head_layers` layers, so it gets fewer layers where that makes
-    the slowest stage faster, and never more than another; the first stage is the next to be spared. Raises ConfigError
-    for more stages than layers.
+    The last stage has the head, whose work equals that of `head_layers` layers. It gets fewer layers where that makes
+    the slowest stage faster, and never more than another stage; the first stage comes next. Raises ConfigError for
+    more stages than layers.
     """
     if not 1 <= num_stages <= num_layers:
         raise ConfigError(

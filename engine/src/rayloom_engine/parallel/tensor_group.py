@@ -1,4 +1,7 @@
-"""What the ranks that share a stage's layers do together. Letters: N rows of logits, V vocabulary."""
+"""TensorGroup: the sums and gathers of the ranks that share a stage's layers.
+
+Legend: N rows of logits, V vocabulary.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ import torch
 
 
 class TensorGroup(Protocol):
-    """Every rank of the stage calls the same methods in the same order, or all of them wait."""
+    """Every rank of the stage calls the same methods in the same order; otherwise all of them wait."""
 
     def all_reduce(self, part: torch.Tensor) -> torch.Tensor:
         """The sum of all ranks' parts, bit for bit the same on each. `part` is overwritten."""
@@ -18,7 +21,7 @@ class TensorGroup(Protocol):
 
 
 class OneRank:
-    """The group of a rank that has its stage's layers for itself: nothing is to be done."""
+    """Implements TensorGroup for a rank that has all of its stage's layers: every part is the whole."""
 
     def all_reduce(self, part: torch.Tensor) -> torch.Tensor:
         return part

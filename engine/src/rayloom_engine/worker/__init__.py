@@ -1,1 +1,1 @@
-"""A rank: applies StepPlans to its slots, runs the model, chooses tokens. Decides nothing else."""
+"""The worker: a rank applies StepPlans to its slots, runs its part of the model and chooses tokens."""

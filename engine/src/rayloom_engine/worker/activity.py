@@ -1,7 +1,7 @@
-"""How far a rank has come, for the thread that tells the core: a rank that is alive may still stand still.
+"""Activity: the progress of a rank inside a step, which its beats report, because a rank that is alive may hang.
 
-The model calls its group twice in every layer, also where it has no peers, so counting there tells a long step from one
-that is stuck.
+The model calls its group twice in every layer, also where it has no peers, so counting these calls distinguishes a long
+step from a hung one.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Activity:
     def __init__(self) -> None:
         self.advance = 0  # rises with every half of a layer, and when a wait begins and ends
         self.waits = False  # for a peer
-        self.communication_s = 0.0  # spent waiting in all
+        self.communication_s = 0.0  # total time of all waits
         self._since = 0.0
 
     def __enter__(self) -> None:
@@ -37,7 +37,7 @@ class Activity:
 
 
 class WatchedGroup:
-    """A TensorGroup whose calls are counted."""
+    """Implements TensorGroup: another group, whose calls are counted."""
 
     def __init__(self, group: TensorGroup, activity: Activity) -> None:
         self._group = group
@@ -53,7 +53,7 @@ class WatchedGroup:
 
 
 class WatchedLink:
-    """A StageLink whose calls are counted."""
+    """Implements StageLink: another link, whose calls are counted."""
 
     def __init__(self, link: StageLink, activity: Activity) -> None:
         self._link = link

@@ -1,4 +1,4 @@
-"""From the slots of a step to the tensors that the model takes."""
+"""InputBatch: the tensors that the model takes, made from the slots of a step."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import numpy as np
 import torch
 
 from rayloom_engine.core.step import SlotStep
-from rayloom_engine.kernels.kv_cache import AttentionBatch
+from rayloom_engine.kernels.attention import AttentionBatch
 from rayloom_engine.worker.slots import Slot
 
 
 @dataclass(frozen=True, slots=True)
 class InputBatch:
-    """T = tokens in the step, over all its sequences; a sequence's tokens are neighbours."""
+    """T = tokens in the step, over all its sequences; a sequence's tokens are neighbours in T."""
 
     steps: list[tuple[SlotStep, Slot]]  # sequences with one token first
     token_ids_T: torch.Tensor
@@ -24,7 +24,7 @@ class InputBatch:
 
 
 def build_batch(steps: list[tuple[SlotStep, Slot]], block_size: int, device: torch.device) -> InputBatch:
-    """The batch of one step. Decode rows come first, because attention does them together."""
+    """The batch of one step. Decode rows come first, because attention computes them together."""
     ordered = sorted(steps, key=lambda item: item[0].num_tokens > 1)
     num_tokens = sum(step.num_tokens for step, _ in ordered)
     token_ids = np.empty(num_tokens, dtype=np.int64)

@@ -1,4 +1,4 @@
-"""What this process may use of the machine: cores and memory, with cgroup limits (v1 and v2) respected."""
+"""Cores, memory and devices that this process may use, within the limits of its cgroups (v1 and v2)."""
 
 from __future__ import annotations
 
@@ -35,20 +35,20 @@ def free_memory_bytes() -> int:
         limit = _number(folder / "memory.max") or _number(folder / "memory.limit_in_bytes")
         used = _number(folder / "memory.current") or _number(folder / "memory.usage_in_bytes")
         if limit and used and limit < 1 << 60:  # v1 writes almost 2**63 for "no limit"
-            # Page cache that was not touched lately is given back under pressure.
+            # The kernel frees page cache that was not touched lately when memory is short.
             idle = _entry(folder / "memory.stat", "inactive_file", "total_inactive_file")
             free = min(free, limit - used + (idle or 0))
     return max(0, free)
 
 
 def num_oom_kills() -> int:
-    """Processes of this one's cgroup that the kernel has killed for want of memory; 0 where it does not tell."""
+    """OOM kills in this process's cgroup so far; 0 where the kernel does not count them."""
     found = (_entry(folder / name, "oom_kill") for folder in _cgroup_folders("memory") for name in _OOM_FILES)
     return next((number for number in found if number is not None), 0)
 
 
 def visible_devices() -> list[str]:
-    """Names of the CUDA devices that may be used: those of CUDA_VISIBLE_DEVICES, or all that are present."""
+    """Names of the CUDA devices that this process may use: CUDA_VISIBLE_DEVICES, or all devices of the machine."""
     setting, num_present = os.environ.get("CUDA_VISIBLE_DEVICES"), len(glob.glob("/dev/nvidia[0-9]*"))
     if setting is None:
         return [str(index) for index in range(num_present)]
@@ -70,7 +70,7 @@ def _cgroup_folders(controller: str) -> Iterator[Path]:
         else:
             continue
         folder = root / path.lstrip("/")
-        # Inside a container the path may be the host's; then only the root is visible, and it is our own.
+        # Inside a container the path may be the host's; then only the root is visible, and it is this container's.
         yield from (f for f in (folder, *folder.parents) if f.is_dir() and f.is_relative_to(root))
 
 
@@ -84,7 +84,7 @@ def _cpu_quota(folder: Path) -> tuple[int, int]:
 
 
 def _number(path: Path) -> int | None:
-    """The integer in a file, or None when there is no such file or it says "max"."""
+    """The integer in a file, or None when there is no such file or its content is "max"."""
     try:
         return int(path.read_text())
     except (OSError, ValueError):
@@ -92,7 +92,7 @@ def _number(path: Path) -> int | None:
 
 
 def _entry(path: Path, *names: str) -> int | None:
-    """The number that follows one of the names in a file of such pairs; None when there is none."""
+    """The number after one of the names in a file of "name number" lines; None when no name is there."""
     with contextlib.suppress(OSError):
         for line in path.read_text().splitlines():
             name, _, value = line.partition(" ")

@@ -1,8 +1,8 @@
-"""Random numbers that depend on (seed, position, token id) and on nothing else.
+"""GumbelNoise: random numbers that depend on seed, position and token id, and on nothing else.
 
-A counter-based generator: an integer is mixed until it looks random, with no state between calls. So a replayed request
-draws what it drew before, whatever else is in the batch. The mixer is the finaliser of SplitMix64 (Steele, Lea, Flood:
-"Fast splittable pseudorandom number generators", OOPSLA 2014), in 64-bit arithmetic that wraps around.
+The generator is counter-based: it mixes an integer until it looks random, and keeps no state between calls. A replayed
+request therefore draws the same numbers again, in any batch. The mixer is the finaliser of SplitMix64 (Steele, Lea,
+Flood: "Fast splittable pseudorandom number generators", OOPSLA 2014), in 64-bit arithmetic that wraps around.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ class GumbelNoise:
 
 
 def _signed(value: int) -> int:
-    """The same 64 bits as a signed integer, which is the only kind torch multiplies."""
+    """The same 64 bits as a signed integer: torch multiplies no unsigned ones."""
     return value - (1 << 64) if value >= 1 << 63 else value
 
 
 def _shift(bits: torch.Tensor, by: int) -> torch.Tensor:
-    """Logical shift right; torch's own keeps the sign."""
+    """Logical shift right; torch's operator keeps the sign."""
     return (bits >> by) & ((1 << (64 - by)) - 1)

@@ -1,4 +1,7 @@
-"""One rank's work: a StepPlan in, a StepResult out. Stages pass hidden states on; a rank of the last chooses tokens."""
+"""Runner: one rank's work, a StepPlan in and a StepResult out.
+
+The stages of a model hand hidden states to each other; the first rank of the last stage chooses the tokens.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +11,10 @@ import torch
 
 from rayloom_engine.config import BLOCK_SIZE
 from rayloom_engine.core.probe import is_probe
-from rayloom_engine.core.step import PromptLogprobs, SampledToken, StepPlan, StepResult, TokenLogprobs
+from rayloom_engine.core.step import PromptLogprobs, SampledToken, SlotStep, StepPlan, StepResult, TokenLogprobs
 from rayloom_engine.errors import CorruptRank
-from rayloom_engine.kernels.kv_cache import KvCache
-from rayloom_engine.models.decoder import CausalLM
+from rayloom_engine.kv.cache import KvCache
+from rayloom_engine.models.model import Model
 from rayloom_engine.parallel.stage_link import StageLink
 from rayloom_engine.parallel.tensor_group import OneRank, TensorGroup
 from rayloom_engine.worker.batch import InputBatch, build_batch
@@ -27,32 +30,33 @@ class Runner:
 
     def __init__(
         self,
-        model: CausalLM,
+        model: Model,
         cache: KvCache,
-        device: torch.device,
         epoch: int,
         link: StageLink | None = None,
         group: TensorGroup | None = None,
     ) -> None:
-        """`link` leads to the stages before and after, `group` to the ranks of this one; None when there are none."""
-        assert link is not None or model.stage.count == 1, f"stage {model.stage.index} needs a link to its neighbours"
-        assert group is not None or model.shard.count == 1, f"shard {model.shard.index} needs a group of its stage"
-        self.answers = model.stage.is_last and model.shard.is_first  # true of one rank: it chooses the tokens
+        """`link` leads to the stages before and after, `group` to the ranks of this stage; None when there are none."""
+        stage = model.part.stage
+        shard = model.part.shard
+        assert link is not None or stage.count == 1, f"stage {stage.index} needs a link to its neighbours"
+        assert group is not None or shard.count == 1, f"shard {shard.index} needs a group of its stage"
+        self.answers = stage.is_last and shard.is_first  # true of one rank: it chooses the tokens
         self._model = model
         self._link = link
         self._group = group or OneRank()
         self._cache = cache
-        self._device = device
+        self._device = model.kernels.target.device
         self._slots = SlotTable(epoch)
-        self._sampler = Sampler(model.shape.vocab_size, device)
+        self._sampler = Sampler(model.shape.vocab_size, self._device)
 
     @torch.inference_mode()  # a fifth less time in small calls than no_grad
     def run(self, plan: StepPlan) -> StepResult:
-        """Computes the plan's tokens and, where this rank `answers`, chooses the next one of every slot that samples.
+        """Computes the plan's tokens and, where this rank `answers`, chooses the next token of every slot that samples.
 
-        Other ranks return their times alone. Blocks until the stage before has sent and the other ranks of this one
-        have done their part; raises RuntimeError when one of them, or the stage after, is gone, and CorruptRank when
-        this stage turns a probe into something that is not finite.
+        Other ranks return their times alone. Blocks until the stage before has sent its hidden states and the other
+        ranks of this stage have computed their parts. Raises RuntimeError when one of these ranks, or the stage after,
+        is gone, and CorruptRank when this stage turns a probe into a value that is not finite.
         """
         steps = self._slots.apply(plan)
         if plan.cleared_blocks:
@@ -61,14 +65,14 @@ class Runner:
             self._cache.copy_blocks(plan.block_copies)
         started = time.perf_counter()
         batch = build_batch(steps, BLOCK_SIZE, self._device)
-        stage = self._model.stage
+        stage = self._model.part.stage
         inputs = batch.token_ids_T
         if self._link is not None and not stage.is_first:
             waiting_since = time.perf_counter()
             inputs = self._link.receive(plan.num_tokens)
             started += time.perf_counter() - waiting_since  # the wait is no work of this stage
         hidden_TD = self._model.forward(inputs, batch.positions_T, batch.attention, self._cache, self._group)
-        # Before the next stage gets them, so that the stage whose weights or memory are damaged is the one that ends.
+        # Checked before the next stage gets the states, so that the stage with the damaged weights or memory ends.
         _check_probes(batch, hidden_TD, f"stage {stage.index}")
         if self._link is not None and not stage.is_last:
             forward_s = time.perf_counter() - started
@@ -83,19 +87,11 @@ class Runner:
             logits_NV = self._logits(hidden_TD[last_N])
             forward_end = time.perf_counter()
             if logits_NV is not None:
-                steps_N = [batch.steps[row] for row in rows]
-                token_ids, logprobs = self._choose(logits_NV, [slot for _, slot in steps_N])
-                for (step, slot), token_id, entry in zip(steps_N, token_ids, logprobs, strict=True):
-                    if token_id is not None:
-                        sampled[step.slot] = SampledToken(step.slot, token_id, entry)
-                    elif is_probe(slot.request_id):
-                        raise CorruptRank("the head turned a probe into logits that are not finite (NaN or infinity)")
-                    else:
-                        corrupt.add(step.slot)
+                sampled = self._sample(logits_NV, [batch.steps[row] for row in rows], corrupt)
         return StepResult(
             step_id=plan.step_id,
             epoch=plan.epoch,
-            # A row of the prompt may be corrupt where the last one, which samples, is finite.
+            # A row of the prompt may be corrupt where the last row, which samples, is finite.
             sampled=tuple(
                 sampled[step.slot] for step in plan.slots if step.slot in sampled and step.slot not in corrupt
             ),
@@ -106,33 +102,51 @@ class Runner:
         )
 
     def forget_all(self) -> None:
-        """Empties every slot, as after a rebuild; the KV cache's content is worthless then."""
+        """Empties every slot, as after a rebuild. No sequence refers to the KV cache's content any more."""
         self._slots = SlotTable(self._slots.epoch)
 
     def _logits(self, hidden_ND: torch.Tensor) -> torch.Tensor | None:
         """[N, V] of the whole vocabulary, float32; None where this rank does not answer."""
         return self._group.gather(self._model.logits(hidden_ND))
 
+    def _sample(
+        self, logits_NV: torch.Tensor, steps_N: list[tuple[SlotStep, Slot]], corrupt: set[int]
+    ) -> dict[int, SampledToken]:
+        """The next token of each slot; slots whose row is not finite are added to `corrupt`.
+
+        Raises CorruptRank when such a slot is a probe's.
+        """
+        sampled: dict[int, SampledToken] = {}
+        token_ids, logprobs = self._choose(logits_NV, [slot for _, slot in steps_N])
+        for (step, slot), token_id, entry in zip(steps_N, token_ids, logprobs, strict=True):
+            if token_id is not None:
+                sampled[step.slot] = SampledToken(step.slot, token_id, entry)
+            elif is_probe(slot.request_id):
+                raise CorruptRank("the head turned a probe into logits that are not finite (NaN or infinity)")
+            else:
+                corrupt.add(step.slot)
+        return sampled
+
     def _choose(
         self, logits_NV: torch.Tensor, slots: list[Slot]
     ) -> tuple[list[int | None], list[TokenLogprobs | None]]:
-        """The next token id of each row, None for a row that is not finite, and the logprobs of rows that ask."""
+        """The next token id of each row, None for a row that is not finite; logprobs for rows that request them."""
         wanted = [row for row, slot in enumerate(slots) if slot.params.logprobs is not None]
         # Logprobs are those of the raw logits, which sampling may overwrite.
         raw_NV = logits_NV[wanted].clone() if wanted else logits_NV
         token_ids = self._sampler(logits_NV, slots)
         entries: list[TokenLogprobs | None] = [None] * len(slots)
         if wanted:
-            chosen = [token_ids[row] or 0 for row in wanted]  # nobody reads the logprobs of a row without a token
+            chosen = [token_ids[row] or 0 for row in wanted]  # the logprobs of a row without a token are not used
             found = token_logprobs(raw_NV, chosen, [slots[row].params.logprobs or 0 for row in wanted])
             for row, entry in zip(wanted, found, strict=True):
                 entries[row] = entry
         return token_ids, entries
 
     def _prompt_logprobs(self, batch: InputBatch, hidden_TD: torch.Tensor) -> tuple[list[PromptLogprobs], set[int]]:
-        """Logprobs of the prompt tokens that follow the positions of this step, for slots that ask.
+        """Logprobs of the prompt tokens that follow the positions of this step, for slots that request them.
 
-        Also the numbers of the slots whose logits are not finite; they get no logprobs.
+        Also returns the numbers of the slots whose logits are not finite; these slots get no logprobs.
         """
         parts = []
         corrupt: set[int] = set()

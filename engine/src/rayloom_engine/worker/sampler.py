@@ -1,9 +1,9 @@
-"""Chooses the next token of each sequence: a pure function of (logits, seed, position) and the sequence's own ids.
+"""Sampler: the next token of each sequence, a pure function of logits, seed, position and the sequence's own ids.
 
-Order, as in vLLM: logprobs of the raw logits; then min_tokens mask, logit_bias, penalties; temperature; min_p, top_k,
-top_p; Gumbel-max. Each row is handled alone, so that no row depends on what else is in the batch.
+The order is vLLM's: logprobs of the raw logits; then min_tokens mask, logit_bias, penalties; temperature; min_p, top_k,
+top_p; Gumbel-max. Each row is sampled alone, so that no row depends on the rest of the batch.
 
-Letters: N rows, V vocabulary.
+Legend: N rows, V vocabulary, G distinct generated ids.
 """
 
 from __future__ import annotations
@@ -17,10 +17,12 @@ from rayloom_engine.core.step import TokenLogprobs
 from rayloom_engine.worker.noise import GumbelNoise
 from rayloom_engine.worker.slots import Slot
 
-_FEW = 512  # most likely tokens that are looked at before all are
+_FEW = 512  # the most likely tokens, which are tried before the whole vocabulary
 
 
 class Sampler:
+    """Chooses tokens from rows of logits over one vocabulary."""
+
     def __init__(self, vocab_size: int, device: torch.device) -> None:
         self._noise = GumbelNoise(vocab_size, device)
 
@@ -46,7 +48,7 @@ class Sampler:
             return int(logits_V.argmax())
         logits_V = logits_V / params.temperature
         kept = _kept_token_ids(logits_V, params.top_k, params.top_p, params.min_p)
-        # The position is that of the token being chosen, so a replay from any point draws the same.
+        # The position is that of the token being chosen, so a replay from any point draws the same noise.
         noise = self._noise(params.seed, slot.num_tokens, kept)
         scores = (logits_V if kept is None else logits_V[kept]) + noise
         best = int(scores.argmax())
@@ -66,7 +68,7 @@ def _is_plain_greedy(slot: Slot) -> bool:
 
 
 def adjust_logits(logits_V: torch.Tensor, slot: Slot) -> None:
-    """min_tokens, logit_bias and penalties, in place."""
+    """Applies min_tokens, logit_bias and penalties, in place."""
     params = slot.params
     if slot.num_generated < params.min_tokens:
         ends = [*slot.eos_token_ids, *params.stop_token_ids]
@@ -80,7 +82,7 @@ def adjust_logits(logits_V: torch.Tensor, slot: Slot) -> None:
             torch.tensor(biases, dtype=logits_V.dtype, device=logits_V.device),
         )
     if params.repetition_penalty != 1.0:
-        # https://arxiv.org/abs/1909.05858 section 4.1; a negative logit is multiplied, so that it sinks too.
+        # https://arxiv.org/abs/1909.05858 section 4.1; a negative logit is multiplied, so that it becomes smaller too.
         seen = torch.from_numpy(np.unique(slot.token_ids[: slot.num_tokens])).to(logits_V.device)
         logits = logits_V[seen]
         penalty = params.repetition_penalty
@@ -93,9 +95,9 @@ def adjust_logits(logits_V: torch.Tensor, slot: Slot) -> None:
 
 
 def _kept_token_ids(logits_V: torch.Tensor, top_k: int, top_p: float, min_p: float) -> torch.Tensor | None:
-    """Ids of the tokens that may be chosen, or None for all. Never empty: the most likely one always stays.
+    """Ids of the tokens that may be chosen, or None for all. Never empty: the most likely token always stays.
 
-    Every rule keeps a beginning of the tokens in descending order, so the few most likely ones nearly always settle it;
+    Every rule keeps a beginning of the tokens in descending order, so a few most likely tokens nearly always suffice;
     sorting a vocabulary of 49152 takes 6 ms on a slow core, which would be most of a small model's step.
     """
     vocab_size = logits_V.numel()
@@ -112,9 +114,9 @@ def _kept_token_ids(logits_V: torch.Tensor, top_k: int, top_p: float, min_p: flo
 
 
 def _kept_of(logits_V: torch.Tensor, num: int, is_whole: bool, top_p: float, min_p: float) -> torch.Tensor | None:
-    """Ids kept of the `num` most likely tokens; None when further ones might be kept too.
+    """Ids kept of the `num` most likely tokens; None when the rules might keep further tokens.
 
-    `is_whole` says that no further one may be: then probabilities are those among the `num`.
+    With `is_whole` no further token can be kept, and probabilities are those among the `num`.
     """
     logits, ids = logits_V.topk(num)
     keep = torch.ones_like(ids, dtype=torch.bool)
@@ -134,7 +136,7 @@ def _kept_of(logits_V: torch.Tensor, num: int, is_whole: bool, top_p: float, min
 
 
 def are_finite(logits_NV: torch.Tensor) -> bool:
-    """Whether a token can be chosen from every row. A NaN anywhere in a row is its maximum, so the maximum tells."""
+    """Whether a token can be chosen from every row. A NaN anywhere in a row is its maximum."""
     return bool(logits_NV.amax(dim=-1).isfinite().all())
 
 

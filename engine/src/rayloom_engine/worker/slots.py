@@ -1,4 +1,4 @@
-"""What a rank remembers of each running sequence between steps, changed by StepPlans only."""
+"""SlotTable: the state of each running sequence that a rank keeps between steps. Only StepPlans change it."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Slot:
 
 
 class SlotTable:
-    """Slot number -> Slot. `apply` takes a plan's differences; the runner does the rest of the plan."""
+    """Slot number -> Slot. `apply` takes over a plan's differences; the runner executes the rest of the plan."""
 
     def __init__(self, epoch: int) -> None:
         self.epoch = epoch

@@ -1,4 +1,4 @@
-"""Starts a rank: model, types, weights, KV sizes; then a runner and a warm-up. Each phase is reported while it runs."""
+"""Starts a rank: model, types, kernels, weights, KV sizes; then a runner and a warm-up. Each phase is reported."""
 
 from __future__ import annotations
 
@@ -11,16 +11,20 @@ from rayloom_engine.config import BLOCK_SIZE, EngineConfig
 from rayloom_engine.core.decoding import DecodingParams
 from rayloom_engine.core.step import NewSlot, SlotStep, StepPlan
 from rayloom_engine.errors import ConfigError
+from rayloom_engine.kv.memory import KvDemand, KvPlan, RankMemory, SequenceBlocks, plan_kv_memory
 from rayloom_engine.models.checkpoint.progress import Progress
 from rayloom_engine.models.checkpoint.source import ResolvedModel, resolve
 from rayloom_engine.models.shape import ModelShape, read_shape
 from rayloom_engine.models.shard_counts import check_shards
-from rayloom_engine.parallel.shard import WHOLE, Shard
-from rayloom_engine.parallel.stage import Stage, make_stages, split_layers, whole_model
-from rayloom_engine.worker.kv_memory import SequenceBlocks, plan_kv_memory, step_bytes
+from rayloom_engine.models.step_memory import step_bytes
+from rayloom_engine.parallel.model_part import ModelPart, whole_part
+from rayloom_engine.parallel.shard import Shard
+from rayloom_engine.parallel.stage import make_stages, split_layers
 from rayloom_engine.worker.machine import free_memory_bytes, usable_cores
 
 if TYPE_CHECKING:
+    from rayloom_engine.models.model import Model
+    from rayloom_engine.worker.device import DeviceChoice
     from rayloom_engine.worker.loaded_rank import LoadedRank
     from rayloom_engine.worker.runner import Runner
 
@@ -28,14 +32,15 @@ logger = logging.getLogger(__name__)
 
 _CPU_STEP_TOKENS = 512  # keeps a step under a second or so on small machines, so that decodes are not held up
 _GPU_STEP_TOKENS = 8192
+_KERNELS_VARIABLE = "RAYLOOM_KERNELS"  # kernel backend: auto, plain or reference
 
 
 def find_model(
     config: EngineConfig, progress: Progress, *, has_weights: bool = True
 ) -> tuple[ResolvedModel, ModelShape]:
-    """The model's folder and shape. No torch yet: what is wrong is said at once. Raises ModelError or ConfigError.
+    """The model's folder and shape. Imports no torch, so errors show at once. Raises ModelError or ConfigError.
 
-    A process that holds no part of the model does without its weights.
+    `has_weights` is false in a process that holds no part of the model and needs no weight files.
     """
     resolved = resolve(config.model, config.revision, progress, has_weights=has_weights)
     shape = read_shape(resolved.path)
@@ -49,24 +54,20 @@ def find_model(
     return resolved, shape
 
 
-def stage_of(config: EngineConfig, shape: ModelShape, rank: int) -> Stage:
-    """The stage that a rank has a part in. Ranks of one stage are neighbours. Raises ConfigError."""
+def part_of(config: EngineConfig, shape: ModelShape, rank: int) -> ModelPart:
+    """The part of the model that a rank has. Ranks of one stage have neighbouring numbers. Raises ConfigError."""
+    num_shards = config.tensor_parallel_size
     stages = make_stages(shape.num_layers, config.pipeline_parallel_size, shape.head_layers)
-    return stages[rank // config.tensor_parallel_size]
-
-
-def shard_of(config: EngineConfig, rank: int) -> Shard:
-    """The shard of its stage that a rank has."""
-    return Shard(rank % config.tensor_parallel_size, config.tensor_parallel_size)
+    return ModelPart(stages[rank // num_shards], Shard(rank % num_shards, num_shards))
 
 
 def set_threads(config: EngineConfig, ranks_on_host: int = 1) -> int:
-    """Sizes the process's one thread pool. Before torch is imported, because OpenMP reads it once."""
+    """Sizes the process's one thread pool. Call it before torch is imported, because OpenMP reads the size once."""
     threads = config.threads or max(1, usable_cores() // ranks_on_host)
     os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(threads)
-    # A waiting compute thread must not spin for long on a core that another process (the front) needs, but waking one
-    # up costs more than a short spin. Tokens a second of one stream on 2 cores, alone and beside one busy process:
-    # always spinning 19.0 and 1.5, never 13.6 and 10.8, this 19.7 and about 3.
+    # A waiting compute thread must not spin for long on a core that another process (the API server) needs, but waking
+    # a thread up costs more than a short spin. Tokens a second of one stream on 2 cores, alone and beside one busy
+    # process: always spinning 19.0 and 1.5, never spinning 13.6 and 10.8, this setting 19.7 and about 3.
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "20000")
     return threads
@@ -76,7 +77,7 @@ def start_rank(
     config: EngineConfig, resolved: ResolvedModel, shape: ModelShape, epoch: int, progress: Progress
 ) -> tuple[LoadedRank, Runner]:
     """The only rank of an engine, ready to run. Raises ModelError or ConfigError for what a user can fix."""
-    rank = load_rank(config, resolved, shape, progress, stage=whole_model(shape.num_layers))
+    rank = load_rank(config, resolved, shape, progress, part=whole_part(shape.num_layers))
     runner = rank.runner(rank.kv.num_blocks, epoch, None)
     progress("warm_up", 0, 0, "")
     warm_up(runner, epoch)
@@ -89,20 +90,21 @@ def load_rank(
     shape: ModelShape,
     progress: Progress,
     *,
-    stage: Stage,
-    shard: Shard = WHOLE,
+    part: ModelPart,
     ranks_on_host: int = 1,
 ) -> LoadedRank:
-    """A rank with the weights of its stage, or a shard of it, and a plan for its KV cache.
+    """A rank with the weights of its part of the model, and a plan for its KV cache.
 
-    Its first runner allocates the cache. `ranks_on_host` share this machine's cores and, on CPU, its memory. Raises
-    ModelError or ConfigError.
+    Its first runner allocates the cache. `ranks_on_host` ranks share this machine's cores and, on CPU, its memory.
+    Raises ModelError or ConfigError.
     """
     threads = set_threads(config, ranks_on_host)
     progress("import", 0, 0, "")
     with without_garbage_collection():
         import torch
 
+        from rayloom_engine.kernels.kernel_set import choose_kernels
+        from rayloom_engine.kernels.target import Target, parse_backend
         from rayloom_engine.models.loader import load_model
         from rayloom_engine.worker.device import choose_device
         from rayloom_engine.worker.loaded_rank import LoadedRank
@@ -110,53 +112,55 @@ def load_rank(
     torch.set_num_threads(threads)
     choice = choose_device(config.device, config.dtype, shape.checkpoint_dtype)
     logger.info("device %s, %d threads; %s", choice.device, threads, choice.reason)
-    model = load_model(
-        resolved.path,
-        shape,
-        device=choice.device,
-        dtype=choice.dtype,
-        compute_dtype=choice.compute_dtype,
-        stage=stage,
-        shard=shard,
-        progress=progress,
-    )
-    logger.info("%s", model.linear_method.reason)
+    backend = parse_backend(os.environ.get(_KERNELS_VARIABLE, ""))
+    kernels = choose_kernels(Target(device=choice.device, compute_dtype=choice.compute_dtype, backend=backend))
+    logger.info("%s", kernels.description)
+    loaded = load_model(resolved.path, shape, kernels, dtype=choice.dtype, part=part, progress=progress)
     progress("kv_cache", 0, 0, "")
+    num_step_tokens = config.max_num_batched_tokens or (
+        _CPU_STEP_TOKENS if choice.device.type == "cpu" else _GPU_STEP_TOKENS
+    )
+    kv = _plan_cache(config, loaded.model, choice, num_step_tokens, ranks_on_host)
+    logger.info("%s", kv.explanation)
+    return LoadedRank(loaded=loaded, choice=choice, kv=kv, num_step_tokens=num_step_tokens)
+
+
+def _plan_cache(
+    config: EngineConfig, model: Model, choice: DeviceChoice, num_step_tokens: int, ranks_on_host: int
+) -> KvPlan:
+    """The cache that fits beside the loaded weights. Raises ConfigError."""
+    import torch
+
+    shape = model.shape
     is_cpu = choice.device.type == "cpu"
-    num_step_tokens = config.max_num_batched_tokens or (_CPU_STEP_TOKENS if is_cpu else _GPU_STEP_TOKENS)
-    kv = plan_kv_memory(
-        block_bytes=(
-            BLOCK_SIZE
-            * shape.kv_bytes_per_token(choice.dtype.itemsize)  # of all layers and heads
-            // (shape.num_layers * shape.num_kv_heads)
-            * len(stage.layers)
-            * len(shard.kv_heads(shape.num_kv_heads))
-        ),
+    demand = KvDemand(
+        block_bytes=model.kv_layout.block_bytes(BLOCK_SIZE, choice.dtype.itemsize),
         sequence=SequenceBlocks(block_size=BLOCK_SIZE, window=shape.attention_span, num_step_tokens=num_step_tokens),
-        free_bytes=free_memory_bytes() // ranks_on_host if is_cpu else torch.cuda.mem_get_info(choice.device)[0],
-        is_cpu=is_cpu,
         max_num_seqs=config.max_num_seqs,
         model_max_len=shape.max_position_embeddings,
         max_model_len=config.max_model_len,
         kv_cache_memory_bytes=config.kv_cache_memory_bytes,
         num_kv_blocks=config.num_kv_blocks,
+    )
+    memory = RankMemory(
+        free_bytes=free_memory_bytes() // ranks_on_host if is_cpu else torch.cuda.mem_get_info(choice.device)[0],
+        is_cpu=is_cpu,
         step_bytes=step_bytes(
             shape,
-            shard.count,
+            model.part.shard.count,
             element_bytes=choice.compute_dtype.itemsize,
             num_tokens=num_step_tokens,
             num_seqs=config.max_num_seqs,
         ),
         ranks_on_host=ranks_on_host,
     )
-    logger.info("%s", kv.explanation)
-    return LoadedRank(model=model, choice=choice, kv=kv, num_step_tokens=num_step_tokens)
+    return plan_kv_memory(demand, memory)
 
 
 def warm_up(runner: Runner, epoch: int) -> None:
-    """One prefill and one decode step in block 0, so that the first request does not pay for lazy initialisation.
+    """Runs a prefill and a decode step in block 0, so that the first request does not pay for lazy initialisation.
 
-    With several ranks each calls it at the same time.
+    With several ranks, all of them call it at the same time.
     """
     new = NewSlot(
         slot=0,

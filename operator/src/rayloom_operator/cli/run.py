@@ -1,209 +1,113 @@
-"""`rayloom-operator run`: kopf brings the LLMServices, the controller does the work, both in one event loop.
-
-kopf is used for raw events alone: its other handlers write annotations and finalizers into every object. It cancels
-the loop's other tasks when it ends, which is when ours are to end as well. The lease has a thread of its own.
-"""
+"""`rayloom-operator run`: reads the flags and starts kopf, which calls `handlers`."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import gc
-import logging
-import platform
-import signal
-import uuid
-from collections.abc import Mapping, Sequence
+import os
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
 
 import kopf
 import uvloop
 
+from rayloom_operator import handlers as handlers  # registers itself with kopf
 from rayloom_operator.decide.permissions import Permissions
 from rayloom_operator.decide.plan import Settings
 from rayloom_operator.errors import OperatorError
-from rayloom_operator.kube.client import Kube, KubeError, KubeUnreachable, login
-from rayloom_operator.kube.lease import Lease
-from rayloom_operator.names import API_GROUP, API_PLURAL, API_VERSION_NAME
-from rayloom_operator.reconcile.controller import Controller
+from rayloom_operator.reconcile.runtime import Runtime, RuntimeSettings
 from rayloom_operator.resolve.resolved import Hub
 from rayloom_operator.telemetry import logs
-from rayloom_operator.telemetry.health import serving
-from rayloom_operator.telemetry.metrics import Metrics
-
-logger = logging.getLogger(__name__)
 
 _MIN_KEY_BYTES = 16
-# The definition may be installed at the same moment as the operator.
-_KIND_TIMEOUT_S = 60
-_KIND_PATH = f"/apis/{API_GROUP}/{API_VERSION_NAME}"
-# For passes that run when the operator is asked to stop, and then for the release of the lease.
-_DRAIN_S = 5.0
-_RELEASE_S = 2.0
-# Thresholds of the garbage collector: new containers, and how many times as many until it looks at older ones.
+# Thresholds of the garbage collector: new containers, and how many collections of one generation before the next older
+# generation is collected as well.
 _COLLECT = (20_000, 20, 10)
-# kopf's: services that it lists at a time, and how long it keeps one, with a task of its own, after it was told.
-_PAGE = 250
-_IDLE_S = 0.1
+# For comparisons by `make bench-operator`: `adaptive`, or the number of reconciles that run at once.
+_RECONCILES = "RAYLOOM_RECONCILES"
 
 
-def run_operator(
-    *,
-    engine_image: str,
-    key_file: Path,
-    previous_key_file: Path | None,
-    namespace: str,
-    health_port: int,
-    log_level: str,
-    log_format: str,
-    watch_namespaces: Sequence[str],
-    lease_namespace: str,
-    lease_name: str,
-    lease_seconds: int,
-    hub_endpoint: str,
-    hub_ca_config_map: str,
-    host_paths: tuple[str, ...],
-    hub_endpoints: bool,
-    allowed_in_pod_templates: frozenset[str],
-) -> None:
-    """Runs until it is asked to stop. Raises OperatorError when it cannot start, and when it leads no more."""
-    logs.set_up(log_level, log_format)
-    hub = Hub(endpoint=hub_endpoint, allows_own=hub_endpoints, ca_config_map=hub_ca_config_map)
-    permissions = Permissions(
-        host_paths=host_paths, hub_endpoints=hub_endpoints, allowed_in_pod_templates=allowed_in_pod_templates
-    )
-    settings = Settings(
-        engine_image=engine_image,
-        operator_key=_operator_key(key_file),
-        previous_key=_previous_key(previous_key_file),
-        namespace=namespace,
-        hub=hub,
-        permissions=permissions,
-    )
-    metrics = Metrics()
-    lease = Lease(
-        namespace=lease_namespace,
-        name=lease_name,
-        # A restarted container is another candidate than the one before it.
-        identity=f"{platform.node()}_{uuid.uuid4().hex[:8]}",
-        seconds=lease_seconds,
-        connect=lambda: Kube(on_request=metrics.count_request),
-    )
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunFlags:
+    """The flags of the command, as `--help` and docs/operator.md describe them."""
+
+    engine_image: str
+    key_file: Path
+    previous_key_file: Path | None
+    namespace: str
+    health_port: int
+    log_level: str
+    log_format: str
+    watch_namespaces: tuple[str, ...]
+    lease_namespace: str
+    lease_name: str
+    lease_seconds: int
+    hub_endpoint: str
+    hub_ca_config_map: str
+    host_paths: tuple[str, ...]
+    hub_endpoints: bool
+    allowed_in_pod_templates: frozenset[str]
+
+
+def run_operator(flags: RunFlags) -> None:
+    """Runs until SIGTERM or SIGINT. Raises OperatorError when it cannot start, and when it leads no more."""
+    logs.set_up(flags.log_level, flags.log_format)
+    settings = _settings(flags)
+    _collect_seldom()
     try:
-        _collect_seldom()
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(_run(settings, metrics, lease, health_port, watch_namespaces))
+            runner.run(_run(settings))
     except kopf.LoginError as error:
         raise OperatorError(str(error)) from error
 
 
+async def _run(settings: RuntimeSettings) -> None:
+    runtime = Runtime(settings)
+    try:
+        await kopf.operator(
+            memo=kopf.Memo(runtime=runtime),
+            standalone=True,  # the Lease elects the leader: kopf's peering does not exclude two
+            clusterwide=not settings.namespaces,
+            namespaces=settings.namespaces,
+            stop_flag=runtime.stopping,
+        )
+    finally:
+        if runtime.failure is not None:
+            raise runtime.failure
+
+
+def _settings(flags: RunFlags) -> RuntimeSettings:
+    hub = Hub(endpoint=flags.hub_endpoint, allows_own=flags.hub_endpoints, ca_config_map=flags.hub_ca_config_map)
+    permissions = Permissions(
+        host_paths=flags.host_paths,
+        hub_endpoints=flags.hub_endpoints,
+        allowed_in_pod_templates=flags.allowed_in_pod_templates,
+    )
+    settings = Settings(
+        engine_image=flags.engine_image,
+        operator_key=_operator_key(flags.key_file),
+        previous_key=_previous_key(flags.previous_key_file),
+        namespace=flags.namespace,
+        hub=hub,
+        permissions=permissions,
+    )
+    width = os.environ.get(_RECONCILES, "adaptive")
+    return RuntimeSettings(
+        settings=settings,
+        namespaces=flags.watch_namespaces,
+        health_port=flags.health_port,
+        lease_namespace=flags.lease_namespace,
+        lease_name=flags.lease_name,
+        lease_seconds=flags.lease_seconds,
+        num_reconciles=None if width == "adaptive" else int(width),
+    )
+
+
 def _collect_seldom() -> None:
-    """Half the time of reading a page of objects would go into looking for garbage in what is read."""
+    """Collects garbage seldom: collections would be half of the time in which a page of objects is read."""
     gc.collect()
     gc.freeze()  # the modules
     gc.set_threshold(*_COLLECT)
-
-
-async def _run(settings: Settings, metrics: Metrics, lease: Lease, port: int, namespaces: Sequence[str]) -> None:
-    loop, asked_to_stop = asyncio.get_running_loop(), asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, asked_to_stop.set)
-    kube = Kube(lease.may_write, metrics.count_request)
-    stop, kind = asyncio.create_task(asked_to_stop.wait()), asyncio.create_task(_wait_for_kind(kube))
-    tasks: list[asyncio.Task[Any]] = [stop, kind]
-    try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        if stop.done():
-            return
-        kind.result()
-        leads = asyncio.Event()
-        controller = Controller(kube, settings, namespaces=namespaces, leads=leads, metrics=metrics)
-        metrics.gauge("leader", lease.may_write)
-        work = asyncio.create_task(controller.run())
-        tasks.append(work)
-        probes = {"/healthz": controller.watches.problem, "/readyz": lambda: _readiness(controller)}
-        async with serving(port, probes, metrics):
-            leading = lease.run(lambda: loop.call_soon_threadsafe(leads.set))
-            led = asyncio.create_task(asyncio.to_thread(asyncio.run, leading))
-            services = asyncio.create_task(_take_services(controller, namespaces, asked_to_stop))
-            tasks += [led, services]
-            # None goes on without the others.
-            ended, _ = await asyncio.wait({stop, work, led, services}, return_when=asyncio.FIRST_COMPLETED)
-            if stop in ended:
-                logger.info("asked to stop")
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(controller.drain(), _DRAIN_S)
-            work.cancel()
-            lease.stop()
-            await asyncio.wait([led], timeout=_RELEASE_S)
-            for task in ended:
-                task.result()
-    finally:
-        lease.stop()
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        await kube.close()
-
-
-async def _take_services(controller: Controller, namespaces: Sequence[str], asked_to_stop: asyncio.Event) -> None:
-    """Hands every LLMService to the controller when it changes."""
-    settings = kopf.OperatorSettings()
-    settings.posting.enabled = False
-    settings.scanning.disabled = True
-    settings.watching.chunk_size = _PAGE
-    settings.queueing.idle_timeout = _IDLE_S
-    settings.persistence.diffbase_storage = _NoDifferences()
-    registry = kopf.OperatorRegistry()
-
-    @kopf.on.event(API_GROUP, API_VERSION_NAME, API_PLURAL, registry=registry)
-    async def changed(event: Mapping[str, Any], **_: Any) -> None:
-        controller.set_service(dict(event["object"]), event["type"] == "DELETED")
-
-    kopf.on.login(registry=registry)(login)
-    others = asyncio.all_tasks()
-    tasks = await kopf.spawn_tasks(
-        registry=registry, settings=settings, standalone=True, clusterwide=not namespaces, namespaces=namespaces
-    )
-    # kopf has taken the signals, and would end at once.
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, asked_to_stop.set)
-    await kopf.run_tasks(tasks, ignored=others)
-    raise OperatorError("kopf ended, and with it the news of LLMServices")
-
-
-class _NoDifferences(kopf.DiffBaseStorage):
-    """kopf would copy each document twice, for handlers that are told what has changed in it."""
-
-    def build(self, **_: Any) -> kopf.BodyEssence:
-        return cast(kopf.BodyEssence, {})
-
-    def fetch(self, **_: Any) -> None:
-        return None
-
-    def store(self, **_: Any) -> None:
-        pass
-
-
-def _readiness(controller: Controller) -> str:
-    return "" if controller.watches.is_synced.is_set() else "the cluster's objects are not known yet"
-
-
-async def _wait_for_kind(kube: Kube) -> None:
-    """Returns once the API server knows LLMServices. Raises OperatorError when it does not."""
-    for is_last in [False] * _KIND_TIMEOUT_S + [True]:
-        try:
-            await kube.get(_KIND_PATH)
-            return
-        except (KubeError, KubeUnreachable) as error:
-            if is_last:
-                if isinstance(error, KubeUnreachable):
-                    raise OperatorError(f"the API server cannot be reached: {error}") from error
-                cure = "install the definition in the folder crds"
-                raise OperatorError(f"the cluster has no {API_PLURAL}: {cure} ({_KIND_PATH}: {error})") from error
-            logger.info("waiting for %s: %s", _KIND_PATH, error)
-        await asyncio.sleep(1)
 
 
 def _operator_key(path: Path) -> bytes:
@@ -219,5 +123,5 @@ def _operator_key(path: Path) -> bytes:
 
 
 def _previous_key(path: Path | None) -> bytes:
-    """Empty where the key was never changed. The file may be missing: it is there while engines of that key run."""
+    """Returns the key before the current one; empty without such a key. Its file exists only during a rotation."""
     return b"" if path is None or not path.exists() else _operator_key(path)

@@ -1,4 +1,4 @@
-"""The Kubernetes API, as plain JSON over HTTP: the few requests that the operator makes."""
+"""A client of the Kubernetes API: the few requests that the operator makes, as plain JSON over HTTP."""
 
 from __future__ import annotations
 
@@ -8,31 +8,30 @@ from collections.abc import AsyncIterable, AsyncIterator, Callable, Mapping, Seq
 from typing import Any
 
 import aiohttp
-import kopf
 import msgspec
 
 from rayloom_operator.errors import OperatorError
-from rayloom_operator.kube.codec import Event, Page, decoded, encoded
+from rayloom_operator.kube.codec import ListPage, WatchEvent, decoded, encoded
 from rayloom_operator.kube.concurrency import ConcurrencyLimit
+from rayloom_operator.kube.login import login
 from rayloom_operator.names import FIELD_MANAGER, Manifest, path_of
 
 logger = logging.getLogger(__name__)
 
-
 _MAX_CONNECTIONS = 16
 _PAGE = "250"  # objects
 _REQUEST_TIMEOUT = aiohttp.ClientTimeout(total=30)
-# A watch that is told nothing gets a bookmark each minute; a longer silence is a dead connection.
+# The API server sends a bookmark each minute on a watch without events; a longer silence is a dead connection.
 _WATCH_TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=90)
 _WATCH = {"watch": "true", "allowWatchBookmarks": "true", "timeoutSeconds": "300"}
-# Tokens of service accounts are replaced under the operator's feet, long before they end.
+# The kubelet replaces the token of a service account long before it expires.
 _LOGIN_SECONDS = 300.0
 
 _VERBS = {"GET": "get", "POST": "create", "PATCH": "patch", "DELETE": "delete"}
 
 NOT_FOUND = 404
-_UNREADABLE = 502  # as a proxy would say it
-CONFLICT = 409  # the name is taken, or the object is not the one with the uid or the version that was given
+_UNREADABLE = 502  # the code with which a proxy reports an answer that it cannot read
+CONFLICT = 409  # the name is taken, or the object has another uid or version than the request
 INVALID = 422
 _TOO_MANY_REQUESTS = 429
 
@@ -46,64 +45,49 @@ class KubeError(OperatorError):
 
 
 class KubeUnreachable(OperatorError):
-    """The API server did not answer, or nothing that can be read. What was asked for may be done."""
+    """The API server gave no answer that can be read. It may have done the request."""
 
 
-class MadeAnew(OperatorError):
-    """Nothing was written: the name is by now that of `found`, an object with another uid."""
+class Recreated(OperatorError):
+    """Nothing was written: the object was deleted, and `found`, with another uid, has its name now."""
 
     def __init__(self, found: Manifest) -> None:
-        super().__init__(f"{path_of(found)} was deleted and made anew")
+        super().__init__(f"{path_of(found)} was deleted and recreated")
         self.found = found
 
 
 class Deposed(OperatorError):
-    """Nothing was sent: this process may not write now, because another one may lead."""
-
-
-def login(**_: object) -> kopf.ConnectionInfo:
-    """Where the API server is and how to speak to it: a pod's service account, else the kubeconfig.
-
-    Kubeconfigs that run a program for a token need the package `kubernetes`; without it plain ones work. kopf and the
-    operator's own client both come here. Raises kopf.LoginError.
-    """
-    settings = kopf.OperatorSettings()
-    found = (
-        kopf.login_with_service_account(settings=settings)
-        or kopf.login_via_client(logger=logger, settings=settings)
-        or kopf.login_with_kubeconfig(settings=settings)
-    )
-    if found is None:
-        raise kopf.LoginError("no cluster: this is no pod, and KUBECONFIG and ~/.kube/config name none")
-    return found
+    """Nothing was sent: this process may not write now, because another process may lead."""
 
 
 class Kube:
-    """A client; made and used in one event loop. Requests raise KubeError or KubeUnreachable.
+    """A client that is made and used in one event loop. Requests raise KubeError or KubeUnreachable.
 
-    While `may_write` says no, whatever would change the cluster raises Deposed. `on_request` gets the verb and the
-    status code of each request, `none` where there was no answer. How long those for one object take decides on
-    `concurrency`.
+    While `may_write` returns False, a request that would change the cluster raises Deposed. `on_request` gets the verb
+    and the status code of each request, `none` where there was no answer. `concurrency` takes the time of each request
+    for one object.
     """
 
     def __init__(
         self,
         may_write: Callable[[], bool] = lambda: True,
         on_request: Callable[[str, str], object] = lambda verb, code: None,
+        concurrency: ConcurrencyLimit | None = None,
     ) -> None:
         self.may_write = may_write
         self._on_request = on_request
-        self.concurrency = ConcurrencyLimit()
+        self.concurrency = concurrency or ConcurrencyLimit()
         self._logged_in_at = time.monotonic()
         self._info = login()
-        # A new connection costs both sides more than a request, so requests wait for one; watches have their own.
-        self._session, self._watching = (
-            aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(ssl=self._info.as_ssl_context(), limit=limit),
-                # To compress long lists costs the API server more than to send them.
-                headers={"User-Agent": FIELD_MANAGER, "Accept-Encoding": "identity"},
-            )
-            for limit in (_MAX_CONNECTIONS, 0)
+        # A new connection costs both sides more than a request, so requests wait for a free connection.
+        self._session = self._connect(_MAX_CONNECTIONS)
+        self._watching = self._connect(0)  # no limit: a watch keeps its connection
+
+    def _connect(self, max_connections: int) -> aiohttp.ClientSession:
+        return aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(ssl=self._info.as_ssl_context(), limit=max_connections),
+            # Compressing long lists costs the API server more than sending them.
+            headers={"User-Agent": FIELD_MANAGER, "Accept-Encoding": "identity"},
         )
 
     async def close(self) -> None:
@@ -111,41 +95,45 @@ class Kube:
         await self._watching.close()
 
     async def apply(self, manifest: Manifest, *, force: bool = True) -> Manifest:
-        """Server-side apply. The object as it is afterwards. Without `force`, what others have set otherwise is a
-        KubeError 409."""
+        """Applies the object on the server's side and returns the stored object.
+
+        Without `force`, a field that another manager has set to another value raises KubeError 409.
+        """
         how = "application/apply-patch+yaml"
         params = {"fieldManager": FIELD_MANAGER, "force": str(force).lower()}
         return _object(await self._send("PATCH", path_of(manifest), params=params, body=manifest, content_type=how))
 
     async def replace_status(self, manifest: Manifest) -> Manifest:
-        """Writes the whole status of the object with this uid; the object as it is afterwards. Raises MadeAnew.
+        """Replaces the status of the object with this uid and returns the stored object. Raises Recreated.
 
-        Not applied, for in what is applied as the status of a custom resource the API server overlooks the uid. A field
-        that the definition does not have is refused; it would be lost otherwise, and with it a part of the memory.
+        A JSON patch tests the uid, which the API server ignores in a server-side apply to the status of a custom
+        resource. Strict validation refuses a field that the cluster's definition lacks: the API server would drop it
+        otherwise, and with it a part of what the operator remembers.
         """
         path, uid = path_of(manifest), manifest["metadata"]["uid"]
         steps = [
             {"op": "test", "path": "/metadata/uid", "value": uid},
             {"op": "add", "path": "/status", "value": manifest["status"]},
         ]
-        params, how = {"fieldManager": FIELD_MANAGER, "fieldValidation": "Strict"}, "application/json-patch+json"
+        params = {"fieldManager": FIELD_MANAGER, "fieldValidation": "Strict"}
+        how = "application/json-patch+json"
         try:
             return _object(await self._send("PATCH", f"{path}/status", params=params, body=steps, content_type=how))
         except KubeError as error:
-            # Said of a status that the definition refuses as well as of a uid that is another one.
+            # The API server gives this code for an invalid status as well as for another uid.
             if error.code != INVALID or (found := await self.get(path))["metadata"]["uid"] == uid:
                 raise
-            raise MadeAnew(found) from error
+            raise Recreated(found) from error
 
     async def patch(self, path: str, body: Manifest) -> Manifest:
-        """A JSON merge patch."""
+        """Patches the object with a JSON merge patch and returns the stored object."""
         return _object(await self._send("PATCH", path, body=body, content_type="application/merge-patch+json"))
 
     async def get(self, path: str) -> Manifest:
         return _object(await self._send("GET", path))
 
     async def create(self, manifest: Manifest) -> bool:
-        """Makes the object; False when one of that name exists."""
+        """Creates the object and returns True; returns False where an object of that name exists."""
         try:
             await self._send("POST", path_of(manifest).rsplit("/", 1)[0], body=manifest)
         except KubeError as error:
@@ -157,9 +145,10 @@ class Kube:
     async def delete(
         self, path: str, uid: str = "", *, grace_s: int | None = None, is_foreground: bool = False
     ) -> None:
-        """Deletes the object, only that with `uid` where one is given. An object that is gone is no error.
+        """Deletes the object, with `uid` only the object that has it. A missing object is no error.
 
-        In the foreground it stays until what it owns is gone. A grace of 0 waits for no kubelet.
+        In the foreground the object stays, marked as terminating, until the objects that it owns are gone. A grace
+        period of 0 waits for no kubelet.
         """
         policy = "Foreground" if is_foreground else "Background"
         options: Manifest = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": policy}
@@ -176,21 +165,22 @@ class Kube:
     async def pages(
         self, path: str, params: Mapping[str, str], shape: Any = dict
     ) -> AsyncIterator[tuple[list[Manifest], str]]:
-        """All objects, some at a time, and the resourceVersion to watch from. Raises KubeError 410 when too slow.
+        """Yields the pages of a list, each with the resourceVersion to watch from. Raises KubeError 410 when too slow.
 
-        All pods of 10,000 services at once would be a gigabyte. Of each object there is what `shape`, a TypedDict, has.
+        The pages are one snapshot; all pods of 10,000 services at once would be a gigabyte. Objects are decoded into
+        `shape`, a TypedDict.
         """
         more = ""
         while True:
             query = {**params, "limit": _PAGE} | ({"continue": more} if more else {})
-            found: Page = _read(await self._send("GET", path, params=query, verb="list"), Page)
+            found: ListPage = _read(await self._send("GET", path, params=query, verb="list"), ListPage)
             more = found.metadata.get("continue", "")
             yield [_read(each, shape) for each in found.items or ()], found.metadata["resourceVersion"]
             if not more:
                 return
 
     async def list(self, path: str, params: Mapping[str, str]) -> tuple[list[Manifest], str]:
-        """All objects at once; for lists that are never long."""
+        """Returns all objects and the resourceVersion to watch from; for lists that are never long."""
         items = []
         version = ""
         async for page, at in self.pages(path, params):
@@ -201,8 +191,10 @@ class Kube:
     async def watch(
         self, path: str, params: Mapping[str, str], version: str, shape: Any = dict
     ) -> AsyncIterator[tuple[str, Manifest]]:
-        """(type, object) of each change since `version`, until the server ends the watch. Raises KubeError 410 when
-        `version` is too old."""
+        """Yields (type, object) of each event after `version` until the API server ends the watch.
+
+        Raises KubeError 410 when `version` is too old.
+        """
         query = {**params, **_WATCH, "resourceVersion": version}
         try:
             async with self._watching.get(
@@ -212,18 +204,18 @@ class Kube:
                 if response.status >= 400:
                     raise _error(response.status, await response.read())
                 rest = b""
-                # By hand, because one object may be longer than aiohttp's longest line.
+                # Lines are split here, because one object may be longer than aiohttp's longest line.
                 async for chunk in response.content.iter_any():
                     *lines, rest = (rest + chunk).split(b"\n")
                     for line in lines:
-                        event: Event = decoded(line, Event)
+                        event: WatchEvent = decoded(line, WatchEvent)
                         if event.type == "ERROR":
-                            said = decoded(event.object, dict)
-                            raise KubeError(said.get("code", 500), said.get("message", ""))
+                            status = decoded(event.object, dict)
+                            raise KubeError(status.get("code", 500), status.get("message", ""))
                         yield event.type, decoded(event.object, shape)
         except (ValueError, RecursionError) as error:
-            # From a list on, for the next watch from here would be told the same.
-            raise KubeError(_UNREADABLE, f"the watch of {path} tells what cannot be read: {error}") from error
+            # The caller has to list again: another watch from this version would get the same event.
+            raise KubeError(_UNREADABLE, f"an event of the watch of {path} cannot be read: {error}") from error
         except (aiohttp.ClientError, TimeoutError) as error:
             self._on_request("watch", "none")
             raise KubeUnreachable(f"the watch of {path} broke: {type(error).__name__}: {error}") from error
@@ -259,18 +251,18 @@ class Kube:
                     if response.status == _TOO_MANY_REQUESTS:
                         self.concurrency.refused()
                     elif verb != "list":
-                        # By the answer as well: what is refused, or was so before, is not written, and costs less.
+                        # The status code is part of the kind: a refused request writes nothing and takes less time.
                         kind = f"{method} {content_type} {response.status}"
-                        self.concurrency.told(kind, time.monotonic() - began)
+                        self.concurrency.took(kind, time.monotonic() - began)
                     if response.status >= 400:
                         raise _error(response.status, text)
                     return text
         except (aiohttp.ClientError, TimeoutError) as error:
             if content is not None and content.is_refused:
-                raise Deposed(f"{method} {path}: not sent, because another operator may lead") from error
+                raise Deposed(f"{method} {path}: not sent, because another process may lead") from error
             self._on_request(verb, "none")
             raise KubeUnreachable(f"{method} {path}: {type(error).__name__}: {error}") from error
-        raise AssertionError("the last turn returns or raises")
+        raise AssertionError("the last attempt returns or raises")
 
     def _headers(self) -> dict[str, str]:
         if time.monotonic() - self._logged_in_at > _LOGIN_SECONDS:
@@ -278,15 +270,15 @@ class Kube:
             try:
                 self._info = login()
             except Exception as error:  # noqa: BLE001 - a half written kubeconfig fails in many ways
-                logger.warning("the new credentials cannot be read, the old ones are kept: %s", error)
+                logger.warning("new credentials cannot be read, the old ones are kept: %s", error)
         return self._info.as_http_headers()
 
 
 class _Content(AsyncIterable[bytes]):
-    """The body of a request that changes something.
+    """The body of a request that changes the cluster.
 
-    aiohttp asks for it when it has a connection. A process that was stopped while it waited for one finds here that
-    its time is over; without its body the API server does nothing with a request.
+    aiohttp reads the body once it has a connection. A process that was stopped while it waited for a connection learns
+    here that it leads no more; the API server ignores a request without its body.
     """
 
     def __init__(self, content: bytes, may_write: Callable[[], bool]) -> None:

@@ -1,4 +1,4 @@
-"""JSON as the API server takes it and gives it."""
+"""JSON as the API server reads and writes it."""
 
 from __future__ import annotations
 
@@ -8,32 +8,33 @@ from typing import Any
 
 import msgspec
 
-# What is applied is read as YAML, which refuses these, or takes them for blanks, where they are not escaped.
+# The API server reads a server-side apply as YAML, which refuses these characters, or takes them for blanks, where they
+# are not escaped.
 _NOT_YAML = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
 
 
-class Page(msgspec.Struct):
-    """Of a list."""
+class ListPage(msgspec.Struct):
+    """One page of a list."""
 
     metadata: dict[str, Any]
     items: list[msgspec.Raw] | None
 
 
-class Event(msgspec.Struct):
-    """Of a watch."""
+class WatchEvent(msgspec.Struct):
+    """One line of a watch."""
 
     type: str
     object: msgspec.Raw
 
 
 def encoded(body: Any) -> bytes:
-    """The JSON of a request."""
+    """Returns the JSON of a request's body."""
     text = msgspec.json.encode(body).decode()
     return _NOT_YAML.sub(lambda found: f"\\u{ord(found[0]):04x}", text).encode()
 
 
 def decoded(text: bytes | msgspec.Raw, shape: Any) -> Any:
-    """Of an answer that which `shape` has; what is null is not there. Raises ValueError or RecursionError."""
+    """Returns the fields of an answer that `shape` has, without nulls. Raises ValueError or RecursionError."""
     try:
         return _decoder(shape).decode(text)
     except msgspec.ValidationError:
@@ -48,4 +49,6 @@ def _decoder(shape: Any) -> msgspec.json.Decoder[Any]:
 def _without_nulls(found: Any) -> Any:
     if isinstance(found, dict):
         return {name: _without_nulls(each) for name, each in found.items() if each is not None}
-    return [_without_nulls(each) for each in found if each is not None] if isinstance(found, list) else found
+    if isinstance(found, list):
+        return [_without_nulls(each) for each in found if each is not None]
+    return found

@@ -12,19 +12,19 @@ from datetime import UTC, datetime
 
 from rayloom_operator.errors import OperatorError
 from rayloom_operator.kube.client import CONFLICT, NOT_FOUND, Kube, KubeError
-from rayloom_operator.kube.election import Election, LeaseLost, Record
+from rayloom_operator.kube.election import Election, LeaseLost, LeaseRecord
 from rayloom_operator.names import Manifest, path_of
 
 logger = logging.getLogger(__name__)
 
-# Counts also while the machine is suspended, where the system has such a clock.
+# This clock also counts while the machine is suspended, where the system has it.
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 class Lease:
-    """Runs in a thread with a loop of its own, so that a busy operator does not lose its lease.
+    """Runs in a thread with an event loop of its own, so that a busy operator does not lose its Lease.
 
-    `connect` makes a client that may always write. A lease of `seconds` is renewed four times in that time.
+    `connect` returns a client that may always write. A Lease of `seconds` is renewed four times in that time.
     """
 
     def __init__(
@@ -38,32 +38,33 @@ class Lease:
         self._election = Election(identity, seconds)
         self._seconds = seconds
         self._connect = connect
-        self._is_known = False  # the record is that of our last write
-        self._said = ""
+        self._is_known = False  # the stored record is that of our last write
+        self._logged = ""
         self._has_led = False
         self._is_stopped = False
         self._wake: Callable[[], object] = lambda: None
 
     def may_write(self) -> bool:
-        """Whether this process leads at this moment; from any thread."""
+        """Returns whether this process leads at this moment; may be called from any thread."""
         return self._election.may_write(time.clock_gettime(_CLOCK))
 
     def stop(self) -> None:
-        """Has `run` release the lease and return; from any thread."""
+        """Makes `run` release the Lease and return; may be called from any thread."""
         self._is_stopped = True
         self._wake()
 
     async def run(self, on_lead: Callable[[], object]) -> None:
-        """Takes the lease, calls `on_lead`, and keeps it. Raises LeaseLost when another process takes it."""
-        loop, woken = asyncio.get_running_loop(), asyncio.Event()
+        """Takes the Lease, calls `on_lead`, and renews it. Raises LeaseLost when another process takes it."""
+        loop = asyncio.get_running_loop()
+        woken = asyncio.Event()
         self._wake = lambda: loop.call_soon_threadsafe(woken.set)
         kube = self._connect()
         try:
             while not self._is_stopped:
-                due = min(loop.time() + self._seconds / 4, await self._turn(kube) + loop.time())
+                due = min(loop.time() + self._seconds / 4, await self._renew(kube) + loop.time())
                 if self.may_write() and not self._has_led:
                     self._has_led = True
-                    self._say("this process leads")
+                    self._log("this process leads")
                     on_lead()
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(woken.wait(), due - loop.time())
@@ -73,8 +74,8 @@ class Lease:
             self._wake = lambda: None
             await kube.close()
 
-    async def _turn(self, kube: Kube) -> float:
-        """One look at the lease, and a write where it is ours or free. The seconds until it is worth another look."""
+    async def _renew(self, kube: Kube) -> float:
+        """Reads the Lease, and writes it where it is ours or free. Returns the seconds until the next renewal."""
         wait = self._seconds
         try:
             async with asyncio.timeout(self._seconds / 4):
@@ -82,20 +83,20 @@ class Lease:
                     record = await self._read(kube)
                     self._election.saw(record, time.clock_gettime(_CLOCK))
                     if record is not None and record.holder and not self._has_led:
-                        self._say(f"waiting while {record.holder} leads")
+                        self._log(f"waiting while {record.holder} leads")
                 wait = self._election.wait_seconds(time.clock_gettime(_CLOCK))
                 if wait == 0:
                     wait = self._seconds
-                    await self._write(kube, self._election.claim(_clock()))
+                    await self._write(kube, self._election.claim(_time_of_day()))
         except LeaseLost:
             raise
         except (OperatorError, TimeoutError) as error:
             self._is_known = False
             if not isinstance(error, KubeError) or error.code != CONFLICT:
-                self._say(f"the lease cannot be read or written: {error or 'no answer in time'}", logging.WARNING)
+                self._log(f"the lease cannot be read or written: {error or 'no answer in time'}", logging.WARNING)
         return wait
 
-    async def _read(self, kube: Kube) -> Record | None:
+    async def _read(self, kube: Kube) -> LeaseRecord | None:
         try:
             found = await kube.get(path_of(self._manifest))
         except KubeError as error:
@@ -103,26 +104,26 @@ class Lease:
                 raise
             return None
         spec = found.get("spec", {})
-        return Record(
+        return LeaseRecord(
             holder=spec.get("holderIdentity") or "",
             seconds=spec.get("leaseDurationSeconds") or self._seconds,
             transitions=spec.get("leaseTransitions") or 0,
-            acquired=spec.get("acquireTime") or _clock(),
+            acquired=spec.get("acquireTime") or _time_of_day(),
             version=found["metadata"]["resourceVersion"],
         )
 
-    async def _write(self, kube: Kube, record: Record) -> None:
+    async def _write(self, kube: Kube, record: LeaseRecord) -> None:
         self._is_known = False
         sent_at = time.clock_gettime(_CLOCK)
         spec = {
             "holderIdentity": record.holder,
             "leaseDurationSeconds": max(1, round(record.seconds)),
             "acquireTime": record.acquired,
-            "renewTime": _clock(),
+            "renewTime": _time_of_day(),
             "leaseTransitions": record.transitions,
         }
         if record.version:
-            # The version makes the API server refuse it when somebody else has written meanwhile.
+            # With the version the API server refuses the write when another process has written in the meantime.
             body = {"metadata": {"resourceVersion": record.version}, "spec": spec}
             written = await kube.patch(path_of(self._manifest), body)
             self._is_known = True
@@ -138,16 +139,16 @@ class Lease:
             async with asyncio.timeout(self._seconds / 4):
                 if not self._is_known:
                     self._election.saw(await self._read(kube), time.clock_gettime(_CLOCK))
-                await self._write(kube, replace(self._election.claim(_clock()), holder="", seconds=1))
+                await self._write(kube, replace(self._election.claim(_time_of_day()), holder="", seconds=1))
         except (OperatorError, TimeoutError) as error:
             logger.warning("the lease was not released, so the next leader waits: %s", error or "no answer in time")
 
-    def _say(self, text: str, level: int = logging.INFO) -> None:
-        """Once: a turn is taken several times in a second."""
-        if text != self._said:
-            self._said = text
+    def _log(self, text: str, level: int = logging.INFO) -> None:
+        """Logs `text` unless it was the last line: the Lease is renewed up to twice in a second."""
+        if text != self._logged:
+            self._logged = text
             logger.log(level, "%s", text)
 
 
-def _clock() -> str:
+def _time_of_day() -> str:
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

@@ -1,6 +1,6 @@
-"""Many documents that say nearly the same, each kept as a few bytes: its news beside examples of its kind.
+"""Many similar documents, each compressed with examples of its kind as the dictionary.
 
-A pod as dictionaries takes some 6 KB of memory, packed one or two hundred bytes, and 0.04 ms to be read again.
+A pod takes some 6 KB of memory as dictionaries, and one or two hundred bytes packed; unpacking it takes 0.04 ms.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ import msgspec
 
 from rayloom_operator.names import Manifest
 
-# Examples are gathered while documents of another sort come, up to so many bytes: deflate looks back 32 KB, and each
-# packing reads all of them.
+# A document that compresses badly becomes an example, up to so many bytes in all: deflate looks back 32 KB, and packing
+# a document reads every example.
 _MAX_EXAMPLES = 8192
-_MAX_NUM_EXAMPLES = 256  # what a byte can count
-# A document that takes more than this part of its text was of another sort.
+_MAX_NUM_EXAMPLES = 256  # a byte names the example
+# A document that takes more than this share of its text is unlike the examples.
 _LITTLE = 0.3
 _LEVEL = 1
-_RAW = -zlib.MAX_WBITS  # without a header and a checksum, which would be a tenth
+_RAW = -zlib.MAX_WBITS  # without header and checksum, which would be a tenth of the size
 _MEMORY_LEVEL = 6
-# One pass reads the objects of its service several times. As many passes as run at once, and some objects each.
+# A reconcile reads the objects of its service several times: room for some objects of each reconcile that runs.
 _NUM_READ = 64
 
 K = TypeVar("K")
@@ -30,16 +30,17 @@ M = TypeVar("M")
 
 
 class Packer:
-    """Of one kind of documents. What it has packed, it alone can unpack."""
+    """Packs documents of one kind. Only the packer that packed a document can unpack it."""
 
     def __init__(self) -> None:
-        # Each begins with the one before it; a packed document names its own in its first byte.
+        # Each example begins with the one before it; the first byte of a packed document is the index of its example.
         self._examples = [b""]
 
     def pack(self, document: Any) -> bytes:
-        """The document, which is JSON, in few bytes."""
+        """Returns the document, which is JSON, as a few bytes."""
         text = msgspec.json.encode(document)
-        packed, examples = self._deflated(text), self._examples[-1]
+        packed = self._deflated(text)
+        examples = self._examples[-1]
         has_room = len(examples) + len(text) <= _MAX_EXAMPLES and len(self._examples) < _MAX_NUM_EXAMPLES
         if has_room and len(packed) > _LITTLE * len(text):
             self._examples.append(examples + text)
@@ -47,7 +48,7 @@ class Packer:
         return packed
 
     def unpack(self, packed: bytes) -> Any:
-        """The document, made anew at each call."""
+        """Returns the document, a new object at each call."""
         return msgspec.json.decode(zlib.decompressobj(_RAW, self._examples[packed[0]]).decompress(packed[1:]))
 
     def _deflated(self, text: bytes) -> bytes:
@@ -57,16 +58,16 @@ class Packer:
 
 
 class PackedDict(MutableMapping[K, Manifest], Generic[K, M]):
-    """A dictionary of documents, kept packed. What was read is not to be changed: others may read it as well.
+    """A dictionary of packed documents. Callers must not change a document that they read: other callers share it.
 
-    `mark` is what can be known of each without unpacking it.
+    `mark` computes a small value of each document that is kept beside it and read without unpacking.
     """
 
     def __init__(self, mark: Callable[[Manifest], M]) -> None:
         self._mark = mark
         self._packer = Packer()
         self._packed: dict[K, tuple[bytes, M]] = {}
-        self._read: dict[K, Manifest] = {}  # those unpacked last
+        self._read: dict[K, Manifest] = {}  # the documents that were unpacked last
 
     def __getitem__(self, key: K) -> Manifest:
         packed, _ = self._packed[key]
@@ -95,14 +96,14 @@ class PackedDict(MutableMapping[K, Manifest], Generic[K, M]):
         return len(self._packed)
 
     def mark(self, key: K) -> M | None:
-        """None where there is no such document."""
+        """Returns the mark of a document; None where there is no such document."""
         _, mark = self._packed.get(key, (b"", None))
         return mark
 
     def marks(self) -> Iterator[M]:
-        """Of all documents."""
+        """Returns the marks of all documents."""
         return (mark for _, mark in self._packed.values())
 
     def marked(self, mark: M) -> list[K]:
-        """The keys of the documents with this mark."""
+        """Returns the keys of the documents with this mark."""
         return [key for key, (_, each) in self._packed.items() if each == mark]

@@ -1,4 +1,4 @@
-"""A copy of the objects of one kind, kept by a list and a watch for each namespace, or one of each for the cluster."""
+"""A copy of the objects of one kind, kept by a list and a watch of each namespace, or one of each for the cluster."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import logging
 import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from rayloom_operator.kube.client import NOT_FOUND, Kube, KubeError, KubeUnreachable
@@ -17,92 +18,102 @@ logger = logging.getLogger(__name__)
 
 _FIRST_DELAY_S = 0.5
 _MAX_DELAY_S = 30.0
-# A kind that the API server does not know is asked for so often; it may come at any time.
+# A kind that the API server does not know may be installed at any time.
 _UNKNOWN_DELAY_S = 2.0
-_LIVED_S = 1.0  # a watch that ends sooner is a failure, whatever it says
-_OF_SERVICES = {"labelSelector": SERVICE_LABEL}
+_LIVED_S = 1.0  # a watch that ends sooner counts as a failure, whatever its error
 _GONE = 410  # the version to watch from is too old
 
 
 def service_of(found: Manifest) -> ServiceKey:
-    """The service that an object belongs to by its label."""
+    """Returns the service to which an object belongs by its label."""
     meta = found["metadata"]
-    # Each service has a handful of objects, and its names are to be in memory once.
+    # Each service has a handful of objects; interned, its names are in memory once.
     return sys.intern(meta["namespace"]), sys.intern(meta["labels"][SERVICE_LABEL])
 
 
 def without_managed_fields(found: Manifest) -> Manifest:
-    """A third of an object, and of no use to us."""
+    """Returns the object without `managedFields`, which are a third of it and never read here."""
     found["metadata"].pop("managedFields", None)
     return found
 
 
-class Reflector:
-    """`on_change` gets the key of each object that came, changed or went. Objects are not to be changed.
+def _with_service_label() -> Mapping[str, str]:
+    return {"labelSelector": SERVICE_LABEL}
 
-    `selector` says which objects, `key_of` what each belongs to (its LLMService), `shape`, a TypedDict, what is read of
-    it, `slim` what is kept of that, and `mark` by what `marked` finds it. Without `namespaces` the whole cluster is
-    followed.
+
+def _no_mark(_: Manifest) -> str:
+    return ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Watched:
+    """A kind of objects that is watched, and the part of each object that is kept."""
+
+    api_version: str
+    kind: str
+    selector: Mapping[str, str] = field(default_factory=_with_service_label)
+    shape: Any = dict  # the TypedDict into which objects are decoded
+    key_of: Callable[[Manifest], ServiceKey] = service_of
+    slim: Callable[[Manifest], Manifest] = without_managed_fields  # returns what is kept of the decoded object
+    mark: Callable[[Manifest], str] = _no_mark  # returns what `Reflector.marked` finds the object by
+
+
+class Reflector:
+    """Lists and watches the objects of one kind and keeps a copy of each. Callers must not change the copies.
+
+    `on_change` gets the key of each object that was added, changed or deleted. Without `namespaces` the whole cluster
+    is watched.
     """
 
     def __init__(
         self,
         kube: Kube,
-        api_version: str,
-        kind: str,
+        watched: Watched,
         on_change: Callable[[ServiceKey], None],
         *,
         namespaces: Sequence[str] = (),
-        selector: Mapping[str, str] = _OF_SERVICES,
-        key_of: Callable[[Manifest], ServiceKey] = service_of,
-        shape: Any = dict,
-        slim: Callable[[Manifest], Manifest] = without_managed_fields,
-        mark: Callable[[Manifest], str] = lambda _: "",
     ) -> None:
         self._kube = kube
-        self.path = object_path(api_version, kind)
-        self._namespaces = {object_path(api_version, kind, each): each for each in namespaces or ("",)}
+        self._watched = watched
         self._on_change = on_change
-        self._selector = selector
-        self._key_of = key_of
-        self._shape = shape
-        self._slim = slim
-        self._objects: PackedDict[tuple[str, str], str] = PackedDict(mark)  # by (namespace, name)
+        self.path = object_path(watched.api_version, watched.kind)
+        self._namespaces = {object_path(watched.api_version, watched.kind, each): each for each in namespaces or ("",)}
+        self._objects: PackedDict[tuple[str, str], str] = PackedDict(watched.mark)  # by (namespace, name)
         self._key_at: dict[tuple[str, str], ServiceKey] = {}  # (namespace, name) -> key
-        self._names: dict[ServiceKey, tuple[str, ...]] = {}  # the other way round; sorted
+        self._names: dict[ServiceKey, tuple[str, ...]] = {}  # key -> names, sorted
         self._unlisted = set(self._namespaces)  # paths
-        self._turned_at = dict.fromkeys(self._namespaces, 0.0)  # path -> loop time of the last sign of life
-        self.is_synced = asyncio.Event()  # everything was listed, and the kind is there
-        self.has_answered = asyncio.Event()  # as above, or the API server said that it does not know the kind
-        self.was_tried = asyncio.Event()  # as above, or a list or watch failed
+        self._alive_at = dict.fromkeys(self._namespaces, 0.0)  # path -> loop time of the last answer or failure
+        self.is_synced = asyncio.Event()  # every path was listed, and the API server knows the kind
+        self.has_answered = asyncio.Event()  # is_synced, or the API server answered that it does not know the kind
+        self.was_tried = asyncio.Event()  # has_answered, or a list or watch failed
         self._tasks: asyncio.TaskGroup
         self._following: list[asyncio.Task[None]] = []
 
     def of_service(self, key: ServiceKey) -> list[Manifest]:
-        """The objects of one key, by name. While `is_synced` is not set, those that were known last."""
+        """Returns the objects of one key, by name. While `is_synced` is not set, the copies may be old."""
         return [self._objects[key[0], name] for name in self._names.get(key, ())]
 
     def keys(self) -> list[ServiceKey]:
-        """The keys that have an object."""
+        """Returns the keys that have an object."""
         return list(self._names)
 
     def marked(self, mark: str) -> set[ServiceKey]:
-        """The keys with an object that has this mark. It unpacks nothing: 20,000 objects take 1 ms."""
+        """Returns the keys that have an object with this mark, in 1 ms for 20,000 objects: nothing is unpacked."""
         return {self._key_at[at] for at in self._objects.marked(mark)}
 
     def silence_seconds(self, now: float) -> float:
-        """For how long one of its watches has done nothing, not even failed; `now` is the loop's time."""
-        return now - min(self._turned_at.values())
+        """Returns for how long a path has neither answered nor failed; `now` is the loop's time."""
+        return now - min(self._alive_at.values())
 
     async def run(self) -> None:
-        """Follows the cluster for ever. A server that is away is asked again, ever more slowly."""
+        """Lists and watches for ever. An API server that does not answer is asked again with a growing delay."""
         async with asyncio.TaskGroup() as self._tasks:
             self._begin()
 
     async def relist(self) -> None:
-        """Returns once what there is, or that there is no such kind, is known from lists made after this call.
+        """Returns once the copies come from lists made after this call, or the API server does not know the kind.
 
-        Only while it runs. The watches begin anew after the lists, so that no list undoes what a watch has told.
+        May be called only while `run` runs. New watches begin at the new lists, so that no list undoes an event.
         """
         for each in self._following:
             each.cancel()
@@ -120,74 +131,84 @@ class Reflector:
         version = ""
         loop = asyncio.get_running_loop()
         while True:
-            began, self._turned_at[path] = math.inf, loop.time()  # a slow list is no watch that lived
+            began = math.inf  # the time of a list does not count as that of a watch
+            self._alive_at[path] = loop.time()
             try:
                 if not version:
                     version = await self._list(path)
-                began = self._turned_at[path] = loop.time()
-                async for kind, found in self._kube.watch(path, self._selector, version, self._shape):
-                    self._turned_at[path] = loop.time()
+                began = self._alive_at[path] = loop.time()
+                async for kind, found in self._kube.watch(path, self._watched.selector, version, self._watched.shape):
+                    self._alive_at[path] = loop.time()
                     version = found["metadata"]["resourceVersion"]
-                    self._take(kind, found)
+                    self.take(kind, found)
             except KubeError as error:
                 version = ""
-                self.was_tried.set()
-                # A kind that is gone is asked for often, and that it is gone is said once.
-                if error.code != NOT_FOUND or path not in self._unlisted:
-                    logger.log(
-                        logging.INFO if error.code in (_GONE, NOT_FOUND) else logging.WARNING, "%s: %s", path, error
-                    )
-                if error.code == NOT_FOUND:
-                    # The kind is gone, and whether its objects are is not known before it is back.
-                    self._unlisted.add(path)
-                    self.is_synced.clear()
-                    self.has_answered.set()
+                if self._is_unknown(path, error):
                     await asyncio.sleep(_UNKNOWN_DELAY_S)
                     continue
             except KubeUnreachable as error:
                 self.was_tried.set()
                 logger.warning("%s", error)
-            # The server ends each watch after a while; the next one goes on from there.
+            # The API server ends each watch after some minutes; the next watch begins at the last version.
             if loop.time() - began > _LIVED_S:
                 delay = _FIRST_DELAY_S
             else:
                 await asyncio.sleep(delay)
                 delay = min(2 * delay, _MAX_DELAY_S)
 
+    def _is_unknown(self, path: str, error: KubeError) -> bool:
+        """Logs a refused list or watch and returns whether the API server does not know the kind."""
+        self.was_tried.set()
+        is_unknown = error.code == NOT_FOUND
+        # A missing kind is asked for often and logged once.
+        if not is_unknown or path not in self._unlisted:
+            logger.log(logging.INFO if error.code in (_GONE, NOT_FOUND) else logging.WARNING, "%s: %s", path, error)
+        if is_unknown:
+            # The objects may still exist; only a list of the kind, once it is back, can tell.
+            self._unlisted.add(path)
+            self.is_synced.clear()
+            self.has_answered.set()
+        return is_unknown
+
     async def _list(self, path: str) -> str:
         version = ""
         namespace = self._namespaces[path]
-        before = {(at, name) for at, name in self._key_at if namespace in ("", at)}
-        async for items, at in self._kube.pages(path, self._selector, self._shape):
-            version, self._turned_at[path] = at, asyncio.get_running_loop().time()
+        missing = {(at, name) for at, name in self._key_at if namespace in ("", at)}
+        async for items, page_version in self._kube.pages(path, self._watched.selector, self._watched.shape):
+            version = page_version
+            self._alive_at[path] = asyncio.get_running_loop().time()
             for found in items:
-                before.discard((self._key_of(found)[0], found["metadata"]["name"]))
-                self._take("ADDED", found)
-        for at, name in before:
-            self._drop(self._key_at[at, name], name)
+                missing.discard((self._watched.key_of(found)[0], found["metadata"]["name"]))
+                self.take("ADDED", found)
+        for at, name in missing:
+            self.drop(self._key_at[at, name], name)
         self._unlisted.discard(path)
         if not self._unlisted:
             for each in (self.is_synced, self.has_answered, self.was_tried):
                 each.set()
         return version
 
-    def _take(self, kind: str, found: Manifest) -> None:
+    def take(self, kind: str, found: Manifest) -> None:
+        """Takes an event, or an object of a list as ADDED."""
         if kind == "BOOKMARK":
             return
-        key, name = self._key_of(found), found["metadata"]["name"]
-        # By a label, which may have been changed.
-        before = self._key_at.get((key[0], name), key)
+        key = self._watched.key_of(found)
+        name = found["metadata"]["name"]
+        at = key[0], name
+        # An edited label moves the object to another service.
+        before = self._key_at.get(at, key)
         if kind == "DELETED" or before != key:
-            self._drop(before, name)
+            self.drop(before, name)
         if kind != "DELETED":
-            at = key[0], name
-            self._key_at[at], self._objects[at] = key, self._slim(found)
+            self._key_at[at] = key
+            self._objects[at] = self._watched.slim(found)
             names = self._names.get(key, ())
             if name not in names:
                 self._names[key] = tuple(sorted((*names, name)))
             self._on_change(key)
 
-    def _drop(self, key: ServiceKey, name: str) -> None:
+    def drop(self, key: ServiceKey, name: str) -> None:
+        """Forgets the object, which was deleted or belongs to another service now."""
         at = key[0], name
         self._objects.pop(at, None)
         self._key_at.pop(at, None)

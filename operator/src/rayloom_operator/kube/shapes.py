@@ -1,7 +1,7 @@
-"""What the operator reads of the objects that it watches: shapes into which Kube decodes them.
+"""The fields that the operator reads of the objects that it watches, as TypedDicts into which `Kube` decodes them.
 
-The rest, such as pod templates and environments, is skipped in the text. Made into dictionaries first, it would be most
-of the time that a list takes, and of the memory.
+The decoder skips every other field in the JSON text. Building dictionaries of whole pod templates and environments
+first would be most of the time and memory that a list takes.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from typing import Any, TypedDict
 from rayloom_operator.names import MADE_VOLUMES, SERVICE_LABEL, Manifest
 
 
-class Owner(TypedDict, total=False):
+class OwnerFields(TypedDict, total=False):
     kind: str
     name: str
     uid: str
 
 
-class Metadata(TypedDict, total=False):
+class MetadataFields(TypedDict, total=False):
     name: str
     namespace: str
     uid: str
@@ -28,10 +28,10 @@ class Metadata(TypedDict, total=False):
     deletionTimestamp: str
     deletionGracePeriodSeconds: int
     labels: dict[str, str]
-    ownerReferences: list[Owner]
+    ownerReferences: list[OwnerFields]
 
 
-class Condition(TypedDict, total=False):
+class ConditionFields(TypedDict, total=False):
     type: str
     status: str
     reason: str
@@ -39,33 +39,45 @@ class Condition(TypedDict, total=False):
     lastTransitionTime: str | None
 
 
-class Conditions(TypedDict, total=False):
-    conditions: list[Condition]
+class ConditionsFields(TypedDict, total=False):
+    conditions: list[ConditionFields]
 
 
-class Owned(TypedDict, total=False):
-    """Of a RayCluster, who owns it and what KubeRay says of it; of a Job, whether it is over."""
+class IdentityFields(TypedDict, total=False):
+    name: str
+    namespace: str
+    uid: str
 
-    metadata: Metadata
-    status: Conditions
+
+class NamedFields(TypedDict):
+    """The name, namespace and uid of an object of any kind."""
+
+    metadata: IdentityFields
 
 
-class WorkerGroup(TypedDict, total=False):
+class OwnedFields(TypedDict, total=False):
+    """The owner of a RayCluster and the conditions that KubeRay gave it, or those of a Job."""
+
+    metadata: MetadataFields
+    status: ConditionsFields
+
+
+class WorkerGroupFields(TypedDict, total=False):
     replicas: Any
     rayStartParams: Any
 
 
-class RayClusterSpec(TypedDict, total=False):
-    workerGroupSpecs: list[WorkerGroup]
+class RayClusterSpecFields(TypedDict, total=False):
+    workerGroupSpecs: list[WorkerGroupFields]
 
 
-class RayCluster(Owned, total=False):
-    """With what says how many ranks its engine has."""
+class RayClusterFields(OwnedFields, total=False):
+    """With the worker groups, from which the number of the engine's ranks follows."""
 
-    spec: RayClusterSpec
+    spec: RayClusterSpecFields
 
 
-class Container(TypedDict, total=False):
+class ContainerFields(TypedDict, total=False):
     name: str
     image: str
     ready: bool
@@ -74,43 +86,43 @@ class Container(TypedDict, total=False):
     restartCount: int
 
 
-class PodStatus(Conditions, total=False):
+class PodStatusFields(ConditionsFields, total=False):
     phase: str
     reason: str
     message: str
     podIP: str
-    initContainerStatuses: list[Container]
-    containerStatuses: list[Container]
+    initContainerStatuses: list[ContainerFields]
+    containerStatuses: list[ContainerFields]
 
 
-class Volume(TypedDict):
+class VolumeFields(TypedDict):
     name: str
 
 
-class PodSpec(TypedDict, total=False):
+class PodSpecFields(TypedDict, total=False):
     nodeName: str
-    volumes: list[Volume]
+    volumes: list[VolumeFields]
     tolerations: list[Any]
 
 
-class Pod(TypedDict, total=False):
-    metadata: Metadata
-    spec: PodSpec
-    status: PodStatus
+class PodFields(TypedDict, total=False):
+    metadata: MetadataFields
+    spec: PodSpecFields
+    status: PodStatusFields
 
 
-class Endpoint(TypedDict, total=False):
+class EndpointFields(TypedDict, total=False):
     conditions: Any
-    targetRef: Owner
+    targetRef: OwnerFields
 
 
-class EndpointSlice(TypedDict, total=False):
-    metadata: Metadata
-    endpoints: list[Endpoint] | None
+class EndpointSliceFields(TypedDict, total=False):
+    metadata: MetadataFields
+    endpoints: list[EndpointFields] | None
 
 
 def ray_cluster(found: Manifest) -> Manifest:
-    """Of a RayCluster, what the observer reads, and how many ranks its engine has: 0 where that cannot be read."""
+    """Returns a RayCluster with `numRanks` in place of its spec: 0 where the spec does not tell the number of ranks."""
     groups = found.pop("spec", {}).get("workerGroupSpecs", ())
     try:
         num_ranks = sum(int(each["replicas"]) * int(each["rayStartParams"]["num-cpus"]) for each in groups)
@@ -120,19 +132,22 @@ def ray_cluster(found: Manifest) -> Manifest:
 
 
 def pod(found: Manifest) -> Manifest:
-    """Of a Pod, what `observed.pod` and the observer read."""
+    """Returns a Pod without the volumes that the operator or the kubelet provides.
+
+    `staysWhenCordoned` replaces the tolerations: the scheduler may place such a pod on a cordoned node again.
+    """
     spec = dict(found["spec"])
     spec["volumes"] = [each for each in spec.get("volumes", ()) if each["name"] not in MADE_VOLUMES]
-    # The scheduler may put it back on such a node.
     if any(map(_admits_cordoned, spec.pop("tolerations", ()))):
         spec["staysWhenCordoned"] = True
     return found | {"spec": spec}
 
 
 def endpoint_slice(found: Manifest) -> Manifest:
-    """Of an EndpointSlice, the uids of the pods to which it sends the clients of an LLMService.
+    """Returns the `uids` of the pods to which an EndpointSlice sends the clients of an LLMService.
 
-    Somebody else's Service may have our label, and so its slices. A pod of whose readiness nothing is said is ready.
+    A Service of another owner may carry our label, and then its slices do: they count for no pod. An endpoint without a
+    ready condition is ready, as https://kubernetes.io/docs/concepts/services-networking/endpoint-slices/#ready says.
     """
     labels = found["metadata"]["labels"]
     is_ours = labels.get("kubernetes.io/service-name") == labels[SERVICE_LABEL]
@@ -141,7 +156,7 @@ def endpoint_slice(found: Manifest) -> Manifest:
 
 
 def node_of(found: Manifest) -> str:
-    """Of a Pod, the node; empty while it has none."""
+    """Returns the name of a Pod's node; empty before the pod is scheduled."""
     return sys.intern(found["spec"].get("nodeName", ""))
 
 

@@ -1,7 +1,7 @@
-"""Whether the KubeRay of the cluster can be used, from the definition of its RayCluster. Pure.
+"""Tells from the definition of RayClusters whether the operator can use the cluster's KubeRay. Pure.
 
-An API server drops fields that a definition does not know without a word, so an old one would make engines that fail
-in strange ways.
+An API server silently drops fields that a definition lacks, so RayClusters of an old KubeRay would make engine replicas
+that fail in ways that nobody can explain.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from rayloom_operator.names import Manifest
 
 DEFINITION = "rayclusters.ray.io"
 _CURE = "Install KubeRay 1.6 or newer, with its definitions (Helm does not update those)."
-# What the operator sets, and `secretName`, which 1.6 brought.
+# The fields that the operator sets, and `secretName`, which KubeRay has since 1.6.
 _FIELDS = (
     "rayVersion",
     "enableInTreeAutoscaling",
@@ -22,19 +22,19 @@ _FIELDS = (
 
 
 def problem(definition: Manifest | None) -> str:
-    """Why it cannot be used, and what to do; empty when it can. None is a cluster without that definition."""
+    """Returns why KubeRay cannot be used and the cure; empty when it can. None is a cluster without the definition."""
     if definition is None:
         return f"The cluster has no KubeRay: there is no CustomResourceDefinition {DEFINITION}. {_CURE}"
     if "deletionTimestamp" in definition["metadata"]:
-        return f"KubeRay is being removed from the cluster: {DEFINITION} is on its way out. {_CURE}"
+        return f"KubeRay is being removed from the cluster: {DEFINITION} is terminating. {_CURE}"
     served = [each for each in definition["spec"]["versions"] if each["name"] == "v1" and each["served"]]
     schema = served[0].get("schema", {}).get("openAPIV3Schema", {}) if served else {}
     spec = schema.get("properties", {}).get("spec", {})
     missing = [field for field in _FIELDS if not _has(spec, field)]
     if not missing:
         return ""
-    what = f"has no spec.{missing[0]}" if served else "does not serve v1"
-    return f"The cluster's KubeRay is too old: {DEFINITION} {what}. {_CURE}"
+    lack = f"has no spec.{missing[0]}" if served else "does not serve v1"
+    return f"The cluster's KubeRay is too old: {DEFINITION} {lack}. {_CURE}"
 
 
 def _has(schema: Manifest, field: str) -> bool:
@@ -46,5 +46,5 @@ def _has(schema: Manifest, field: str) -> bool:
 
 
 def slim(definition: Manifest) -> Manifest:
-    """What is kept of a definition: a megabyte is a long way to a sentence."""
+    """Returns the sentence of `problem` in place of a definition, which is a megabyte."""
     return {"metadata": {"name": definition["metadata"]["name"]}, "problem": problem(definition)}

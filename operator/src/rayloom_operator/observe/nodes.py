@@ -9,7 +9,7 @@ from datetime import datetime
 from rayloom_operator.api.accelerator_memory import UNKNOWN_NODES, AcceleratorNode, NodeMemory, node_memory
 from rayloom_operator.api.sizing import Accelerator
 from rayloom_operator.kube.client import Kube
-from rayloom_operator.kube.reflector import Reflector
+from rayloom_operator.kube.reflector import Reflector, Watched
 from rayloom_operator.names import Manifest, ServiceKey
 from rayloom_operator.times import moment
 
@@ -53,7 +53,8 @@ class Nodes:
         self._unready: dict[str, datetime] = {}
         self._accelerators: dict[str, AcceleratorNode] = {}
         self.cordoned: set[str] = set()  # names of nodes that are being emptied
-        self.reflector = Reflector(kube, "v1", "Node", self._changed, selector={}, key_of=_key, slim=_without_all_else)
+        watched = Watched(api_version="v1", kind="Node", selector={}, key_of=_key, slim=_without_all_else)
+        self.reflector = Reflector(kube, watched, self._changed)
 
     @property
     def unready(self) -> dict[str, datetime]:

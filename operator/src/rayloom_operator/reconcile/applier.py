@@ -19,7 +19,7 @@ from rayloom_operator.kube.client import CONFLICT, INVALID, NOT_FOUND, Deposed, 
 from rayloom_operator.names import Manifest, ServiceKey, object_path, path_of
 from rayloom_operator.objects.old_spec import KIND_OF_OLD_SPECS
 from rayloom_operator.objects.ownership import Whose, whose
-from rayloom_operator.observe.drift import Drift, Found
+from rayloom_operator.observe.drift import Drift, ListedObjects
 
 logger = logging.getLogger(__name__)
 
@@ -135,7 +135,7 @@ class Applier:
         Of what an earlier operator has left, that which is as it should be counts as applied.
         """
         now = asyncio.get_running_loop().time()
-        found = self._drift.first_look(key)
+        found = self._drift.take_listed(key)
         before, at, share = self._applied.pop(key, (frozenset(), 0.0, 1.0))
         hashes = {hash(msgspec.json.encode(each)): each for each in planned.wanted}
         if found is not None:
@@ -167,7 +167,7 @@ class Applier:
             at, share = now, 1.0
         self._applied[key] = (frozenset(hashes), at, share)
 
-    def _is_right(self, key: ServiceKey, manifest: Manifest, new_groups: frozenset[str], found: Found) -> bool:
+    def _is_right(self, key: ServiceKey, manifest: Manifest, new_groups: frozenset[str], found: ListedObjects) -> bool:
         if manifest["kind"] == KIND_OF_OLD_SPECS:
             return manifest["metadata"]["name"] not in new_groups
         if manifest["kind"] in _OF_GROUPS:

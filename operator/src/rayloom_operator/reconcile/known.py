@@ -1,4 +1,4 @@
-"""What is known of an LLMService without reading its document, of which there may be many."""
+"""The fields of an LLMService that are read without unpacking its document."""
 
 from __future__ import annotations
 
@@ -9,13 +9,16 @@ from rayloom_operator.names import Manifest
 
 
 class Known(NamedTuple):
+    """Kept beside each packed document."""
+
     uid: str
-    version: int
+    version: int  # metadata.resourceVersion
     generation: int
     conditions: tuple[tuple[str, str], ...]  # (type, status) of each
 
     @classmethod
     def of(cls, document: Manifest) -> Self:
+        """Returns the fields of a document."""
         meta = document["metadata"]
         found = tuple((each["type"], each["status"]) for each in document.get("status", {}).get("conditions", ()))
         return cls(meta["uid"], int(meta["resourceVersion"]), meta["generation"], _shared(found))
@@ -23,5 +26,5 @@ class Known(NamedTuple):
 
 @lru_cache(maxsize=1000)
 def _shared(conditions: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
-    """Most services are in the same conditions, which so are in memory once."""
+    """Returns an equal tuple that services share: most have the same conditions, which then are in memory once."""
     return conditions

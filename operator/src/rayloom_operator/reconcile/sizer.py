@@ -1,6 +1,6 @@
-"""A thread for what is computed with a model's sizes, which the model's author has chosen.
+"""A thread for computations with the sizes of a model, which the model's author chooses.
 
-One thread, so that a computation that takes long delays those of other services, and never the event loop.
+There is one thread, so a long computation delays those of other services and never the event loop.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from rayloom_operator.errors import OperatorError
 
-# A shape is computed within 10 ms of a core, which others may have.
+# A shape takes 10 ms of a core, which other processes may use at that moment.
 _LIMIT_S = 5.0
 
 Computed = TypeVar("Computed")
@@ -25,18 +25,18 @@ class Sizer:
         self._thread = ThreadPoolExecutor(1, "sizing")
 
     async def run(self, compute: Callable[..., Computed], *arguments: Any) -> Computed:
-        """`compute(*arguments)`. Raises what it raises, and OperatorError when it takes longer than 5 s.
+        """Returns `compute(*arguments)`. Raises its exceptions, and OperatorError when it takes longer than 5 s.
 
-        The spec is not at fault then: the same computation is tried again.
+        The spec is not at fault then: the next reconcile tries the same computation again.
         """
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(_LIMIT_S):
                 return await loop.run_in_executor(self._thread, compute, *arguments)
         except TimeoutError as error:
-            words = f"the shape of an engine was not computed within {_LIMIT_S:g} s: the operator has too little CPU"
-            raise OperatorError(words) from error
+            message = f"the shape of an engine was not computed within {_LIMIT_S:g} s: the operator has too little CPU"
+            raise OperatorError(message) from error
 
     def close(self) -> None:
-        """Begins no more computations."""
+        """Starts no more computations."""
         self._thread.shutdown(wait=False, cancel_futures=True)

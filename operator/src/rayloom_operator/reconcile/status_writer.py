@@ -11,7 +11,7 @@ from rayloom_operator.api.spec import API_VERSION, KIND
 from rayloom_operator.api.status import Status, stored_rollout
 from rayloom_operator.decide.events import events
 from rayloom_operator.errors import OperatorError
-from rayloom_operator.kube.client import NOT_FOUND, Kube, KubeError, MadeAnew
+from rayloom_operator.kube.client import NOT_FOUND, Kube, KubeError, Recreated
 from rayloom_operator.kube.packed import PackedDict
 from rayloom_operator.kube.reflector import without_managed_fields
 from rayloom_operator.names import Manifest, ServiceKey
@@ -71,13 +71,13 @@ class StatusWriter:
         manifest = {"apiVersion": API_VERSION, "kind": KIND, "metadata": which, "status": content}
         try:
             written = await self._kube.replace_status(manifest)
-        except (KubeError, MadeAnew) as error:
+        except (KubeError, Recreated) as error:
             if isinstance(error, KubeError) and error.code != NOT_FOUND:
                 raise
             # kopf does not say so when that happened while its watch was broken.
             if self._services.mark(key) == Known.of(document):
                 self._on_service(document, True)
-            if isinstance(error, MadeAnew):
+            if isinstance(error, Recreated):
                 logger.info("%s/%s: was deleted and made anew", *key)
                 self._on_service(error.found, False)
             return None

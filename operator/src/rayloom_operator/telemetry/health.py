@@ -1,4 +1,7 @@
-"""The operator's own port: /healthz, /readyz and /metrics, in the loop that does the work: when it hangs, they do."""
+"""The operator's own port with /healthz, /readyz and /metrics.
+
+It is served by the event loop that reconciles, so that /healthz stops answering when that loop hangs.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,10 @@ from rayloom_operator.telemetry.metrics import Metrics
 
 @contextlib.asynccontextmanager
 async def serving(port: int, probes: Mapping[str, Callable[[], str]], metrics: Metrics) -> AsyncIterator[None]:
-    """Serves meanwhile. A probe gives what is wrong, empty when nothing is. Raises OperatorError for a taken port."""
+    """Serves the port inside the context. A probe returns a problem in words, empty when there is none.
+
+    Raises OperatorError when the port is taken.
+    """
     app = web.Application()
     for path, probe in probes.items():
         app.router.add_get(path, _answer(probe))

@@ -1,4 +1,4 @@
-"""The operator's log: text for people, or JSON with a line each. A line about a service carries its key."""
+"""The operator's log: text for people, or one JSON object a line. A line about a service carries its key."""
 
 from __future__ import annotations
 
@@ -7,34 +7,37 @@ import logging
 from contextvars import ContextVar
 from datetime import UTC, datetime
 
-# The service that a task works for, as namespace/name. Tasks that are made meanwhile inherit it.
+# The service that a task reconciles, as namespace/name. Tasks that it creates inherit the value.
 SERVICE: ContextVar[str] = ContextVar("service", default="")
 
 
 def set_up(level: str, form: str) -> None:
-    """Everything that is logged from here on goes to stderr in this form."""
+    """Sends every line of the log to stderr, in the form `text` or `json`."""
     handler = logging.StreamHandler()
     handler.setFormatter(
         _Json() if form == "json" else logging.Formatter("%(asctime)s %(levelname)s %(name)s %(message)s")
     )
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
-    # kopf says of each event that it was handled, aiohttp of each look at /healthz.
+    # kopf logs each event that it handled, aiohttp each request for /healthz.
     for name in ("kopf", "aiohttp.access"):
         logging.getLogger(name).setLevel(max(logging.WARNING, logging.getLogger().level))
+    # A standby that is asked to stop ends in kopf's startup, of which kopf warns twice.
+    for name in ("kopf.activities.startup", "kopf._core.reactor.running"):
+        logging.getLogger(name).setLevel(logging.ERROR)
 
 
 class _Json(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
-        said = {
+        line = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": record.getMessage(),
         }
-        about = getattr(record, "k8s_ref", {})  # kopf's
-        service = SERVICE.get() or "/".join(about[part] for part in ("namespace", "name") if part in about)
+        reference = getattr(record, "k8s_ref", {})  # set by kopf
+        service = SERVICE.get() or "/".join(reference[part] for part in ("namespace", "name") if part in reference)
         if service:
-            said["service"] = service
+            line["service"] = service
         if record.exc_info:
-            said["exception"] = self.formatException(record.exc_info)
-        return json.dumps(said, ensure_ascii=False)
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line, ensure_ascii=False)

@@ -25,18 +25,18 @@ from rayloom_operator.names import ServiceKey
 
 _PREFIX = "rayloom_operator"
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.15, 0.25, 0.5, 1, 2.5, 5, 10, 30)
-_WAIT_SECONDS = (*_SECONDS, 60, 300, 900)  # thousands may be ahead
-_ROLL_SECONDS = (15, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 14400, 43200)  # an engine may load for an hour
+_WAIT_SECONDS = (*_SECONDS, 60, 300, 900)  # thousands of services may wait
+_ROLLOUT_SECONDS = (15, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 14400, 43200)  # an engine may load for an hour
 
-# What is read when somebody asks: name -> meaning.
+# Gauges, whose values are read at each scrape: name -> help.
 GAUGES = {
-    "leader": "1 in the operator that works, 0 in one that waits.",
-    "queue_depth": "Services that wait for a pass.",
-    "concurrency": "Passes that may run at once now, 2 to 8: few for long says that the API server is crowded, or the "
-    "way there, or the operator itself.",
-    "engines_polled": "Engines that are asked for their status.",
+    "leader": "1 in the operator that leads, 0 in a standby.",
+    "queue_depth": "Services that wait for a reconcile.",
+    "concurrency": "Reconciles that may run at once now, 2 to 8. A low value for long means that the API server, the "
+    "network, or the operator itself is overloaded.",
+    "engines_polled": "Engine replicas that are polled for their status.",
 }
-# The labels of the others, by the name that they are made with.
+# Labels of the other metrics, by the name that the metric is created with.
 LABELS = {
     "reconcile": ("result",),
     "queue_seconds": ("priority",),
@@ -51,28 +51,28 @@ disable_created_metrics()  # type: ignore[no-untyped-call]
 
 
 class Metrics:
-    """What happens is counted as it happens; what is so, is read when somebody asks."""
+    """Counters and histograms are updated as things happen; gauges are read at each scrape."""
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
         ProcessCollector(registry=self._registry)
         self._reconcile_seconds = Histogram(
             f"{_PREFIX}_reconcile_seconds",
-            "Seconds of one pass over a service.",
+            "Seconds of one reconcile of a service.",
             buckets=_SECONDS,
             registry=self._registry,
         )
         self._reconciles = Counter(
             f"{_PREFIX}_reconcile",
-            "Passes over a service by how they ended: done, refused (somebody has to change something), failed (tried "
-            "again), bug (a mistake in the operator).",
+            "Reconciles by result: done, refused (the spec or the cluster has to change), failed (retried), bug (an "
+            "error in the operator).",
             LABELS["reconcile"],
             registry=self._registry,
         )
         self._queue_seconds = Histogram(
             f"{_PREFIX}_queue_seconds",
-            "Seconds a service waited for reconciliation. `news`: an engine or pod changed; `known`: spec change or "
-            "regular check; `new`: first seen.",
+            "Seconds a service waited for a reconcile. `news`: an engine or pod changed; `known`: spec change or "
+            "regular resync; `new`: first seen.",
             LABELS["queue_seconds"],
             buckets=_WAIT_SECONDS,
             registry=self._registry,
@@ -85,8 +85,8 @@ class Metrics:
         )
         self._rollout_steps = Counter(
             f"{_PREFIX}_rollout_steps",
-            "Steps of rolls that began: RolledBack counts rolls that were undone, WaitingForCapacity those that found "
-            "no room.",
+            "Rollout steps that began: RolledBack counts rollouts that were undone, WaitingForCapacity rollouts for "
+            "which the cluster had no room.",
             LABELS["rollout_steps"],
             registry=self._registry,
         )
@@ -98,10 +98,10 @@ class Metrics:
         )
         self._rollout_seconds = Histogram(
             f"{_PREFIX}_rollout_seconds",
-            "Seconds of rolls that ended, pauses included. Complete: since the spec changed; RolledBack: since the "
+            "Seconds of rollouts that ended, pauses included. Complete: since the spec changed; RolledBack: since the "
             "failure.",
             LABELS["rollout_seconds"],
-            buckets=_ROLL_SECONDS,
+            buckets=_ROLLOUT_SECONDS,
             registry=self._registry,
         )
 
@@ -113,16 +113,17 @@ class Metrics:
         self._requests.labels(verb, code).inc()
 
     def waited(self, priority: str, seconds: float) -> None:
-        """Counts the wait of a service for its pass."""
+        """Counts the wait of a service for its reconcile."""
         self._queue_seconds.labels(priority).observe(seconds)
 
     def measured(
         self, handle: Callable[[ServiceKey], Awaitable[float | None]]
     ) -> Callable[[ServiceKey], Awaitable[float | None]]:
-        """`handle`, with its time and its end counted."""
+        """Returns `handle` with its duration and result counted."""
 
         async def measured(key: ServiceKey) -> float | None:
-            began, result = time.monotonic(), "bug"
+            began = time.monotonic()
+            result = "bug"
             try:
                 delay = await handle(key)
                 result = "done"
@@ -140,7 +141,7 @@ class Metrics:
         return measured
 
     def rolled(self, before: RolloutState, after: RolloutState, clock: datetime) -> None:
-        """Counts what a status that was written says of a roll, and the one before it did not."""
+        """Counts the rollout steps, failures and ends that a written status has and the status before it had not."""
         if after.step and after.step != before.step:
             self._rollout_steps.labels(after.step).inc()
         failure = after.failure
@@ -155,11 +156,11 @@ class Metrics:
         self._rollout_seconds.labels(end).observe((clock - datetime.fromisoformat(began)).total_seconds())
 
     def gauge(self, name: str, read: Callable[[], float]) -> None:
-        """Shows what `read` gives under one of the names in GAUGES."""
+        """Shows the value of `read` under one of the names in GAUGES."""
         Gauge(f"{_PREFIX}_{name}", GAUGES[name], registry=self._registry).set_function(read)
 
     def described(self) -> tuple[tuple[str, str, tuple[str, ...], str], ...]:
-        """(name, kind, labels, meaning) of every metric of our own, as Prometheus sees it, by name."""
+        """Returns (name, kind, labels, help) of every metric of our own, as Prometheus sees it, by name."""
         found = []
         for family in self._registry.collect():
             if family.name.startswith(_PREFIX):
@@ -169,11 +170,13 @@ class Metrics:
         return tuple(sorted(found))
 
     def follow(self, conditions: Callable[[], Iterable[tuple[str, str]]], poll_failures: Callable[[], int]) -> None:
-        """Reads these at each look: (type, status) of all conditions of all services, and polls without an answer."""
+        """Reads two values at each scrape: (type, status) of every condition of every service, and failed polls."""
 
         class Services(Collector):
             def collect(self) -> Iterable[Metric]:
-                failures = CounterMetricFamily(f"{_PREFIX}_engine_poll_failures", "Engines that gave no answer.")
+                failures = CounterMetricFamily(
+                    f"{_PREFIX}_engine_poll_failures", "Status polls of engine replicas without an answer."
+                )
                 failures.add_metric([], poll_failures())
                 services = GaugeMetricFamily(
                     f"{_PREFIX}_services", "Services, by condition and its status.", labels=LABELS["services"]

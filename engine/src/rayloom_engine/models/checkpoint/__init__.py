@@ -1,0 +1,1 @@
+"""Checkpoints: where a model's files come from, and how untrusted files are read within limits."""

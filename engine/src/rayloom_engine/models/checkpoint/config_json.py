@@ -1,4 +1,4 @@
-"""Checked access to a model folder's JSON files. Every complaint is a ModelError that names the file and the field."""
+"""Checked access to a model folder's JSON files. Every error is a ModelError that names the file and the field."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 from rayloom_engine.errors import EngineError, ModelError, shown, word
 from rayloom_engine.models.checkpoint.limits import MAX_JSON_BYTES, MAX_NAME_BYTES, MAX_POSITIONS
 
-# All that reading a file of any content can raise in Python and in the libraries that read one.
+# The errors that Python and the libraries that read model files raise for a file of any content.
 _READ_ERRORS = (OSError, ValueError, TypeError, LookupError, ArithmeticError, AttributeError, MemoryError)
 
 
@@ -21,7 +21,7 @@ _READ_ERRORS = (OSError, ValueError, TypeError, LookupError, ArithmeticError, At
 def refuses_broken(path: Path | str) -> Iterator[None]:
     """Turns every error that a model's file can provoke into a ModelError that names the file.
 
-    The getters below name the field as well; this is for content that nobody has thought of.
+    The getters below name the field as well; this context is for content that no check expects.
     """
     try:
         yield
@@ -36,7 +36,7 @@ def refuses_broken(path: Path | str) -> Iterator[None]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The JSON object in a file. Raises ModelError when it is missing, unreadable, too large or something else."""
+    """The JSON object in a file. Raises ModelError when it is missing, unreadable, too large or no object."""
     try:
         found = path.stat()
         if not stat.S_ISREG(found.st_mode):
@@ -65,7 +65,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def is_plain_file_name(name: object, suffix: str) -> bool:
-    """Whether a name out of a file names a file in the same folder, and cannot name one elsewhere."""
+    """Whether a name from a file can only name a file in the same folder."""
     return (
         isinstance(name, str)
         and name.endswith(suffix)
@@ -77,17 +77,17 @@ def is_plain_file_name(name: object, suffix: str) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfigJson:
-    """Named values, mostly a JSON object, and the file they are from. In every getter null counts as absent."""
+    """Named values, mostly a JSON object, and the file that holds them. Getters take null for absent, except `get`."""
 
     path: Path
     values: dict[str, Any]
 
     def get(self, field: str, default: Any = None) -> Any:
-        """The raw value; the default only where the field is absent, not where it is null."""
+        """The raw value; the default where the field is absent, but not where it is null."""
         return self.values.get(field, default)
 
     def count(self, field: str, default: int | None = None, *, at_least: int = 1, at_most: int = MAX_POSITIONS) -> int:
-        """A whole number, also as 11008.0. One above `at_most` makes the model an unsupported one, not a broken one."""
+        """A whole number, also written as 11008.0. A number above `at_most` makes the model unsupported, not broken."""
         value = self._value(field, default, "a whole number")
         if isinstance(value, float) and value.is_integer():
             value = int(value)

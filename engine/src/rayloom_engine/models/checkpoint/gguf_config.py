@@ -22,9 +22,9 @@ from rayloom_engine.models.checkpoint.limits import (
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3")
 
-# Meta's scaling parameters for Llama 3.1 and 3.2. GGUF does not hold them, only the divisors that follow from them.
+# Meta's scaling parameters for Llama 3.1 and 3.2. GGUF holds only the divisors that follow from these.
 _LLAMA3_LOW, _LLAMA3_HIGH, _LLAMA3_TRAINED = 1.0, 4.0, 8192
-_LARGEST_ID = (1 << 64) - 1  # of the types that a GGUF file has
+_LARGEST_ID = (1 << 64) - 1  # of the integer types in a GGUF file
 
 
 def hugging_face_config(
@@ -36,8 +36,8 @@ def hugging_face_config(
 ) -> dict[str, Any]:
     """config.json from a GGUF file's fields. `rope_divisors` is the tensor rope_freqs.weight, which Llama 3.1 has.
 
-    Raises ModelError for an architecture, or a feature of one, that the engine does not do, and for sizes beyond
-    `models.limits`.
+    Raises ModelError for an architecture, or a feature of it, that the engine does not support, and for sizes beyond
+    `checkpoint.limits`.
     """
     arch = fields.get("general.architecture")
     if arch not in ARCHITECTURES:
@@ -97,7 +97,7 @@ def hugging_face_config(
 
 
 def generation_config(fields: ConfigJson, vocab_size: int) -> dict[str, Any]:
-    """generation_config.json. Both the end of the text and the end of a turn end a generation."""
+    """generation_config.json, in which the end of the text and the end of a turn both end a generation."""
     ids: dict[str, Any] = dict(_token_ids(fields, vocab_size))
     end_of_turn = _token_id(fields, "tokenizer.ggml.eot_token_id", vocab_size)
     if end_of_turn is not None and end_of_turn != ids.get("eos_token_id"):
@@ -189,7 +189,7 @@ def _token_ids(fields: ConfigJson, vocab_size: int) -> dict[str, int]:
 
 
 def _token_id(fields: ConfigJson, key: str, vocab_size: int) -> int | None:
-    """None where the file names none, or one beyond its vocabulary, as some write for none."""
+    """The token id in a field; None where it is absent, or beyond the vocabulary, as some files mark its absence."""
     if fields.get(key) is None:
         return None
     token_id = fields.count(key, at_least=0, at_most=_LARGEST_ID)

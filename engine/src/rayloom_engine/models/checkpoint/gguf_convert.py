@@ -1,4 +1,4 @@
-"""A GGUF file as a Hugging Face folder: dequantised weights, config, tokenizer. transformers can load it as well."""
+"""Converts a GGUF file into a Hugging Face folder of dequantised weights, config and tokenizer."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _LAYER_NAMES = {
     "ffn_down": "mlp.down_proj",
 }
 _ROPE_DIVISORS = "rope_freqs.weight"
-_PIECE_VALUES = 8 * 1024 * 1024  # values that are dequantised at a time (32 MiB of float32)
+_PIECE_VALUES = 8 * 1024 * 1024  # values dequantised in one call (32 MiB of float32)
 
 
 def convert_gguf(source: Path, folder: Path, progress: Progress = no_progress) -> None:
@@ -68,12 +68,13 @@ def convert_gguf(source: Path, folder: Path, progress: Progress = no_progress) -
 
 
 def write_config(source: Path, folder: Path) -> tuple[dict[str, Any], ConfigJson, dict[str, GgufTensor]]:
-    """Writes config.json and generation_config.json: config, the GGUF file's own fields, its tensors by name.
+    """Writes config.json and generation_config.json into `folder`.
 
-    Raises ModelError as `convert_gguf` does.
+    Returns the config, the GGUF file's own fields, and its tensors by name. Raises ModelError as `convert_gguf` does.
     """
     file = read_gguf(source)
-    fields, tensors = ConfigJson(path=source, values=file.fields), dict(file.tensors)
+    fields = ConfigJson(path=source, values=file.fields)
+    tensors = dict(file.tensors)
     for name in ("token_embd.weight", "blk.0.attn_q.weight"):
         if name not in tensors:
             raise ModelError(f"{source}: the GGUF file lacks the tensor {name}; works: dense decoder-only models")
@@ -102,7 +103,7 @@ def _divisors(tensor: GgufTensor, source: Path) -> np.ndarray[Any, np.dtype[np.f
 
 
 def _check_rows(tensor: GgufTensor, source: Path, config: dict[str, Any]) -> None:
-    """Whole heads are taken apart below, so a file whose rows make none must be refused before."""
+    """Raises ModelError for rows that are not a whole number of heads, because `_half_split` reorders whole heads."""
     num_rows = tensor.sizes[-1]
     if _interleaved_heads(tensor.name, config) and num_rows % config["head_dim"] != 0:
         raise ModelError(
@@ -125,7 +126,7 @@ def _hugging_face_name(name: str, source: Path) -> str:
 
 
 def _interleaved_heads(name: str, config: dict[str, Any]) -> bool:
-    """Whether the rows of each head are in GGUF's own order: only q and k of the llama family are permuted."""
+    """Whether the rows of each head are in GGUF's own order, as in q and k of the llama family."""
     return config["model_type"] in ("llama", "mistral") and name.split(".")[-2] in ("attn_q", "attn_k")
 
 
@@ -145,7 +146,7 @@ def _pieces(
 
 
 def _half_split(rows: np.ndarray[Any, Any], head_dim: int) -> np.ndarray[Any, Any]:
-    """Rows of each head from pair order (0, h, 1, h + 1, ...) to half order (0, 1, ..., h, h + 1, ...)."""
+    """The rows of each head, reordered from pairs (0, h, 1, h + 1, ...) to halves (0, 1, ..., h, h + 1, ...)."""
     by_head = rows.reshape(-1, head_dim // 2, 2, *rows.shape[1:])
     return by_head.swapaxes(1, 2).reshape(rows.shape)
 

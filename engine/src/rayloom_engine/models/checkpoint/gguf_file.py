@@ -1,9 +1,9 @@
-"""A GGUF file's metadata and tensors, read with a bound on work and memory that the file's own size sets.
+"""GgufFile: a file's metadata and tensors, read with a bound on work and memory that the file's own size sets.
 
 Layout (ggml-org/ggml, docs/gguf.md), little-endian: magic, version, number of tensors, number of metadata entries, the
 entries (name, type, value), the tensors' descriptions, then their data from the next multiple of the alignment on.
-A string is its length and its bytes; an array its element type, its length and its elements. Every count comes from
-the file, so each is compared with the bytes that are left before anything loops over it.
+A string is its length and its bytes; an array is its element type, its length and its elements. Every count comes from
+the file, so the reader compares it with the remaining bytes before a loop depends on it.
 """
 
 from __future__ import annotations
@@ -23,15 +23,17 @@ from rayloom_engine.models.checkpoint.config_json import refuses_broken
 Kind: TypeAlias = gguf.GGMLQuantizationType
 
 _VERSIONS = (2, 3)
-_ALIGNMENT = 32  # where the file names none
+_ALIGNMENT = 32  # of files without general.alignment
 _MAX_HEADER_BYTES = 512 << 20
 _MAX_ENTRIES = 1 << 16
 _MAX_TENSORS = 1 << 16
 _MAX_ELEMENTS = 1 << 23  # of all arrays together; a tokenizer of 256,000 tokens has 1.3 million
 _MAX_DIMENSIONS = 2
 # The fewest bytes of an entry (empty name, type, a byte) and of a description (empty name, one size, type, offset).
-_ENTRY_BYTES, _DESCRIPTION_BYTES = 8 + 4 + 1, 8 + 4 + 8 + 4 + 8
-_STRING, _ARRAY = 8, 9
+_ENTRY_BYTES = 8 + 4 + 1
+_DESCRIPTION_BYTES = 8 + 4 + 8 + 4 + 8
+_STRING = 8
+_ARRAY = 9
 _SCALARS = {
     0: "<u1",
     1: "<i1",
@@ -50,9 +52,9 @@ _DATA_TYPES = {Kind.F16: "<f2", Kind.F32: "<f4", Kind.F64: "<f8"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GgufTensor:
-    """A tensor whose bytes are all in the file. `sizes` are fastest first, the other way round than everybody else's.
+    """A tensor whose bytes are all in the file. `sizes` begin with the fastest dimension, unlike torch's and numpy's.
 
-    `data` has the rows in its first dimension; a row is of numbers, or of bytes where the type is a quantised one.
+    `data` has the rows in its first dimension; a row has numbers, or bytes where the type is a quantised one.
     """
 
     name: str
@@ -173,7 +175,7 @@ class _Reader:
             )
         dtype = _DATA_TYPES.get(kind, "<u1")
         data = self._data[start : start + num_bytes].view(dtype)
-        rows = sizes[1:]  # of a vector there is one, and it has no dimension for that
+        rows = sizes[1:]  # a vector is one row without a dimension of its own
         return GgufTensor(name=name, kind=kind, sizes=sizes, data=data.reshape(*rows, -1))
 
     def _check_count(self, of: str, count: int, limit: int, least_bytes: int) -> None:

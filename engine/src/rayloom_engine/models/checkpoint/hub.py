@@ -1,4 +1,4 @@
-"""Models from the Hugging Face hub, through the hub library's own cache. The only place that imports it."""
+"""Models from the Hugging Face hub, through the hub library's own cache. No other module imports that library."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rayloom_engine.models.checkpoint.progress import Progress
 CONFIG = ("config.json", "generation_config.json")
 NO_WEIGHTS = ("*.json", "*.jinja", "tokenizer*", "*.model", "vocab.txt", "merges.txt")
 EVERYTHING = ("*.safetensors", *NO_WEIGHTS)
-# Other formats of the same weights: some models keep them in folders, Mistral's beside the others under this name.
+# Other formats of the same weights: some models keep these in folders, Mistral's models beside the others.
 _UNWANTED = ("*/*", "consolidated*.safetensors")
 
 
@@ -26,7 +26,7 @@ def download(
     folder: the hub library locks each file. Raises ModelError for a model or revision that does not exist, that needs
     an access token, or that cannot be reached.
     """
-    # Only here, and not at the top: it takes half a second, which a local model should not pay.
+    # Imported here, because the import takes half a second that the start of a local model need not pay.
     from huggingface_hub import errors, snapshot_download
 
     name = f"hf://{repository}" + (f" at revision {revision}" if revision else "")
@@ -40,7 +40,7 @@ def download(
         )
     except errors.HFValidationError as error:
         raise ModelError(f"{name} is not a hub id; a hub id is ORG/NAME: {error}") from error
-    # The hub library's HTTPError is that of its HTTP client, which is another one from version to version.
+    # The hub library's HTTPError is that of its HTTP client, which differs from version to version.
     except (errors.LocalEntryNotFoundError, errors.HTTPError, ConnectionError) as error:
         raise _explained(name, error) from error
     except OSError as error:
@@ -50,7 +50,7 @@ def download(
 
 
 def _explained(name: str, error: Exception) -> ModelError:
-    """What the hub's refusal, or its silence, means for whoever asked for the model `name`."""
+    """The error for the user of the model `name` after the hub refused a request or did not answer."""
     from huggingface_hub import errors
 
     cause = error.__cause__ if isinstance(error, errors.LocalEntryNotFoundError) else error
@@ -65,7 +65,7 @@ def _explained(name: str, error: Exception) -> ModelError:
         return ModelError(
             f"{name} does not exist on the hub, or is private; check the name, or set HF_TOKEN to a token "
             f"that may read it",
-            # To those without a token the hub says 401 of both.
+            # The hub answers 401 in both cases to clients without a token.
             "NoAccess" if code == 401 else "NotFound",
         )
     if code in (401, 403):
@@ -79,16 +79,16 @@ def _explained(name: str, error: Exception) -> ModelError:
 
 
 def _first_line(error: Exception) -> str:
-    # Without what is another one each time: whoever asks again is to hear the same.
+    # Request ids are left out, so that repeated failures have equal messages.
     lines = re.sub(r" *\(Request ID: [^)]*\)", "", str(error)).splitlines()
     return lines[0] if lines else type(error).__name__
 
 
 def _progress_bar(progress: Progress) -> Any:
-    """A class of the hub library's bar protocol that draws nothing and tells `progress` the bytes.
+    """A class of the hub library's bar protocol that draws nothing and reports the bytes to `progress`.
 
-    The library has two bars of bytes, of what came over the network and of what was written, with the same total. The
-    one that is ahead counts, or the bytes would jump from one to the other and back.
+    The library has two bars of bytes, received from the network and written to disk, with the same total. The bar that
+    is ahead counts, because otherwise the reported bytes would jump back and forth.
     """
     from tqdm import tqdm
 
@@ -100,7 +100,7 @@ def _progress_bar(progress: Progress) -> Any:
             super().__init__(*args, **{**kwargs, "disable": True})
 
         def update(self, n: float | None = 1) -> bool | None:
-            # A disabled bar counts nothing by itself.
+            # A disabled bar does not count.
             self.n += n or 0
             nonlocal most
             if self.counts_bytes and self.n > most:

@@ -1,4 +1,4 @@
-"""How the long parts of a start (resolve, convert, load) tell how far they are."""
+"""Progress: the callback by which the long parts of a start (resolve, convert, load) report their progress."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ from typing import Protocol
 
 
 class Progress(Protocol):
-    """Called often, so it must be cheap. `phase` is "resolve", "convert" or "load"; `done` of `total` are in `unit`.
+    """A function that is called often, so it must be cheap.
 
-    `total` 0 means that the amount is not known.
+    `phase` is "resolve", "convert" or "load"; `done` and `total` count in `unit`. A `total` of 0 means that the
+    amount is not known.
     """
 
     def __call__(self, phase: str, done: int, total: int, unit: str) -> None: ...
 
 
 def no_progress(phase: str, done: int, total: int, unit: str) -> None:
-    """Tells nobody."""
+    """Implements Progress for callers that need no report."""

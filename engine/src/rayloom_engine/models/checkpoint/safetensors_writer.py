@@ -1,4 +1,4 @@
-"""Writes one safetensors file piece by piece, so that a checkpoint never has to be in memory as a whole.
+"""SafetensorsWriter: writes a safetensors file piece by piece, so that no checkpoint is in memory as a whole.
 
 Format: 8 bytes with the header's length, a JSON header {name: {dtype, shape, data_offsets}}, the tensors' bytes
 (https://github.com/huggingface/safetensors#format).
@@ -64,7 +64,7 @@ class SafetensorsWriter:
 
 
 def _bfloat16_bits(values: np.ndarray[Any, np.dtype[np.float32]]) -> np.ndarray[Any, Any]:
-    """The upper halves of the float32 values, rounded. Weights are finite: a carry into infinity is no concern."""
+    """The upper halves of the float32 values, rounded. Weights are finite, so a carry into infinity cannot happen."""
     bits = np.array(values, dtype=np.float32, order="C").view(np.uint32)
     bits += ((bits >> 16) & 1) + np.uint32(0x7FFF)
     return (bits >> 16).astype(np.uint16)

@@ -1,9 +1,9 @@
-"""From what the user calls a model to a folder on this machine: config.json, tokenizer and safetensors. No torch here.
+"""Resolves the name of a model to a folder on this machine with config.json, tokenizer and safetensors. No torch here.
 
 builtin://NAME         a GGUF file in an installed Python package, converted once into the cache
 *.gguf                 a GGUF file, converted once into the cache
 file:///PATH, a path   a folder, used as it is
-hf://ORG/NAME, ORG/NAME    the Hugging Face hub, through its own cache; without a network what that cache has
+hf://ORG/NAME, ORG/NAME    the Hugging Face hub, through its own cache; without a network only models in that cache
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from rayloom_engine.models.checkpoint.progress import Progress, no_progress
 
 logger = logging.getLogger(__name__)
 
-# Part of every key in the cache: raise it when the converter writes something else, and old folders are left alone.
+# Part of every key in the cache: a converter with other output needs a higher version, so that it ignores old folders.
 _CONVERTER_VERSION = 1
 _MAX_NAME = 100  # characters of a file's name in the name of its folder in the cache
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
@@ -47,8 +47,8 @@ _BUILTINS = {
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResolvedModel:
     path: Path  # a folder in Hugging Face's form
-    source: str  # what was asked for
-    commit: str | None  # of the hub; None for everything local
+    source: str  # the name that the user gave
+    commit: str | None  # of a hub model; None for local models
 
 
 def resolve(
@@ -56,8 +56,8 @@ def resolve(
 ) -> ResolvedModel:
     """The folder of a model, after a download or a conversion where one is needed.
 
-    Without `has_weights` the weights of a hub's model are left where they are. Safe to call from several processes at
-    once. Raises ModelError when there is no such model or it cannot be had; the message says what exists or what to do.
+    Without `has_weights` no weights of a hub model are downloaded. Safe to call from several processes at once. Raises
+    ModelError when there is no such model or it cannot be read; the message names the models that exist, or the cure.
     """
     progress("resolve", 0, 1, "models")
     is_hub = model.startswith("hf://")
@@ -82,7 +82,7 @@ def resolve(
 
 
 def resolve_config(model: str, revision: str | None, scratch: Path) -> ResolvedModel:
-    """As `resolve`, with nothing but the configuration: no weight is fetched, or converted. Writes into `scratch`."""
+    """The model's folder with its configuration alone: downloads and converts no weights. May write to `scratch`."""
     is_named = model.startswith(("hf://", "builtin://"))
     path = None if is_named else _local_path(model)
     if path is not None and path.is_file():
@@ -99,7 +99,7 @@ def resolve_config(model: str, revision: str | None, scratch: Path) -> ResolvedM
 
 
 def cache_folder(environ: Mapping[str, str]) -> Path:
-    """Where converted models live: $RAYLOOM_CACHE, else $XDG_CACHE_HOME/rayloom, else ~/.cache/rayloom."""
+    """The folder of converted models: $RAYLOOM_CACHE, else $XDG_CACHE_HOME/rayloom, else ~/.cache/rayloom."""
     if given := environ.get("RAYLOOM_CACHE"):
         return Path(given).expanduser()
     base = environ.get("XDG_CACHE_HOME")
@@ -111,9 +111,10 @@ def _local_path(model: str) -> Path | None:
     is_url = model.startswith("file://")
     try:
         path = Path(model.removeprefix("file://")).expanduser()
-        is_folder, is_file = path.is_dir(), path.is_file()
+        is_folder = path.is_dir()
+        is_file = path.is_file()
     except (OSError, ValueError, RuntimeError) as error:
-        # A name that is too long, a folder that may not be read, a user's home that is not there.
+        # The name is too long, the folder may not be read, or the user has no home.
         raise ModelError(
             f"the model {word(model)} cannot be looked up: {getattr(error, 'strerror', None) or error}"
         ) from error
@@ -138,7 +139,7 @@ def _builtin_folder(name: str, progress: Progress) -> Path:
     builtin = _BUILTINS.get(name)
     if builtin is None:
         raise ModelError(f"there is no built-in model {shown(name)}; there is: {_builtin_names()}", "NotFound")
-    # Found without importing the package, which would import a whole other engine.
+    # find_spec does not import the package, which would import a whole other engine.
     spec = importlib.util.find_spec(builtin.package)
     path = Path(spec.origin).parent / builtin.file if spec is not None and spec.origin is not None else None
     if path is None or not path.is_file():
@@ -150,17 +151,17 @@ def _builtin_folder(name: str, progress: Progress) -> Path:
 
 
 def _converted(source: Path, name: str, identity: tuple[object, ...], progress: Progress) -> Path:
-    """The converted copy of a GGUF file in the cache, made when it is not there yet.
+    """The converted copy of a GGUF file in the cache; converts the file when there is no copy yet.
 
-    It appears under its name only when it is complete. One process converts, others wait for its lock; the lock goes
-    with the process, so one that was killed leaves only a partial folder, which the next one removes.
+    The copy appears under its name only when it is complete. One process converts while others wait for its lock. The
+    kernel releases the lock of a killed process, and the next process removes its partial folder.
     """
     key = hashlib.sha256(repr((_CONVERTER_VERSION, *identity)).encode()).hexdigest()[:12]
     parent = cache_folder(os.environ) / "models"
     folder = parent / f"{name}-{key}"
     if folder.is_dir():
         return folder
-    # Only here, and not at the top: it loads numpy, which a start with a warm cache does not need for this.
+    # Imported here, because it loads numpy, which a start with a warm cache does not need.
     from rayloom_engine.models.checkpoint.gguf_convert import convert_gguf
 
     try:

@@ -1,10 +1,11 @@
-"""What the controller makes of news that come late, in pieces or not at all, and of changes by somebody else."""
+"""The controller and events that are late, in pages or missing, and changes by somebody else."""
 
 import asyncio
 
 import pytest
 
 from rayloom_operator.kube.client import KubeError
+from rt_fake_kube import FakeKube
 from rt_world import CLIENT_SERVICE, SERVICE, generation, service, with_world
 
 KEY = ("team", "chat")
@@ -12,13 +13,13 @@ SERVICES = "/apis/rayloom.dev/v1alpha1/llmservices"
 CLUSTERS = "/apis/ray.io/v1/namespaces/team/rayclusters"
 
 
-def named(name):
+def named(name, uid=""):
     document = service()
-    document["metadata"] |= {"name": name, "uid": f"uid-{name}"}
+    document["metadata"] |= {"name": name, "uid": uid or f"uid-{name}"}
     return document
 
 
-def test_a_spec_that_was_edited_while_a_status_was_on_its_way_is_acted_on():
+def test_a_spec_that_was_edited_during_a_status_write_is_reconciled():
     async def story(world):
         world.ask_for(service())
         await world.until(lambda: world.reason() == "PodsPending")
@@ -40,7 +41,7 @@ def test_a_spec_that_was_edited_while_a_status_was_on_its_way_is_acted_on():
     with_world(story)
 
 
-def test_a_service_made_anew_of_which_nobody_told_gets_a_status_of_its_own_at_once():
+def test_a_recreated_service_without_an_event_gets_a_status_of_its_own_at_once():
     async def story(world):
         world.ask_for(service(replicas=2))
         await world.until(lambda: world.reason() == "PodsPending")
@@ -49,7 +50,7 @@ def test_a_service_made_anew_of_which_nobody_told_gets_a_status_of_its_own_at_on
         del world.kube.objects[CLIENT_SERVICE]
         made = world.kube.put(service(uid="uid-2"))
         world.kube.statuses.clear()
-        # Something that is looked at for the old one, and is worth a status.
+        # An event of the old service whose reconcile writes a status.
         edited = old | service(replicas=3) | {"metadata": old["metadata"] | {"generation": 2, "resourceVersion": "999"}}
         world.controller.set_service(edited, False)
         await world.until(lambda: world.kube.statuses)
@@ -60,7 +61,7 @@ def test_a_service_made_anew_of_which_nobody_told_gets_a_status_of_its_own_at_on
     with_world(story)
 
 
-def test_what_was_deleted_while_pages_are_listed_stays_away():
+def test_a_service_deleted_while_names_are_listed_stays_deleted():
     async def story(world):
         for name in ("first", "second"):
             document = world.kube.put(named(name))
@@ -74,17 +75,17 @@ def test_what_was_deleted_while_pages_are_listed_stays_away():
             world.controller.set_service(document, True)
 
         world.kube.page_size, world.kube.turn_page = 1, turn_page
-        await world.controller._list_services()
+        await world.controller.missed_deletions.compare()
         assert [name for _, name in world.controller._services] == ["first"]
-        # What is made anew under that name is another one.
+        # A recreated service is another one.
         world.controller.set_service(world.kube.put(named("second")), False)
         assert len(world.controller._services) == 2
 
     with_world(story)
 
 
-def test_what_went_after_its_page_was_read_is_found_when_the_list_begins_again(monkeypatch):
-    monkeypatch.setattr("rayloom_operator.reconcile.controller._SOON_S", 0.001)
+def test_a_deletion_after_its_page_was_read_is_found_when_the_list_begins_again(monkeypatch):
+    monkeypatch.setattr("rayloom_operator.reconcile.missed_deletions._RETRY_S", 0.001)
 
     async def story(world):
         for name in ("first", "second"):
@@ -97,15 +98,16 @@ def test_what_went_after_its_page_was_read_is_found_when_the_list_begins_again(m
             if errors:
                 raise errors.pop()
 
+        world.kube.lists.clear()
         world.kube.page_size, world.kube.turn_page = 1, turn_page
-        await world.controller._list_services()
+        await world.controller.missed_deletions.compare()
         assert world.kube.lists.count(SERVICES) == 2
         assert [name for _, name in world.controller._services] == ["second"]
 
     with_world(story)
 
 
-def test_what_was_made_anew_after_its_page_was_read_stays():
+def test_a_service_recreated_after_its_page_was_read_stays():
     async def story(world):
         for name in ("first", "second"):
             world.controller.set_service(world.kube.put(named(name)), False)
@@ -113,19 +115,21 @@ def test_what_was_made_anew_after_its_page_was_read_stays():
         path = "/apis/rayloom.dev/v1alpha1/namespaces/team/llmservices/first"
 
         def turn_page(_):
-            world.controller.set_service(world.kube.put(named("first")), False)
+            world.controller.set_service(world.kube.put(named("first", "uid-again")), False)
 
         real = world.kube.objects.pop(path)
         world.kube.page_size, world.kube.turn_page = 1, turn_page
         world.kube.put(named("third"))
-        await world.controller._list_services()
+        await world.controller.missed_deletions.compare()
         assert real["metadata"]["resourceVersion"] != world.kube.objects[path]["metadata"]["resourceVersion"]
-        assert sorted(name for _, name in world.controller._services) == ["first", "second", "third"]
+        # kopf reports the third itself.
+        assert sorted(name for _, name in world.controller._services) == ["first", "second"]
+        assert world.controller._services.mark(("team", "first")).uid == "uid-again"
 
     with_world(story)
 
 
-def test_what_there_is_of_engines_is_listed_again_before_it_leads():
+def test_objects_of_engine_replicas_are_listed_again_before_the_first_reconcile():
     leads = asyncio.Event()
 
     def cluster(name):
@@ -135,9 +139,9 @@ def test_what_there_is_of_engines_is_listed_again_before_it_leads():
 
     async def story(world):
         def names():
-            return [each["metadata"]["name"] for each in world.controller._clusters.of_service(KEY)]
+            return [each["metadata"]["name"] for each in world.controller.watches.clusters.of_service(KEY)]
 
-        # What its watch was not told.
+        # A change that no watch reported.
         watches, world.kube._watches = world.kube._watches, []
         world.kube.lists.clear()
         world.kube.remove(f"{CLUSTERS}/chat-00000000-0")
@@ -146,9 +150,9 @@ def test_what_there_is_of_engines_is_listed_again_before_it_leads():
         assert names() == ["chat-00000000-0"]
         known, begin = [], world.controller._queue.open
 
-        def open_queue(keys):
+        def open_queue():
             known.extend(names())
-            begin(keys)
+            begin()
 
         world.controller._queue.open = open_queue
         leads.set()
@@ -157,6 +161,52 @@ def test_what_there_is_of_engines_is_listed_again_before_it_leads():
         assert {"rayclusters", "pods", "endpointslices"} <= {path.split("/")[-1] for path in world.kube.lists}
 
     with_world(story, prepare=lambda kube: kube.put(cluster("chat-00000000-0")), leads=leads)
+
+
+def test_an_event_of_a_pod_that_comes_before_that_of_its_service_forgets_nothing():
+    forgotten = []
+
+    async def story(world):
+        async def forget(key):
+            forgotten.append(key)
+
+        world.controller._reconciler.forget = forget
+        await world.controller._reconcile(KEY)
+        assert forgotten == []
+        world.controller.set_service(world.kube.objects[SERVICE], False)
+        await world.until(lambda: world.kube.named("RayCluster"))
+        # A service that was deleted before kopf listed it is forgotten once that is found.
+        world.kube.put(named("second"))
+        world.controller._unreported["team", "third"] = "uid-third"
+        await world.controller.missed_deletions.compare()
+        await world.until(lambda: forgotten)
+        assert forgotten == [("team", "third")]
+
+    with_world(story, prepare=lambda kube: kube.put(service()))
+
+
+def test_a_restarted_operator_writes_nothing_but_what_was_edited_in_the_meantime():
+    names = [f"chat-{number}" for number in range(40)]
+
+    async def create(world):
+        for name in names:
+            world.controller.set_service(world.kube.put(named(name)), False)
+        await world.until(lambda: len(world.kube.named("RayCluster")) == len(names))
+        await world.rest()
+
+    async def restart(world):
+        world.kube.calls.clear()
+        for path in [path for path, each in world.kube.objects.items() if each["kind"] == "LLMService"]:
+            world.controller.set_service(world.kube.objects[path], False)
+        await world.rest()
+        assert world.kube.calls == [("apply", edited)]
+        assert world.kube.objects[edited]["spec"]["ingress"]
+
+    kube = FakeKube()
+    with_world(create, kube=kube)
+    edited = "/apis/networking.k8s.io/v1/namespaces/team/networkpolicies/chat-7-rayloom"
+    kube.put(kube.objects[edited] | {"spec": {"podSelector": {}, "policyTypes": []}})
+    with_world(restart, kube=kube)
 
 
 @pytest.mark.parametrize("is_deleted", [False, True])

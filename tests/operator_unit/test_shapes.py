@@ -1,4 +1,4 @@
-"""What is kept of an object says the same as the whole of it, and is small."""
+"""The kept part of an object reads the same as the whole object, and is small."""
 
 import json
 
@@ -34,7 +34,7 @@ FAILED = {"reason": "Evicted", "message": "The node was low on memory."}
 
 
 def whole_pod(case):
-    """As the API server has it, with much that nobody reads."""
+    """A whole Pod as the API server returns it."""
     whole = make_pod_document(**SEEN[case])
     whole["spec"] |= BIG | {"volumes": [{"name": "model", "hostPath": {"path": "/x"}}, {"name": "scratch"}]}
     whole["metadata"]["annotations"] = {"x": "x" * 10_000}
@@ -45,7 +45,7 @@ def whole_pod(case):
 
 
 def read(whole):
-    return shapes.pod(codec.decoded(json.dumps(whole).encode(), shapes.Pod))
+    return shapes.pod(codec.decoded(json.dumps(whole).encode(), shapes.PodFields))
 
 
 @pytest.mark.parametrize("case", SEEN)
@@ -74,22 +74,22 @@ def endpoint(uid, **conditions):
         ([{"addresses": ["10.0.0.1"]}, {"addresses": ["10.0.0.2"], "targetRef": None}], []),
     ],
 )
-def test_of_an_endpoint_slice_the_pods_that_take_requests_are_kept(endpoints, uids):
+def test_the_ready_pods_of_an_endpoint_slice_are_kept(endpoints, uids):
     assert read_slice(endpoints, "chat") == {"uids": uids}
 
 
-def test_a_slice_of_a_service_that_only_has_our_label_sends_nobody():
+def test_an_endpoint_slice_of_another_service_with_our_label_counts_for_no_pod():
     assert read_slice([endpoint("a")], "chat-heads") == {"uids": []}
 
 
 def read_slice(endpoints, of):
     labels = {"rayloom.dev/service": "chat", "kubernetes.io/service-name": of}
     whole = {"metadata": {"name": "x", "labels": labels}, "endpoints": endpoints, "ports": [{"port": 8000}]}
-    return shapes.endpoint_slice(codec.decoded(json.dumps(whole).encode(), shapes.EndpointSlice))
+    return shapes.endpoint_slice(codec.decoded(json.dumps(whole).encode(), shapes.EndpointSliceFields))
 
 
 @pytest.mark.parametrize("part", ["metadata", "spec", "status"])
-def test_a_field_that_is_null_is_one_that_is_not_there(part):
+def test_a_null_counts_as_a_missing_field(part):
     whole = whole_pod("was started again")
     fields = {
         "metadata": ["deletionTimestamp", "deletionGracePeriodSeconds", "creationTimestamp", "annotations"],
@@ -103,16 +103,16 @@ def test_a_field_that_is_null_is_one_that_is_not_there(part):
 
 
 @pytest.mark.parametrize("tolerations", [[], None, [{"key": "gpu", "operator": "Exists"}]])
-def test_a_pod_that_admits_no_cordoned_node_goes_with_it(tolerations):
+def test_a_pod_without_the_toleration_leaves_a_cordoned_node(tolerations):
     assert not observed.pod(read(make_pod_document() | {"spec": {"tolerations": tolerations}})).stays_when_cordoned
 
 
 @pytest.mark.parametrize("toleration", [{"operator": "Exists"}, {"key": "node.kubernetes.io/unschedulable"}])
-def test_a_pod_that_admits_a_cordoned_node_stays(toleration):
+def test_a_pod_with_the_toleration_stays_on_a_cordoned_node(toleration):
     assert observed.pod(read(make_pod_document() | {"spec": {"tolerations": [toleration]}})).stays_when_cordoned
 
 
-def test_of_a_cluster_its_metadata_and_conditions_are_kept():
+def test_metadata_and_conditions_of_a_raycluster_are_kept():
     meta = {"name": "chat-0", "namespace": "team", "uid": "u", "labels": {"a": "b"}, "deletionTimestamp": "now"}
     owner = {"kind": "LLMService", "name": "chat", "uid": "s"}
     condition = {"type": "ReplicaFailure", "status": "True", "reason": "r", "message": "m"}
@@ -122,8 +122,8 @@ def test_of_a_cluster_its_metadata_and_conditions_are_kept():
         "status": {"conditions": [condition], "head": {}},
     }
     expected = {"metadata": meta | {"ownerReferences": [owner]}, "status": {"conditions": [condition]}}
-    assert msgspec.convert(whole, shapes.Owned) == expected
-    assert msgspec.convert({"metadata": {"name": "x"}}, shapes.Owned) == {"metadata": {"name": "x"}}
+    assert msgspec.convert(whole, shapes.OwnedFields) == expected
+    assert msgspec.convert({"metadata": {"name": "x"}}, shapes.OwnedFields) == {"metadata": {"name": "x"}}
 
 
 def test_a_revision_is_read_from_the_name_whatever_the_service_is_called():

@@ -1,14 +1,8 @@
-"""Causal attention over the paged KV cache, for sequences with one new token and with many in the same call.
+"""Attention by torch: gathers whole blocks into a buffer shared by all layers and calls scaled_dot_product_attention.
 
-    out[t] = softmax(scale * q[t] . K[visible]) V[visible]
-
-where token t at position p sees positions (p - window, p], or [0, p] without a window.
-
-The body gathers whole blocks into a buffer that is small and shared by all layers, and hands it to torch's
-scaled_dot_product_attention. Two traps decide its form (measured on CPU): indexing `pages[block_table]` is ten times
-slower than index_select into a kept buffer, and `enable_gqa` with one query token is far slower than packing the
-query heads that share a key head as rows. What is the same for all layers (which blocks, which mask) is worked out
-once a step, in a plan.
+Two measurements on CPU decide the form: indexing `pages[block_table]` is ten times slower than index_select into a kept
+buffer, and `enable_gqa` with one query token is far slower than packing the query heads that share a key head as rows.
+The blocks to gather and the masks are the same for all layers, so a plan holds them.
 
 Legend: T tokens of the step, H query heads, K key/value heads, G = H / K query heads for each of them, D head size,
 R sequences of a decode bucket, L gathered positions, n tokens of one prefill chunk.
@@ -21,25 +15,24 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from rayloom_engine.kernels.kv_cache import AttentionBatch
+from rayloom_engine.kernels.attention import AttentionBatch
 
-# One bucket more costs as much as this many padded positions (CPU: about 0.1 ms a layer against 0.25 us).
+# A further bucket costs as much as this many padded positions (CPU: about 0.1 ms a layer against 0.25 us).
 _BUCKET_COST_POSITIONS = 384
 # The gathered positions of a bucket stay below this, so that they are still in the CPU's cache when they are used.
 _BUCKET_MAX_POSITIONS = 4096
-
 
 _SingleRow = tuple[int, int, int]  # (context length, row in T, index of the sequence) of one with one new token
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Gathered:
-    """Some blocks of the pages, and the buffers that they are copied to in every layer, as storage and as operands."""
+    """Ids of some blocks, and the buffer that every layer copies these blocks to, as storage and as operands."""
 
     block_ids: torch.Tensor  # int64 [blocks]
     blocks: torch.Tensor  # [blocks, block size, 2, K, D] in the compute type, overwritten by every call
-    keys: torch.Tensor  # the same memory as the attention call wants it: 4 dimensions, the last two are [L, D]
-    values: torch.Tensor
+    keys: torch.Tensor  # a view of `blocks` with 4 dimensions, as SDPA takes it; the last two are [L, D]
+    values: torch.Tensor  # likewise
 
     def fill(self, pages: torch.Tensor) -> None:
         if pages.dtype == self.blocks.dtype:
@@ -54,7 +47,7 @@ class _Decode:
 
     rows_R: torch.Tensor | slice  # their rows in T
     gathered: _Gathered  # [R, K, L, D]
-    mask_R11L: torch.Tensor | None  # added to the scores; None when nothing is to be hidden
+    mask_R11L: torch.Tensor | None  # added to the scores; None when every gathered position is visible
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,13 +60,39 @@ class _Prefill:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AttentionPlan:
-    """One step's work for all layers that have the same window."""
+class PlainPlan:
+    """Implements AttentionPlan. `attend` overwrites the plan's buffers."""
 
-    batch: AttentionBatch
-    window: int | None
     decodes: tuple[_Decode, ...]
     prefills: tuple[_Prefill, ...]
+
+    def attend(self, query_THD: torch.Tensor, pages: torch.Tensor, scale: float) -> torch.Tensor:
+        num_tokens, num_heads, head_dim = query_THD.shape
+        num_kv_heads = pages.shape[3]
+        grouped = (num_tokens, num_kv_heads, num_heads // num_kv_heads, head_dim)
+        query_TKGD = query_THD.view(grouped)
+        out_TKGD = torch.empty(grouped, dtype=query_THD.dtype, device=query_THD.device)
+        for part in self.decodes:
+            part.gathered.fill(pages)
+            out_TKGD[part.rows_R] = F.scaled_dot_product_attention(
+                query_TKGD[part.rows_R],
+                part.gathered.keys,
+                part.gathered.values,
+                attn_mask=part.mask_R11L,
+                scale=scale,
+            )
+        for chunk in self.prefills:
+            chunk.gathered.fill(pages)
+            out_KGnD = F.scaled_dot_product_attention(
+                query_TKGD[chunk.rows_n].permute(1, 2, 0, 3),
+                chunk.gathered.keys,
+                chunk.gathered.values,
+                attn_mask=chunk.mask_nL,
+                is_causal=chunk.mask_nL is None,
+                scale=scale,
+            )
+            out_TKGD[chunk.rows_n] = out_KGnD.permute(2, 0, 1, 3)
+        return out_TKGD.view(num_tokens, num_heads, head_dim)
 
 
 def plan_attention(
@@ -82,13 +101,9 @@ def plan_attention(
     num_heads: int,
     pages: torch.Tensor,
     window: int | None,
-    compute_dtype: torch.dtype | None = None,
-) -> AttentionPlan:
-    """The plan of a step. `pages` is any layer's: it gives the sizes and the device.
-
-    `compute_dtype` is that of the queries where the pages have another; they are widened as they are gathered.
-    """
-    dtype = compute_dtype or pages.dtype
+    compute_dtype: torch.dtype,
+) -> PlainPlan:
+    """Implements PlanAttention."""
     prefills: list[tuple[int, int]] = []  # (row in T, index of the sequence)
     single_rows: list[_SingleRow] = []
     row = 0
@@ -98,49 +113,37 @@ def plan_attention(
         else:
             prefills.append((row, index))
         row += query_len
-    return AttentionPlan(
-        batch=batch,
-        window=window,
-        decodes=tuple(_decode(batch, bucket, pages, window, dtype) for bucket in _buckets(single_rows, window)),
-        prefills=tuple(_prefill(batch, index, row, num_heads, pages, window, dtype) for row, index in prefills),
+    form = _Form(pages=pages, num_heads=num_heads, window=window, dtype=compute_dtype)
+    return PlainPlan(
+        decodes=tuple(_decode(batch, bucket, form) for bucket in _buckets(single_rows, window)),
+        prefills=tuple(_prefill(batch, index, row, form) for row, index in prefills),
     )
 
 
-def paged_attention(query_THD: torch.Tensor, pages: torch.Tensor, plan: AttentionPlan, scale: float) -> torch.Tensor:
-    """Attention of the step's tokens, [T, H, D], contiguous. Their own keys and values must already be in the pages.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Form:
+    """Sizes and types that are the same for all sequences of a plan."""
 
-    query_THD may be strided over T; pages are one layer's, [blocks, block size, 2, K, D]. Mutates the plan's buffers.
-    """
-    num_tokens, num_heads, head_dim = query_THD.shape
-    num_kv_heads = pages.shape[3]
-    grouped = (num_tokens, num_kv_heads, num_heads // num_kv_heads, head_dim)
-    query_TKGD = query_THD.view(grouped)
-    out_TKGD = torch.empty(grouped, dtype=query_THD.dtype, device=query_THD.device)
-    for part in plan.decodes:
-        part.gathered.fill(pages)
-        out_TKGD[part.rows_R] = F.scaled_dot_product_attention(
-            query_TKGD[part.rows_R],
-            part.gathered.keys,
-            part.gathered.values,
-            attn_mask=part.mask_R11L,
-            scale=scale,
-        )
-    for chunk in plan.prefills:
-        chunk.gathered.fill(pages)
-        out_KGnD = F.scaled_dot_product_attention(
-            query_TKGD[chunk.rows_n].permute(1, 2, 0, 3),
-            chunk.gathered.keys,
-            chunk.gathered.values,
-            attn_mask=chunk.mask_nL,
-            is_causal=chunk.mask_nL is None,
-            scale=scale,
-        )
-        out_TKGD[chunk.rows_n] = out_KGnD.permute(2, 0, 1, 3)
-    return out_TKGD.view(num_tokens, num_heads, head_dim)
+    pages: torch.Tensor
+    num_heads: int
+    window: int | None
+    dtype: torch.dtype  # of the gathered blocks and the masks
+
+    @property
+    def block_size(self) -> int:
+        return self.pages.shape[1]
+
+    def first_block(self, context_len: int, query_len: int) -> int:
+        """The first block that any of a sequence's new tokens sees."""
+        return 0 if self.window is None else max(0, context_len - query_len + 1 - self.window) // self.block_size
+
+    def new_blocks(self, block_ids: torch.Tensor) -> torch.Tensor:
+        """A buffer for copies of these blocks."""
+        return self.pages.new_empty((block_ids.shape[0], *self.pages.shape[1:]), dtype=self.dtype)
 
 
 def _buckets(single_rows: list[_SingleRow], window: int | None) -> list[list[_SingleRow]]:
-    """Groups of rows of similar length, so that padding costs less than more calls would."""
+    """Groups of rows of similar length. Padding inside of a group costs less than another group would."""
 
     def visible(context_len: int) -> int:
         return context_len if window is None else min(context_len, window)
@@ -167,13 +170,12 @@ def _buckets(single_rows: list[_SingleRow], window: int | None) -> list[list[_Si
     return buckets
 
 
-def _decode(
-    batch: AttentionBatch, bucket: list[_SingleRow], pages: torch.Tensor, window: int | None, dtype: torch.dtype
-) -> _Decode:
-    """A row of L gathered positions is: some left of the window, the ones that are seen, padding."""
-    block_size = pages.shape[1]
-    device = pages.device
-    first_blocks = [_first_block(context_len, 1, block_size, window) for context_len, _, _ in bucket]
+def _decode(batch: AttentionBatch, bucket: list[_SingleRow], form: _Form) -> _Decode:
+    """The bucket's rows of L gathered positions: first some left of the window, then the visible ones, then padding."""
+    block_size = form.block_size
+    window = form.window
+    device = form.pages.device
+    first_blocks = [form.first_block(context_len, 1) for context_len, _, _ in bucket]
     num_blocks = max(
         -(-context_len // block_size) - first for (context_len, _, _), first in zip(bucket, first_blocks, strict=True)
     )
@@ -197,70 +199,60 @@ def _decode(
         hidden_RL = positions_RL >= lens_R[:, None]
         if window is not None:
             hidden_RL |= positions_RL < lens_R[:, None] - window
-        mask = _additive(hidden_RL, dtype)[:, None, None, :]
+        mask = _additive(hidden_RL, form.dtype)[:, None, None, :]
 
     rows = [row for _, row, _ in bucket]
     is_slice = rows == list(range(rows[0], rows[0] + len(rows)))
     return _Decode(
         rows_R=slice(rows[0], rows[0] + len(rows)) if is_slice else torch.tensor(rows, device=device),
-        gathered=_decode_buffers(block_ids, len(rows), pages, dtype),
+        gathered=_decode_buffers(block_ids, len(rows), form),
         mask_R11L=mask,
     )
 
 
-def _prefill(
-    batch: AttentionBatch,
-    index: int,
-    row: int,
-    num_heads: int,
-    pages: torch.Tensor,
-    window: int | None,
-    dtype: torch.dtype,
-) -> _Prefill:
-    block_size = pages.shape[1]
-    query_len, context_len = batch.query_lens[index], batch.context_lens[index]
-    first_block = _first_block(context_len, query_len, block_size, window)
+def _prefill(batch: AttentionBatch, index: int, row: int, form: _Form) -> _Prefill:
+    """The chunk of sequence `index`, whose first new token is in `row` of T."""
+    block_size = form.block_size
+    window = form.window
+    device = form.pages.device
+    query_len = batch.query_lens[index]
+    context_len = batch.context_lens[index]
+    first_block = form.first_block(context_len, query_len)
     first_position = first_block * block_size
     mask = None
     if query_len != context_len or (window is not None and context_len > window):
-        query_positions = torch.arange(context_len - query_len, context_len, device=pages.device)[:, None]
-        key_positions = torch.arange(first_position, context_len, device=pages.device)
+        query_positions = torch.arange(context_len - query_len, context_len, device=device)[:, None]
+        key_positions = torch.arange(first_position, context_len, device=device)
         hidden_nL = key_positions > query_positions
         if window is not None:
             hidden_nL |= key_positions <= query_positions - window
-        mask = _additive(hidden_nL, dtype)
+        mask = _additive(hidden_nL, form.dtype)
     block_ids = batch.block_tables_SB[index, first_block : -(-context_len // block_size)]
     return _Prefill(
         rows_n=slice(row, row + query_len),
-        gathered=_prefill_buffers(block_ids, context_len - first_position, num_heads, pages, dtype),
+        gathered=_prefill_buffers(block_ids, context_len - first_position, form),
         mask_nL=mask,
     )
 
 
-def _decode_buffers(block_ids: torch.Tensor, num_rows: int, pages: torch.Tensor, dtype: torch.dtype) -> _Gathered:
-    _, _, _, num_kv_heads, head_dim = pages.shape
-    blocks = pages.new_empty((block_ids.shape[0], *pages.shape[1:]), dtype=dtype)
+def _decode_buffers(block_ids: torch.Tensor, num_rows: int, form: _Form) -> _Gathered:
+    _, _, _, num_kv_heads, head_dim = form.pages.shape
+    blocks = form.new_blocks(block_ids)
     rows_RL2KD = blocks.view(num_rows, -1, 2, num_kv_heads, head_dim)
     key_RKLD, value_RKLD = (rows_RL2KD[:, :, part].transpose(1, 2) for part in (0, 1))
     return _Gathered(block_ids=block_ids, blocks=blocks, keys=key_RKLD, values=value_RKLD)
 
 
-def _prefill_buffers(
-    block_ids: torch.Tensor, num_positions: int, num_heads: int, pages: torch.Tensor, dtype: torch.dtype
-) -> _Gathered:
-    """`num_positions` cuts off what lies in the last block beyond the context."""
-    _, _, _, num_kv_heads, head_dim = pages.shape
-    shown = (num_kv_heads, num_heads // num_kv_heads, num_positions, head_dim)
-    blocks = pages.new_empty((block_ids.shape[0], *pages.shape[1:]), dtype=dtype)
+def _prefill_buffers(block_ids: torch.Tensor, num_positions: int, form: _Form) -> _Gathered:
+    """The buffers of a chunk. `num_positions` cuts off the rest of the last block beyond the context."""
+    _, _, _, num_kv_heads, head_dim = form.pages.shape
+    shown = (num_kv_heads, form.num_heads // num_kv_heads, num_positions, head_dim)
+    blocks = form.new_blocks(block_ids)
     rows_L2KD = blocks.view(-1, 2, num_kv_heads, head_dim)[:num_positions]
     key_KGLD, value_KGLD = (rows_L2KD[:, part].transpose(0, 1).unsqueeze(1).expand(shown) for part in (0, 1))
     return _Gathered(block_ids=block_ids, blocks=blocks, keys=key_KGLD, values=value_KGLD)
 
 
-def _first_block(context_len: int, query_len: int, block_size: int, window: int | None) -> int:
-    """The first block that any of the sequence's new tokens sees."""
-    return 0 if window is None else max(0, context_len - query_len + 1 - window) // block_size
-
-
 def _additive(hidden: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """A mask that SDPA adds to the scores: -inf where `hidden`, 0 elsewhere."""
     return torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill_(hidden, float("-inf"))

@@ -1,0 +1,50 @@
+"""Attention one token and one head at a time, in float32: the definition that the other backends are compared with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from rayloom_engine.kernels.attention import AttentionBatch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReferencePlan:
+    """Implements AttentionPlan."""
+
+    batch: AttentionBatch
+    window: int | None
+
+    def attend(self, query_THD: torch.Tensor, pages: torch.Tensor, scale: float) -> torch.Tensor:
+        batch = self.batch
+        num_heads = query_THD.shape[1]
+        block_size, num_kv_heads = pages.shape[1], pages.shape[3]
+        out_THD = torch.empty(query_THD.shape, dtype=query_THD.dtype, device=query_THD.device)
+        row = 0
+        for index, (query_len, context_len) in enumerate(zip(batch.query_lens, batch.context_lens, strict=True)):
+            for position in range(context_len - query_len, context_len):
+                first = 0 if self.window is None else max(0, position - self.window + 1)
+                seen = torch.arange(first, position + 1, device=query_THD.device)
+                blocks = batch.block_tables_SB[index][seen // block_size]
+                offsets = seen % block_size
+                for head in range(num_heads):
+                    kv_head = head * num_kv_heads // num_heads
+                    keys = pages[blocks, offsets, 0, kv_head].float()
+                    values = pages[blocks, offsets, 1, kv_head].float()
+                    weights = torch.softmax(scale * (keys @ query_THD[row, head].float()), dim=0)
+                    out_THD[row, head] = (weights @ values).to(out_THD.dtype)
+                row += 1
+        return out_THD
+
+
+def plan_attention(
+    batch: AttentionBatch,
+    *,
+    num_heads: int,
+    pages: torch.Tensor,
+    window: int | None,
+    compute_dtype: torch.dtype,
+) -> ReferencePlan:
+    """Implements PlanAttention. The reference needs no preparation."""
+    return ReferencePlan(batch=batch, window=window)

@@ -1,0 +1,43 @@
+"""Product of activations and a dense weight matrix.
+
+    y = x @ weight.T + bias
+
+A backend may keep the weight in a layout of its own, which `pack` makes once after the weights are loaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from rayloom_engine.kernels.target import Target
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinearKernel:
+    """One backend of the product.
+
+    `multiply(x, weight, bias)` returns [..., out] from x [..., in], weight [out, in] and bias [out] or None, all in the
+    compute type; the weight is a plain or a packed one. `pack(weight)` returns the [out, in] weight in the backend's
+    layout, or the same tensor where the plain layout is the fastest.
+    """
+
+    multiply: Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
+    pack: Callable[[torch.Tensor], torch.Tensor]
+    description: str  # for the log: the backend and, where it is a fallback, the reason
+
+
+def choose_linear(target: Target) -> LinearKernel:
+    """oneDNN with packed weights where this CPU and this torch support it in the compute type, else torch's linear."""
+    if target.backend == "reference":
+        from rayloom_engine.kernels.linear import reference
+
+        return reference.KERNEL
+    from rayloom_engine.kernels.linear import onednn, plain
+
+    if target.backend == "plain":
+        return plain.kernel("")
+    problem = onednn.problem(target)
+    return plain.kernel(problem) if problem else onednn.KERNEL

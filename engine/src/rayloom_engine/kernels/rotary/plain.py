@@ -1,0 +1,29 @@
+"""Rotation of all heads in three calls of torch on the axis of the pairs."""
+
+from __future__ import annotations
+
+import torch
+
+from rayloom_engine.kernels.rotary import RotaryTables
+
+
+class PlainRotary:
+    """Implements Rotary. Its tables are cos [T, 1, 1, h] and [T, 1, 2, h] with -sin, then sin."""
+
+    __slots__ = ("_signs_21",)
+
+    def __init__(self, device: torch.device) -> None:
+        self._signs_21 = torch.tensor([[-1.0], [1.0]], device=device)
+
+    def prepare(self, angles_Th: torch.Tensor, compute_dtype: torch.dtype) -> RotaryTables:
+        angles_T11h = angles_Th[:, None, None, :]
+        sin_T12h = angles_T11h.sin() * self._signs_21
+        return angles_T11h.cos().to(compute_dtype), sin_T12h.to(compute_dtype)
+
+    def rotate(self, x_THD: torch.Tensor, tables: RotaryTables) -> torch.Tensor:
+        cos_T11h, sin_T12h = tables
+        num_tokens, num_heads, head_dim = x_THD.shape
+        pairs_TH2h = x_THD.view(num_tokens, num_heads, 2, head_dim // 2)
+        flipped_TH2h = pairs_TH2h.flip(2)
+        pairs_TH2h.mul_(cos_T11h).addcmul_(flipped_TH2h, sin_T12h)
+        return x_THD

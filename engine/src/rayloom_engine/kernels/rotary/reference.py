@@ -1,0 +1,20 @@
+"""Rotation in float32, as the formula is written."""
+
+from __future__ import annotations
+
+import torch
+
+from rayloom_engine.kernels.rotary import RotaryTables
+
+
+class ReferenceRotary:
+    """Implements Rotary. Its tables are cos and sin, [T, 1, h] each, in float32."""
+
+    def prepare(self, angles_Th: torch.Tensor, compute_dtype: torch.dtype) -> RotaryTables:
+        return angles_Th.cos()[:, None, :], angles_Th.sin()[:, None, :]
+
+    def rotate(self, x_THD: torch.Tensor, tables: RotaryTables) -> torch.Tensor:
+        cos, sin = tables
+        first, second = x_THD.float().chunk(2, dim=-1)
+        rotated = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+        return x_THD.copy_(rotated)

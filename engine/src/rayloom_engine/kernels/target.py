@@ -1,0 +1,41 @@
+"""Target: the hardware and arithmetic that a rank's kernels are chosen for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+
+from rayloom_engine.errors import ConfigError
+
+Backend = Literal["auto", "plain", "reference"]
+BACKENDS: tuple[Backend, ...] = get_args(Backend)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """Everything that the choice of a kernel may depend on.
+
+    `backend` restricts the choice: "auto" allows every backend that works here, "plain" torch's public operations
+    alone, "reference" the implementations that define the results. The last one is for looking for a wrong kernel, and
+    slower by orders of magnitude.
+    """
+
+    device: torch.device
+    compute_dtype: torch.dtype  # type of activations and dense weights
+    backend: Backend = "auto"
+
+    @property
+    def dtype_name(self) -> str:
+        return str(self.compute_dtype).removeprefix("torch.")
+
+
+def parse_backend(name: str) -> Backend:
+    """The backend of that name; an empty name means "auto". Raises ConfigError for an unknown one."""
+    if not name:
+        return "auto"
+    for backend in BACKENDS:
+        if backend == name:
+            return backend
+    raise ConfigError(f"RAYLOOM_KERNELS: {name!r} is not a kernel backend; use one of {', '.join(BACKENDS)}")

@@ -1,0 +1,92 @@
+"""The paged KV cache of one rank.
+
+Legend: N blocks in the cache, P positions in a block, H key/value heads, D head size.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KvLayout:
+    """Sizes of a rank's part of the cache: the layers of its stage, the heads of its shard."""
+
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+
+    def block_bytes(self, block_size: int, element_bytes: int) -> int:
+        """Bytes of one block of `block_size` tokens in all layers."""
+        return (
+            2  # key and value
+            * self.num_layers
+            * self.num_kv_heads
+            * self.head_dim
+            * block_size
+            * element_bytes
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class KvCache:
+    """Keys and values of every layer: `pages[layer]` is [N, P, 2, H, D], a token's keys before its values.
+
+    Keys and values lie side by side, because a small step is a matter of few calls: one call writes both, and one call
+    gathers both. The type of the pages may be narrower than the compute type: keys and values are rounded as they are
+    written.
+    """
+
+    pages: list[torch.Tensor]
+
+    @classmethod
+    def allocate(
+        cls, layout: KvLayout, *, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
+    ) -> KvCache:
+        """A cache of zeros. On CPU no page of it is touched, so it takes memory only as blocks are first written."""
+        shape = (num_blocks, block_size, 2, layout.num_kv_heads, layout.head_dim)
+        return cls(pages=[_zeros(shape, dtype, device) for _ in range(layout.num_layers)])
+
+    @property
+    def num_blocks(self) -> int:
+        return self.pages[0].shape[0]
+
+    @property
+    def block_size(self) -> int:
+        return self.pages[0].shape[1]
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(pages.nbytes for pages in self.pages)
+
+    def clear_blocks(self, block_ids: tuple[int, ...]) -> None:
+        """Fills blocks with zeros in all layers."""
+        indices = torch.tensor(block_ids, dtype=torch.int64, device=self.pages[0].device)
+        for pages in self.pages:
+            pages.index_fill_(0, indices, 0)
+
+    def copy_blocks(self, pairs: tuple[tuple[int, int], ...]) -> None:
+        """Copies whole blocks, (from, to) each, in all layers. No block may be both a source and a destination."""
+        if not pairs:
+            return
+        device = self.pages[0].device
+        sources = torch.tensor([source for source, _ in pairs], dtype=torch.int64, device=device)
+        destinations = torch.tensor([destination for _, destination in pairs], dtype=torch.int64, device=device)
+        for pages in self.pages:
+            pages.index_copy_(0, destinations, pages.index_select(0, sources))
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """A tensor of zeros, because attention reads whole blocks and masks: a NaN in unused memory would pass the mask.
+
+    torch.zeros would write every page and so take the memory at once; an anonymous mapping is zero without a write.
+    """
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    num_elements = math.prod(shape)
+    mapping = mmap.mmap(-1, num_elements * dtype.itemsize)
+    return torch.frombuffer(mapping, dtype=dtype, count=num_elements).view(shape)

@@ -1,0 +1,127 @@
+"""KvPlan: the number of KV blocks that a rank gets, in pure arithmetic. The caller measures memory and logs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rayloom_engine.core.window import most_blocks
+from rayloom_engine.errors import ConfigError
+
+GIB = 1 << 30
+_CPU_SHARE = 0.5  # of free memory: the rest is for activations, the page cache and everything else on the machine
+# The most for all ranks of a host: a CPU is too slow to use more context. kv_cache_memory_bytes overrides it.
+_CPU_CAP = 4 * GIB
+_GPU_SHARE = 0.9  # of free memory: the rest is for activations and fragmentation; more where a step needs more
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SequenceBlocks:
+    """The number of KV blocks that a sequence holds."""
+
+    block_size: int  # tokens in a block
+    window: int | None = None  # positions that a token sees in every layer; None when a layer sees all
+    num_step_tokens: int = 0  # the most tokens of one step; counts only with a window
+
+    def most(self, num_tokens: int) -> int:
+        """Blocks that a sequence of `num_tokens` holds at once, at most."""
+        return most_blocks(num_tokens, self.window, self.num_step_tokens, self.block_size)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KvDemand:
+    """The cache that the settings and the model ask for."""
+
+    block_bytes: int  # of one block in all layers and heads of the rank, keys and values
+    sequence: SequenceBlocks
+    max_num_seqs: int
+    model_max_len: int  # tokens that the model's config allows
+    max_model_len: int | None = None  # tokens that the user asks for; None means as many as fit
+    kv_cache_memory_bytes: int | None = None  # the size that the user asks for; None means a share of free memory
+    num_kv_blocks: int | None = None  # the same in blocks; has precedence
+
+    @property
+    def wanted_len(self) -> int:
+        return self.max_model_len or self.model_max_len
+
+    @property
+    def useful_blocks(self) -> int:
+        """Blocks that all sequences hold together, at most."""
+        return self.max_num_seqs * self.sequence.most(self.wanted_len)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankMemory:
+    """The memory that a rank can give to its cache."""
+
+    free_bytes: int  # of this rank alone, with its weights loaded
+    is_cpu: bool
+    step_bytes: int = 0  # of the largest step; stay free on a GPU
+    ranks_on_host: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KvPlan:
+    """The cache that a rank allocates."""
+
+    num_blocks: int
+    max_model_len: int
+    block_bytes: int  # of the rank's layers and heads, keys and values
+    explanation: str  # one line for the log and /status
+
+
+def plan_kv_memory(demand: KvDemand, memory: RankMemory) -> KvPlan:
+    """The number of blocks and the longest sequence.
+
+    Raises ConfigError when the user's max_model_len does not fit, or exceeds the model's.
+    """
+    if demand.max_model_len is not None and demand.max_model_len > demand.model_max_len:
+        raise ConfigError(
+            f"max_model_len: {demand.max_model_len} is more than the model's {demand.model_max_len} positions"
+        )
+    num_blocks, reason = _num_blocks(demand, memory)
+    block_size = demand.sequence.block_size
+    wanted_len = demand.wanted_len
+    fits_len = max(wanted_len if demand.sequence.most(wanted_len) <= num_blocks else 0, num_blocks * block_size)
+    if fits_len < 2 or (demand.max_model_len is not None and fits_len < demand.max_model_len):
+        needed = demand.sequence.most(wanted_len) * demand.block_bytes
+        raise ConfigError(
+            f"max_model_len: one sequence of {wanted_len} tokens needs {needed / GIB:.2f} GiB of KV cache, but there "
+            f"is room for {fits_len} tokens ({reason}); lower max_model_len or raise kv_cache_memory_bytes"
+        )
+    length = min(wanted_len, fits_len)
+    explanation = (
+        f"KV cache: {num_blocks} blocks x {block_size} tokens = {num_blocks * block_size} tokens, "
+        f"{num_blocks * demand.block_bytes / GIB:.2f} GiB ({reason}); max_model_len {length}"
+    )
+    if length < wanted_len:
+        explanation += f" (cut from {wanted_len} to what fits)"
+    return KvPlan(num_blocks=num_blocks, max_model_len=length, block_bytes=demand.block_bytes, explanation=explanation)
+
+
+def _num_blocks(demand: KvDemand, memory: RankMemory) -> tuple[int, str]:
+    """The number of blocks, and the setting or measurement that decided it."""
+    if demand.num_kv_blocks is not None:
+        return demand.num_kv_blocks, "num_kv_blocks"
+    if demand.kv_cache_memory_bytes is not None:
+        return demand.kv_cache_memory_bytes // demand.block_bytes, "kv_cache_memory_bytes"
+    budget, reason = _budget(memory)
+    num_blocks = budget // demand.block_bytes
+    if num_blocks > demand.useful_blocks:
+        reason = f"all that {demand.max_num_seqs} sequences of {demand.wanted_len} tokens need"
+        return demand.useful_blocks, reason
+    return num_blocks, reason
+
+
+def _budget(memory: RankMemory) -> tuple[int, str]:
+    """Bytes for the cache, and why as many."""
+    free = memory.free_bytes
+    share = _CPU_SHARE if memory.is_cpu else _GPU_SHARE
+    budget = int(free * share)
+    if memory.is_cpu:
+        cap = _CPU_CAP // memory.ranks_on_host
+        if budget > cap:
+            return cap, f"{cap / GIB:.3g} GiB cap on CPU, {free / GIB:.2f} GiB free"
+    elif budget > free - memory.step_bytes:
+        reason = f"{free / GIB:.2f} GiB free, less {memory.step_bytes / GIB:.2f} GiB for a step"
+        return max(0, free - memory.step_bytes), reason
+    return budget, f"{share:.0%} of {free / GIB:.2f} GiB free"

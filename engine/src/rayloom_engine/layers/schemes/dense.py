@@ -1,0 +1,90 @@
+"""Dense weights: one matrix in the compute type, in the layout that the rank's linear kernel multiplies fastest."""
+
+from __future__ import annotations
+
+import torch
+
+from rayloom_engine.kernels.linear import LinearKernel
+from rayloom_engine.layers.destination import Destination
+from rayloom_engine.layers.schemes import LinearSpec
+
+
+class DenseScheme:
+    """Implements WeightScheme. The checkpoint's matrices each have a slice of the one matrix as their destination."""
+
+    __slots__ = ("weight", "bias", "kernel", "_spec", "_multiply")
+
+    def __init__(self, spec: LinearSpec, kernel: LinearKernel, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        self.weight = weight
+        self.bias = bias
+        self.kernel = kernel
+        self._spec = spec
+        self._multiply = kernel.multiply
+
+    def destinations(self) -> dict[str, Destination]:
+        spec = self._spec
+        found: dict[str, Destination] = {}
+        start = 0
+        for name, rows in spec.outputs.items():
+            end = start + len(rows)
+            row_part = () if rows.is_whole else (rows.slice,)
+            part = row_part if spec.inputs.is_whole else (rows.slice, spec.inputs.slice)
+            found[f"{name}.weight"] = Destination(self.weight[start:end], part)
+            if self.bias is not None:
+                found[f"{name}.bias"] = Destination(self.bias[start:end], row_part)
+            start = end
+        return found
+
+    def finish(self) -> None:
+        self.weight = self.kernel.pack(self.weight)
+
+    def apply(self, x: torch.Tensor) -> torch.Tensor:
+        return self._multiply(x, self.weight, self.bias)
+
+    @property
+    def num_bytes(self) -> int:
+        bias_bytes = 0 if self.bias is None else self.bias.nbytes
+        # A packed tensor is opaque and has no nbytes.
+        return self.weight.numel() * self.weight.element_size() + bias_bytes
+
+
+class TiedScheme:
+    """Implements WeightScheme for a matrix with a second user, which keeps its plain layout."""
+
+    __slots__ = ("weight", "_multiply")
+
+    def __init__(self, weight: torch.Tensor, kernel: LinearKernel) -> None:
+        self.weight = weight
+        self._multiply = kernel.multiply
+
+    def destinations(self) -> dict[str, Destination]:
+        return {}
+
+    def finish(self) -> None:
+        pass
+
+    def apply(self, x: torch.Tensor) -> torch.Tensor:
+        return self._multiply(x, self.weight, None)
+
+    @property
+    def num_bytes(self) -> int:
+        return 0
+
+
+class DenseSchemes:
+    """Implements SchemeFactory for checkpoints whose matrices are not quantised."""
+
+    cut_unit = 1
+
+    def __init__(self, kernel: LinearKernel, dtype: torch.dtype, device: torch.device) -> None:
+        self._kernel = kernel
+        self._dtype = dtype
+        self._device = device
+
+    def linear(self, spec: LinearSpec) -> DenseScheme:
+        weight = torch.empty((spec.num_outputs, spec.num_inputs), dtype=self._dtype, device=self._device)
+        bias = torch.empty(spec.num_outputs, dtype=self._dtype, device=self._device) if spec.has_bias else None
+        return DenseScheme(spec, self._kernel, weight, bias)
+
+    def tied(self, weight: torch.Tensor) -> TiedScheme:
+        return TiedScheme(weight, self._kernel)

@@ -1,0 +1,35 @@
+"""A TensorGroup over torch.distributed: gloo or NCCL, whichever the process group was made with."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+
+from rayloom_engine.parallel.process_group import StageGroup
+
+
+class ProcessTensorGroup:
+    """Implements TensorGroup. Raises RuntimeError when a rank of the stage is gone.
+
+    Drop it before the process leaves the group: the connections live as long as this object, and so long peers wait.
+    """
+
+    def __init__(self, group: StageGroup, widths: tuple[int, ...]) -> None:
+        """`widths` are the columns of logits that each rank of the group has."""
+        self._group = group
+        self._widths = widths
+        self._is_first = dist.get_rank(group) == 0
+
+    def all_reduce(self, part: torch.Tensor) -> torch.Tensor:
+        dist.all_reduce(part, group=self._group)
+        return part
+
+    def gather(self, part: torch.Tensor) -> torch.Tensor | None:
+        # Only equal parts can be gathered, so narrow ones are padded for the transfer.
+        sent = F.pad(part, (0, max(self._widths) - part.shape[1])) if len(set(self._widths)) > 1 else part
+        parts = [torch.empty_like(sent) for _ in self._widths] if self._is_first else None
+        dist.gather(sent, parts, group=self._group, group_dst=0)
+        if parts is None:
+            return None
+        return torch.cat([part[:, :width] for part, width in zip(parts, self._widths, strict=True)], dim=1)

@@ -1,0 +1,59 @@
+"""One rank of a job: a process that an external launcher such as torchrun has started (executor external)."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import time
+
+from rayloom_engine.common.process import EXIT_CONFIG, EXIT_RANK_LOST
+from rayloom_engine.config import EngineConfig
+from rayloom_engine.errors import ConfigError
+from rayloom_engine.executor_choice import job_place
+from rayloom_engine.worker.machine import visible_devices
+from rayloom_engine.worker.rank_server import DIAL_SECONDS, RankPlace, RankServer
+
+logger = logging.getLogger(__name__)
+
+
+def serve_in_job(config: EngineConfig) -> int:
+    """Runs this process's rank of its job (executor external) until the core is gone. Returns the exit code.
+
+    SIGTERM and SIGINT reach every process of a job, but the core needs its ranks while it drains, so the rank only
+    remembers the signal. Raises ConfigError.
+    """
+    place = job_place(config, os.environ)
+    devices = [] if config.device == "cpu" else visible_devices()
+    if 0 < len(devices) < place.ranks_on_host:
+        raise ConfigError(
+            f"executor: 'external': {place.ranks_on_host} ranks on this machine need an accelerator each, and it has "
+            f"{len(devices)}; start fewer on it, or set device to cpu"
+        )
+    if devices:
+        os.environ["CUDA_VISIBLE_DEVICES"] = devices[place.local_rank]
+    signals: list[int] = []
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda received, _: signals.append(received))
+    rank_place = RankPlace(
+        rank=place.rank,
+        incarnation=1,
+        ranks_on_host=place.ranks_on_host,
+        address=place.address,
+        token=place.token,
+    )
+    server = RankServer(config, rank_place, lambda: 0 if signals else _job_code(server))
+    deadline = time.monotonic() + config.rebuild_seconds
+    while not signals and not server.serve_core():
+        if time.monotonic() > deadline:
+            logger.error("no core at %s for %.0f s", place.address, config.rebuild_seconds)
+            break
+        time.sleep(DIAL_SECONDS)
+    if signals:
+        return 0
+    logger.error("the core of rank %d is gone%s", place.rank, "" if server.is_refused else "; start the job again")
+    return _job_code(server)
+
+
+def _job_code(server: RankServer) -> int:
+    return EXIT_CONFIG if server.is_refused else EXIT_RANK_LOST

@@ -1,0 +1,292 @@
+"""RankServer: a rank that dials the core, loads its part of the model and runs plans. It decides nothing.
+
+The main thread computes; a second thread sends beats. When the core is gone the rank keeps its weights and dials again
+for ORPHAN_SECONDS.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import platform
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import msgspec
+import psutil
+
+from rayloom_engine.common.process import node_name, thread_cpu_clock
+from rayloom_engine.config import EngineConfig
+from rayloom_engine.errors import ConfigError, CorruptRank, ModelError
+from rayloom_engine.protocol.channel import Channel, ChannelClosed, dial
+from rayloom_engine.protocol.ranks import (
+    Allocate,
+    Beat,
+    Computed,
+    Done,
+    Failed,
+    Greeting,
+    Join,
+    Loaded,
+    OpenStore,
+    Run,
+    StoreOpen,
+    Welcomed,
+)
+from rayloom_engine.worker.activity import Activity
+from rayloom_engine.worker.machine import num_oom_kills
+
+if TYPE_CHECKING:
+    from rayloom_engine.parallel.tensor_group import TensorGroup
+    from rayloom_engine.worker.loaded_rank import LoadedRank
+    from rayloom_engine.worker.runner import Runner
+
+logger = logging.getLogger(__name__)
+
+DIAL_SECONDS = 0.2  # between two attempts to reach a core
+ORPHAN_SECONDS = 30.0
+_OWN_SECONDS = 5.0  # a connection that lasts longer is to the core that this rank belongs to
+_LAST_SECONDS = 5.0  # time that the main thread of a job's rank has to end once the core is gone
+_GROUP_SECONDS = 10.0  # for other ranks to come to a rendezvous; all of them are alive and have loaded
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankPlace:
+    """The number of this rank, and the core that it belongs to."""
+
+    rank: int
+    incarnation: int
+    ranks_on_host: int  # ranks that share this machine's cores and memory
+    address: str  # HOST:PORT of the core
+    token: str = field(repr=False)
+
+
+class RankServer:
+    """One rank, over all its connections to cores."""
+
+    def __init__(self, config: EngineConfig, place: RankPlace, exit_code: Callable[[], int] | None = None) -> None:
+        """With `exit_code` the process ends when its core ends, by force if it hangs, and with this code."""
+        self.is_refused = False  # the last answer to the core was that the settings or the model cannot be used
+        self._exit_code = exit_code
+        self._config = config
+        self._place = place
+        self._rank: LoadedRank | None = None
+        self._runner: Runner | None = None
+        self._group: TensorGroup | None = None  # of the ranks that share a stage with this one
+        self._store: object = None  # keeps the rendezvous store of rank 0 alive
+        self._failure: Failed | None = None  # of loading
+        self._beat = Beat(phase="start", step=0, memory_bytes=0)
+        self._num_steps = 0
+        self._last_problem = ""  # of dialling
+        self._had_order = False  # on the present connection to a core
+
+    def run(self) -> None:
+        """Serves one core after the other; returns when the rank has belonged to no core for ORPHAN_SECONDS."""
+        core_seen_at = time.monotonic()  # when this rank last belonged to a core
+        while time.monotonic() - core_seen_at < ORPHAN_SECONDS:
+            dialled_at = time.monotonic()
+            # A core with a newer process of this rank hangs up at once: this process does not belong to it.
+            if self.serve_core() and (self._had_order or time.monotonic() - dialled_at > _OWN_SECONDS):
+                core_seen_at = time.monotonic()
+            time.sleep(DIAL_SECONDS)
+        logger.warning("no core at %s for %.0f s; rank %d ends", self._place.address, ORPHAN_SECONDS, self._place.rank)
+
+    def serve_core(self) -> bool:
+        """Serves the core at the address until it is gone; False when no core answers there."""
+        try:
+            control, _ = self._dial("control")
+            steps, welcomed = self._dial("steps")
+        except OSError as error:
+            problem = f"{type(error).__name__}: {error}"
+            if problem != self._last_problem:
+                logger.info("cannot reach the core at %s: %s", self._place.address, problem)
+                self._last_problem = problem
+            return False
+        self._had_order = False
+        self._last_problem = ""
+        if self._rank is None and welcomed.num_kv_blocks is not None:
+            sizes = {"num_kv_blocks": welcomed.num_kv_blocks, "max_model_len": welcomed.max_model_len}
+            self._config = self._config.model_copy(update=sizes)
+        try:
+            arguments = (control, thread_cpu_clock())
+            threading.Thread(target=self._send_beats, args=arguments, name="beats", daemon=True).start()
+            self._serve(steps)
+        except ChannelClosed as error:
+            logger.info("the core is gone (%s)", error)
+        finally:
+            control.close()
+            steps.close()
+            if self._rank is not None:
+                self._leave()  # frees peers that wait for this rank's part of a step whose order never arrived
+        return True
+
+    def _dial(self, role: str) -> tuple[Channel, Welcomed]:
+        greeting = Greeting(
+            role="control" if role == "control" else "steps",
+            proof="",
+            rank=self._place.rank,
+            incarnation=self._place.incarnation,
+            pid=os.getpid(),
+            node=node_name(),
+            host=platform.node(),
+            num_oom_kills=num_oom_kills(),
+        )
+        return dial(self._place.address, self._place.token, greeting)
+
+    def _send_beats(self, control: Channel, cpu_clock: Callable[[], float]) -> None:
+        """Sends a beat every `heartbeat_seconds`, with the CPU time of the thread that computes from `cpu_clock`."""
+        process = psutil.Process()
+        with contextlib.suppress(ChannelClosed):
+            while True:
+                activity = self._rank.activity if self._rank is not None else Activity()
+                beat = msgspec.structs.replace(
+                    self._beat,
+                    step=self._num_steps,
+                    memory_bytes=process.memory_info().rss,
+                    advance=activity.advance,
+                    waits=activity.waits,
+                    communication_s=activity.communication_s,
+                    cpu_s=cpu_clock(),
+                )
+                control.send(beat)
+                time.sleep(self._config.heartbeat_seconds)
+        if self._exit_code is not None:
+            time.sleep(_LAST_SECONDS)  # the main thread notices the end too, unless it waits for a peer that hangs
+            os._exit(self._exit_code())
+
+    def _progress(self, phase: str, done: int, total: int, unit: str) -> None:
+        self._beat = Beat(phase=phase, step=self._num_steps, memory_bytes=0, done=done, total=total, unit=unit)
+
+    def _serve(self, steps: Channel) -> None:
+        """Loads the weights where they are not loaded yet, then executes the core's orders. Raises ChannelClosed."""
+        loaded = self._load()
+        self.is_refused = isinstance(loaded, Failed)
+        steps.send(loaded)
+        self._progress("idle", 0, 0, "")
+        while True:
+            order = steps.receive()
+            self._had_order = True
+            reply: StoreOpen | Done | Computed | Failed | None
+            try:
+                reply = self._obey(order, steps.local_host)
+            except ConfigError as error:
+                reply = Failed(_ticket(order), "config", str(error))
+            except CorruptRank as error:
+                # Weights or memory stay damaged as long as this process lives; its successor loads the weights again.
+                logger.error("rank %d: %s; the rank ends", self._place.rank, error)
+                steps.send(Failed(_ticket(order), "rank", str(error)))
+                os._exit(1)
+            except Exception as error:
+                # A lost peer is one of the causes. The core decides which ranks to replace; this process stays.
+                cause = f"{type(error).__name__}: {error}".splitlines()[0]
+                is_expected = isinstance(error, RuntimeError)  # torch raises it for a broken group
+                logger.warning("%s failed: %s", type(order).__name__, cause, exc_info=not is_expected)
+                reply = Failed(_ticket(order), "rank", cause)
+            self.is_refused = isinstance(reply, Failed) and reply.kind != "rank"
+            if reply is not None:
+                steps.send(reply)
+            if isinstance(reply, Failed) and self._rank is not None:
+                # Only after the reply, so that the core gets it before the failures of the peers that this frees: a
+                # peer may wait for this rank's part of a sum, while the broken connection is to another rank.
+                self._leave()
+
+    def _load(self) -> Loaded | Failed:
+        if self._rank is None and self._failure is None:
+            from rayloom_engine.worker.start import find_model, load_rank, part_of
+
+            try:
+                resolved, shape = find_model(self._config, self._progress)
+                self._rank = load_rank(
+                    self._config,
+                    resolved,
+                    shape,
+                    self._progress,
+                    part=part_of(self._config, shape, self._place.rank),
+                    ranks_on_host=self._place.ranks_on_host,
+                )
+            except ModelError as error:
+                self._failure = Failed(0, "model", str(error))
+            except ConfigError as error:
+                self._failure = Failed(0, "config", str(error))
+        if self._rank is None:
+            assert self._failure is not None
+            return self._failure
+        rank = self._rank
+        return Loaded(
+            num_blocks=rank.kv.num_blocks,
+            max_model_len=rank.kv.max_model_len,
+            num_step_tokens=rank.num_step_tokens,
+            dtype=rank.dtype,
+            compute_dtype=rank.compute_dtype,
+            weight_bytes=rank.weight_bytes,
+            bytes_read=rank.num_bytes_read,
+            kv_explanation=rank.kv.explanation,
+        )
+
+    def _leave(self) -> None:
+        """Leaves the process group, after dropping all of its users; otherwise its connections would stay open."""
+        from rayloom_engine.parallel.process_group import leave_group
+
+        self._runner = None
+        self._group = None
+        leave_group()
+
+    def _obey(self, order: object, local_host: str) -> StoreOpen | Done | Computed | None:
+        """Executes an order; returns the reply, None for a step that another rank answers."""
+        assert self._rank is not None, "an order to a rank that could not load"
+        match order:
+            case Run(ticket, plan):
+                if self._runner is None:
+                    return None  # the order crossed the reply that the step before it has failed here
+                self._progress("step", 0, 0, "")
+                result = self._runner.run(plan)
+                self._num_steps += 1
+                self._progress("idle", 0, 0, "")
+                return Computed(ticket, result) if self._runner.answers else None
+            case OpenStore(ticket):
+                from rayloom_engine.parallel.process_group import open_store
+
+                self._store, port = open_store(local_host)
+                return StoreOpen(ticket, local_host, port)
+            case Join(ticket, host, port):
+                self._join(self._rank, host, port)
+                return Done(ticket)
+            case Allocate(ticket, epoch, num_blocks):
+                self._allocate(self._rank, epoch, num_blocks)
+                return Done(ticket)
+            case _:
+                raise ValueError(f"a rank has no order of the type {type(order).__name__}")
+
+    def _join(self, loaded: LoadedRank, host: str, port: int) -> None:
+        """Meets the other ranks at the store at host:port."""
+        from rayloom_engine.parallel.process_group import Rendezvous, join_group
+
+        self._leave()
+        rendezvous = Rendezvous(
+            host=host,
+            port=port,
+            rank=self._place.rank,
+            world_size=self._config.world_size,
+            ranks_per_stage=self._config.tensor_parallel_size,
+            device_type=loaded.device_type,
+        )
+        self._group = loaded.tensor_group(join_group(rendezvous, _GROUP_SECONDS))
+
+    def _allocate(self, loaded: LoadedRank, epoch: int, num_blocks: int) -> None:
+        """Makes the runner of an epoch and runs it once."""
+        from rayloom_engine.worker.start import warm_up
+
+        self._progress("kv_cache", 0, 0, "")
+        self._runner = loaded.runner(num_blocks, epoch, loaded.link(), self._group)
+        self._progress("warm_up", 0, 0, "")
+        warm_up(self._runner, epoch)
+        self._progress("idle", 0, 0, "")
+
+
+def _ticket(order: object) -> int:
+    """The number by which the core recognises the reply to an order; 0 for an order without one."""
+    return int(getattr(order, "ticket", 0))

@@ -1,0 +1,26 @@
+"""Finds the API server and the operator's credentials, for kopf and for the operator's own client."""
+
+from __future__ import annotations
+
+import logging
+
+import kopf
+
+logger = logging.getLogger(__name__)
+
+
+def login() -> kopf.ConnectionInfo:
+    """Returns the address and credentials of the API server: a pod's service account, else the kubeconfig's.
+
+    A kubeconfig that runs a program for a token needs the package `kubernetes`; a plain one works without it. Raises
+    kopf.LoginError.
+    """
+    settings = kopf.OperatorSettings()
+    found = (
+        kopf.login_with_service_account(settings=settings)
+        or kopf.login_via_client(logger=logger, settings=settings)
+        or kopf.login_with_kubeconfig(settings=settings)
+    )
+    if found is None:
+        raise kopf.LoginError("no cluster: this is no pod, and KUBECONFIG and ~/.kube/config name none")
+    return found

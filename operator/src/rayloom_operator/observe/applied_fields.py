@@ -1,0 +1,94 @@
+"""The fields that the operator applies to the objects whose drift is watched, and a digest of their values. Pure.
+
+An object has the digest of its manifest as long as each of these fields is as it was applied. Defaults of the API
+server and the fields and labels of other controllers are in no shape, and so in no digest. Lists and selectors are
+taken whole, because an item that somebody adds to them may admit clients or select pods.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypedDict
+
+import msgspec
+
+from rayloom_operator.names import Manifest
+
+OwnLabels = TypedDict("OwnLabels", {"app.kubernetes.io/managed-by": str, "rayloom.dev/service": str}, total=False)
+
+
+class AppliedMetadata(TypedDict, total=False):
+    name: str
+    namespace: str
+    uid: str
+    resourceVersion: str
+    generation: int
+    labels: OwnLabels
+    ownerReferences: list[Any]
+
+
+class ServicePort(TypedDict, total=False):
+    """Every field but `nodePort`, which the API server sets on a Service that is reached from outside the cluster."""
+
+    name: str
+    protocol: str
+    appProtocol: str
+    port: int
+    targetPort: Any
+
+
+class ServiceSpec(TypedDict, total=False):
+    selector: Any
+    ports: list[ServicePort]
+
+
+class AppliedService(TypedDict, total=False):
+    metadata: AppliedMetadata
+    spec: ServiceSpec
+
+
+class AppliedServiceAccount(TypedDict, total=False):
+    metadata: AppliedMetadata
+    automountServiceAccountToken: bool
+
+
+class NetworkPolicySpec(TypedDict, total=False):
+    podSelector: Any
+    policyTypes: list[str]
+    ingress: list[Any]
+
+
+class AppliedNetworkPolicy(TypedDict, total=False):
+    metadata: AppliedMetadata
+    spec: NetworkPolicySpec
+
+
+class DisruptionBudgetSpec(TypedDict, total=False):
+    minAvailable: Any
+    selector: Any
+    unhealthyPodEvictionPolicy: str
+
+
+class AppliedDisruptionBudget(TypedDict, total=False):
+    metadata: AppliedMetadata
+    spec: DisruptionBudgetSpec
+
+
+# By kind.
+SHAPES: dict[str, Any] = {
+    "Service": AppliedService,
+    "ServiceAccount": AppliedServiceAccount,
+    "NetworkPolicy": AppliedNetworkPolicy,
+    "PodDisruptionBudget": AppliedDisruptionBudget,
+}
+# Metadata that the API server sets, and the place of the object.
+_NOT_APPLIED = ("name", "namespace", "uid", "resourceVersion", "generation")
+
+
+def digest(kind: str, document: Manifest) -> int:
+    """Returns the digest of a manifest, or of an object that the API server returned, of one of the kinds in SHAPES.
+
+    Digests can be compared within one process only.
+    """
+    fields = msgspec.convert(document, SHAPES[kind])
+    meta = {name: value for name, value in fields["metadata"].items() if name not in _NOT_APPLIED}
+    return hash(msgspec.json.encode(fields | {"metadata": meta}, order="sorted"))

@@ -1,0 +1,83 @@
+"""Finds LLMServices whose deletion kopf has not reported.
+
+kopf watches LLMServices. When its watch breaks, kopf lists them again and reports each one that the list has, so a
+service that was created or changed in the meantime is seen. A service that was deleted in the meantime is in no list
+and has no event: the operator would poll its engine replicas and count it in metrics for ever. So the names of all
+services are listed now and then. A list is one snapshot, and newer than every service that was known when it began: a
+known service that the list lacks was deleted.
+
+A service that is deleted after the list was begun, in a gap of the watch, is found by the next list. A recreated
+service has another uid, and kopf reports it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence
+
+from rayloom_operator.api.spec import API_VERSION, KIND
+from rayloom_operator.errors import OperatorError
+from rayloom_operator.kube.client import Kube
+from rayloom_operator.kube.shapes import NamedFields
+from rayloom_operator.names import ServiceKey, object_path
+
+logger = logging.getLogger(__name__)
+
+# 10,000 names are 40 requests.
+_INTERVAL_S = 300.0
+_RETRY_S = 1.0
+
+
+class MissedDeletions:
+    """Compares the services of the cluster with the services that are known.
+
+    `known_uids` returns the uid of every known service. `on_deleted` gets the key and uid of each of them that was
+    deleted; it must ignore a service that has another uid by then.
+    """
+
+    def __init__(
+        self,
+        kube: Kube,
+        namespaces: Sequence[str],
+        known_uids: Callable[[], Mapping[ServiceKey, str]],
+        on_deleted: Callable[[ServiceKey, str], None],
+    ) -> None:
+        self._kube = kube
+        self._namespaces = namespaces or ("",)
+        self._known_uids = known_uids
+        self._on_deleted = on_deleted
+
+    async def run(self) -> None:
+        """Compares every five minutes for ever."""
+        while True:
+            await asyncio.sleep(_INTERVAL_S)
+            await self.compare()
+
+    async def compare(self) -> None:
+        """Lists all services once and reports the deleted ones."""
+        known = dict(self._known_uids())
+        listed = await self.list_uids()
+        for key, uid in known.items():
+            if listed.get(key) != uid:
+                self._on_deleted(key, uid)
+
+    async def list_uids(self) -> dict[ServiceKey, str]:
+        """Returns the uid of every service of the cluster. A list that fails is begun again."""
+        found: dict[ServiceKey, str] = {}
+        for namespace in self._namespaces:
+            while True:
+                try:
+                    found |= await self._list(namespace)
+                    break
+                except OperatorError as error:
+                    logger.warning("LLMServices cannot be listed: %s; trying again", error)
+                    await asyncio.sleep(_RETRY_S)
+        return found
+
+    async def _list(self, namespace: str) -> dict[ServiceKey, str]:
+        found: dict[ServiceKey, str] = {}
+        async for page, _ in self._kube.pages(object_path(API_VERSION, KIND, namespace), {}, NamedFields):
+            for meta in (each["metadata"] for each in page):
+                found[meta["namespace"], meta["name"]] = meta["uid"]
+        return found

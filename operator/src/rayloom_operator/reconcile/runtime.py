@@ -1,0 +1,153 @@
+"""The parts of the operator that run beside kopf: a client, the Lease, the controller, and the operator's own port."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import platform
+import uuid
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from typing import Any
+
+from rayloom_operator.decide.plan import Settings
+from rayloom_operator.errors import OperatorError
+from rayloom_operator.kube.client import Kube, KubeError, KubeUnreachable
+from rayloom_operator.kube.concurrency import ConcurrencyLimit
+from rayloom_operator.kube.lease import Lease
+from rayloom_operator.names import API_GROUP, API_PLURAL, API_VERSION_NAME
+from rayloom_operator.reconcile.controller import Controller
+from rayloom_operator.telemetry.health import serving
+from rayloom_operator.telemetry.metrics import Metrics
+
+logger = logging.getLogger(__name__)
+
+# The definition of LLMServices may be installed at the same moment as the operator.
+_DEFINITION_TIMEOUT_S = 60
+_DEFINITION_PATH = f"/apis/{API_GROUP}/{API_VERSION_NAME}"
+# Limits for the end of reconciles that run, and then for the release of the Lease.
+_DRAIN_S = 5.0
+_RELEASE_S = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuntimeSettings:
+    """The settings of one operator process."""
+
+    settings: Settings
+    namespaces: tuple[str, ...]  # whose LLMServices are served; all where it is empty
+    health_port: int
+    lease_namespace: str
+    lease_name: str
+    lease_seconds: int
+    num_reconciles: int | None = None  # at once; None: adapted to the API server
+
+
+class Runtime:
+    """Made and used in one event loop; started and stopped once.
+
+    `stopping` is set when a part ends with an error, which is `failure` then, and by `stop`. No part continues without
+    the others.
+    """
+
+    def __init__(self, settings: RuntimeSettings) -> None:
+        self._settings = settings
+        self._metrics = Metrics()
+        self._lease = Lease(
+            namespace=settings.lease_namespace,
+            name=settings.lease_name,
+            # A restarted container is another candidate than the container before it.
+            identity=f"{platform.node()}_{uuid.uuid4().hex[:8]}",
+            seconds=settings.lease_seconds,
+            connect=lambda: Kube(on_request=self._metrics.count_request),
+        )
+        self._parts = contextlib.AsyncExitStack()  # closed in the reverse order of their start
+        self.controller: Controller
+        self.stopping = asyncio.Event()
+        self.failure: BaseException | None = None
+
+    async def start(self) -> None:
+        """Returns once this process leads and reconciles. Raises OperatorError or kopf.LoginError."""
+        try:
+            await self._start()
+        except BaseException as error:
+            self._fail(error)
+            await self.stop()
+            raise
+
+    async def stop(self) -> None:
+        """Returns once running reconciles have ended, the Lease is released, and every connection is closed."""
+        self.stopping.set()
+        await self._parts.aclose()
+
+    async def _start(self) -> None:
+        kube = Kube(self._lease.may_write, self._metrics.count_request, ConcurrencyLimit(self._settings.num_reconciles))
+        self._parts.push_async_callback(kube.close)
+        await _wait_for_definition(kube)
+        leads = asyncio.Event()
+        self.controller = Controller(
+            kube, self._settings.settings, namespaces=self._settings.namespaces, leads=leads, metrics=self._metrics
+        )
+        self._metrics.gauge("leader", self._lease.may_write)
+        probes = {"/healthz": self.controller.watches.problem, "/readyz": self._unready}
+        await self._parts.enter_async_context(serving(self._settings.health_port, probes, self._metrics))
+        loop = asyncio.get_running_loop()
+        leading = self._lease.run(lambda: loop.call_soon_threadsafe(leads.set))
+        election = asyncio.create_task(self._run_part(asyncio.to_thread(asyncio.run, leading)))
+        self._parts.push_async_callback(self._release, election)
+        work = asyncio.create_task(self._run_part(self.controller.run()))
+        self._parts.push_async_callback(self._end, work)
+        waits = {asyncio.create_task(each.wait()) for each in (self.controller.is_ready, self.stopping)}
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for each in waits:
+                each.cancel()
+        if self.failure is not None:
+            raise self.failure
+
+    async def _run_part(self, part: Coroutine[Any, Any, None]) -> None:
+        try:
+            await part
+        except Exception as error:  # noqa: BLE001 - whatever ends a part ends the process, which reports it
+            self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        if self.failure is None and not isinstance(error, asyncio.CancelledError):
+            self.failure = error
+            self.stopping.set()
+
+    def _unready(self) -> str:
+        return "" if self.controller.watches.is_synced.is_set() else "the cluster's objects are not listed yet"
+
+    async def _end(self, work: asyncio.Task[None]) -> None:
+        if self.failure is None:
+            logger.info("stopping: running reconciles end first")
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self.controller.drain(), _DRAIN_S)
+        work.cancel()
+        await asyncio.wait([work])
+
+    async def _release(self, election: asyncio.Task[None]) -> None:
+        self._lease.stop()
+        await asyncio.wait([election], timeout=_RELEASE_S)
+        election.cancel()
+
+
+async def _wait_for_definition(kube: Kube) -> None:
+    """Returns once the API server knows LLMServices. Raises OperatorError when it does not within a minute."""
+    for is_last in [False] * _DEFINITION_TIMEOUT_S + [True]:
+        try:
+            await kube.get(_DEFINITION_PATH)
+            return
+        except KubeUnreachable as error:
+            if is_last:
+                raise OperatorError(f"the API server cannot be reached: {error}") from error
+            logger.info("waiting for the API server: %s", error)
+        except KubeError as error:
+            if is_last:
+                cure = "install the definition in the folder crds"
+                raise OperatorError(f"the cluster has no {API_PLURAL}: {cure} ({_DEFINITION_PATH}: {error})") from error
+            logger.info("waiting for %s: %s", _DEFINITION_PATH, error)
+        await asyncio.sleep(1)
