@@ -60,12 +60,12 @@ class Inspection:
     facts: ModelFacts | None = None  # None while they are unknown
     model: Model | None = None  # for the status to store
     verdict: Verdict | None = None  # why the facts are unknown
-    wanted: tuple[Manifest, ...] = ()  # objects to make now
+    wanted: tuple[Manifest, ...] = ()  # objects to create now
     look_again_s: float | None = None  # seconds until the result may change without an event
     waiting: tuple[Manifest, ...] = ()  # pods whose containers do not run yet, perhaps for want of a volume
     is_podless: bool = False  # the Job has no pod, and should have one by now
     refresh: Refresh = Refresh.NONE  # the progress of a second inspection, because the facts have no costs
-    refresh_job: Manifest | None = None  # to create now for it; the service reports no fault if this is refused
+    refresh_job: Manifest | None = None  # the Job to create for it; the service reports no fault if it is refused
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,7 +234,7 @@ def _outcome(service: LLMService, job: Manifest, own: Manifest | None) -> ModelF
         return _read(service, ended, ended.get("finishedAt") or job["metadata"]["creationTimestamp"])
     conditions = job.get("status", {}).get("conditions", ())
     over = next(filter(_is_over, conditions), None)
-    if over is None or (over["type"] == "Complete" and own is not None):  # the watch of pods lags
+    if over is None or (over["type"] == "Complete" and own is not None):  # the watch of pods lags behind
         return None
     cause = " ".join(f"{over.get('reason', '')}: {over.get('message', '')}".split()).strip(": ") or "its pod is gone"
     message = f"The Job that inspects the model failed: {cause}."

@@ -23,7 +23,7 @@ _HOST_PATHS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Permissions:
-    """Settings of the operator. The default allows nothing that restricted pod security forbids."""
+    """Settings of the operator. By default, they allow only what restricted pod security allows."""
 
     host_paths: tuple[str, ...] = ()  # folders of nodes that may be mounted, with all below them; "/" allows every path
     hub_endpoints: bool = False  # the user's hub token may be sent to an HF_ENDPOINT that the manifest sets

@@ -66,7 +66,7 @@ def _mounts(situation: Situation) -> Iterator[float]:
 
 
 def _silent_engines(situation: Situation) -> Iterator[float]:
-    """For each engine that does not answer: the seconds until it counts as unreachable, and the retry interval."""
+    """Yields, for each engine that does not answer, the seconds until it counts as unreachable and until a retry."""
     for replica in situation.observed.replicas:
         reading = replica.reading
         if reading is None or reading.failing_since is None:

@@ -32,7 +32,7 @@ class Situation:
     previous: Mapping[str, Any]  # its status as last written
     memory: Memory  # `groups` of `previous`, by name
     rollout: RolloutState  # the rollout state in `previous`
-    service: LLMService | None  # if its spec cannot be read, with a placeholder; None if not even its name can
+    service: LLMService | None  # has a placeholder spec if its own cannot be read; None if its name cannot
     accepted: Verdict  # VALID, or why the spec cannot be used
     spec_requeue_s: float | None = None  # seconds until `accepted` may change without an event; None if it cannot
     # The model, and the spec with the values that it leaves open filled in.
@@ -58,6 +58,9 @@ class Situation:
         return self.resolved is not None and self.step is not None and not self.kuberay_problem
 
     def is_leaving(self, replica: str) -> bool:
-        """Returns whether the rollout terminates this replica, by its next state, or by the stored one if it stands."""
+        """Returns whether the rollout terminates this replica, by its next state if there is one that can be reached.
+
+        Otherwise the stored state decides.
+        """
         state = self.step.state if self.step is not None and self.can_create else self.rollout
         return replica in state.terminating

@@ -106,7 +106,7 @@ def _shared_objects(situation: Situation, resolved: Resolved, step: Step) -> tup
 
 
 def _num_pods(situation: Situation, resolved: Resolved, step: Step) -> int:
-    """Returns an upper bound of the number of pods after this step, and once all wanted replicas exist."""
+    """Returns an upper bound of the pods to protect from eviction, now and once all wanted replicas exist."""
     observed = situation.observed
     num_coming = len(observed.replicas) + observed.num_ending + sum(step.make.values())
     num_replicas = max(resolved.service.spec.replicas, num_coming)

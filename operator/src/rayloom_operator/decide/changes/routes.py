@@ -21,7 +21,7 @@ class Route:
 
 
 def route_changes(situation: Situation) -> tuple[Route, ...]:
-    """Returns the changes of route labels. Labels are added before others are removed: the service is never without.
+    """Returns the changes of route labels: first additions, then removals, so that the service always has an engine.
 
     There are no changes until the rollout's next state is written, because that state says which replicas are
     terminated.

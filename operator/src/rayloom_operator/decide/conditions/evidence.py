@@ -46,8 +46,8 @@ class Evidence:
     situation: Situation
     accepted: Verdict  # VALID, or why the spec cannot be used or an object of the plan was refused
     step: Step | None  # of the rollout; None while nothing can be planned, or KubeRay cannot be used
-    is_made: bool  # the spec can be used, or replicas of its revision exist from a time when it could
-    staying: tuple[JudgedReplica, ...]  # replicas that exist or are wanted
+    is_made: bool  # replicas of the spec's revision can be created, or were created before
+    staying: tuple[JudgedReplica, ...]  # wanted replicas, also those that do not exist yet
     leaving: tuple[JudgedReplica, ...]  # existing replicas that are not wanted any more
     alive: tuple[JudgedReplica, ...]  # `staying`, and those of `leaving` that still serve
 

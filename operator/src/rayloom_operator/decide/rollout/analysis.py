@@ -49,7 +49,7 @@ def since(begin: RequestCounts, now: RequestCounts) -> RequestCounts:
 
 
 def is_over(window: AnalysisWindow, new: RequestCounts, old: RequestCounts, analysis: Analysis, wall: datetime) -> bool:
-    """Returns True once the analysis has ended. If `problem` finds none then, the revision has passed.
+    """Returns True once the analysis has ended. If `problem` is empty then, the revision has passed.
 
     `new` and `old` are the current counts, as for `problem`.
     """
@@ -71,8 +71,8 @@ def problem(
     new = since(window.new, new)
     old = since(window.old, old)
     least = analysis.min_requests
-    # Both rates count at least minRequests requests: 1 failure in 5 may yet become 1 in 20, and a single failed request
-    # of the old revision must not excuse failures of the new one.
+    # Both rates are taken over at least minRequests requests: 1 failure in 5 may yet become 1 in 20, and a single
+    # failed request of the old revision must not excuse failures of the new one.
     percent = 100 * new.errors / max(new.requests, least)
     old_percent = 100 * old.errors / max(old.requests, least)
     if percent > analysis.max_error_percent + old_percent:

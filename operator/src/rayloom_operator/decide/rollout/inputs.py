@@ -56,7 +56,7 @@ class Desired:
 
     @property
     def min_available(self) -> int:
-        """The number of available engines that the planner keeps."""
+        """The lowest number of available engines that the planner leaves."""
         return max(0, self.replicas - self.rollout.max_unavailable)
 
 

@@ -2,9 +2,9 @@
 
 | step | engines of the new revision | engines of the old revision | it ends when |
 |---|---|---|---|
-| Starting | one is created | stay; with maxSurge 0 one is terminated first | the new one makes tokens and is listed |
+| Starting | one is created | stay; with maxSurge 0 one is terminated first | the new one is available |
 | WaitingForCapacity | one finds no node | stay | a node has room; until then the deadline does not run |
-| Analyzing | one takes its share of requests | take the others | holdSeconds are over, or the revision has failed |
+| Analyzing | one takes its share of requests | take the other requests | the analysis is over: passed or failed |
 | Promoting | created up to `replicas` | terminated, as maxUnavailable allows | no old engine is left: Complete |
 | Paused, Halted | stay | stay | `paused` is false (Paused); the spec changes (Halted) |
 | RollingBack | are terminated | are taken back, or recreated | all engines are of the old revision: RolledBack |
@@ -143,7 +143,7 @@ def _with_changes(step: Step, desired: Desired, view: View, wall: datetime) -> S
 
 
 def _may_drain(engine: ReplicaView, state: RolloutState, wall: datetime) -> bool:
-    """Returns True once no node sends new requests to the unlisted engine: while it drains, it refuses them."""
+    """Returns True once no node sends new requests to the unlisted engine, which would refuse them while it drains."""
     unlisted_at = state.terminating[engine.name]
     has_requests = engine.state in ("well", "ill")
     return has_requests and unlisted_at != "" and wall >= moment(unlisted_at) + timedelta(seconds=UNLISTED_S)
@@ -152,7 +152,7 @@ def _may_drain(engine: ReplicaView, state: RolloutState, wall: datetime) -> bool
 def _barred(desired: Desired, state: RolloutState, view: View) -> set[str]:
     """Returns the names of engines that get no requests: those of a revision that failed before it was proven.
 
-    They exist only if `autoRollback` is false. They do get requests if `min_available` cannot be reached without them.
+    Such engines stay only if `autoRollback` is false. Returns none if `min_available` cannot be reached without them.
     """
     if not is_stopped(desired, state) or state.failure is None or state.is_promoted:
         return set()

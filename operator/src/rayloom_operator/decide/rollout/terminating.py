@@ -52,7 +52,7 @@ def engines_to_terminate(desired: Desired, state: RolloutState, view: View) -> d
 def engines_to_move(desired: Desired, state: RolloutState, view: View) -> list[ReplicaView]:
     """Returns engines on cordoned nodes that are not needed any more for `replicas` engines; at most maxSurge of them.
 
-    The surge replaces no more. Further engines on cordoned nodes count as surplus, like any other.
+    Additional engines replace no more than that. Further engines on cordoned nodes count as surplus, like any other.
     """
     if not _may_move(desired, state):
         return []

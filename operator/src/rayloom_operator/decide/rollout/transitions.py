@@ -96,7 +96,7 @@ def _try_complete(desired: Desired, state: RolloutState, view: View) -> RolloutS
 
 
 def _with_drain_times(terminating: dict[str, str], stored: RolloutState, view: View, wall: datetime) -> dict[str, str]:
-    """Returns `terminating` with, per engine, the time at which it had left the Service's endpoints.
+    """Returns `terminating` with, per engine, the time at which it left the Service's endpoints.
 
     `drainSeconds` count from then. The time is empty while clients may still reach the engine.
     """

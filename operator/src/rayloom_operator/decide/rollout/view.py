@@ -16,13 +16,13 @@ _NOT_BY_REVISION = (Reason.NODE_LOST, Reason.HEAD_LOST)
 
 
 def desired_of(resolved: Resolved, revision: str) -> Desired:
-    """Returns the part of the spec that the planner follows; `revision` is the spec's."""
+    """Returns the part of the spec that the planner follows. `revision` is the revision of this spec."""
     spec = resolved.service.spec
     return Desired(revision=revision, replicas=spec.replicas, drain_seconds=spec.drain_seconds, rollout=spec.rollout)
 
 
 def view_of(observed: Observed, memory: Memory, revision: str, *, mono: float) -> View:
-    """Returns the engines of a service. `revision` is the spec's; its failures are counted from `memory`."""
+    """Returns the engines of a service. `revision` is that of the spec; its failures are counted from `memory`."""
     failed = [
         each
         for each in memory.values()
