@@ -22,7 +22,10 @@ _FIELDS = (
 
 
 def problem(definition: Manifest | None) -> str:
-    """Returns why KubeRay cannot be used, and the cure; empty if it can. None: the cluster has no definition."""
+    """Returns why KubeRay cannot be used, and the cure; empty if it can.
+
+    `definition` is None if the cluster has none.
+    """
     if definition is None:
         return f"The cluster has no KubeRay: there is no CustomResourceDefinition {DEFINITION}. {_CURE}"
     if "deletionTimestamp" in definition["metadata"]:
@@ -46,5 +49,5 @@ def _has(schema: Manifest, field: str) -> bool:
 
 
 def slim(definition: Manifest) -> Manifest:
-    """Returns what is kept of a definition, which has a megabyte: its name, and the result of `problem`."""
+    """Returns what is kept of a definition, which takes a megabyte: its name, and the result of `problem`."""
     return {"metadata": {"name": definition["metadata"]["name"]}, "problem": problem(definition)}

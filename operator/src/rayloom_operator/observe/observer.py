@@ -40,7 +40,7 @@ class Observer:
     async def forget(self, key: ServiceKey, now: datetime) -> float | None:
         """Drops everything about a deleted service.
 
-        Returns the seconds until the next call of this, or None once nothing is left. Until then the names of its
+        Returns the seconds until this has to be called again, or None once nothing is left. Until then the names of its
         RayClusters stay reserved, because a service of the same name may be created at once.
         """
         self._poller.follow(key, {})

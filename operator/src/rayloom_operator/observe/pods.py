@@ -157,12 +157,12 @@ def _failed(name: str, status: Manifest) -> Verdict | None:
 
 
 def _last_end(container: Manifest) -> Manifest:
-    """Returns how the container ended when it last did; empty if it never ended."""
+    """Returns the last termination of the container; empty if it never ended."""
     return container["state"].get("terminated") or container.get("lastState", {}).get("terminated") or {}
 
 
 def _is_exhausted(container: Manifest) -> bool:
-    """Returns whether the container has ended, and restarts in the same pod promise nothing."""
+    """Returns whether the container has ended, and restarts in the same pod are not expected to help."""
     ended = _last_end(container)
     if "running" in container["state"] or not ended:
         return False

@@ -33,7 +33,7 @@ _OTHER_INTERVAL_S = 1.0
 # If thousands of engines do not answer, this keeps requests to them, and reconciles of their services, from taking all
 # the operator's time.
 _MAX_RETRIES_PER_S = 200
-# The shortest interval. Pods often change several times in a moment, and each change requests an answer at once.
+# The shortest interval. Pods often change several times in a moment, and each change triggers a request.
 _MIN_INTERVAL_S = 0.3
 # The shortest interval between reports if only texts have changed. Each report causes a reconcile and a status write.
 _WORDS_INTERVAL_S = 5.0
@@ -91,7 +91,7 @@ class EnginePoller:
             self.follow(service, {})
 
     def follow(self, service: ServiceKey, targets: dict[str, Target]) -> None:
-        """Polls these engines of `service` from now on, and no others of it. The keys are names of engine replicas."""
+        """From now on, polls `targets` and no other engines of `service`. The keys are names of engine replicas."""
         engines = self._engines.pop(service, {})
         self.num_engines += len(targets) - len(engines)
         for name, engine in list(engines.items()):
@@ -112,8 +112,8 @@ class EnginePoller:
         return None if engine is None or engine.reading is _NEVER else engine.reading
 
     def silent(self, since: float) -> list[ServiceKey]:
-        """Returns the services of engines that have neither answered since the loop time `since`, nor failed to answer
-        their last request."""
+        """Returns the services of engines whose last answer is older than the loop time `since`, although their last
+        request did not fail."""
         engines = (each for engines in self._engines.values() for each in engines.values())
         return [each.service for each in engines if each.reading.at < since and not _is_failing(each.reading)]
 
@@ -195,7 +195,7 @@ class EnginePoller:
             )
 
     def _interval_s(self, reading: Reading, has_turned: bool) -> float:
-        """Returns the seconds until the next request. They are few after a first failure, to see if it repeats."""
+        """Returns the seconds until the next request, which follows soon after a first failure: it may fail as well."""
         if _is_failing(reading):
             return _OTHER_INTERVAL_S if has_turned else min(self.retry_interval_s(), _MAX_SERVING_INTERVAL_S)
         is_slow = _is_serving(reading.status)
@@ -260,6 +260,6 @@ def _essence(status: EngineStatus | None) -> _Essence | None:
         STALLED.search(status.reason) is not None,
         len(status.ranks),
     )
-    # An engine that stands still reports for how many seconds, which would be another text in each answer.
+    # The reason of an engine that stands still contains the seconds so far, which differ in each answer.
     reason = re.sub(r"\d+ s\b", "", status.reason)
     return _Essence(state=state, words=(reason, status.nodes))

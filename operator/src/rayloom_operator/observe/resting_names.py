@@ -40,7 +40,7 @@ class RestingNames:
     async def forget(self, key: ServiceKey, now: datetime) -> float | None:
         """Keeps the names of a deleted service reserved for a while.
 
-        Returns the seconds until the next call of this, or None once no name is reserved any more.
+        Returns the seconds until this has to be called again, or None once no name is reserved any more.
         """
         await self.find_gone(key, "", (), now)
         if self._gone_at[key]:
@@ -68,7 +68,7 @@ class RestingNames:
     async def _ask(self, key: ServiceKey, uid: str, known: dict[str, datetime | None], now: datetime) -> None:
         """Asks the API server for each known RayCluster that the watch does not list, to see whether it is gone.
 
-        This repeats until every name is found, or noted as gone: the watch may change meanwhile.
+        Repeats until each of these names exists or is noted as gone, because the watch may change meanwhile.
         """
         existing: set[str] = set()
         while missing := {name for name, at in known.items() if at is None} - self._names(key) - existing:

@@ -1,7 +1,7 @@
 """The verdict on an engine replica, according to what was observed of it. Pure.
 
-The engine's own answer is the surest sign. Without a valid answer, the state of the pods counts, or that there are no
-pods. Messages contain nothing that changes with time alone.
+The engine's own answer is the surest sign. Without a valid answer the verdict follows from the pods, or from their
+absence. Messages contain nothing that changes with time alone.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ STALLED = re.compile(r"has not advanced for|no step has ended for")
 
 
 def judge(replica: EngineReplica | None, now: float) -> Verdict:
-    """Returns the verdict on the engine replica. None: it does not exist yet. `now` is the event loop's time."""
+    """Returns the verdict on the engine replica, which is None before it exists. `now` is the event loop's time."""
     if replica is None:
         return _UNMADE
     head, reading = replica.head, replica.reading
@@ -156,7 +156,7 @@ def _verdict(reason: Reason, message: str, status: EngineStatus) -> Verdict:
 
 
 def _has_stopped(status: EngineStatus) -> bool:
-    """Returns whether the engine has stopped making tokens, although it reports that it serves or that a rank hangs."""
+    """Returns whether the engine has stopped making tokens while it reports to serve, or because a rank hangs."""
     if status.last_token_age_seconds is None or status.has_token_within(TOKEN_AGE_LIMIT_S):
         return False
     return status.state == "serving" or STALLED.search(status.reason) is not None
