@@ -64,8 +64,8 @@ class Kube:
     """A client that is created and used in one event loop. Requests raise KubeError or KubeUnreachable.
 
     While `may_write` returns False, a request that would change the cluster raises Deposed. `on_request` is called with
-    the verb and the status code of each request; the code is `none` if there was no answer. `concurrency` is told how
-    long each request for a single object took.
+    the verb and the status code of each request; the code is `none` if there was no answer. `concurrency` gets the
+    duration of each request for a single object.
     """
 
     def __init__(

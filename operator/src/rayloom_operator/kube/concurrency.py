@@ -29,7 +29,7 @@ _FORGOTTEN = 0.00003
 
 
 class ConcurrencyLimit:
-    """Adapts `value`, the number of reconciles at once, to the times that it is told. With `fixed` it never changes."""
+    """Adapts `value`, the number of reconciles at once, to the times of requests. With `fixed` it never changes."""
 
     def __init__(self, fixed: int | None = None) -> None:
         self.value = fixed or _FIRST

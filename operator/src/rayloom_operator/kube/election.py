@@ -17,7 +17,7 @@ _WRITING_PART = 0.75
 
 
 class LeaseLost(OperatorError):
-    """Another process leads, or led in the meantime."""
+    """Another process leads, or has led since this process did."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,10 +25,10 @@ class LeaseRecord:
     """The spec of the Lease."""
 
     holder: str  # empty if the Lease was released
-    seconds: float  # how long a candidate that sees this record waits for another one
+    seconds: float  # how long a candidate must see this record unchanged before it takes the Lease
     transitions: int
     acquired: str
-    version: str  # resourceVersion; each renewal makes another one
+    version: str  # resourceVersion; changes with each renewal
 
 
 class Election:
@@ -47,7 +47,10 @@ class Election:
         return now < self._deadline
 
     def saw(self, record: LeaseRecord | None, now: float) -> None:
-        """Notes the record that was just read, None if there is no Lease. Raises LeaseLost."""
+        """Notes the record that was just read; None if there is no Lease.
+
+        Raises LeaseLost if this process has led, and the Lease is not its own any more.
+        """
         if self._has_led and (record is None or record.holder != self._identity):
             self.stop()
             holder = record.holder if record is not None else ""

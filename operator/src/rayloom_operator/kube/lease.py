@@ -24,7 +24,8 @@ _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 class Lease:
     """Runs in a thread with an event loop of its own, so that a busy operator does not lose its Lease.
 
-    `connect` returns a client that may always write. The Lease lasts for `seconds`, and is renewed four times in that time.
+    `connect` returns a client that may always write. The Lease lasts for `seconds`, and is renewed after a quarter of
+    that time.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Keeps many similar documents compressed. Some of the documents are examples: the dictionary of the compression.
+"""Keeps many similar documents compressed. Some of them serve as examples: the dictionary of the compression.
 
 A pod takes some 6 KB of memory as Python dictionaries, and 100 to 200 bytes packed. Unpacking takes 0.04 ms.
 """

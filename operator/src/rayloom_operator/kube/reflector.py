@@ -81,7 +81,7 @@ class Reflector:
         self._objects: PackedDict[tuple[str, str], str] = PackedDict(watched.mark)  # by (namespace, name)
         self._key_at: dict[tuple[str, str], ServiceKey] = {}  # (namespace, name) -> key
         self._names: dict[ServiceKey, tuple[str, ...]] = {}  # key -> names, sorted
-        self._unlisted = set(self._namespaces)  # paths
+        self._unlisted = set(self._namespaces)  # paths that were not listed yet
         self._alive_at = dict.fromkeys(self._namespaces, 0.0)  # path -> loop time of the last answer or failure
         self.is_synced = asyncio.Event()  # every path was listed, and the API server knows the kind
         self.has_answered = asyncio.Event()  # is_synced, or the API server answered that it does not know the kind

@@ -72,7 +72,7 @@ class RayClusterSpecFields(TypedDict, total=False):
 
 
 class RayClusterFields(OwnedFields, total=False):
-    """With the worker groups, from which the number of the engine's ranks follows."""
+    """A RayCluster with its worker groups, which give the number of the engine's ranks."""
 
     spec: RayClusterSpecFields
 
