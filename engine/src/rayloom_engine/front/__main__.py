@@ -1,8 +1,8 @@
 """The API server process ("front"): `python -m rayloom_engine.front`. It inherits two listening sockets from the
 supervisor.
 
-SIGTERM drains: new requests get 503, and running ones may finish within drain_seconds. These count from an earlier POST
-/drain, if there was one. SIGINT, or a second SIGTERM, ends the process without waiting for requests.
+SIGTERM drains: new requests get 503, and running ones may finish within drain_seconds. This time counts from an earlier
+POST /drain, if there was one. SIGINT, or a second SIGTERM, ends the process without waiting for requests.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from rayloom_engine.front.operations.admin import admin_app, age_of_drain, load_
 from rayloom_engine.front.operations.lifecycle import Lifecycle
 from rayloom_engine.front.operations.service import FrontStart, Service
 
-LAST_EVENTS_S = 0.3  # so that handlers can write a last event before the process exits
-FORCED_EXIT_S = 0.8  # then the process exits, even if a thread still runs
+LAST_EVENTS_S = 0.3  # time for handlers to write a last event before the process exits
+FORCED_EXIT_S = 0.8  # after this time the process exits, even if a thread still runs
 
 logger = logging.getLogger(__name__)
 
@@ -131,7 +131,7 @@ def main() -> int:
     end_with_parent(args.parent)
     config = load_config(args.run_dir / "config.json")
     set_up_logging("front", config.log_level)
-    logging.getLogger("uvicorn.error").setLevel(logging.WARNING)  # they would only repeat the supervisor's lines
+    logging.getLogger("uvicorn.error").setLevel(logging.WARNING)  # its start and stop lines repeat the supervisor's
     api_socket = socket.socket(fileno=args.api_fd)
     admin_socket = socket.socket(fileno=args.admin_fd)
     try:

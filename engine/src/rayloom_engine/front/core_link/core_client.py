@@ -68,7 +68,7 @@ class ClientSequence:
     priority: int
     arrival: float  # Unix time of acceptance
     fork_of: str | None = None
-    tenant: str = ""  # whose share of slots and queue places the sequence uses
+    tenant: str = ""  # the tenant whose share of slots and queue places the sequence uses
     cache_key: bytes = b""  # only sequences with equal keys share cached prefixes
     is_accepted: bool = False  # the client has its 200, so the core must not refuse the sequence for a full queue
     generated_ids: list[int] = field(default_factory=list)
@@ -118,7 +118,7 @@ class CoreClient:
         return self._sequences.values()
 
     def num_silent(self, tenant: str | None = None) -> int:
-        """Returns the number of sequences that have no output yet, of one tenant or (None) of all."""
+        """Returns the number of sequences without an output so far: those of `tenant`, or (None) of all tenants."""
         return sum(
             not sequence.generated_ids and tenant in (None, sequence.tenant) for sequence in self._sequences.values()
         )
@@ -151,7 +151,8 @@ class CoreClient:
         Raises RequestError if one of them cannot be encoded; none is submitted then.
         """
         for sequence in sequences:
-            # The front has checked these sequences. While no core serves, nobody refuses them later.
+            # While no core serves, the front's own check is the acceptance: a core that starts later must not refuse
+            # these.
             sequence.is_accepted = not self.is_core_serving
         data = b"".join(_encoded(choices) for choices in _by_prompt(sequences))
         for sequence in sequences:

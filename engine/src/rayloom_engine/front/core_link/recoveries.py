@@ -16,7 +16,7 @@ class RecoveryRecord:
     process: str  # what was lost: "core", "front" or "rank N"
     node: str
     at: float  # Unix time
-    started_s: float  # monotonic
+    started_s: float  # time.monotonic
     seconds: float | None = None  # None until the recovery has ended
     replayed_requests: int = 0
     phases: tuple[PhaseProgress, ...] = ()  # phases of the rebuild, known once it has ended
@@ -28,7 +28,7 @@ class RecoveryRecord:
 
 
 class RecoveryLog:
-    """The latest recoveries. At most one of them, of the core or its ranks, has not ended yet."""
+    """The latest recoveries. At most one recovery of the core or its ranks is open at a time."""
 
     def __init__(self) -> None:
         self.recoveries: deque[RecoveryRecord] = deque(maxlen=KEPT)
@@ -52,7 +52,7 @@ class RecoveryLog:
     def end(self, now_s: float, phases: tuple[PhaseProgress, ...] = ()) -> RecoveryRecord | None:
         """Ends the open recovery, since tokens can flow again, and returns it. Returns None if none is open.
 
-        `phases`: of the rebuild.
+        `phases`: the phases of the rebuild.
         """
         ended, self.open = self.open, None
         if ended is not None:

@@ -1,1 +1,1 @@
-"""The sequences of one HTTP request, from admission to the last delta. Independent of the API in which it was asked."""
+"""The sequences of one HTTP request, from admission to the last delta. Independent of the API that received it."""

@@ -1,5 +1,5 @@
-"""Admission: limits on the choices and log-probabilities of a request, and a queue limit that holds without the core
-too.
+"""Admission: limits on the choices and log-probabilities of a request, and a queue limit that also works while the core
+is away.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def check_room(config: EngineConfig, client: CoreClient, num_choices: int, tenan
     if num_silent + num_choices > config.max_queued_requests + config.max_num_seqs:
         raise QueueFull(f"the queue is full: {num_silent} sequences wait for their first token; try again soon", 1)
     num_own = client.num_silent(tenant)
-    num_others = num_choices - 1  # the limit is checked before each choice, so the last choice sees all the others
+    num_others = num_choices - 1  # choices are checked one by one; check the last, which has all the others before it
     if tenant and not has_room(
         num_own + num_others, num_silent + num_others, config.max_num_seqs, config.max_queued_requests
     ):

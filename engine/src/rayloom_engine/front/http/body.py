@@ -111,7 +111,7 @@ def check_shape(body: bytes, max_depth: int = MAX_DEPTH) -> None:
     Decoding holds the interpreter's lock from start to end, which delays every stream. This function works string by
     string, so other threads can run in between.
     """
-    is_flat = body.count(b"[") + body.count(b"{") <= max_depth  # counts those in strings too
+    is_flat = body.count(b"[") + body.count(b"{") <= max_depth  # brackets in strings count too
     if is_flat and body.count(b",") <= MAX_VALUES and body.count(b'"') <= MAX_STRINGS:
         return
     containers = strings = values = depth = position = 0

@@ -24,7 +24,7 @@ class BodyBudget:
     def share(self, tenant: str, least_bytes: int) -> _Share:
         """Returns a context manager for one body. At exit it gives the body's bytes back.
 
-        The budget is at least `least_bytes`.
+        If the whole budget is below `least_bytes`, this body is checked against `least_bytes` instead.
         """
         return _Share(self, tenant, max(self._max_bytes, least_bytes))
 

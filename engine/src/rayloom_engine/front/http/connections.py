@@ -9,7 +9,7 @@ from typing import Protocol
 
 MAX_CONNECTIONS = 4096  # far more than the engine can queue; each connection may hold 64 KiB of unfinished headers
 ADMIN_CONNECTIONS = 64
-OWN_FILES = 64  # the core's socket, logs, the model's files, files of libraries: see ConnectionRoom
+OWN_FILES = 64  # files of the process itself: the core's socket, logs, the model's files, files of libraries
 WARN_EVERY_S = 60.0
 
 logger = logging.getLogger(__name__)
@@ -26,9 +26,10 @@ class ConnectionRoom:
 
 
 def connection_room(max_files: int) -> ConnectionRoom:
-    """Divides the files that a process may open: `max_files`, less those of the admin port and of the process itself.
+    """Returns the API port's share of `max_files`, the number of files that the process may open.
 
-    The backlog counts too: all of it may be accepted at once, before any of those connections can be closed.
+    The admin port's connections and the process's own files are set aside first. The backlog counts too: all of it may
+    be accepted at once, before any of those connections can be closed.
     """
     room = max(16, max_files - OWN_FILES - ADMIN_CONNECTIONS)
     limit = min(MAX_CONNECTIONS, room * 3 // 4)
@@ -39,7 +40,7 @@ class Connection(Protocol):
     """What ConnectionTable needs of a connection."""
 
     def evict(self) -> None:
-        """Closes the connection at once. It has no unanswered request."""
+        """Closes the connection at once. Called only if it has no unanswered request."""
 
 
 class ConnectionTable:
@@ -49,9 +50,7 @@ class ConnectionTable:
     """
 
     def __init__(self, limit: int, *, refuses: bool = True) -> None:
-        """`refuses`: if every other connection has an unanswered request, a new connection is refused; else it is let
-        in.
-        """
+        """`refuses`: whether to refuse a new connection if all others have unanswered requests."""
         self._limit = limit
         self._refuses = refuses
         self._open: set[Connection] = set()
@@ -78,7 +77,7 @@ class ConnectionTable:
         return not self._refuses
 
     def has_request(self, connection: Connection) -> None:
-        """Call when a whole request has arrived: from now on the connection is not closed for others."""
+        """Call when a whole request has arrived: from now on the connection is not closed to make room for others."""
         self._waiting.pop(connection, None)
 
     def waits(self, connection: Connection) -> None:

@@ -52,7 +52,7 @@ class ClientGone(Exception):
 def unavailable(message: str, code: str, retry_after_s: int, *, close: bool = False) -> ApiError:
     """Returns a 503 for a server that cannot take requests now.
 
-    `close`: the client should reconnect, and so reach another server.
+    `close` also closes the connection, so that the client reconnects and may reach another server.
     """
     headers = {"Retry-After": str(retry_after_s)}
     if close:

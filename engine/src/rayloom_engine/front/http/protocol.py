@@ -34,8 +34,8 @@ class HttpLimits:
 
     head_bytes: int = 64 * 1024  # request line, headers and trailers together
     head_fields: int = 256  # headers and trailers together
-    head_s: float = 10.0  # to the last header, from the start of the connection or the first byte of a later request
-    body_s: float = 30.0  # to the next part of a body; the whole body has this plus the time for its size (next field)
+    head_s: float = 10.0  # until the last header, from the start of the connection or the first byte of a later request
+    body_s: float = 30.0  # until the next part of a body; the whole body has this plus its size / body_bytes_per_s
     body_bytes_per_s: float = 256 * 1024  # so a body of 8 MiB may take 62 s
 
 
@@ -170,7 +170,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._send_refusal(self._refusal)
 
     def _count_head(self, num_bytes: int) -> None:
-        """Counts bytes of the head. Raises ValueError if it is too large; this ends the call of the parser."""
+        """Counts bytes of the head. Raises ValueError if it is too large, which makes the parser stop."""
         self._num_events += 1
         self._head_bytes += num_bytes
         if self._head_bytes > self._limits.head_bytes or self._head_fields > self._limits.head_fields:

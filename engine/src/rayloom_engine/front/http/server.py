@@ -41,8 +41,7 @@ class Server(uvicorn.Server):
 def api_server(app: ASGIApp, limits: HttpLimits | None = None) -> Server:
     """Returns the API port's server. Call its serve(sockets=[...]).
 
-    Returns the API port's server. Call its serve(sockets=[...]). Its connection limit follows from the limit of open
-    files.
+    Its connection limit follows from the limit of open files.
     """
     room = connection_room(_raised_file_limit())
     return _server(app, ConnectionTable(room.limit), room.backlog, limits or HttpLimits())

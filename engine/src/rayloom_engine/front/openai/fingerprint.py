@@ -1,4 +1,7 @@
-"""The system_fingerprint of answers. Servers that compute the same tokens have the same one; others may not."""
+"""The system_fingerprint of answers.
+
+Equal on servers that compute the same tokens, different where tokens may differ.
+"""
 
 from __future__ import annotations
 

@@ -35,8 +35,8 @@ class LogprobWriter:
     ) -> dict[str, Any]:
         """Returns the `logprobs` object of a completion choice.
 
-        An entry is None for a prompt's first token. `offset` is where the first token starts in the choice's text. It
-        is negative if the text lacks leading tokens, by their length; the offsets of those tokens are written as 0.
+        An entry is None for a prompt's first token. `offset` is where the first token starts in the choice's text. If
+        the text lacks leading special tokens, `offset` is minus their length, and their offsets are written as 0.
         """
         num = len(token_ids)
         assert len(entries) == num

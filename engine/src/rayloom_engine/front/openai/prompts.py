@@ -11,7 +11,7 @@ from rayloom_engine.front.openai.wire import whole_items
 from rayloom_engine.text.chat_template import MAX_CPU_S
 from rayloom_engine.text.template_sandbox import TemplateTooSlow
 
-CPU_S_IN_LOOP = 0.05  # a longer rendering on the event loop is stopped and repeated in a thread, as are the next ones
+CPU_S_IN_LOOP = 0.05  # a rendering on the event loop is stopped after this and repeated in a thread
 
 
 class TemplateOptions(Protocol):

@@ -81,7 +81,7 @@ class GenerationRequest(Wire):
     )
     presence_penalty: float | None = Field(None, description="Taken from the logits of tokens in the answer.")
     frequency_penalty: float | None = Field(None, description="The same, once per occurrence.")
-    # SamplingParams checks keys and values, and stops at the first bad one.
+    # SamplingParams checks the keys and values of logit_bias, and stops at the first bad one.
     logit_bias: dict[str, Any] | None = Field(
         None, description=f"Token id to a bias from -100 to 100; at most {MAX_LOGIT_BIASES} of them."
     )
@@ -136,8 +136,8 @@ class GenerationRequest(Wire):
     def _sampling(self, names: dict[str, str], least_tokens: int, **settings: Any) -> SamplingParams:
         """Builds SamplingParams from the request's fields. `settings` take precedence over them.
 
-        `names`: setting -> the name of its field in this request, for error messages. `max_tokens` is at least
-        `least_tokens`.
+        `names`: setting -> the name of its field in this request, for error messages. Refuses a `max_tokens` of 0 if
+        `least_tokens` is above 0.
         """
         if self.max_completion_tokens is not None:
             settings["max_tokens"] = self.max_completion_tokens
@@ -241,7 +241,7 @@ class ChatRequest(TemplateFields, GenerationRequest):
         return self._sampling({"logprobs": "top_logprobs"}, 1, max_tokens=self.max_tokens, logprobs=num_top)
 
     def template_names(self) -> dict[str, Any]:
-        """Returns the names, beyond the messages, that the chat template may read."""
+        """Returns further variables for the chat template."""
         names: dict[str, Any] = {"enable_thinking": False} if self.reasoning_effort == "none" else {}
         return {**names, **(self.chat_template_kwargs or {})}
 
@@ -294,7 +294,7 @@ class TokenizeRequest(TemplateFields, Wire):
     )
 
     def template_names(self) -> dict[str, Any]:
-        """Returns the names, beyond the messages, that the chat template may read."""
+        """Returns further variables for the chat template."""
         return self.chat_template_kwargs or {}
 
 

@@ -89,7 +89,7 @@ class Lifecycle:
 
     @property
     def drains(self) -> bool:
-        """True if clients should use other engines."""
+        """True in a drain and after a stop: clients should use other engines."""
         return self.is_draining or self.is_stopping
 
     def become_ready(self) -> None:
@@ -111,7 +111,7 @@ class Lifecycle:
     def drain_left_s(self, drain_s: float) -> float:
         """Returns the seconds that running requests have left of `drain_s`.
 
-        A stop after a drain does not start them again.
+        If a stop follows a drain, the time of the drain continues.
         """
         return max(0.0, drain_s - (time.monotonic() - self._draining_since))
 

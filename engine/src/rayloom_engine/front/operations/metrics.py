@@ -1,7 +1,8 @@
-"""Metrics of the front, and of the core as it reports them. Names are vLLM's with the prefix `rayloom:`; recovery has
-its own.
+"""Metrics of the front, and of the core as it reports them. Names are vLLM's with the prefix `rayloom:`. Only recovery
+metrics have names of their own.
 
-prometheus_client writes the text format; the values come from figures.py. Format:
+prometheus_client writes the text format; the values come from figures.py.
+https://prometheus.io/docs/instrumenting/exposition_formats/
 """
 
 from __future__ import annotations
@@ -149,7 +150,7 @@ class Metrics:
 
     @property
     def families(self) -> tuple[Family, ...]:
-        """Every metric that `text` writes, in that order."""
+        """Every metric that `text` writes, in the order in which it writes them."""
         return tuple(self._families.values())
 
     def _gauge(self, name: str, meaning: str, *label_names: str) -> Family:
