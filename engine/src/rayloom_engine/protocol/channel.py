@@ -49,7 +49,7 @@ class ChannelClosed(ConnectionError):
 class Channel:
     """Messages over a connected socket, or over shared memory next to it.
 
-    One thread may send while another one receives, if that one uses no time-out.
+    One thread may send while another receives, if the receiver uses no time-out.
     """
 
     def __init__(self, connection: socket.socket) -> None:

@@ -30,7 +30,7 @@ class Submit(msgspec.Struct, frozen=True, tag="submit", kw_only=True):
     params: DecodingParams
     generated_ids: tuple[int, ...] = ()  # ids that the front has received; they are kept, and count in max_tokens
     priority: int = 0  # lower runs first, as in vLLM
-    arrival: float = 0.0  # Unix time of acceptance, also after a resume; order within a priority
+    arrival: float = 0.0  # Unix time when it was first accepted; decides the order within a priority
     fork_of: str | None = None  # id of a sequence with the same prompt (n > 1), whose KV blocks may be shared
     is_resume: bool = False  # the sequence was accepted before, so it is never refused for a full queue
     tenant: str = ""  # whose share of slots and queue places it uses; empty unless the server has several API keys
@@ -107,7 +107,7 @@ class RankReport(msgspec.Struct, frozen=True, kw_only=True):
     heartbeat_age_s: float
     step: int
     memory_bytes: int  # resident
-    advance: int = 0  # number of parts of layers computed since the epoch began
+    advance: int = 0  # progress: parts of layers computed since the epoch began
     communication_s: float = 0.0  # seconds spent waiting for other ranks since the process started
     weight_bytes_read: int = 0  # bytes read from files since the process started
 

@@ -33,7 +33,7 @@ class Greeting(msgspec.Struct, frozen=True, tag="greeting", kw_only=True):
     role: Role
     proof: str  # HMAC-SHA256 over nonce, role, rank and incarnation, with the engine's token as key
     rank: int = 0
-    incarnation: int = 0  # number of this rank's start, counted by the launcher
+    incarnation: int = 0  # counts the starts of this rank; raised by the launcher
     pid: int = 0
     node: str = ""  # the Kubernetes node, or the host's name
     host: str = ""  # the host's name; in Kubernetes the pod's
@@ -139,7 +139,7 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
     `kind`: a user can fix "config" and "model"; after "rank" a retry may help.
     """
 
-    ticket: int  # 0: loading failed, which has no order
+    ticket: int  # 0: the load failed, for which there is no order
     kind: Literal["config", "model", "rank"]
     message: str
 
@@ -151,7 +151,7 @@ class Beat(msgspec.Struct, frozen=True, tag="beat", kw_only=True):
     phase: str  # a phase of the start, then "idle" or "step"
     step: int  # steps computed since the process started
     memory_bytes: int  # resident
-    advance: int = 0  # number of parts of layers computed since the epoch began
+    advance: int = 0  # progress: parts of layers computed since the epoch began
     waits: bool = False  # True while the rank waits for a peer
     communication_s: float = 0.0  # seconds spent waiting for peers since the process started
     cpu_s: float = 0.0  # CPU time of the computing thread

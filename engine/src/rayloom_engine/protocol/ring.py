@@ -36,7 +36,8 @@ class Ring:
     def free(self, num_unread: int) -> None:
         """Writer: frees the space of messages that were read.
 
-        All but `num_unread` have at least been begun; the newest of those is kept, as it may still be being read.
+        All but `num_unread` have at least been begun. The newest of these is kept, because the reader may not be done
+        with it.
         """
         while len(self._taken) > num_unread + 1:
             self._num_taken_bytes -= self._taken.popleft()

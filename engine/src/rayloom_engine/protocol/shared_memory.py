@@ -25,7 +25,7 @@ _SIZE = struct.Struct("=I")  # size 0: the frame is on the connection
 
 
 class SharedMemory:
-    """One side of it. One thread may send while another receives.
+    """One side of such a connection. One thread may send while another receives.
 
     Raises OSError or ValueError once either side is closed.
     """
