@@ -117,8 +117,7 @@ class ChatTemplate:
         """Returns the prompt for `messages`. `extra` (chat_template_kwargs): further variables for the template.
 
         With continue_final_message the prompt ends inside the last message. Raises RequestError if the template refuses
-        the messages. Raises TemplateTooSlow after `cpu_s`, if that is less than MAX_CPU_S (after MAX_CPU_S:
-        RequestError).
+        the messages or computes for MAX_CPU_S. Raises TemplateTooSlow after `cpu_s`, if that is less.
         """
         plain = plain_messages(messages)
         if continue_final_message and add_generation_prompt:

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 class StopAutomaton:
     """The Aho-Corasick automaton for some strings (doi.org/10.1145/360825.360855). Immutable once made.
 
-    A state is the longest end of the text so far that begins one of the strings; state 0 is empty. `depth` of a state:
-    its number of characters. `found`: the longest of the strings that ends there, if any.
+    A state stands for the longest suffix of the text that is a prefix of one of the strings; state 0 is the empty
+    suffix. `depth` of a state: its number of characters. `found`: the longest of the strings that ends there, if any.
     """
 
     def __init__(self, strings: Sequence[str]) -> None:
@@ -56,9 +56,9 @@ class StopAutomaton:
         self.found[state] = string
 
     def _link(self) -> None:
-        """Sets the fallback of each state: the fallback of its predecessor, advanced by its last character.
+        """Sets each state's fallback: where the state's last character leads from the fallback of its predecessor.
 
-        Shorter states first.
+        Shorter states come first.
         """
         states = deque(self._next[0].values())
         while states:

@@ -13,8 +13,8 @@ from typing import Any
 from jinja2.exceptions import SecurityError
 
 MAX_WIDTH = 10_000  # limit for the width of a field or line, and for the size of a group
-MAX_INDENT = 16  # limit for JSON, per level and line
-MAX_DIGITS = 100  # limit for rounding a number
+MAX_INDENT = 16  # most characters of an indentation or a separator
+MAX_DIGITS = 100  # most digits of a rounded number
 
 _WIDE_FIELD = re.compile(r"\d{5,}")
 _GIVEN_FIELD = re.compile(r"%[^a-zA-Z%]*\*|:[^{}]*\{")  # a field whose width is given by an argument
@@ -23,8 +23,7 @@ Growth = Callable[[tuple[Any, ...], Mapping[str, Any]], int]
 
 
 def weight(value: object, most: int) -> int:
-    """Returns roughly the characters of `value` written out. Stops counting above `most`, and then returns any larger
-    number.
+    """Returns roughly the number of characters of `value` written out. Stops counting once it is above `most`.
 
     A list may contain one long text many times, which takes memory only when it is written out.
     """
@@ -47,8 +46,8 @@ def weight(value: object, most: int) -> int:
 
 
 def growth(name: str, values: tuple[Any, ...], named: Mapping[str, Any]) -> int:
-    """Returns the characters that the filter or method `name` adds to its arguments. Raises SecurityError if it must
-    not be used with these arguments.
+    """Returns the number of characters that the filter or method `name` adds to its arguments. Raises SecurityError if
+    it must not be used with these arguments.
 
     `values[0]` is the value to which it is applied.
     """

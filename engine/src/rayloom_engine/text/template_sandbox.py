@@ -24,7 +24,7 @@ from rayloom_engine.text.template_growth import check_percent, growth, weight
 MAX_INTEGER_BITS = 10_000
 MAX_REPEATED = 1_000_000  # length of a string or list that `*` may build
 CHARS_AT_LOAD = 1_000_000  # limit for constant expressions, which Jinja computes when it compiles
-_SPENDS_PER_CLOCK = 8  # check the time only once in so many: reading the clock costs more than an iteration
+_SPENDS_PER_CLOCK = 8  # calls of `spend` per look at the clock, which costs more than an iteration
 
 # Filters whose result has no more characters than their input, so it need not be counted.
 _STRUCTURAL = frozenset(
@@ -90,7 +90,7 @@ class Budget:
         return value
 
     def weigh(self, value: object) -> int:
-        """Returns the characters of `value` written out. Raises SecurityError if there are too many."""
+        """Returns the number of characters of `value` written out. Raises SecurityError if there are too many."""
         num_chars = weight(value, self.max_chars)
         self.check_chars(num_chars)
         return num_chars

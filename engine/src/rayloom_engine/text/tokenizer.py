@@ -62,7 +62,7 @@ class Tokenizer:
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Returns the ids of `text`.
 
-        `add_special_tokens`: also the tokens that the model has around a plain text (often a BOS).
+        `add_special_tokens` also adds the tokens that the model expects around a plain text (often a BOS).
         """
         try:
             # A batch of one, because the library's `encode` holds the interpreter lock while it works.
@@ -140,7 +140,10 @@ def read_settings(folder: Path) -> dict[str, Any]:
 
 
 def byte_level_bytes(token: str) -> bytes:
-    """Returns the bytes of a byte-level token. An added token with other characters stands for its own text."""
+    """Returns the bytes of a byte-level token.
+
+    A token with other characters was added to the vocabulary, and is its own text.
+    """
     try:
         return bytes(_CHAR_TO_BYTE[char] for char in token)
     except KeyError:
