@@ -173,7 +173,7 @@ def _buckets(single_rows: list[_SingleRow], window: int | None) -> list[list[_Si
 
 
 def _decode(batch: AttentionBatch, bucket: list[_SingleRow], form: _Form) -> _Decode:
-    """Prepares a bucket. Each row gathers L positions: some left of the window, then the visible ones, then padding."""
+    """Prepares a bucket. Each row gathers L positions: some before the window, then the visible ones, then padding."""
     block_size = form.block_size
     window = form.window
     device = form.pages.device

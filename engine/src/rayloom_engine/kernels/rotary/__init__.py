@@ -23,7 +23,7 @@ RotaryTables = tuple[torch.Tensor, torch.Tensor]  # tables of one step; only the
 
 class Rotary(Protocol):
     def prepare(self, angles_Th: torch.Tensor, compute_dtype: torch.dtype) -> RotaryTables:
-        """Returns the tables for float32 angles in radians. The tables have the type of the heads."""
+        """Returns the tables for float32 angles in radians. The tables are in `compute_dtype`."""
 
     def rotate(self, x_THD: torch.Tensor, tables: RotaryTables) -> torch.Tensor:
         """Rotates x, [T, H, D], in place and returns it. x may be strided over T."""
