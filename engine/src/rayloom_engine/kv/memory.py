@@ -11,7 +11,7 @@ GIB = 1 << 30
 _CPU_SHARE = 0.5  # share of free memory; the rest is for activations, the page cache and everything else on the machine
 # Limit for all ranks of a host together: a CPU is too slow to use more context. kv_cache_memory_bytes overrides it.
 _CPU_CAP = 4 * GIB
-_GPU_SHARE = 0.9  # share of free memory, or less for a large step; the rest is for activations and fragmentation
+_GPU_SHARE = 0.9  # share of free memory; the rest, or more if a step needs it, is for activations and fragmentation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
