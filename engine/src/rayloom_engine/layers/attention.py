@@ -31,7 +31,7 @@ class AttentionStep:
 @dataclass(slots=True, kw_only=True)
 class Attention:
     layer: int  # index into the cache
-    num_heads: int  # heads of this rank, as all sizes here
+    num_heads: int  # query heads of this rank; all sizes here are those of this rank
     num_kv_heads: int
     head_dim: int
     window: int | None  # number of positions that a token sees, including itself; None: all
