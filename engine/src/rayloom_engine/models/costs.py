@@ -1,8 +1,9 @@
 """Costs: the memory that a model takes, and the work of its head, in parts that a reader adds up. Pure, without torch.
 
 Each part is given for every number of tensor-parallel ranks that can share a layer. Ranks of one stage differ slightly:
-an uneven matrix gives one of them an extra row, and only one has the biases of sums. Each number is that of the rank
-with the largest part. So a sum of parts is exact if one rank has all the largest parts, and is never too small.
+where a matrix cannot be cut evenly, some have one more row, and only one rank has the biases that are added to a sum
+over ranks. Each number is that of the rank with the largest part. So a sum of parts is exact if one rank has all the
+largest parts, and is never too small.
 
     bytes of a rank's weights = layers of its stage + embedding (first stage) or head (last) or both (only stage)
     bytes of a KV block       = block size x sum over the layers of its stage of `kv`
@@ -77,7 +78,8 @@ def model_costs(shape: ModelShape, tensor: Sequence[int]) -> Costs:
     """
 
     def most(elements_of: Callable[[Shard], int]) -> Amounts:
-        # The last shard has the longest part of each uneven matrix; the first has the biases of sums.
+        # The last shard has the longest part of each uneven matrix. The first has the biases that are added to a sum
+        # over ranks.
         return Amounts(elements=tuple(max(elements_of(Shard(0, n)), elements_of(Shard(n - 1, n))) for n in tensor))
 
     def vocabulary(shard: Shard) -> int:
@@ -141,6 +143,9 @@ def step_sequence_bytes(shape: ModelShape) -> int:
 
 
 def run_lengths(kinds: Sequence[int]) -> str:
-    """Returns a letter for each kind (0 is a), with the length of each run before it. Never longer than `kinds`."""
+    """Run-length codes `kinds`: one letter per run (kind 0 is a), after the run's length if above 1.
+
+    Never longer than `kinds`.
+    """
     runs = ((len(list(run)), _LETTERS[kind]) for kind, run in groupby(kinds))
     return "".join(letter if length == 1 else f"{length}{letter}" for length, letter in runs)

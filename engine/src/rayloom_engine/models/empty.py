@@ -31,8 +31,8 @@ def empty_model(
 ) -> tuple[CausalLM, dict[str, Destination]]:
     """Returns a rank's part of the model, and tensor name in a Hugging Face checkpoint -> where to copy it.
 
-    Tensor names count the layers of the whole model, the cache counts those of the stage. `schemes` decides how
-    matrices are stored; without it they are dense.
+    Tensor names number the layers of the whole model, the cache those of the stage. `schemes` decides how matrices are
+    stored; without it they are dense.
     """
     if schemes is None:
         schemes = DenseSchemes(kernels.linear, kernels.target.compute_dtype, kernels.target.device)

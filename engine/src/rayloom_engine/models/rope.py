@@ -15,7 +15,8 @@ def inverse_frequencies(rope: RopeParameters, head_dim: int) -> torch.Tensor:
     """Returns the radians per position for each of the head_dim / 2 pairs: float32, fastest first.
 
     "linear" divides all frequencies by the factor. "llama3" (Llama 3.1, "Llama3 scaling" in Meta's release) keeps the
-    frequencies that make many turns within the trained context, divides those that make few, and blends in between.
+    frequencies that make many turns within the trained context, divides those that make few turns by the factor, and
+    blends in between.
     """
     exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
     frequencies = 1.0 / rope.theta**exponents

@@ -126,7 +126,7 @@ def _hugging_face_name(name: str, source: Path) -> str:
 
 
 def _interleaved_heads(name: str, config: dict[str, Any]) -> bool:
-    """Returns whether the rows of each head are in GGUF's own order.
+    """Returns whether the rows of each head are in GGUF's order of pairs, see `_half_split`.
 
     This is the case for q and k of the llama family.
     """

@@ -128,7 +128,7 @@ def _scheme(name: str) -> _Scheme | None:
     if name in ("default", "gpt-2"):
         return _Scheme(pre_tokenizer=byte_level)
     if name == "smollm":
-        # Split into single digits first, then as GPT-2 does: "a 12" becomes a, two blanks, 1, 2.
+        # Split into single digits first, then as GPT-2 does: "a  12" becomes a, two blanks, 1, 2.
         digits = pre_tokenizers.Digits(individual_digits=True)
         return _Scheme(pre_tokenizer=pre_tokenizers.Sequence([digits, byte_level]))
     if name == "llama-bpe":
