@@ -29,7 +29,7 @@ class ExecutorChoice:
 
 
 def choose_executor(config: EngineConfig, environ: Mapping[str, str]) -> ExecutorChoice:
-    """Returns the executor that is set.
+    """Returns the executor that the config sets.
 
     With "auto": ray if ray_address is set, uni for one rank, external in a job's environment, ray if RAY_ADDRESS is
     set, else mp.
@@ -50,7 +50,7 @@ def choose_executor(config: EngineConfig, environ: Mapping[str, str]) -> Executo
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobPlace:
-    """Where this process stands in a job of torchrun or a similar launcher, taken from its environment."""
+    """The position of this process in a job of torchrun or a similar launcher, taken from its environment."""
 
     rank: int
     local_rank: int
@@ -68,7 +68,10 @@ class JobPlace:
 
 
 def job_place(config: EngineConfig, environ: Mapping[str, str]) -> JobPlace:
-    """Returns this process's place in its job. Raises ConfigError if variables are missing or contradict the config."""
+    """Returns this process's position in its job.
+
+    Raises ConfigError if variables are missing or contradict the config.
+    """
     missing = [name for name in _JOB_VARIABLES if not environ.get(name)]
     if missing:
         raise ConfigError(

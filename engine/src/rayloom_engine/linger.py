@@ -25,7 +25,8 @@ from typing import Literal
 Answer = Literal["draining", "working", "silent", "gone"]
 
 RAY_PORT = 6379  # default port of Ray's head
-# Another node's kubelet terminates the engine's own pod; the front there begins its drain two seconds later.
+# Time for the engine's drain to begin: another node's kubelet terminates the engine's pod, and its front drains two
+# seconds later.
 _PATIENCE_S = 6.0
 _POLL_S = 0.2
 _ANSWER_S = 1.0
@@ -57,6 +58,7 @@ def engines(table: str, ports: Collection[int]) -> Iterator[str]:
     """Yields the remote addresses of established connections to one of `ports`, from the text of /proc/net/tcp or tcp6.
 
     Addresses in it are hexadecimal, in words of four bytes in the machine's byte order
+    (https://www.kernel.org/doc/html/latest/networking/proc_net_tcp.html).
     """
     for line in table.splitlines()[1:]:
         _, _, remote, state, *_ = line.split()
