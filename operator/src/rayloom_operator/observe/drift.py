@@ -97,7 +97,7 @@ class Drift:
     def take(self, key: ServiceKey) -> bool:
         """Returns whether somebody else has changed an object of the service since the last call."""
         written = self._written.get(key, {})
-        # An object that is not in `written` has not drifted: the first reconcile compared or applied it.
+        # An object that is not in `written` has not drifted: the service's first reconcile compared or applied it.
         return any(written.get(uid, version) != version for uid, version in self._seen.pop(key, {}).items())
 
     def forget(self, key: ServiceKey) -> None:

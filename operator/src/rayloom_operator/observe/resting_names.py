@@ -17,7 +17,10 @@ _REST_S = 60.0
 
 
 class RestingNames:
-    """Lives in one event loop. `clusters` and `pods` are the watches of RayClusters and of their pods."""
+    """The reserved names, called resting. Lives in one event loop.
+
+    `clusters` and `pods` are the watches of RayClusters and of their pods.
+    """
 
     def __init__(self, kube: Kube, clusters: Reflector, pods: Reflector) -> None:
         self._kube = kube

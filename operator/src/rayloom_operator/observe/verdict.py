@@ -156,7 +156,7 @@ def _verdict(reason: Reason, message: str, status: EngineStatus) -> Verdict:
 
 
 def _has_stopped(status: EngineStatus) -> bool:
-    """Returns whether the engine has stopped making tokens while it reports to serve, or because a rank hangs."""
+    """Returns whether the engine has stopped making tokens: it reports that it serves, or that a rank stands still."""
     if status.last_token_age_seconds is None or status.has_token_within(TOKEN_AGE_LIMIT_S):
         return False
     return status.state == "serving" or STALLED.search(status.reason) is not None
