@@ -14,7 +14,7 @@ from rayloom_operator.cli.plan import print_plan
 from rayloom_operator.errors import OperatorError, SpecError
 from rayloom_operator.local.serve import serve_local
 
-# argparse's own code for a wrong command line; a caller treats a wrong manifest alike.
+# argparse exits with this code for a wrong command line. A wrong manifest gets the same code.
 _EXIT_USAGE = 2
 
 
@@ -31,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return serve_local(**flags)
         if command == "plan":
             return print_plan(**flags)
-        # Imported here, because `local` has to start fast and uses no cluster.
+        # Imported here, because `local` needs no Kubernetes client and starts faster without one.
         from rayloom_operator.cli.run import RunFlags, run_operator
 
         run_operator(RunFlags(**flags))
