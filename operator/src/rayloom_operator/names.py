@@ -1,4 +1,4 @@
-"""Names, labels and ports that the objects share, and the owner reference that ties each to its LLMService."""
+"""Names, labels and ports that several objects use, and their owner reference to the LLMService."""
 
 from __future__ import annotations
 
@@ -55,12 +55,12 @@ MADE_VOLUMES = frozenset(OWN_VOLUMES) - frozenset(USER_VOLUMES)
 
 
 def account_name(service: str) -> str:
-    """Returns the ServiceAccount's name. The suffix keeps a service named `default` off the account `default`."""
+    """Returns the ServiceAccount's name. The suffix avoids a clash with the account `default` of each namespace."""
     return f"{service}-rayloom"
 
 
 def group_name(service: str, revision: str, number: int = 0) -> str:
-    """Returns the RayCluster's name. It has at most 40 + 1 + 8 + 3 = 52 characters; KubeRay accepts 53."""
+    """Returns the RayCluster's name. The longest has 40 + 1 + 8 + 1 + 3 = 53 characters, which is KubeRay's limit."""
     return f"{service}-{revision}-{number}"
 
 
@@ -111,7 +111,7 @@ def app_labels(service: LLMService, image: str) -> dict[str, str]:
 def object_path(api_version: str, kind: str, namespace: str = "", name: str = "") -> str:
     """Returns the URL path of an object.
 
-    Without `name`: the path of the namespace's objects of that kind; without both: of the cluster's.
+    Without `name`: of all objects of that kind in the namespace; also without `namespace`: of all in the cluster.
     """
     path = f"/api/{api_version}" if "/" not in api_version else f"/apis/{api_version}"
     path += f"/namespaces/{namespace}" if namespace else ""

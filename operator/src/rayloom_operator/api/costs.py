@@ -30,7 +30,7 @@ Counts = Annotated[tuple[Count, ...], Field(strict=False, max_length=_MAX_NUMBER
 
 
 class CostsPart(BaseModel):
-    # The engine writes Python's names, the status camelCase.
+    # Fields are in snake_case in the engine's document, and in camelCase in the status.
     model_config = ConfigDict(frozen=True, strict=True, extra="ignore", alias_generator=to_camel, populate_by_name=True)
 
 

@@ -30,7 +30,7 @@ Heads = Annotated[int, Field(ge=1, le=MAX_HEADS)]
 
 
 class _Part(BaseModel):
-    # The engine writes Python's names, the status camelCase.
+    # Fields are in snake_case in the engine's document, and in camelCase in the status.
     model_config = ConfigDict(frozen=True, strict=True, extra="ignore", alias_generator=to_camel, populate_by_name=True)
 
 

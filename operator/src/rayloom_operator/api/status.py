@@ -170,7 +170,7 @@ class Model(ModelFacts):
 
 
 class Figures(_Part):
-    """One number of ranks for a model, with the memory and the context that follow from it."""
+    """A choice of parallelism for a model, with the memory and the context length that follow from it."""
 
     tensor: int = Field(ge=1, le=1024, description="Ranks that share each layer.")
     pipeline: int = Field(ge=1, le=1024, description="Stages that share the layers.")

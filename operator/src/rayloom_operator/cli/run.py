@@ -66,7 +66,7 @@ async def _run(settings: RuntimeSettings) -> None:
     try:
         await kopf.operator(
             memo=kopf.Memo(runtime=runtime),
-            standalone=True,  # the Lease elects the leader; kopf's peering could have two
+            standalone=True,  # the Lease elects the leader; with kopf's peering, two could lead
             clusterwide=not settings.namespaces,
             namespaces=settings.namespaces,
             stop_flag=runtime.stopping,

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from rayloom_operator.engines.status import Phase
 
 _INTERVAL_S = 10.0  # least time between two changes of one engine's text
-_MAX_WRITES_PER_S = 20  # by all engines together
+_MAX_WRITES_PER_S = 20  # for all engines together
 _UNITS = ((1e9, "GB"), (1e6, "MB"))
-# The total of this phase grows, and so is not shown: a file of the hub counts only once its download begins.
+# The total of this phase is not shown, because it grows: each file of the hub is added when its download begins.
 _GROWING = "resolve"
 
 
@@ -30,7 +30,7 @@ NO_PROGRESS = StartProgress("", "", float("-inf"))
 
 
 def interval_s(num_engines: int) -> float:
-    """Returns the least seconds between two changes of one engine's text in a phase: 10, or 50 with 1,000 engines."""
+    """Returns the seconds for which one engine's text stays the same in a phase: 10, or 50 with 1,000 engines."""
     return max(_INTERVAL_S, num_engines / _MAX_WRITES_PER_S)
 
 

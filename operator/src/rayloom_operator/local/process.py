@@ -19,7 +19,7 @@ _PR_SET_PDEATHSIG = 1  # from <linux/prctl.h>
 
 
 def find_engine(executable: str = sys.executable, path: str | None = None) -> Path:
-    """Returns the path of `rayloom-engine`: in the folder of this Python, as both are installed together, or on PATH.
+    """Returns the path of `rayloom-engine`: next to this Python (both are installed together), else from PATH.
 
     Raises EngineUnavailable if it is in neither place.
     """
@@ -69,9 +69,9 @@ class EngineProcess:
         return EngineEnded(f"the engine exited with code {code} {when}", code)
 
     def stop(self, grace_s: float) -> bool:
-        """Stops the engine by SIGINT, and after `grace_s` seconds kills what is left of its process group.
+        """Sends SIGINT, on which the engine stops its children, and waits for it up to `grace_s` seconds.
 
-        Returns once the engine has exited: True if it did so within the grace period.
+        Then kills what is left of its process group. Returns True if the engine exited within the time.
         """
         deadline = time.monotonic() + grace_s
         if self._process.poll() is None:
@@ -96,5 +96,5 @@ class EngineProcess:
 
 
 def _end_with_parent() -> None:
-    """Runs in the child process: the kernel is to send the engine SIGINT if its parent dies without `stop`."""
+    """Runs in the child process. Makes the kernel send the engine SIGINT if the parent dies without `stop`."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGINT, 0, 0, 0)

@@ -1,1 +1,1 @@
-"""Builders of the Kubernetes objects of an LLMService. Pure: equal inputs give equal bytes, and are not changed."""
+"""Builders of the Kubernetes objects of an LLMService. Pure: equal inputs give equal bytes. Inputs are not changed."""

@@ -15,8 +15,8 @@ _NAMESPACE_LABEL = "kubernetes.io/metadata.name"
 def disruption_budget(service: LLMService, num_held: int = 0) -> Manifest:
     """The PodDisruptionBudget that says which pods `kubectl drain` may not evict.
 
-    With an eviction hold (`num_held` > 0, the number of all head and worker pods) no pod may be evicted. The hold may
-    be on before any node is cordoned, because `kubectl drain` evicts immediately after it cordons.
+    With an eviction hold (`num_held` > 0, the number of all head and worker pods) no pod may be evicted. The hold is
+    on even while no node is cordoned, because `kubectl drain` evicts immediately after it cordons.
 
     Without a hold, the head pods of half of the engine replicas, rounded down, are protected. So with one replica a
     drain always proceeds, and with several it proceeds while fewer than half are broken. With maxSurge 0, the protected

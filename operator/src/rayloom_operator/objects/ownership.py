@@ -20,7 +20,7 @@ class Whose(Enum):
 
 
 def is_owned(meta: Manifest, uid: str) -> bool:
-    """True if the object with `uid` is an owner of the object with this metadata, so that both are deleted together."""
+    """True if `uid` is an owner of the object with this metadata, so that Kubernetes deletes it with the owner."""
     return any(owner["uid"] == uid for owner in meta.get("ownerReferences", ()))
 
 

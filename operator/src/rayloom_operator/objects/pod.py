@@ -7,7 +7,7 @@ from rayloom_operator.api.spec import LLMService
 from rayloom_operator.names import Manifest
 from rayloom_operator.resolve.resolved import Hub
 
-# The user of the engine's image. Both containers of the head pod run as one user, because both open Ray's sockets.
+# The user of the engine's image. Both containers of the head pod run as this user, to which Ray's sockets belong.
 _USER = 1000
 
 

@@ -16,7 +16,7 @@ from rayloom_operator.resolve.resolved import Hub
 # Value of HF_ENDPOINT in a container with the hub's token, so that no ConfigMap in `envFrom` redirects the token.
 _HUB = "https://huggingface.co"
 _HOSTNAME = "kubernetes.io/hostname"
-# Default security context of containers that the template adds. What the template sets instead was allowed before.
+# Default security context of containers that the template adds. It may override this by what the operator allows.
 _OTHERS_SECURITY = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
 _SYS_ADMIN = frozenset({"SYS_ADMIN", "CAP_SYS_ADMIN"})
 # Not guarded by an empty value, because Ray takes an empty RAY_REDIS_ADDRESS for an address. If `envFrom` sets it, the

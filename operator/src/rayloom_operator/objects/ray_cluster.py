@@ -75,7 +75,7 @@ _RAY_HEALTH = {
 _ENGINE_PROBE = {"periodSeconds": 1, "timeoutSeconds": 2, "failureThreshold": 2}
 _ENGINE_VARIABLES = {
     "RAY_ADDRESS": f"127.0.0.1:{_GCS_PORT}",
-    # Longer than the 5 s of Ray's nodes, so that the engine survives a restart of Ray's head.
+    # Longer than the 5 s in Ray's containers, so that the engine survives a restart of Ray's head.
     "RAY_gcs_rpc_server_reconnect_timeout_s": "60",
     "RAYLOOM_TERMINATION_LOG": "/dev/termination-log",
     "RAYLOOM_ALIVE_FILE": _ALIVE_FILE,
@@ -138,7 +138,7 @@ def ray_cluster(resolved: Resolved, revision: str, number: int = 0, metadata: Me
             "authOptions": {"mode": "token"},
             "enableInTreeAutoscaling": False,
             "headGroupSpec": {
-                # The head has no CPU in Ray's eyes, so Ray places no rank there.
+                # With 0 CPUs, Ray places no rank on the head.
                 "rayStartParams": _RAY_START | {"num-cpus": "0", "include-dashboard": "false", "no-monitor": "true"},
                 "template": with_template(service, given.head, head, resolved.hub),
             },
@@ -147,7 +147,7 @@ def ray_cluster(resolved: Resolved, revision: str, number: int = 0, metadata: Me
                     "groupName": "engine",
                     # All three are given, because KubeRay's default of maxReplicas is 2147483647.
                     **dict.fromkeys(("replicas", "minReplicas", "maxReplicas"), resolved.num_pods),
-                    # For Ray a pod has one CPU or GPU for each rank, whatever the pod requests from Kubernetes.
+                    # Ray gets one CPU (and GPU) for each rank of the pod, whatever the pod requests from Kubernetes.
                     "rayStartParams": _RAY_START | dict.fromkeys(_rank_kinds(resolved), str(resolved.ranks_per_pod)),
                     "template": with_template(service, given.worker, worker, resolved.hub),
                 }
@@ -164,7 +164,7 @@ def _head_pod(resolved: Resolved, group: str) -> Manifest:
         "items": [{"key": names.TOKEN_KEY, "path": f"admin/{names.TOKEN_KEY}"}],
     }
     return pod_basics(service) | {
-        # In the engine's container, Ray looks for the raylet in the list of processes, which must show those of Ray's
+        # In the engine's container, Ray finds the raylet in the list of processes, which must include those of Ray's
         # container.
         "shareProcessNamespace": True,
         "terminationGracePeriodSeconds": service.spec.drain_seconds + _END_SECONDS,
@@ -272,7 +272,7 @@ def _head_resources(service: LLMService, name: str, requests: dict[str, str]) ->
 
 
 def _within_limits(requests: dict[str, str], limits: Mapping[str, str]) -> dict[str, str]:
-    """Returns `requests` without those above their limit, which Kubernetes would refuse; it then requests the limit.
+    """Returns `requests` without those above their limit: Kubernetes refuses them, and requests the limit without them.
 
     A request below its limit is kept, so that a node need not have the whole limit free.
     """

@@ -141,7 +141,7 @@ class Controller:
         return chain.from_iterable(each.conditions for each in self._services.marks())
 
     def _uids(self) -> dict[ServiceKey, str]:
-        """Returns the uids of all services that this process expects to exist."""
+        """Returns the uids of all services that exist as far as this process knows."""
         known = {key: mark.uid for key in self._services if (mark := self._services.mark(key))}
         return self._unreported | known
 

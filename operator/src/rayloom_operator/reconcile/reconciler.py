@@ -22,8 +22,8 @@ from rayloom_operator.reconcile.status_writer import StatusWriter
 
 # The requeue delay if a short wait is expected: for a list of RayClusters, or for the API server to answer again.
 _SOON_S = 1.0
-# After a refusal, the work queue's back-off retries the object. A reconcile that is due by time alone may come before
-# that, but not sooner than this.
+# After a refusal, the work queue retries with a back-off. A reconcile that is due by time alone may come earlier, but
+# not before this many seconds.
 _REFUSED_S = 2.0
 
 

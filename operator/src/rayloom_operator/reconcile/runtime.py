@@ -57,7 +57,7 @@ class Runtime:
         self._lease = Lease(
             namespace=settings.lease_namespace,
             name=settings.lease_name,
-            # Random, because a restarted container must not take over the Lease of the container before it.
+            # Random, so that a restarted container is not taken for the one before it, which may hold the Lease.
             identity=f"{platform.node()}_{uuid.uuid4().hex[:8]}",
             seconds=settings.lease_seconds,
             connect=lambda: Kube(on_request=self._metrics.count_request),

@@ -85,7 +85,7 @@ class StatusWriter:
         return None
 
     async def send_events(self, key: ServiceKey) -> bool:
-        """Creates the Events that are still to create. Returns False if some are left because of a failed request."""
+        """Creates the Events that are not created yet. Returns False if some have to be retried."""
         unsent = self._unsent.pop(key, {})
         for name, event in list(unsent.items()):
             try:

@@ -25,8 +25,8 @@ _MAX_DOUBLINGS = 10
 # After a failed reconcile, an event of the service starts the next one this many seconds after the failure at the
 # earliest. The event rarely cures the failure, but an engine that fails meanwhile must not wait for the whole back-off.
 _EVENT_AFTER_FAILURE_S = 2.0
-# Every 8th reconcile is of the second priority, and every 64th of the third, so that none starves. New services get no
-# larger share, because each causes about six reconciles of the first priority, which would pile up.
+# So that no priority starves, every 8th reconcile is of the second one and every 64th of the third, if such keys wait.
+# New services get no larger share: each causes about six reconciles of the first priority, which would pile up.
 _KNOWN_EACH = 8
 _NEW_EACH = 64
 PRIORITIES = ("news", "known", "new")  # values of the metric's label, from the first priority to the third
@@ -38,7 +38,7 @@ Reconcile = Callable[[ServiceKey], Awaitable[float | None]]
 
 
 class WorkQueue:
-    """Lives in one event loop. Ignores keys until it is opened."""
+    """Used in one event loop. Ignores keys until `open` is called."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class WorkQueue:
             await self._changed.wait()
 
     def add(self, key: ServiceKey, *, is_changed: bool = False, is_new: bool = False) -> None:
-        """Queues the key for a reconcile. A key that is already in the queue stays there once.
+        """Queues the key for a reconcile. A key that is in the queue already is not added twice.
 
         If its last reconcile failed, the next one begins at the earliest 2 s after the failure, unless the service
         `is_changed` or `is_new`.

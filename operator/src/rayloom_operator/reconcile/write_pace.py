@@ -38,7 +38,10 @@ class WritePace:
         self._paces.pop(key, None)
 
     def wait_s(self, key: ServiceKey, before: Mapping[str, Any], content: Mapping[str, Any], now: float) -> float:
-        """Returns the seconds until `content` may replace the status `before`. A 0 counts as a write."""
+        """Returns the seconds until `content` may replace the status `before`.
+
+        If it returns 0, the caller has to write: the write is counted already.
+        """
         pace = self._paces.setdefault(key, _Pace(at=now))
         pace.left = min(_BURST, pace.left + (now - pace.at) * _WRITES_PER_S)
         pace.at = now

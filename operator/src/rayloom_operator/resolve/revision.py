@@ -37,7 +37,8 @@ def revision(resolved: Resolved) -> str:
         },
         exclude_defaults=True,
     )
-    # The computed numbers are hashed, so writing the numbers of the running engines into the spec starts no rollout.
+    # The resulting numbers are hashed, whether computed or given. So to write the computed ones into the spec starts no
+    # rollout.
     shape = {"tensor": resolved.tensor, "pipeline": resolved.pipeline, "stages_per_pod": resolved.stages_per_pod}
     spec["parallelism"] = {name: number for name, number in shape.items() if number != 1}
     if service.spec.accelerator is not None:

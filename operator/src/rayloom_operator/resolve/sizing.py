@@ -73,7 +73,7 @@ def _candidates(question: Question, scales: dict[int, Scale]) -> list[Candidate]
         for pipeline in numbers:
             tried.append(pipeline)
             if scale.load(pipeline).fits:
-                break  # more stages fit as well, but need more accelerators
+                break  # more stages need more accelerators
         found += [_candidate(question, tensor, pipeline, scale.load(pipeline)) for pipeline in tried]
     return sorted(found, key=cost)
 

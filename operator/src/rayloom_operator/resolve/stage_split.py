@@ -15,7 +15,7 @@ _NEAR = 3
 
 
 class Stages(NamedTuple):
-    """The number of layers of each kind of stage; 0 if there is no such stage. Equal stages appear once."""
+    """Layers of each kind of stage, 0 if there is none. A stage in the middle has `longer` or `shorter` layers."""
 
     only: int = 0  # has the embedding, the final norm and the head
     first: int = 0  # has the embedding
@@ -49,11 +49,11 @@ def stages(num_layers: int, num_stages: int, head_layers: float) -> Stages:
 
 
 def _num_last_layers(num_layers: int, num_stages: int, head_layers: float) -> int:
-    """Returns the number of layers of the last of two or more stages that makes the slowest stage fastest.
+    """Returns how many layers the last of several stages gets, so that the slowest stage is as fast as possible.
 
-    Of equally good numbers, the largest. A larger number makes the last stage slower and the others faster, so only
-    numbers near the balance of both are tried. This has to be fast: one reconcile may split a model of a thousand
-    layers into every possible number of stages.
+    Of equally good numbers it returns the largest. A larger number makes the last stage slower and the others faster,
+    so only numbers near the balance of both are tried. This has to be fast: one reconcile may split a model of a
+    thousand layers into every possible number of stages.
     """
     most = num_layers // num_stages
     equal = math.floor((num_layers - head_layers * (num_stages - 1)) / num_stages)

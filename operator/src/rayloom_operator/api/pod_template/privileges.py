@@ -128,7 +128,7 @@ def _of_container(where: str, container: Container) -> Iterator[tuple[str, str]]
 
 
 def _hosts(container: Container) -> Iterator[str]:
-    """Yields the fields by which the kubelet would send requests from the node's network to a host in the template."""
+    """Yields the hosts in probes and hooks: the kubelet sends their requests to that host from the node's network."""
     hooks = container.lifecycle or {}
     handlers = (
         ("livenessProbe", container.liveness_probe),

@@ -19,13 +19,13 @@ class RequestCounts:
 
     requests: int = 0  # that ended, with or without an error
     errors: int = 0  # those of `requests` that ended with an error of the engine
-    # A Prometheus histogram: seconds -> requests whose first token took at most this long; +Inf: all with a token.
+    # A Prometheus histogram: seconds -> requests whose first token took at most this long. +Inf: all that got a token.
     first_token_seconds: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnalysisWindow:
-    """The running comparison of the update revision's first engine with the old engines: its start, and counts then."""
+    """A running comparison of the update revision's first engine with the old ones: its start, and the counts then."""
 
     start_time: str
     new: RequestCounts  # counts of the update revision's engines at `start_time`
@@ -61,5 +61,5 @@ class RolloutState:
     step_time: str = ""  # time at which the step began
     deadline_start_time: str = ""  # start of rollout.progressDeadlineSeconds; empty while they do not count
     peak_available: int = 0  # the most engines of the update revision that were available at once
-    eviction_hold_time: str = ""  # start of the eviction hold; empty if there is none
+    eviction_hold_time: str = ""  # since when evictions wait for the next engine to move; empty: none waits
     no_capacity_time: str = ""  # since when no node has room for the engines that must move away

@@ -31,13 +31,13 @@ class _Applied(NamedTuple):
 
     hashes: frozenset[int] = frozenset()
     at: float = 0.0  # event loop time at which all objects were applied last
-    # All objects are due again after this share of the interval. It is random at first, and 1 later: otherwise all
-    # services that were listed when the operator started would be applied at the same moment for ever.
+    # All objects are applied again after this share of the interval: a random one at first, 1 later. Otherwise the
+    # objects of all services that existed at the operator's start would be applied at the same moments for ever.
     share: float = 1.0
 
 
 class ObjectApplier:
-    """Lives in one event loop."""
+    """Used in one event loop."""
 
     def __init__(self, drift: Drift, writer: ObjectWriter) -> None:
         self._drift = drift

@@ -1,6 +1,6 @@
 """Writes one object, unless an object of that name belongs to another owner.
 
-That can happen, because the names of objects are derived from the name of the LLMService.
+Another owner's object may have such a name, because names are derived from the name of the LLMService.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ OnCluster = Callable[[ServiceKey, str], None]
 
 
 class ObjectWriter:
-    """Lives in one event loop."""
+    """Used in one event loop."""
 
     def __init__(self, kube: Kube, drift: Drift, on_cluster: OnCluster) -> None:
         self._kube = kube
@@ -37,13 +37,15 @@ class ObjectWriter:
         self._taken_since.pop(key, None)
 
     async def write(self, key: ServiceKey, manifest: Manifest, *, is_new: bool) -> None:
-        """Creates or applies an object. `is_new` matters only for a stored spec: it must not exist before.
+        """Creates or applies an object.
+
+        `is_new`, for a stored spec: its revision is new, so if an object of its name exists, that is a leftover.
 
         Raises Refused if an object of that name has another owner, OperatorError or KubeError if a retry may help.
         """
         kind = manifest["kind"]
         if kind == KIND_OF_OLD_SPECS:
-            # If a new one exists, it is left over from a deleted service of the same name, and is replaced.
+            # A leftover is from a deleted service of the same name. Kubernetes will delete it, so it is replaced.
             await self._create(manifest, is_new=is_new)
         elif kind == "Job":
             await self._kube.create(manifest)

@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 
 class Inspector:
-    """Lives in one event loop."""
+    """Used in one event loop."""
 
     def __init__(self, kube: Kube, settings: Settings, watches: Watches, events: FailureEvents) -> None:
         self._kube = kube
@@ -42,7 +42,7 @@ class Inspector:
     async def inspect(self, key: ServiceKey, previous: Manifest, service: LLMService, now: Now) -> Inspection:
         """Returns the state of the model's inspection. `previous` is the last written status of the service.
 
-        If stored facts of the model are to be read anew, creates the Job for that: no other decision depends on it.
+        If the stored facts of the model have to be read again, creates the Job for that. No decision depends on it.
         """
         image, hub = self._settings.image(service), self._settings.hub
         jobs = [each for each in self._watches.jobs.of_service(key) if "deletionTimestamp" not in each["metadata"]]

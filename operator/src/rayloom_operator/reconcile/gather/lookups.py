@@ -1,4 +1,4 @@
-"""Reads what a rollout needs and the watches do not hold, and asks the planner for the next step."""
+"""Reads from the API server what a rollout needs and no watch has, and asks the planner for the next step."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ class OldSpecs:
             logger.warning("%s/%s: %s cannot be read: no engine of that revision can be recreated", *key, path)
             return None
         try:
-            # Checked again, because the operator's settings may have changed, or a user the ControllerRevision.
+            # Checked again, because somebody may have changed the operator's settings or the ControllerRevision.
             self._permissions.check(resolved.service)
         except NotAllowed as error:
             logger.warning("%s/%s: no engine of %s can be recreated: %s", *key, path, error)

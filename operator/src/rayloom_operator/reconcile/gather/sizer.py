@@ -20,7 +20,7 @@ Computed = TypeVar("Computed")
 
 
 class Sizer:
-    """Lives in one event loop."""
+    """Used in one event loop."""
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, "sizing")

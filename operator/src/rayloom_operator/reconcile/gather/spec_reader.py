@@ -23,8 +23,8 @@ from rayloom_operator.times import Now
 
 # Error -> reason in the condition, for a valid spec that cannot be used in this cluster.
 _REASONS = ((DoesNotFit, Reason.DOES_NOT_FIT), (NotAllowed, Reason.NOT_ALLOWED))
-# A node gets its accelerator labels some time after it joined. A new label queues no service, so it is checked again
-# after this many seconds.
+# A node gets its accelerator labels some time after it joined. A new label queues no service, so the labels are read
+# again after this many seconds.
 _NODE_LABELS_S = 10.0
 
 
@@ -40,7 +40,7 @@ class ParsedSpec:
 
 
 class SpecReader:
-    """Lives in one event loop."""
+    """Used in one event loop."""
 
     def __init__(
         self, settings: Settings, watches: Watches, inspector: Inspector, lookups: RolloutLookups, sizer: Sizer
