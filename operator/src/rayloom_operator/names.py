@@ -1,4 +1,4 @@
-"""Names, labels and ports that several objects use, and their owner reference to the LLMService."""
+"""Names, labels and ports that several objects use, and the metadata that makes an LLMService their owner."""
 
 from __future__ import annotations
 

@@ -32,5 +32,5 @@ def builtin_facts(model: Model) -> ModelFacts | None:
 
 
 def known_facts(model: Model) -> ModelFacts | None:
-    """Returns the shipped facts of a model; None if there are none, or spec.model.revision is not main."""
+    """Returns the shipped facts of a model. None if there are none, or if the spec names a revision other than main."""
     return shipped_facts().get(model.source) if model.revision in (None, "main") else None

@@ -87,7 +87,7 @@ class Applier:
 
     async def _route(self, key: ServiceKey, route: Route) -> None:
         logger.info("%s/%s: route to pod %s: %s", *key, route.pod.name, "on" if route.wanted else "off")
-        # With the uid, because another pod may have this name by now.
+        # The uid makes the API server refuse the patch if another pod has this name by now.
         meta = {"uid": route.pod.uid, "labels": {ROUTE_LABEL: "true" if route.wanted else None}}
         try:
             await self._kube.patch(object_path("v1", "Pod", key[0], route.pod.name), {"metadata": meta})
