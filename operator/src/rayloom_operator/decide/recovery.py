@@ -135,7 +135,7 @@ def _existing(need: Need, observed: Observed, memory: Memory) -> dict[str, Engin
 def _kept(
     names: _Names, known: Set[str], existing: Mapping[str, EngineReplica], memory: Memory, need: Need, now: Now
 ) -> tuple[list[str], int]:
-    """Returns the known names that keep their place, and the number of places to add."""
+    """Returns the known names that keep their place, and how many new places to add."""
 
     def rank(name: str) -> tuple[bool, bool, int]:
         replica = existing.get(name)

@@ -82,7 +82,7 @@ def is_drained(engine: ReplicaView, drained_at: str, desired: Desired, wall: dat
 
 
 def _may_move(desired: Desired, state: RolloutState) -> bool:
-    # No engine moves during a rollout, which uses the surge itself, and terminates engines on cordoned nodes first.
+    # No engine moves during a rollout: the rollout needs the surge. It terminates engines on cordoned nodes first.
     is_rolling = target_revision(desired, state) != state.current_revision
     return desired.rollout.max_surge > 0 and desired.replicas > 0 and not is_rolling
 
