@@ -279,3 +279,17 @@ def test_no_route_changes_before_the_next_rollout_state_is_written():
     assert (written.step.is_stored, acted.step.is_stored) == (False, True)
     assert written.step.state.terminating == {}
     assert (routes(written), routes(acted)) == ([], [("head0", True)])
+
+
+def test_an_engine_that_recovered_takes_requests_while_a_broken_kuberay_keeps_the_rollout_from_its_next_state():
+    # The spec was changed while KubeRay could not be used, so the state of that rollout is not written.
+    other = make_resolved(image="rayloom/engine:next")
+    recovered = make_serving(ONE, pods=(make_pod("head0"), make_pod("worker0", is_head=False)))
+    rollout = replace(settled(ONE), has_served=True)
+    previous = {"rollout": RolloutStatus.of(rollout).model_dump(mode="json", by_alias=True)}
+    situation = turn(other, [recovered], previous=previous, old=(ONE,)).situation
+
+    assert not situation.step.is_stored
+    broken = plan(replace(situation, kuberay_problem="The cluster's KubeRay is too old."))
+    assert [(route.pod.name, route.wanted) for route in broken.routes] == [("head0", True)]
+    assert plan(situation).routes == ()

@@ -15,7 +15,7 @@ from rayloom_operator.api.status import Reason, stored_model
 from rayloom_operator.decide.inspection import Inspection
 from rayloom_operator.decide.refresh import JOB_SECONDS, MOST_JOBS, Refresh, Refreshes
 from rayloom_operator.errors import SpecError
-from rayloom_operator.kube.client import KubeError
+from rayloom_operator.kube.client import KubeError, KubeUnreachable
 from rayloom_operator.objects.old_spec import old_spec, resolved_of
 from rayloom_operator.resolve.resolved import Hub, question, resolve
 from rayloom_operator.resolve.revision import revision
@@ -305,17 +305,19 @@ def test_an_upgrade_starts_four_jobs_at_a_time_stores_what_they_find_and_rolls_n
     with_world(story)
 
 
-def test_a_service_whose_job_is_refused_runs_as_it_did():
+@pytest.mark.parametrize("error", [KubeError(403, "exceeded quota"), KubeUnreachable("POST: TimeoutError")])
+def test_a_service_whose_job_is_not_created_runs_as_it_did(error, caplog):
     async def story(world):
         document = named("chat", known())
         name = make_job(0, parse(document), commit=COMMIT)["metadata"]["name"]
-        world.kube.refusals = {("create", name): KubeError(403, "exceeded quota")}
+        world.kube.refusals = {("create", name): error}
         world.ask_for(document)
         await world.until(lambda: world.kube.named("RayCluster"))
         await world.rest()
         assert world.reason("Accepted") == "Valid"
         assert world.kube.statuses[-1]["model"]["commit"] == COMMIT
         assert jobs_of(world.kube) == {}
+        assert "was not created" in caplog.text and "requeued" not in caplog.text
 
     with_world(story)
 

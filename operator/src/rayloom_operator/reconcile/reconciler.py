@@ -24,6 +24,9 @@ from rayloom_operator.reconcile.status_writer import StatusWriter
 _SOON_S = 1.0
 # A refused object is retried at growing intervals. Changes by time alone are reconciled before, but not at once.
 _REFUSED_S = 2.0
+# A decision that has yet to be written is requeued at once. While the pace of writes holds that back, a reconcile before
+# this would find the same.
+_UNWRITTEN_S = 0.5
 
 
 class Reconciler:
@@ -88,7 +91,7 @@ class Reconciler:
         after_s = [decision.requeue_after_s]
         unwritten_s = await self._statuses.write(key, document, status(situation, str(refused or "")))
         if unwritten_s is not None:
-            after_s.append(unwritten_s)
+            after_s = [max(decision.requeue_after_s, min(unwritten_s, _UNWRITTEN_S)), unwritten_s]
         if not await self._statuses.send_events(key):
             after_s.append(_SOON_S)
 

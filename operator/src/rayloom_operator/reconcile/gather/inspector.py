@@ -10,7 +10,8 @@ from rayloom_operator.api.spec import LLMService
 from rayloom_operator.decide.inspection import Inspection, Tried, has_unfinished, inspect
 from rayloom_operator.decide.refresh import Refreshes
 from rayloom_operator.decide.settings import Settings
-from rayloom_operator.kube.client import Kube, KubeError
+from rayloom_operator.errors import OperatorError
+from rayloom_operator.kube.client import Kube
 from rayloom_operator.names import Manifest, ServiceKey
 from rayloom_operator.observe.failure_events import FailureEvents
 from rayloom_operator.observe.watches import Watches
@@ -61,8 +62,11 @@ class Inspector:
         return inspect(service, image, hub, previous, replace(tried, failures=failures), now.wall)
 
     async def _create_refresh_job(self, key: ServiceKey, job: Manifest) -> None:
-        """The service needs no such Job, so a refusal is one line of the log."""
+        """The service needs no such Job, so a failure is one line of the log and stops no reconcile.
+
+        This process tries no second time: the next start of the operator does.
+        """
         try:
             await self._kube.create(job)
-        except KubeError as error:
-            logger.warning("%s/%s: the Job that inspects the model again was refused: %s", *key, error)
+        except OperatorError as error:
+            logger.warning("%s/%s: the Job that inspects the model again was not created: %s", *key, error)
