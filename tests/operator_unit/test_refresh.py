@@ -22,7 +22,7 @@ from rayloom_operator.resolve.revision import revision
 from rt_inspection import COMMIT, HUB_MODEL, NOON, SHAPE, ended, facts, failure, look, make_job, make_job_pod, old_facts
 from rt_operator import make_service
 from rt_shapes import LLAMA31_70B, stored, without_costs
-from rt_world import service, with_world
+from rt_world import SERVICE, service, with_world
 
 RUNNING = {"running": {}}
 GIVEN = {"parallelism": {"tensor": 1, "pipeline": 1}}
@@ -335,3 +335,40 @@ def test_a_restarted_operator_counts_the_jobs_of_the_one_before():
         assert "chat" not in jobs_of(world.kube)
 
     with_world(story, prepare=prepare)
+
+
+def test_an_image_without_costs_inspects_a_model_once_and_its_service_stays_refused_when_the_job_is_gone():
+    """Otherwise a Job ran each quarter of an hour for ever, and the condition Accepted changed with each."""
+
+    async def story(world):
+        world.ask_for(named("chat", {}, **GPU))
+        await world.until(lambda: jobs_of(world.kube))
+        job = jobs_of(world.kube)["chat"]
+        end(world.kube, job, old_facts())
+        await world.until(lambda: world.reason("Accepted") == "InvalidSpec")
+        await world.rest()
+        world.kube.remove(world.kube.path("Job"))
+        world.controller._queue.add(("team", "chat"))
+        await world.rest()
+        assert (jobs_of(world.kube), world.reason("Accepted")) == ({}, "InvalidSpec")
+        # The engine of another image may give costs.
+        other = named("chat", world.kube.objects[SERVICE]["status"], engine={"image": "engine:next"}, **GPU)
+        other["metadata"]["generation"] = 2
+        world.ask_for(other)
+        await world.until(lambda: jobs_of(world.kube))
+
+    with_world(story)
+
+
+def test_facts_of_another_image_say_nothing_about_the_costs_of_this_one():
+    async def story(world):
+        status = {"model": look(ended(old_facts()), **GIVEN, **GPU).model.model_dump(by_alias=True)}
+        world.ask_for(named("chat", status, **GIVEN, **GPU))
+        await world.until(lambda: world.kube.named("RayCluster"))
+        await world.rest()
+        left_open = named("chat", world.kube.objects[SERVICE]["status"], **GPU)
+        left_open["metadata"]["generation"] = 2
+        world.ask_for(left_open)
+        await world.until(lambda: jobs_of(world.kube))
+
+    with_world(story)

@@ -64,6 +64,7 @@ class Inspection:
     look_again_s: float | None = None  # when time alone changes something
     waiting: tuple[Manifest, ...] = ()  # pods that do not run yet
     is_podless: bool = False  # the Job should have its pod by now
+    is_costless: bool = False  # a Job of this image found the facts, and no costs
     refresh: Refresh = Refresh.NONE  # of facts without costs
     refresh_job: Manifest | None = None  # to make now; a refusal of it is no fault of the service
 
@@ -76,6 +77,7 @@ class Tried:
     pods: Sequence[Manifest] = ()  # the same
     # Texts of Events by uid: why a Job has no pod, or a pod no volume.
     failures: Mapping[str, str] = field(default_factory=dict)
+    gives_no_costs: bool = False  # a Job of this image, which may be gone, found the model and no costs
 
 
 class _Error(msgspec.Struct):
@@ -108,7 +110,7 @@ def inspect(
     """Returns the facts of the service's model, or the Job to make and the verdict of the attempts so far.
 
     `stored` is the service's status as it was written last. Facts without costs are found again where the service has
-    to be sized; where its sizing stays, only if `may_refresh`.
+    to be sized, unless the engine of this image gives none; where its sizing stays, only if `may_refresh`.
     """
     model = service.spec.model
     if (facts := builtin_facts(model)) is not None:
@@ -120,8 +122,9 @@ def inspect(
             return Inspection(facts=known, model=known)
         if is_sized(service, known, stored):
             return _refreshed(service, image, hub, known, tried, may_refresh)
-        if known.version is not None and is_given(service):
-            # The engine's own inspection gave no costs; the engine itself refuses what does not fit.
+        if known.version is not None and (is_given(service) or tried.gives_no_costs):
+            # The engine's own inspection gave no costs. With a given parallelism the engine itself refuses what does
+            # not fit; without one the spec is refused, and another Job of the image would change nothing.
             return Inspection(facts=known, model=known)
     # Ranks of engines that run have loaded the stored commit.
     commit = known.commit if known is not None and is_current else None
@@ -134,7 +137,7 @@ def inspect(
     last = found[newest]
     before = found.get(newest - 1)
     if isinstance(last, ModelFacts):
-        return Inspection(facts=last, model=_model(service, last))
+        return Inspection(facts=last, model=_model(service, last), is_costless=last.costs is None)
     if last is None:
         earlier = before.verdict if isinstance(before, _Ended) else _INSPECTING
         running = _pod_of(attempts[newest], tried.pods)

@@ -33,6 +33,7 @@ class Refreshes:
 
     _since: dict[ServiceKey, float] = field(default_factory=dict)  # when its Job was first seen
     _tried: dict[ServiceKey, str] = field(default_factory=dict)  # the image that was tried last
+    _costless: dict[ServiceKey, str] = field(default_factory=dict)  # the image whose inspection gave no costs
 
     def found(self, keys: Iterable[ServiceKey], now: float) -> None:
         """Takes the services whose inspection ran when this process began to lead; `now` in seconds."""
@@ -42,6 +43,14 @@ class Refreshes:
         """Returns whether the service may have a Job with this image now."""
         running = sum(now - since < JOB_SECONDS for since in self._since.values())
         return self._tried.get(key) != image and running < MOST_JOBS
+
+    def gives_no_costs(self, key: ServiceKey, image: str) -> bool:
+        """Returns whether the engine of this image has inspected the service's model without costs."""
+        return self._costless.get(key) == image
+
+    def note_costless(self, key: ServiceKey, image: str) -> None:
+        """Takes that the engine of this image has inspected the service's model without costs."""
+        self._costless[key] = image
 
     def note(self, key: ServiceKey, image: str, refresh: Refresh, now: float) -> None:
         """Takes the progress of a service with this image, as the last reconcile found it."""
@@ -55,3 +64,4 @@ class Refreshes:
         """Takes that the service was deleted."""
         self._since.pop(key, None)
         self._tried.pop(key, None)
+        self._costless.pop(key, None)

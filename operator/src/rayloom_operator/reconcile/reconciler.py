@@ -24,8 +24,8 @@ from rayloom_operator.reconcile.status_writer import StatusWriter
 _SOON_S = 1.0
 # A refused object is retried at growing intervals. Changes by time alone are reconciled before, but not at once.
 _REFUSED_S = 2.0
-# A decision that has yet to be written is requeued at once. While the pace of writes holds that back, a reconcile before
-# this would find the same.
+# A decision that has yet to be written is requeued at once. While the pace of writes holds that write back, the next
+# reconcile would decide the same.
 _UNWRITTEN_S = 0.5
 
 

@@ -47,10 +47,13 @@ class Inspector:
         """
         image, hub = self._settings.image(service), self._settings.hub
         jobs = [each for each in self._watches.jobs.of_service(key) if "deletionTimestamp" not in each["metadata"]]
-        tried = Tried(jobs, self._watches.pods.of_service(key))
+        gives_no_costs = self._refreshes.gives_no_costs(key, image)
+        tried = Tried(jobs, self._watches.pods.of_service(key), gives_no_costs=gives_no_costs)
         may_refresh = self._refreshes.may_start(key, image, now.mono)
         found = inspect(service, image, hub, previous, tried, now.wall, may_refresh)
         self._refreshes.note(key, image, found.refresh, now.mono)
+        if found.is_costless:
+            self._refreshes.note_costless(key, image)
         if found.refresh_job is not None:
             await self._create_refresh_job(key, found.refresh_job)
         if found.is_podless:
