@@ -61,7 +61,9 @@ class Need:
 
     revision: str
     number: int  # places; more while more replicas exist
-    num_new: int  # so many of the empty places without a failure may be filled now
+    # So many of the empty places without a failure may be filled now. None while the rollout's next state is not written:
+    # then places that the status has stay, and none is added.
+    num_new: int | None
     leaving: Set[str] = frozenset()  # names of replicas that leave, and so have no place
 
 
@@ -139,6 +141,8 @@ def _kept(
         return replica is None, not is_serving, names.number(name) or 0
 
     kept = sorted(known, key=rank)[: max(need.number, len(existing))]
+    if need.num_new is None:
+        return kept, 0
     # A place without a replica and without a failure holds nothing that a new place would lack.
     empty = [name for name in kept if name not in existing and memory[name].failure is None]
     for name in empty[max(need.num_new, 0) :]:

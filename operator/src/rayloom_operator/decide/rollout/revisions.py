@@ -50,7 +50,7 @@ def revision_places(
         need = Need(
             revision=revision,
             number=state.counts.get(revision, 0),
-            num_new=num_new,
+            num_new=num_new if step.is_stored else None,
             leaving=state.terminating.keys(),
         )
         found.append(
