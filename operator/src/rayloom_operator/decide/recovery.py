@@ -61,8 +61,8 @@ class Need:
 
     revision: str
     number: int  # places; more while more replicas exist
-    # So many of the empty places without a failure may be filled now. None while the rollout's next state is not written:
-    # then places that the status has stay, and none is added.
+    # So many of the empty places without a failure may be filled now. None while the rollout's next state has yet to be
+    # written: then places that the status has stay, and none is added.
     num_new: int | None
     leaving: Set[str] = frozenset()  # names of replicas that leave, and so have no place
 
