@@ -110,7 +110,7 @@ def _objects(resolved: Resolved, clock: datetime) -> tuple[Manifest, ...]:
         accepted=VALID,
         resolved=resolved,
         step=step,
-        revisions=revision_places(resolved, {}, nothing, {}, step, now=now),
+        revisions=revision_places(resolved, {}, nothing, {}, stored, step, now=now),
     )
     return plan(situation).wanted
 

@@ -64,6 +64,7 @@ class Inspection:
     look_again_s: float | None = None  # seconds until the result may change without an event
     waiting: tuple[Manifest, ...] = ()  # pods whose containers do not run yet, perhaps for want of a volume
     is_podless: bool = False  # the Job has no pod, and should have one by now
+    is_costless: bool = False  # a Job of this image found the facts, and they have no costs
     refresh: Refresh = Refresh.NONE  # the progress of a second inspection, because the facts have no costs
     refresh_job: Manifest | None = None  # the Job to create for it; the service reports no fault if it is refused
 
@@ -76,6 +77,7 @@ class Tried:
     pods: Sequence[Manifest] = ()  # all that carry the service's label
     # uid of a Job or pod -> text of the Event that says why the Job has no pod, or why the pod's volume is not mounted
     failures: Mapping[str, str] = field(default_factory=dict)
+    gives_no_costs: bool = False  # a Job of this image, which may be gone, found the model and no costs
 
 
 class _Error(msgspec.Struct):
@@ -108,7 +110,8 @@ def inspect(
     """Returns the facts of the service's model, or the Job to create and the verdict on the attempts so far.
 
     `stored` is the service's status as last written. A model whose stored facts have no costs is inspected again if the
-    service has to be sized. If the stored sizing stays valid, that happens only with `may_refresh`.
+    service has to be sized, unless the engine of this image reports no costs. If the stored sizing stays valid, that
+    happens only with `may_refresh`.
     """
     model = service.spec.model
     if (facts := builtin_facts(model)) is not None:
@@ -120,9 +123,9 @@ def inspect(
             return Inspection(facts=known, model=known)
         if is_sized(service, known, stored):
             return _refreshed(service, image, hub, known, tried, may_refresh)
-        if known.version is not None and is_given(service):
-            # The engine's image reports no costs, and none are needed: the spec gives the parallelism. An engine that
-            # does not fit refuses to start.
+        if known.version is not None and (is_given(service) or tried.gives_no_costs):
+            # The engine's image reports no costs. With a given parallelism none are needed: an engine that does not fit
+            # refuses to start. Otherwise the spec is refused, and another Job of the same image would change nothing.
             return Inspection(facts=known, model=known)
     # The ranks of running engines have loaded the stored commit, so another inspection uses it as well.
     commit = known.commit if known is not None and is_current else None
@@ -135,7 +138,7 @@ def inspect(
     last = found[newest]
     before = found.get(newest - 1)
     if isinstance(last, ModelFacts):
-        return Inspection(facts=last, model=_model(service, last))
+        return Inspection(facts=last, model=_model(service, last), is_costless=last.costs is None)
     if last is None:
         earlier = before.verdict if isinstance(before, _Ended) else _INSPECTING
         running = _pod_of(attempts[newest], tried.pods)

@@ -64,7 +64,9 @@ class Need:
 
     revision: str
     number: int  # of places; if more replicas exist, each of them has a place
-    num_new: int  # how many empty places without a failure may be filled now
+    # The number of empty places without a failure that may be filled now. None while the rollout's next state is not
+    # written yet: places that the status has stay then, and none is added.
+    num_new: int | None
     leaving: Set[str] = frozenset()  # names of replicas that are being terminated, and so have no place
 
 
@@ -143,6 +145,8 @@ def _kept(
         return replica is None, not is_serving, names.number(name) or 0
 
     kept = sorted(known, key=rank)[: max(need.number, len(existing))]
+    if need.num_new is None:
+        return kept, 0
     # A place without a replica and without a failure has nothing to keep, so it counts as a new place.
     empty = [name for name in kept if name not in existing and memory[name].failure is None]
     for name in empty[max(need.num_new, 0) :]:

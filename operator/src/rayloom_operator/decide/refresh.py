@@ -37,6 +37,7 @@ class Refreshes:
 
     _since: dict[ServiceKey, float] = field(default_factory=dict)  # when its Job was first seen
     _tried: dict[ServiceKey, str] = field(default_factory=dict)  # the image that was tried last
+    _costless: dict[ServiceKey, str] = field(default_factory=dict)  # the image whose inspection gave no costs
 
     def found(self, keys: Iterable[ServiceKey], now: float) -> None:
         """Notes the services whose Jobs were running when this process became the leader; `now` in seconds."""
@@ -46,6 +47,14 @@ class Refreshes:
         """Returns whether a Job with this image may be started for the service now."""
         running = sum(now - since < JOB_SECONDS for since in self._since.values())
         return self._tried.get(key) != image and running < MOST_JOBS
+
+    def gives_no_costs(self, key: ServiceKey, image: str) -> bool:
+        """Returns whether the engine of this image has inspected the service's model without costs."""
+        return self._costless.get(key) == image
+
+    def note_costless(self, key: ServiceKey, image: str) -> None:
+        """Takes that the engine of this image has inspected the service's model without costs."""
+        self._costless[key] = image
 
     def note(self, key: ServiceKey, image: str, refresh: Refresh, now: float) -> None:
         """Notes the progress that the last reconcile found. `image` is the one that the service's Job uses."""
@@ -59,3 +68,4 @@ class Refreshes:
         """Drops everything about a deleted service."""
         self._since.pop(key, None)
         self._tried.pop(key, None)
+        self._costless.pop(key, None)

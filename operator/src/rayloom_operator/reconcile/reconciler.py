@@ -25,6 +25,9 @@ _SOON_S = 1.0
 # After a refusal, the work queue retries with a back-off. A reconcile that is due by time alone may come earlier, but
 # not before this many seconds.
 _REFUSED_S = 2.0
+# A decision that has yet to be written is requeued at once. While the pace of writes holds that write back, the next
+# reconcile would decide the same.
+_UNWRITTEN_S = 0.5
 
 
 class Reconciler:
@@ -89,7 +92,7 @@ class Reconciler:
         after_s = [decision.requeue_after_s]
         unwritten_s = await self._statuses.write(key, document, status(situation, str(refused or "")))
         if unwritten_s is not None:
-            after_s.append(unwritten_s)
+            after_s = [max(decision.requeue_after_s, min(unwritten_s, _UNWRITTEN_S)), unwritten_s]
         if not await self._statuses.send_events(key):
             after_s.append(_SOON_S)
 

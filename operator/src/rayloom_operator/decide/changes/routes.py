@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from rayloom_operator.decide.rollout.planner import Step
 from rayloom_operator.decide.situation import Situation
 from rayloom_operator.observe.observed import EngineReplica, Pod
 from rayloom_operator.observe.verdict import is_well
@@ -46,7 +47,7 @@ def _is_wanted(replica: EngineReplica, head: Pod, situation: Situation, *, has_s
     The labels of replicas that are being terminated are left to the rollout. The label also stays as it is if the
     engine's container is ready but the engine has not answered the operator yet.
     """
-    step = situation.step
+    step = _step_to_follow(situation)
     if step is not None and replica.name in step.route_off:
         return False
     status = replica.reading.status if replica.reading is not None else None
@@ -63,7 +64,7 @@ def _is_wanted(replica: EngineReplica, head: Pod, situation: Situation, *, has_s
 
 def _has_routed_engine_that_serves(situation: Situation) -> bool:
     """Returns whether an engine serves, is not being terminated, and has a route now or after this step."""
-    step = situation.step
+    step = _step_to_follow(situation)
     for replica in situation.observed.replicas:
         if situation.is_leaving(replica.name) or not is_well(replica, situation.now.mono):
             continue
@@ -71,3 +72,13 @@ def _has_routed_engine_that_serves(situation: Situation) -> bool:
         if is_routed or step is None or replica.name in step.route_on:
             return True
     return False
+
+
+def _step_to_follow(situation: Situation) -> Step | None:
+    """The rollout's step, if it says which engines are routed; None while its state cannot be written.
+
+    Without KubeRay the next state is never written, and a step before that routes nothing: an engine that has recovered
+    would stay without requests until KubeRay can be used.
+    """
+    step = situation.step
+    return step if step is not None and step.is_stored else None

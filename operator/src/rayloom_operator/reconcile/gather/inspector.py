@@ -10,7 +10,8 @@ from rayloom_operator.api.spec import LLMService
 from rayloom_operator.decide.inspection import Inspection, Tried, has_unfinished, inspect
 from rayloom_operator.decide.refresh import Refreshes
 from rayloom_operator.decide.settings import Settings
-from rayloom_operator.kube.client import Kube, KubeError
+from rayloom_operator.errors import OperatorError
+from rayloom_operator.kube.client import Kube
 from rayloom_operator.names import Manifest, ServiceKey
 from rayloom_operator.observe.failure_events import FailureEvents
 from rayloom_operator.observe.watches import Watches
@@ -46,10 +47,13 @@ class Inspector:
         """
         image, hub = self._settings.image(service), self._settings.hub
         jobs = [each for each in self._watches.jobs.of_service(key) if "deletionTimestamp" not in each["metadata"]]
-        tried = Tried(jobs, self._watches.pods.of_service(key))
+        gives_no_costs = self._refreshes.gives_no_costs(key, image)
+        tried = Tried(jobs, self._watches.pods.of_service(key), gives_no_costs=gives_no_costs)
         may_refresh = self._refreshes.may_start(key, image, now.mono)
         found = inspect(service, image, hub, previous, tried, now.wall, may_refresh)
         self._refreshes.note(key, image, found.refresh, now.mono)
+        if found.is_costless:
+            self._refreshes.note_costless(key, image)
         if found.refresh_job is not None:
             await self._create_refresh_job(key, found.refresh_job)
         if found.is_podless:
@@ -61,8 +65,11 @@ class Inspector:
         return inspect(service, image, hub, previous, replace(tried, failures=failures), now.wall)
 
     async def _create_refresh_job(self, key: ServiceKey, job: Manifest) -> None:
-        """Creates the Job. A refusal is only logged, because the service works with the stored facts."""
+        """Creates the Job. A failure is only logged, because the service works with the stored facts.
+
+        This process does not try again: the next start of the operator does.
+        """
         try:
             await self._kube.create(job)
-        except KubeError as error:
-            logger.warning("%s/%s: the Job that inspects the model again was refused: %s", *key, error)
+        except OperatorError as error:
+            logger.warning("%s/%s: the Job that inspects the model again was not created: %s", *key, error)

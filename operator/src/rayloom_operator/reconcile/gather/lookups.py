@@ -70,7 +70,7 @@ class RolloutLookups:
             seen = replace(seen, replicas=tuple(replicas))
             step = next_step(desired, rollout, view_of(seen, memory, desired.revision, mono=now.mono), now.wall)
         old = await self._old_specs.of(key, document, old_revisions(step))
-        return step, revision_places(resolved, old, seen, memory, step, now=now)
+        return step, revision_places(resolved, old, seen, memory, rollout, step, now=now)
 
 
 def _uid(replica: EngineReplica) -> str:
