@@ -30,9 +30,9 @@ from itertools import islice
 
 from rayloom_engine.core.block_pool import BlockPool
 from rayloom_engine.core.output import SequenceOutput
-from rayloom_engine.core.planning.draft import Draft, InFlight, fair_share
 from rayloom_engine.core.planning.running import RunningSequences
 from rayloom_engine.core.planning.spans import Span, spans_of
+from rayloom_engine.core.planning.step_builder import InFlight, StepBuilder, fair_share
 from rayloom_engine.core.planning.step_planner import StepPlanner
 from rayloom_engine.core.planning.waiting_queue import WaitingQueue, has_room
 from rayloom_engine.core.scheduler_config import SchedulerConfig
@@ -141,30 +141,30 @@ class Scheduler:
         num_preemptions = -1
         while num_preemptions < self.counters.num_preemptions:
             num_preemptions = self.counters.num_preemptions
-            draft = self._empty_draft()
-            self._planner.fill(draft)
-            if draft.num_tokens:
+            builder = self._new_builder()
+            self._planner.fill(builder)
+            if builder.num_tokens:
                 break
             # The sequences of this turn had no blocks and were preempted. Each round leaves fewer running sequences.
-        if not draft.num_tokens:
+        if not builder.num_tokens:
             return None
         self._step_id += 1
         freed_slots = self._running.take_freed_slots()
-        plan = draft.to_plan(self._step_id, self.epoch, freed_slots, self.pool.take_unclear(), self._running)
-        for sequence in draft.num_tokens:
+        plan = builder.to_plan(self._step_id, self.epoch, freed_slots, self.pool.take_unclear(), self._running)
+        for sequence in builder.num_tokens:
             self._running.register_full_blocks(sequence)
             self._running.give_back_unseen_blocks(sequence)
-        self._in_flight.append(InFlight(plan, {s.slot: s for s in draft.num_tokens if s.slot is not None}))
+        self._in_flight.append(InFlight(plan, {s.slot: s for s in builder.num_tokens if s.slot is not None}))
         return plan
 
-    def _empty_draft(self) -> Draft:
+    def _new_builder(self) -> StepBuilder:
         depth = self.config.depth
         budget = self.config.max_num_batched_tokens
         max_decodes = len(self._running)
         if depth > 1:
             budget = fair_share(self._num_tokens_ahead(), depth, budget)
             max_decodes = -(-sum(1 for s in self._running if s.num_tokens - s.num_computed <= 1) // depth)
-        return Draft(budget=budget, max_decodes=max_decodes)
+        return StepBuilder(budget=budget, max_decodes=max_decodes)
 
     def update(self, result: StepResult) -> list[SequenceOutput]:
         """Applies the result of the oldest plan in flight: appends sampled ids, finishes complete sequences.

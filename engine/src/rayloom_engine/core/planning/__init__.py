@@ -1,5 +1,5 @@
 """The plan of a step: which sequences get how many tokens, blocks and slots.
 
-step_planner fills a draft in the scheduler's order; draft becomes the StepPlan. running and waiting_queue hold the
+step_planner fills a builder in the scheduler's order; builder becomes the StepPlan. running and waiting_queue hold the
 sequences, chunking and overtaking bound them, spans are the positions of plans in flight.
 """

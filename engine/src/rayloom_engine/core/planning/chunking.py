@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from math import isqrt
 
-from rayloom_engine.core.planning.draft import Draft
+from rayloom_engine.core.planning.step_builder import StepBuilder
 
 # Up to this context a chunk may be a whole token budget. Beyond it a step's long contexts together cost no more
 # attention than a budget at this context, where attention takes an 8B model 0.6 times as long as its weights.
@@ -19,19 +19,19 @@ LEAST_CHUNK = 64
 
 
 def chunk_size(
-    start: int, num_tokens: int, draft: Draft, max_num_batched_tokens: int, window: int | None = None
+    start: int, num_tokens: int, builder: StepBuilder, max_num_batched_tokens: int, window: int | None = None
 ) -> int:
-    """Tokens that a sequence of `num_tokens`, of which `start` are computed, may compute in the step of `draft`.
+    """Tokens that a sequence of `num_tokens`, of which `start` are computed, may compute in the step of `builder`.
 
     `window`: positions that a token sees at most; None: all. Returns 0 when sequences before it use up the step's
     attention for long contexts. Decodes and short contexts always get their share of the token budget.
     """
     room = max_num_batched_tokens * FULL_BUDGET_CONTEXT
-    most = min(num_tokens - start, draft.budget)
+    most = min(num_tokens - start, builder.budget)
     num_seen = _num_seen(start, window)
     if most <= 1 or num_seen + most <= FULL_BUDGET_CONTEXT:
         return most
-    spent = sum(_long_attention(_num_seen(s.num_computed, window), num) for s, num in draft.num_tokens.items())
+    spent = sum(_long_attention(_num_seen(s.num_computed, window), num) for s, num in builder.num_tokens.items())
     chunk = min(most, largest_chunk(num_seen, room - spent))
     least = min(most, LEAST_CHUNK)
     if chunk >= least:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from rayloom_engine.core.planning.draft import InFlight
+from rayloom_engine.core.planning.step_builder import InFlight
 from rayloom_engine.core.sequence import Sequence, SequenceState
 
 Span = tuple[int, int]  # positions [start, end)

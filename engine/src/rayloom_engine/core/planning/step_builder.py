@@ -1,4 +1,4 @@
-"""Draft: a plan in the making. It maps sequences to numbers of tokens and becomes the StepPlan for the ranks."""
+"""StepBuilder: a plan in the making. It maps sequences to numbers of tokens and becomes the StepPlan for the ranks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _LEAST_SHARE = 64
 
 
 @dataclass(slots=True)
-class Draft:
+class StepBuilder:
     budget: int  # tokens that may still be handed out
     max_decodes: int  # sequences that may compute one token
     share: int | None = None  # prompt tokens that one tenant may compute; None = all
