@@ -1,5 +1,7 @@
 """The plan of a step: which sequences get how many tokens, blocks and slots.
 
-step_planner fills a builder in the scheduler's order; builder becomes the StepPlan. running and waiting_queue hold the
-sequences, chunking and overtaking bound them, spans are the positions of plans in flight.
+step_planner   chooses sequences in the scheduler's order and gives them to step_builder, which makes the StepPlan
+running, waiting_queue   the sequences with a slot, and those without
+chunking, overtaking     limits: prompt tokens of a step, sequences admitted before a longer one
+spans          the positions that plans in flight compute
 """

@@ -1,6 +1,7 @@
-"""StepPlanner: fills a step with tokens of sequences; admits and preempts sequences for it.
+"""StepPlanner: fills a step with tokens of sequences, and admits and preempts sequences for it.
 
-The order is that of scheduler.py: waiting sequences of tenants with fewer running ones, running ones, waiting ones.
+It works in the order that scheduler.py describes: waiting sequences of tenants with fewer running sequences, then
+running sequences, then the other waiting sequences.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from rayloom_engine.core.window import first_seen_block, longest_hit
 
 
 class StepPlanner:
-    """Moves sequences between the waiting queue and the running ones, and gives them tokens and blocks."""
+    """Moves sequences between the waiting queue and the running sequences, and gives them tokens and blocks."""
 
     def __init__(
         self,
@@ -40,7 +41,7 @@ class StepPlanner:
         self._in_flight = in_flight
 
     def fill(self, builder: StepBuilder) -> None:
-        """Distributes the builder's budget. The builder stays empty when nothing can be computed now."""
+        """Distributes the step's token budget over sequences. Leaves `builder` empty if nothing can be computed now."""
         lacking = [(s.num_tokens - s.num_computed, s) for _, s in self._running.in_ranks() if self._is_allowed(s)]
         decodes = [s for lack, s in lacking if lack == 1]  # lack 0: its next token is being sampled
         prefills = [s for lack, s in lacking if lack > 1]
@@ -50,14 +51,15 @@ class StepPlanner:
             builder.share = -(-max(1, builder.budget - num_decodes) // len(tenants))
         self._admit_due(builder, num_decodes)
         if not builder.num_tokens and 0 < builder.budget <= num_decodes:
-            # Decodes would use the whole budget until they end, so all sequences take turns instead.
+            # The decodes alone would use the whole budget of every step. Admit one waiting sequence with one token, so
+            # that waiting sequences take turns with the decodes.
             self._schedule_waiting(builder, max_admissions=1, max_tokens=1)
         self._schedule_running(builder, in_turn(decodes, prefills, builder.budget, builder.max_decodes))
         if builder.is_short:
             return
         self._schedule_waiting(builder)
         if builder.share is not None:
-            # The unused part of a tenant's share is for the others.
+            # Other tenants get what a tenant leaves unused of its share.
             builder.share = None
             self._extend(builder, [*builder.num_tokens, *prefills])
             self._schedule_waiting(builder)
@@ -67,7 +69,7 @@ class StepPlanner:
             if builder.budget == 0:
                 break
             if sequence.state is not SequenceState.RUNNING:
-                continue  # preempted by a sequence before it
+                continue  # preempted in this loop, for an earlier sequence
             lack = sequence.num_tokens - sequence.num_computed
             num = 1
             if lack > 1:
@@ -84,7 +86,7 @@ class StepPlanner:
                     builder.take(sequence, num, is_prompt=lack > 1)
 
     def _extend(self, builder: StepBuilder, sequences: list[Sequence]) -> None:
-        """Gives running sequences the rest of the budget, as far as there are blocks."""
+        """Gives running sequences the rest of the budget. Skips a sequence for which blocks have run out."""
         for sequence in sequences:
             if sequence.state is SequenceState.RUNNING:
                 end = sequence.num_computed + builder.num_tokens.get(sequence, 0)
@@ -93,10 +95,10 @@ class StepPlanner:
                     builder.take(sequence, num, is_prompt=True)
 
     def _victim(self, sequence: Sequence) -> Sequence | None:
-        """The sequence to preempt for `sequence`: the newest of the tenant with the most, possibly itself.
+        """Returns the sequence to preempt for `sequence`: the one with the highest rank, possibly itself.
 
-        None when `sequence` must wait for sequences in flight: they write their blocks, and their tokens must not be
-        lost.
+        Returns None if `sequence` must wait for sequences in flight. These cannot be preempted: plans write to their
+        blocks, and their sampled tokens would be lost.
         """
         in_flight = set(self._in_flight())
         ranked = [s for _, s in self._running.in_ranks()]
@@ -106,7 +108,7 @@ class StepPlanner:
         return free[-1] if free and not is_waiting else None
 
     def _admit_due(self, builder: StepBuilder, num_decodes: int) -> None:
-        """Admits waiting sequences of a lower rank than running ones, before the running ones get any budget."""
+        """Admits waiting sequences with a lower rank than a running one, before running sequences get tokens."""
         num_of_tenant = self._running.num_of_tenants()
         if len({*num_of_tenant, *self._waiting.tenants()}) < 2:
             return
@@ -119,7 +121,7 @@ class StepPlanner:
             if builder.budget == 0 or line.is_closed or rank + 1 >= max(num_of_tenant.values(), default=0):
                 break
             if self._is_allowed(sequence):
-                # Decodes of this step keep their tokens as long as one is left for the admitted sequence.
+                # The admitted sequence gets what the decodes of this step leave of the budget, but at least one token.
                 self._try_admit(sequence, builder, line, max(1, builder.budget - num_decodes), rank)
 
     def _schedule_waiting(
@@ -136,7 +138,10 @@ class StepPlanner:
     def _try_admit(
         self, sequence: Sequence, builder: StepBuilder, line: Line, max_tokens: int, rank: int | None = None
     ) -> None:
-        """Admits the sequence if all of it fits. With a rank, it may preempt running sequences of higher ranks."""
+        """Admits the sequence if there is room for all of its tokens.
+
+        With a `rank`, it may preempt running sequences with a higher rank. `max_tokens`: limit for this step.
+        """
         leader = self._leader(sequence)
         if leader is not None and leader.num_computed < sequence.num_prompt_tokens - 1:
             return  # the leader computes the prompt; the sequence joins in a later step
@@ -160,7 +165,7 @@ class StepPlanner:
         sequence.block_ids = [0] * first + found  # entries before `first` are never read
         sequence.first_block = first
         sequence.num_computed = num_known
-        # Found blocks are in the index already.
+        # The found blocks are in the prefix index already.
         sequence.num_registered_blocks = len(sequence.block_ids)
         is_extended = self._running.try_extend(sequence, num_known + num)
         assert is_extended, "admission checked the room"
@@ -173,9 +178,12 @@ class StepPlanner:
         builder.take(sequence, num, is_prompt=True)
 
     def _has_room(self, sequence: Sequence, found: list[int], builder: StepBuilder, rank: int | None) -> bool:
-        """True if a slot and blocks for all of the sequence are free; with a rank, preempts others if that suffices."""
+        """True if a slot, and blocks for all tokens of the sequence, are free.
+
+        With a `rank`, first preempts running sequences with a higher rank, if this makes enough room.
+        """
         num_new = max(0, self._config.most_blocks(sequence.num_tokens) - len(found))
-        # Some blocks stay free for running sequences to grow, or the next step would preempt the admitted sequence.
+        # Keep one block free for each running sequence to grow. Otherwise the next step would preempt the new sequence.
         needed = num_new + self._running.pool.num_cached_only(found) + len(self._running)
         num_slots = self._running.num_free_slots
         num_free = self._running.pool.num_free
@@ -195,32 +203,33 @@ class StepPlanner:
         return True
 
     def _preemptible(self, rank: int, builder: StepBuilder) -> list[Sequence]:
-        """Running sequences of a higher rank, highest first, without those in flight or in the builder."""
+        """Running sequences with a higher rank, highest first, without those that are in flight or in this step."""
         in_flight = set(self._in_flight())
         higher = [s for its_rank, s in reversed(self._running.in_ranks()) if its_rank > rank and s not in in_flight]
-        # A sequence before one that was just admitted may be the source of its block copies.
+        # Stop at the first sequence of this step: a sequence of lower rank may be the source of that one's block copy.
         num = next((index for index, s in enumerate(higher) if s in builder.num_tokens), len(higher))
         return higher[:num]
 
     def _leader(self, sequence: Sequence) -> Sequence | None:
-        """The running sequence with the same prompt whose blocks this one may share."""
+        """The running sequence with the same prompt whose blocks this sequence may share (choice 0 of its request)."""
         if sequence.fork_of is None or sequence.wants_prompt_logprobs or sequence.num_generated:
             return None
         leader = self._sequences.get(sequence.fork_of)
         if leader is None or leader.state is not SequenceState.RUNNING or leader.order > sequence.order:
             return None
         is_alike = (leader.tenant, leader.cache_key) == (sequence.tenant, sequence.cache_key)
-        # A leader that is far ahead has released blocks that the last token of the prompt sees.
+        # With a sliding window, a leader that is far ahead may have released blocks that the fork needs.
         first = first_seen_block(sequence.num_prompt_tokens - 1, self._config.window, self._config.block_size)
         return leader if is_alike and leader.first_block <= first and sequence.has_prompt_of(leader) else None
 
     def _known_blocks(self, sequence: Sequence, leader: Sequence | None) -> tuple[int, list[int], int | None]:
-        """(first, blocks, source): blocks with the sequence's beginning, from index `first`; a fork's block to copy.
+        """Returns (first, blocks, source): computed blocks that the sequence can share, and one that it must copy.
 
-        No later token sees a block before `first`. The last token is always computed, because the next one is sampled
-        from its logits. A fork first writes into the block of that token, so the copy of copy-on-write is made when it
-        joins, and the leader's table never changes. The fork computes that block itself, and copies nothing, while the
-        leader's own tokens in it may be a NaN.
+        `blocks` are the sequence's blocks from index `first` on; no later token attends to a block before `first`.
+        `source` is a block of the leader, or None. The last token of a prompt is always computed, because the next
+        token is sampled from its logits. A fork therefore soon writes to the block of that token: it gets its own copy
+        of the block (copy-on-write) when it is admitted, and the leader's block table never changes. While the leader's
+        generated tokens in that block may hold a NaN, the fork copies nothing and computes the block itself.
         """
         block_size = self._config.block_size
         if leader is not None:
@@ -252,7 +261,7 @@ class StepPlanner:
         self.set_aside(sequence)
 
     def set_aside(self, sequence: Sequence) -> None:
-        """Makes a running sequence wait again; it keeps its ids."""
+        """Moves a running sequence back to the waiting queue. It keeps its token ids."""
         self._running.leave(sequence)
         sequence.state = SequenceState.WAITING
         self._waiting.add(sequence)
@@ -261,16 +270,16 @@ class StepPlanner:
         return self.only is None or sequence.request_id in self.only
 
     def _chunk(self, sequence: Sequence, start: int, builder: StepBuilder, max_tokens: int) -> int:
-        """Number of tokens that this step computes from position `start`; 0 when attention would cost too much."""
+        """Number of tokens that this step computes from position `start`; 0 if their attention would cost too much."""
         config = self._config
         chunk = chunk_size(start, sequence.num_tokens, builder, config.max_num_batched_tokens, config.window)
         return min(max_tokens, chunk)
 
 
 def _has_doubtful_rest(leader: Sequence, index: int, block_size: int) -> bool:
-    """True if the block at `index`, which has the end of the leader's prompt, has later tokens that are not proven.
+    """True if the leader's block at `index`, where its prompt ends, holds generated tokens that may be a NaN.
 
-    The last token of the prompt does not count: a fork computes it again.
+    The last token of the prompt does not count, because a fork computes it again.
     """
     end = min(leader.num_computed, (index + 1) * block_size)
     return end > leader.num_prompt_tokens and leader.num_proven < end
