@@ -42,7 +42,10 @@ class SlotStep(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StepPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """One step. A rank frees slots, adds slots, appends ids, clears blocks, copies blocks, computes, samples: in order."""
+    """One step.
+
+    A rank frees slots, adds slots, appends ids, clears blocks, copies blocks, computes and samples, in this order.
+    """
 
     step_id: int
     epoch: int  # a rank refuses a plan whose epoch is not its own

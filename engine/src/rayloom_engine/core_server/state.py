@@ -49,7 +49,10 @@ class CoreState:
             self.pool.patience_s = seconds
 
     def mark(self) -> tuple[object, ...]:
-        """Returns a value that changes with all progress of the main thread: a turn of its loop, a check, half a layer."""
+        """Returns a value that changes when the main thread runs its loop, checks its ranks or computes half a layer.
+
+        `Stillness` takes each change as progress.
+        """
         advance = self.rank.activity.advance if self.rank is not None else 0
         return self.heartbeat, advance, self.pool.checked_at if self.pool is not None else 0.0
 
@@ -71,7 +74,7 @@ class CoreState:
         self.state = "serving"
 
     def recovering(self, rank: int, node: str, cause: str, lost_at: float) -> None:
-        """Begins a rebuild, which ends with `serving`. Its phases replace the old ones, and began at `lost_at`."""
+        """Begins a rebuild, which ends with `serving`. Removes the old phases. The first new one began at `lost_at`."""
         self.message = cause
         self.lost = f"rank {rank}"
         self.lost_node = node

@@ -206,9 +206,8 @@ def _ask(
 
 def _failure(rank: int, failed: Failed, is_rebuild: bool) -> Exception:
     if is_rebuild:
-        return RankLost(
-            rank, failed.message
-        )  # not the user's fault: this rank, or an earlier start of it, has loaded before
+        # This rank, or an earlier start of it, has loaded before, so the settings and the model are not the cause.
+        return RankLost(rank, failed.message)
     if failed.kind == "config":
         return ConfigError(failed.message)
     if failed.kind == "model":
