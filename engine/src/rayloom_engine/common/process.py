@@ -54,7 +54,7 @@ def end_with_parent(parent_pid: int, how: signal.Signals = signal.SIGKILL) -> No
     If `how` is not SIGKILL, the process has _LAST_SECONDS to end its children; then it exits.
     """
     _control(_PR_SET_PDEATHSIG, how)
-    # A thread watches the parent too, because it may have ended before this call, which also exists only on Linux.
+    # A thread watches the parent too: it may have ended before this call, and only Linux has the call.
     threading.Thread(target=_watch_parent, args=(parent_pid, how), daemon=True, name="parent-watch").start()
 
 

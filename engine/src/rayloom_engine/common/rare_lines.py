@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Collection
 
-MAX_PROBLEMS = 64  # most problems that OncePerProblem remembers
+MAX_PROBLEMS = 64  # number of problems that OncePerProblem remembers
 
 
 class RareLines(logging.Filter):

@@ -17,12 +17,12 @@ class RestartBudget:
     """Counts the deaths of one process, or other events that end with a restart."""
 
     def __init__(self, budget: int) -> None:
-        """`budget`: most restarts within WINDOW_SECONDS."""
+        """`budget`: number of restarts allowed within WINDOW_SECONDS."""
         self._budget = budget
         self._deaths: deque[float] = deque()
 
     def wait_after_death(self, now: float) -> float | None:
-        """Counts a death at `now` (time.monotonic). Returns the seconds until the restart; None if none is left."""
+        """Counts a death at `now` (time.monotonic). Returns the back-off; None if the restart budget is spent."""
         while self._deaths and now - self._deaths[0] > WINDOW_SECONDS:
             self._deaths.popleft()
         wait = backoff_seconds(len(self._deaths))

@@ -8,7 +8,7 @@ A block is in exactly one of these states:
 
 The content of a block is proven once finite logits were computed from it. It stays proven, because a full block is
 never written again. A block that is not held and not proven may hold a NaN, so two rules apply:
-- As a cached prefix, only the sequence that filled it finds it.
+- The prefix index offers it only to the sequence that filled it.
 - Before it is allocated for other content, it is cleared. Masked attention multiplies by zero the positions that the
   new owner has not written yet, and NaN x 0 is NaN.
 
@@ -97,7 +97,8 @@ class BlockPool:
     def register(self, block_id: int, content: bytes) -> None:
         """Adds a held, full block to the prefix index. `content`: the hash of its content.
 
-        If the index has another block with this content, the other one stays, unless it is not held and not proven.
+        If the index already has another block with this content, it keeps that one, unless nobody holds it and it is
+        not proven.
         """
         assert self._ref_counts[block_id] > 0
         other = self._cached.get(content)
@@ -160,7 +161,7 @@ class BlockPool:
         return sum(1 for block_id in block_ids if self._ref_counts[block_id] == 0)
 
     def check_integrity(self, block_tables: Iterable[Sequence[int]]) -> None:
-        """Raises AssertionError if counts and lists contradict each other, or the block tables of all sequences."""
+        """Raises AssertionError if counts and lists contradict each other or the sequences' block tables."""
         expected = [0] * self.num_blocks
         for table in block_tables:
             assert len(set(table)) == len(table), f"a block table names a block twice: {list(table)}"

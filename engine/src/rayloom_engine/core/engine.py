@@ -67,7 +67,7 @@ class StepTimes:
 
 
 class Engine:
-    """Accepts sequences and advances all of them, step by step."""
+    """Queues sequences and computes their tokens in steps."""
 
     def __init__(
         self,
@@ -148,8 +148,8 @@ class Engine:
         times.num_steps += 1
         times.forward += result.forward_s
         times.sample += result.sample_s
-        # With several plans in flight, ranks also compute while this thread does other work, so `forward_s` and
-        # `sample_s` are no part of this step's duration. Subtract the wait for the result instead.
+        # All time that is not the ranks' is host time. With one plan in flight, the ranks compute only during this
+        # step, so subtract their times. With several, they compute outside of it too, so subtract the wait instead.
         is_alone = self.scheduler.config.depth == 1
         times.host += now - started - (result.forward_s + result.sample_s if is_alone else waited)
         return [output for output in outputs if not is_probe(output.sequence_id)]

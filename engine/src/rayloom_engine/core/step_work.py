@@ -22,7 +22,7 @@ class StepWork:
     flops_per_token: float = 0.0  # 2 for every parameter of the stage
     flops_per_pair: float = 0.0  # for a token and one position that it attends to, in all layers of the stage together
     num_layers: int = 1  # layers of the stage
-    window: int | None = None  # most positions that a token attends to; None: all
+    window: int | None = None  # a token attends to at most this many positions; None: all
 
     def flops(self, plan: StepPlan) -> float:
         """Operations of the whole step. Masked positions in a chunk are counted, because kernels compute them too."""

@@ -30,9 +30,9 @@ def most_blocks(num_tokens: int, window: int | None, max_step_tokens: int, block
 
 
 def longest_hit(known: Sequence[int | None], window: int | None, block_size: int) -> tuple[int, int]:
-    """Returns (first, end) of the longest prefix that the cache can replace: a sequence continues after block end - 1.
+    """Returns (first, end): the longest prefix of a sequence, blocks [0, end), that need not be computed.
 
-    Blocks [first, end) are cached; the blocks before `first` are not needed, because no token from there on sees them.
+    Blocks [first, end) are cached. Blocks before `first` are not needed, because no token after the prefix sees them.
     `known`: for each full block of the sequence, in order, the id of a block with that content, or None.
     """
     longest = (0, 0)

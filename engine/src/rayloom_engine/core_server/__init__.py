@@ -1,9 +1,12 @@
-"""The EngineCore process ("core"): owns the scheduler. API server processes ("fronts") and workers ("ranks") connect to
-it.
+"""The EngineCore process ("core"): owns the scheduler.
+
+API server processes ("fronts") and workers ("ranks") connect to it.
 
 process     starts the EngineCore
-context, state  what its threads share; run_folder: files that the next EngineCore process reads
+context     the objects that the process consists of; state: values that its threads share
+run_folder  files that the next EngineCore process reads
 sockets     the I/O thread; loop: the main thread
-recovery    serves on ranks that may be lost; black_box: finds the sequence that caused a death
+recovery    rebuilds the engine after the loss of a rank
+black_box   records the sequences in flight, to find one that crashes the engine
 ranks/      the connections to the ranks: attaches and assembles them, runs plans, finds the rank that hangs
 """

@@ -77,7 +77,7 @@ class BlackBox:
         return is_narrower
 
     def save(self) -> None:
-        """Writes the suspicion for the next EngineCore."""
+        """Writes the suspicion to its file, for the next EngineCore process."""
         draft = self._suspicion_path.with_suffix(".new")
         with contextlib.suppress(OSError):
             draft.write_bytes(_framed(self.suspicion))

@@ -1,4 +1,4 @@
-"""CoreContext: the parts of an EngineCore process that it needs with and without other ranks; declares it ready."""
+"""CoreContext: the objects of an EngineCore process that it needs with every executor. Also declares it ready."""
 
 from __future__ import annotations
 

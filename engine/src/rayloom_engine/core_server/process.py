@@ -94,8 +94,8 @@ class CoreProcess:
     def is_up(self) -> bool:
         """Returns True if the start is complete. Called for every pulse; exits the process if the main thread hangs."""
         state = self._state
-        # An EngineCore that is the only rank is watched as soon as it has loaded: it computes its first step before its
-        # state becomes "serving".
+        # Watch the main thread once it computes. An EngineCore that is the only rank does so as soon as it has loaded:
+        # its state becomes "serving" only after its first step.
         mark = state.mark() if state.state == "serving" or state.rank is not None else None
         # Count time by pulses, not by a clock: a process that was stopped for a while has not hung.
         self._num_pulses += 1

@@ -109,8 +109,8 @@ class Recovery:
         self._executor = RemoteExecutor(pool)
         self._is_rebuild = context.folder.sizes() is not None  # True if an earlier EngineCore process was assembled
         self._deadline = self._limits.deadline(time.monotonic(), is_rebuild=self._is_rebuild)
-        self._assembly = Assembly(epoch, [])  # the last one
-        self._loss = RankLost(0, "")  # the last one
+        self._assembly = Assembly(epoch, [])  # the last assembly
+        self._loss = RankLost(0, "")  # the last loss
         self._core: Core | None = None  # None until the first assembly; keeps the sequences when ranks are lost
 
     def run(self) -> NoReturn:

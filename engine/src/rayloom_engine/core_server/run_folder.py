@@ -11,7 +11,8 @@ from pathlib import Path
 class KeptSizes:
     """The sizes that the first EngineCore process chose. Every later process takes them over.
 
-    With sizes of its own, a later process that finds less free memory could not continue sequences accepted earlier.
+    A later process may find less free memory. If it chose its own sizes, it might not be able to continue sequences
+    that were accepted before.
     """
 
     num_kv_blocks: int
@@ -19,7 +20,7 @@ class KeptSizes:
 
 
 class RunFolder:
-    """Only the EngineCore's main thread writes these files."""
+    """Reads and writes these files. Only the EngineCore's main thread may write them."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -51,7 +51,7 @@ class Disconnected:
 
 @dataclass(frozen=True, slots=True)
 class Inbox:
-    """Front messages in order of arrival, from the I/O thread to the main thread."""
+    """Messages of fronts in order of arrival. The I/O thread puts them in, the main thread takes them out."""
 
     items: deque[tuple[int, Submit | Abort | Disconnected]]
     event: threading.Event
@@ -218,7 +218,7 @@ class CoreIo:
             writer.close()
 
     def _problem(self, hello: object) -> str:
-        """The reason to refuse a connection; empty when it is accepted."""
+        """Returns the reason to refuse a connection; empty if it is accepted."""
         if not isinstance(hello, Hello) or not hmac.compare_digest(hello.token.encode(), self._token.encode()):
             return "refused a connection without the right token"
         if hello.version != PROTOCOL_VERSION:

@@ -54,7 +54,7 @@ def use_private_ray(run_dir: Path) -> None:
 
 
 def _write_token(run_dir: Path) -> None:
-    """Writes Ray's token, if it does not exist. A restarted Ray uses the same one, because the launcher may know it."""
+    """Writes Ray's token to its file, if there is none. A restarted Ray keeps it, because the launcher may use it."""
     path = run_dir / "ray_token"
     if not path.exists():
         draft = run_dir / "ray_token.new"

@@ -26,7 +26,7 @@ from rayloom_engine.worker.rank_server import RankPlace, RankServer
 logger = logging.getLogger(__name__)
 
 _POLL_SECONDS = 0.1
-_LOCAL_SECONDS = 60.0  # least time to wait for the Ray that this server starts on this machine
+_LOCAL_SECONDS = 60.0  # minimum patience with the Ray that this server starts on this machine
 
 
 def ray_address(config: EngineConfig) -> str | None:

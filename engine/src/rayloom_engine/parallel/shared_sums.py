@@ -1,4 +1,4 @@
-"""A TensorGroup for ranks on one machine: they read each other's parts from shared memory. Sums go in order of ranks.
+"""A TensorGroup for ranks on one machine, which read each other's parts from shared memory and add them by rank.
 
 Every rank has a memory file with two slots for its parts, used alternately, and a pipe from each peer. In an exchange,
 a rank writes its part into a slot, sends one byte to every peer, and reads one byte from each; then all parts are in

@@ -38,8 +38,8 @@ class ProcessGroupLink:
     def __init__(self, form: HiddenStates, *, previous_rank: int, next_rank: int, depth: int) -> None:
         """`previous_rank`, `next_rank`: the ranks of the same shard in the neighbour stages; unused if there is none.
 
-        `depth`: most plans in flight. The core makes a further plan only once the last stage has finished the oldest,
-        so a send has to wait for an earlier send only if a stage is late.
+        `depth`: limit of plans in flight, and so of unfinished sends. The core makes a further plan only once the last
+        stage has finished the oldest, so a send waits for an earlier send only if a stage is late.
         """
         self._form = form
         self._previous_rank = previous_rank

@@ -14,7 +14,7 @@ from pathlib import Path
 from rayloom_engine.common.restarts import RestartBudget
 
 _BUSY_SECONDS = 60.0  # after the last signal in the pipe, CPU time counts as a sign of life for this long
-_START_SECONDS = 10.0  # least patience with a child that is not up yet: it may wait this long for a disk
+_START_SECONDS = 10.0  # minimum patience with a child that is not up yet: it may wait this long for a disk
 
 
 class Child:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Activity:
-    """Written by the thread that computes, read by any other. Use `with activity:` around a wait for a peer."""
+    """Written by the thread that computes, read by others. Use `with activity:` around a wait for a peer."""
 
     def __init__(self) -> None:
         self.advance = 0  # increases when a wait begins and when it ends, and thereby with every half of a layer

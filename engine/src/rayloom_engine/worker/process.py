@@ -1,4 +1,7 @@
-"""A rank's process, `python -m rayloom_engine.worker.process`. It outlives the core and keeps weights for the next."""
+"""A rank's process, `python -m rayloom_engine.worker.process`.
+
+It outlives a core that dies, and keeps its weights for the next core.
+"""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ class RankPlace:
     """Identifies a start of a rank, and the core that it belongs to."""
 
     rank: int
-    incarnation: int
+    incarnation: int  # number of this start: a later start of the rank has a higher one
     ranks_on_host: int  # number of ranks that share this machine's cores and memory, this one included
     address: str  # HOST:PORT of the core
     token: str = field(repr=False)
@@ -69,7 +69,7 @@ class RankServer:
     """One rank, over all its connections to cores."""
 
     def __init__(self, config: EngineConfig, place: RankPlace, exit_code: Callable[[], int] | None = None) -> None:
-        """`exit_code`: for a rank of a job: the process exits with it once its core is gone, even if it hangs."""
+        """`exit_code`: set for a rank of a job. Once its core is gone, the process exits with it, even if it hangs."""
         self.is_refused = False  # True if this rank last told the core that it cannot use the settings or the model
         self._exit_code = exit_code
         self._config = config
@@ -89,8 +89,8 @@ class RankServer:
         core_seen_at = time.monotonic()  # last time at which this rank belonged to a core
         while time.monotonic() - core_seen_at < ORPHAN_SECONDS:
             dialled_at = time.monotonic()
-            # A core that has a newer process of this rank closes the connection at once. This process does not belong
-            # to that core, so such a connection does not count.
+            # A core that has a newer process of this rank closes the connection at once. So this process belongs to the
+            # core only if an order came over the connection, or if it lasted for a while.
             if self.serve_core() and (self._had_order or time.monotonic() - dialled_at > _OWN_SECONDS):
                 core_seen_at = time.monotonic()
             time.sleep(DIAL_SECONDS)

@@ -36,7 +36,7 @@ class Runner:
         link: StageLink | None = None,
         group: TensorGroup | None = None,
     ) -> None:
-        """`link`: to the previous and next stage. `group`: the ranks of this stage. None if there are no others."""
+        """`link`: to the other stages, None if there are none. `group`: the ranks of this stage, None if it has one."""
         stage = model.part.stage
         shard = model.part.shard
         assert link is not None or stage.count == 1, f"stage {stage.index} needs a link to its neighbours"

@@ -121,7 +121,7 @@ def _kept_of(logits_V: torch.Tensor, num: int, is_whole: bool, top_p: float, min
     logits, ids = logits_V.topk(num)
     keep = torch.ones_like(ids, dtype=torch.bool)
     if min_p > 0.0:
-        # The same as p >= min_p * p_max, with logits.
+        # This is p >= min_p * p_max, expressed in logits.
         keep &= logits >= logits[0] + math.log(min_p)
         is_whole = is_whole or not keep[-1]
         if not is_whole:

@@ -1,7 +1,10 @@
 """The plan of a step: which sequences get how many tokens, blocks and slots.
 
-step_planner   chooses sequences in the scheduler's order and gives them to step_builder, which makes the StepPlan
-running, waiting_queue   the sequences with a slot, and those without
-chunking, overtaking     limits: prompt tokens of a step, sequences admitted before a longer one
+step_planner   chooses sequences in the scheduler's order and adds them to a StepBuilder
+step_builder   makes the StepPlan
+running        the sequences that have a slot
+waiting_queue  the sequences that wait for a slot
+chunking       limits the tokens of a long prompt in one step
+overtaking     limits how many sequences may be admitted before an earlier, longer one
 spans          the positions that plans in flight compute
 """

@@ -11,8 +11,9 @@ from math import isqrt
 
 from rayloom_engine.core.planning.step_builder import StepBuilder
 
-# Up to this context a chunk may use the whole token budget. Longer contexts share the attention cost of one whole
-# budget at this context; there, an 8B model spends 0.6 times as long on attention as on its weights.
+# Up to this context, a chunk may use the whole token budget. All longer contexts of a step together may cost as much
+# attention as one whole budget at this context. There, an 8B model spends 0.6 times as long on attention as on its
+# weights.
 FULL_BUDGET_CONTEXT = 16_384
 # Every step reads all weights, so smaller chunks would slow the prompt down without making a step faster.
 LEAST_CHUNK = 64
@@ -23,9 +24,9 @@ def chunk_size(
 ) -> int:
     """Returns how many tokens of a sequence the step of `builder` may compute.
 
-    The sequence has `num_tokens` tokens, of which `start` are computed. `window`: how many positions a token attends
-    to at most (None: all). Returns 0 if the sequences already in the step use up its attention cost for long contexts.
-    That limit never applies to decodes and short contexts.
+    The sequence has `num_tokens` tokens, of which `start` are computed. `window`: a token attends to at most this many
+    positions (None: all). Returns 0 if the sequences already in the step leave no attention cost for a long context.
+    Decodes and short contexts are not limited by that.
     """
     room = max_num_batched_tokens * FULL_BUDGET_CONTEXT
     most = min(num_tokens - start, builder.budget)
@@ -41,7 +42,7 @@ def chunk_size(
 
 
 def largest_chunk(start: int, room: int) -> int:
-    """The largest n with n x (start + n) <= room; 0 without room."""
+    """Returns the largest n whose attention cost n x (start + n) is at most `room`; 0 if `room` is not positive."""
     return (isqrt(start * start + 4 * room) - start) // 2 if room > 0 else 0
 
 

@@ -39,7 +39,7 @@ class Line:
             held.num_overtaking_tokens += sequence.num_tokens
 
     def _allowance(self, held: Sequence) -> int:
-        """Returns how many tokens a sequence may have that overtakes `held`."""
+        """Returns the limit for the tokens of the next sequence that overtakes `held`."""
         if held.num_overtakers >= self._max_overtakers:
             return 0
         return held.num_tokens - held.num_overtaking_tokens

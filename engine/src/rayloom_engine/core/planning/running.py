@@ -18,7 +18,7 @@ class RunningSequences:
     def __init__(self, config: SchedulerConfig) -> None:
         self.pool = BlockPool(config.num_blocks)
         self._config = config
-        self._sequences: list[Sequence] = []  # sorted by order
+        self._sequences: list[Sequence] = []  # sorted by `Sequence.order`
         self._free_slots = list(range(config.max_num_seqs - 1, -1, -1))
         self._slots_to_free: list[int] = []  # sent to the ranks with the next plan
 
@@ -26,7 +26,7 @@ class RunningSequences:
         return len(self._sequences)
 
     def __iter__(self) -> Iterator[Sequence]:
-        """Sorted by order."""
+        """Yields the sequences, sorted by `Sequence.order`."""
         return iter(self._sequences)
 
     @property
@@ -38,7 +38,7 @@ class RunningSequences:
         return Counter(sequence.tenant for sequence in self._sequences)
 
     def in_ranks(self) -> list[tuple[int, Sequence]]:
-        """(rank, sequence), lowest rank first, then by arrival.
+        """Returns (rank, sequence) of all running sequences, lowest rank first, then by arrival.
 
         The rank of a sequence is the number of running sequences of the same tenant that come before it in
         `Sequence.order`. (Not the rank of a worker.) With one tenant, the result is sorted by `Sequence.order`.
@@ -70,8 +70,8 @@ class RunningSequences:
             self._slots_to_free.append(sequence.slot)
         self._release_blocks(sequence)
         sequence.slot = None
-        # These include blocks that the window released earlier: a new run of the sequence needs none of them, or finds
-        # them in the prefix index.
+        # These include blocks that the sliding window has released. When the sequence runs again, it does not need them,
+        # or finds them in the prefix index.
         sequence.own_blocks = frozenset(sequence.block_ids[: sequence.num_registered_blocks])
         sequence.forget_blocks()
 
@@ -153,7 +153,7 @@ class RunningSequences:
         self.pool.release(sequence.held_block_ids, max(0, num_proven))
 
     def check_integrity(self) -> None:
-        """Raises AssertionError when slots and blocks do not add up."""
+        """Raises AssertionError if slots and blocks contradict each other."""
         assert self._sequences == sorted(self._sequences, key=order_of)
         assert all(s.state is SequenceState.RUNNING for s in self._sequences)
         slots = [s.slot for s in self._sequences if s.slot is not None]

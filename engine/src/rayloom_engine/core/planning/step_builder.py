@@ -14,16 +14,16 @@ _LEAST_SHARE = 64
 
 @dataclass(slots=True)
 class StepBuilder:
-    budget: int  # tokens that may still be added to the step
-    max_decodes: int  # most sequences that may decode in this step, that is, compute one token
-    share: int | None = None  # most prompt tokens of one tenant; None = no limit
+    budget: int  # number of tokens that may still be added to the step
+    max_decodes: int  # limit of sequences that decode (compute one token) in this step
+    share: int | None = None  # limit of prompt tokens of one tenant; None = no limit
     num_tokens: dict[Sequence, int] = field(default_factory=dict)  # scheduled sequence -> tokens to compute
     copies: dict[Sequence, tuple[int, int]] = field(default_factory=dict)  # sequence -> (from, to) block ids
     is_short: bool = False  # blocks ran out: a running sequence was preempted or must wait, so nothing is admitted
     _prompt_tokens: dict[str, int] = field(default_factory=dict)  # tenant -> tokens counted against its share
 
     def room_for(self, tenant: str) -> int:
-        """Prompt tokens that this tenant may still compute."""
+        """Returns how many prompt tokens of this tenant may still be added to the step."""
         if self.share is None:
             return self.budget
         return max(0, min(self.budget, self.share - self._prompt_tokens.get(tenant, 0)))
@@ -55,8 +55,8 @@ class StepBuilder:
         """
         new_slots = []
         slots = []
-        # id(prompt) -> a sequence with this prompt that the ranks have, and how many of its blocks they have when they
-        # add this plan's new slots. The ranks append the plan's new blocks to older slots only after that.
+        # id(prompt) -> a sequence with this prompt that the ranks have, and the number of its blocks that they have
+        # when they add this plan's new slots. New blocks of older slots do not count: the ranks append them later.
         known = {
             id(sequence.prompt_ids): KnownPrompt(sequence, sequence.num_sent_blocks)
             for sequence in running
@@ -118,8 +118,8 @@ def fair_share(num_tokens: int, depth: int, max_tokens: int) -> int:
 def in_turn(decodes: list[Sequence], prefills: list[Sequence], budget: int, max_decodes: int) -> list[Sequence]:
     """Returns the sequences of this step in the order in which they get tokens. Both lists are sorted by urgency.
 
-    Of more than `max_decodes` decodes, only those take part whose last step is longest ago. If the budget has a token
-    for each of them, and more when there are prefills, decodes come first, then prefills, each by urgency. Otherwise
+    At most `max_decodes` decodes are returned: those whose last step is longest ago. If the budget suffices for all of
+    these, and for a token of a prefill if there is one, decodes come first, then prefills, each by urgency. Otherwise
     all take turns: those whose last step is longest ago come first, prefills included.
     """
     if len(decodes) > max_decodes:

@@ -140,7 +140,8 @@ class StepPlanner:
     ) -> None:
         """Admits the sequence if there is room for all of its tokens.
 
-        With a `rank`, it may preempt running sequences with a higher rank. `max_tokens`: limit for this step.
+        With a `rank`, it may preempt running sequences with a higher rank. `max_tokens`: limit for its tokens in this
+        step.
         """
         leader = self._leader(sequence)
         if leader is not None and leader.num_computed < sequence.num_prompt_tokens - 1:
@@ -157,7 +158,7 @@ class StepPlanner:
             num_known = sequence.num_prompt_tokens - 1
         num = self._chunk(sequence, num_known, builder, most)
         if num == 0:
-            return  # its attention would cost the step too much
+            return  # the attention of its long context would make the step too slow
         if not line.may_pass(sequence) or not self._has_room(sequence, found, builder, rank):
             line.hold(sequence)
             return
@@ -206,7 +207,8 @@ class StepPlanner:
         """Running sequences with a higher rank, highest first, without those that are in flight or in this step."""
         in_flight = set(self._in_flight())
         higher = [s for its_rank, s in reversed(self._running.in_ranks()) if its_rank > rank and s not in in_flight]
-        # Stop at the first sequence of this step: a sequence of lower rank may be the source of that one's block copy.
+        # A sequence that was just admitted may copy a block of a sequence with lower rank. So do not preempt anything
+        # from the first sequence of this step on.
         num = next((index for index, s in enumerate(higher) if s in builder.num_tokens), len(higher))
         return higher[:num]
 

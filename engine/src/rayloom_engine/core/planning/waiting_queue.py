@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from rayloom_engine.core.sequence import Sequence, order_of
 
-_MAX_TENANTS = 1024  # whose last admission is remembered: a limit, because API keys change while an engine runs
+_MAX_TENANTS = 1024  # limit of remembered last admissions: API keys may be replaced while an engine runs
 
 
 class WaitingQueue:

@@ -66,8 +66,8 @@ def assemble(
 def replace_lost(pool: RankPool, loss: RankLost) -> RankLost:
     """Drops the ranks that are gone after a loss. Returns the loss, with the rank to blame.
 
-    A rank that reports a failure, while it lives and no other rank is gone, is kept the first time and dropped the
-    second time.
+    If a live rank reports a failure and no rank is gone, it is kept. If it fails again before a step has succeeded, it
+    is dropped.
     """
     # Wait a moment: a live rank may report a dead peer before we see that peer's connection end, and one cause may kill
     # several ranks. All of these count as one loss.
@@ -183,7 +183,7 @@ def _ask(
     deadline = time.monotonic() + _MEET_SECONDS
     while waiting:
         if time.monotonic() > deadline:
-            # Even if another rank has reported a failure, blame a rank without an answer: the other one waited for it.
+            # Blame a rank without an answer, even if another rank has reported a failure: that one waited in vain.
             late = rank_to_blame({number: pool.attached[number].control.beat for number in waiting})
             raise RankLost(late, f"no answer to {type(order).__name__} in time")
         for number, reply in pool.poll(_POLL_SECONDS):

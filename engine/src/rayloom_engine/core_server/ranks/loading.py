@@ -46,7 +46,7 @@ class Loading:
         return Late(self._missing(now, beats), stuck)
 
     def _missing(self, now: float, beats: Mapping[int, Beat]) -> tuple[int, ...]:
-        """Returns the missing ranks, which are to be fenced.
+        """Returns the ranks that have been missing for too long. The caller fences them.
 
         Such a rank may be stopped, or cut off from this machine: to the launcher it looks alive. The wait doubles with
         every fence, because the node may take long to start the rank's container.

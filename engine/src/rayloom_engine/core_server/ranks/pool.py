@@ -46,7 +46,7 @@ Order = OpenStore | Join | Allocate | Run
 Reply = Loaded | StoreOpen | Done | Computed | Failed
 _REPLIES = (Loaded, StoreOpen, Done, Computed, Failed)
 NO_BEAT = Beat(phase="start", step=0, memory_bytes=0)
-_LOADING_SECONDS = 60.0  # least time without a beat while a rank loads: an import may block its heartbeat thread
+_LOADING_SECONDS = 60.0  # minimum patience with a rank that loads: an import may block its heartbeat thread
 
 
 @dataclass(slots=True, eq=False)

@@ -11,8 +11,9 @@ from rayloom_engine.protocol.ranks import Beat
 def rank_to_blame(beats: Mapping[int, Beat]) -> int:
     """Returns the rank to blame if no rank makes progress.
 
-    Ranks that wait for a peer are blamed last, because the peer is the one that hangs. Among the others, the choice is
-    a rank that computes, else one that has not begun the step; if there are several, the one with least progress.
+    A rank that waits for a peer is blamed only if all do, because the peer is the one that hangs. Of the others, a rank
+    that computes is blamed, else one that has not begun the step. Of several such ranks, it is the one with the least
+    progress.
     """
     return min(beats, key=lambda rank: (beats[rank].waits, beats[rank].phase != "step", beats[rank].advance, rank))
 

@@ -14,7 +14,7 @@ at most _MOST_PATIENCE x hang_seconds, so by default a blocked thread is found w
 
 from __future__ import annotations
 
-_BUSY_SHARE = 0.05  # least use of a core that is a sign of work: a thread that only wakes up to poll uses less
+_BUSY_SHARE = 0.05  # a thread that uses this share of a core works; one that only wakes up to poll uses less
 _CAP = 10.0
 _MOST_PATIENCE = 6.0
 _FORECAST_FACTOR = 5.0  # attention, sampling and cold caches may make a step slower than the best step so far
@@ -35,7 +35,7 @@ class Stillness:
     """Watches one thread. Call `observe` several times within each `patience_s`."""
 
     def __init__(self) -> None:
-        self._mark: object = None  # of the last `observe`
+        self._mark: object = None  # the `mark` of the last `observe`
         self._now = 0.0
         self._progress_at = 0.0
         self._work_at = 0.0  # time of the last progress or sign of work

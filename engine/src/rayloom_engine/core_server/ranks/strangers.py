@@ -12,8 +12,8 @@ import threading
 from collections.abc import Sequence
 
 _MAX_STRANGERS = 64
-# Most strangers from one address, so that a flood from one machine does not displace ranks of others. It is not smaller
-# because, after a restart of the core, all ranks of a machine connect at once, with two connections each.
+# Limit for strangers from one address, so that a flood from one machine does not displace ranks of others. It is this
+# high because, after a restart of the core, all ranks of a machine connect at once, with two connections each.
 _MAX_OF_HOST = 48
 
 
