@@ -1,4 +1,4 @@
-"""The places for engines of each revision that has engines or shall have some. Pure."""
+"""The places for engines of each revision that has engines or should have some. Pure."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ class RevisionPlaces:
     """The places for engines of one revision."""
 
     revision: str
-    resolved: Resolved | None  # what its engines are made from; None where no ControllerRevision has it: none is made
+    resolved: Resolved | None  # its spec; None if no ControllerRevision stores it, so that no engine can be created
     places: tuple[Place, ...]
     num_new: int  # empty places that may be filled now
 
 
 def old_revisions(step: Step) -> list[str]:
-    """Returns the revisions other than the spec's of which the step may make engines."""
+    """Returns the revisions, other than the spec's, of which the step may create engines."""
     state = step.state
     return sorted({*state.counts, state.current_revision} - {state.update_revision, ""})
 
@@ -39,7 +39,7 @@ def revision_places(
 ) -> tuple[RevisionPlaces, ...]:
     """Returns the places, by revision.
 
-    `resolved` is the spec's, and `old` has what engines of other revisions are made from. Terminating engines have no
+    `resolved` is the current spec, and `old` has the stored specs of other revisions. Terminating engines have no
     place: they are neither counted nor recreated.
     """
     state = step.state
