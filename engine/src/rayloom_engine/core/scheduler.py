@@ -267,7 +267,10 @@ class Scheduler:
             )
 
     def _num_tokens_ahead(self) -> int:
-        """Number of tokens in flight or still to compute, of running sequences and of waiting ones that get a slot."""
+        """Number of tokens that are in flight or still to compute.
+
+        Counts running sequences, and waiting ones that fit the free slots.
+        """
         waiting = islice(self._waiting.in_turns(self._running.num_of_tenants()), self._running.num_free_slots)
         lacking = sum(s.num_tokens - s.num_computed for s in self._running) + sum(s.num_tokens for _, s in waiting)
         return lacking + sum(in_flight.plan.num_tokens for in_flight in self._in_flight)

@@ -107,7 +107,7 @@ class Recovery:
         self._epochs = itertools.chain([epoch], iter(context.folder.draw_epoch, 0))
         self._limits = RecoveryLimits.of(context.config)
         self._executor = RemoteExecutor(pool)
-        self._is_rebuild = context.folder.sizes() is not None  # True if an earlier EngineCore process was assembled
+        self._is_rebuild = context.folder.sizes() is not None  # an earlier EngineCore process has assembled ranks
         self._deadline = self._limits.deadline(time.monotonic(), is_rebuild=self._is_rebuild)
         self._assembly = Assembly(epoch, [])  # the last assembly
         self._loss = RankLost(0, "")  # the last loss

@@ -78,7 +78,7 @@ class Launcher:
         self._running: dict[int, int] = {}  # rank -> incarnation
         self._due: dict[int, float] = dict.fromkeys(range(config.world_size), 0.0)  # rank -> time of its next start
         self._fenced: set[int] = set()  # ranks killed for a fence; the core counts these deaths itself
-        self._counted: dict[int, int] = {}  # rank -> last incarnation whose death was counted in the budget here
+        self._counted: dict[int, int] = {}  # rank -> incarnation whose death this process last counted in the budget
         self._budgets = {rank: RestartBudget(config.restart_budget) for rank in self._due}
 
     def run(self) -> NoReturn:

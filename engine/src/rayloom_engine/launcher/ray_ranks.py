@@ -45,7 +45,7 @@ class RankActor:
 
         parsed = EngineConfig.model_validate_json(config)
         set_up_logging(f"rank{place.rank}", parsed.log_level)
-        # Several Ray nodes may run on one host, so the name contains both.
+        # Several Ray nodes may run on one host, so the name contains the host and the Ray node.
         os.environ.setdefault("RAYLOOM_NODE_NAME", _node_name(platform.node(), ray.get_runtime_context().get_node_id()))
         RankServer(parsed, place).run()
 

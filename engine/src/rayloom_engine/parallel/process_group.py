@@ -82,7 +82,7 @@ def join_group(rendezvous: Rendezvous, timeout_s: float) -> StageGroup | None:
 
 
 def _stage_group(rendezvous: Rendezvous, timeout: timedelta) -> StageGroup:
-    """Returns the group of this rank's stage. torch requires every rank to make all groups, in the same order."""
+    """Makes the groups of all stages and returns this rank's. torch requires all ranks to do this in the same order."""
     size = rendezvous.ranks_per_stage
     firsts = range(0, rendezvous.world_size, size)
     groups = [dist.new_group(list(range(first, first + size)), timeout=timeout) for first in firsts]

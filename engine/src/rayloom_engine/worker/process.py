@@ -17,7 +17,7 @@ from rayloom_engine.worker.rank_server import RankPlace, RankServer
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs a rank until it ends. Returns the exit code. `arguments` replace the command line's."""
+    """Runs a rank until it ends. Returns the exit code. `arguments`: used instead of the command line's, if given."""
     parser = argparse.ArgumentParser(prog="python -m rayloom_engine.worker.process", description=__doc__)
     parser.add_argument("--run-dir", type=Path, required=True, help="folder with config.json and token")
     parser.add_argument("--core-address", required=True, help="HOST:PORT of the core's rank port")

@@ -70,8 +70,8 @@ class RunningSequences:
             self._slots_to_free.append(sequence.slot)
         self._release_blocks(sequence)
         sequence.slot = None
-        # These include blocks that the sliding window has released. When the sequence runs again, it does not need them,
-        # or finds them in the prefix index.
+        # These include blocks that the sliding window has released. When the sequence runs again, it does not need
+        # them, or finds them in the prefix index.
         sequence.own_blocks = frozenset(sequence.block_ids[: sequence.num_registered_blocks])
         sequence.forget_blocks()
 

@@ -12,7 +12,7 @@ from rayloom_engine.protocol.ranks import Beat
 class Late:
     """The ranks that are late in a rebuild."""
 
-    missing: tuple[int, ...] = ()  # ranks that have not been attached for too long
+    missing: tuple[int, ...] = ()  # ranks that have been without a connection for too long
     stuck: tuple[int, str] | None = None  # (rank, phase) of the first rank whose loading makes no progress
 
 
