@@ -1,1 +1,1 @@
-"""Parallelism: the part of a model that a rank has, and what ranks do together. The only user of torch.distributed."""
+"""Parallelism: the part of a model that a rank holds, and communication of ranks in a step, by torch.distributed."""
