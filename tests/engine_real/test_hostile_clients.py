@@ -46,7 +46,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     folder = tmp_path_factory.mktemp("hostile")
     code = _LOOP_STANDS_STILL.format(flag=str(folder / "flag"))
     arguments = ("--max-model-len", "1024", "--served-model-name", "m", "--hang-seconds", "5")
-    with patched_server(folder, code, *arguments, target=("rayloom_engine.front.operations.health", "engine_version")) as running:
+    with patched_server(
+        folder, code, *arguments, target=("rayloom_engine.front.operations.health", "engine_version")
+    ) as running:
         yield running
 
 

@@ -1,1 +1,1 @@
-"""One HTTP request's sequences, from admission to the last delta, whatever API its answer is written for."""
+"""The sequences of one HTTP request, from admission to the last delta. Independent of the API that received it."""
