@@ -147,14 +147,26 @@ def main() -> int:
     set_threads(config, config.world_size)
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # ranks do not use numpy's threads
     with without_garbage_collection():
-        for module in _PRELOAD:
-            importlib.import_module(module)
+        _preload()
     gc.freeze()  # the garbage collector then does not touch imported objects, so that ranks keep sharing their memory
     parent = os.getpid()
     order = ForkServer(socket.socket(fileno=args.line_fd)).run()
     if order is None:
         return 0
     return _be_rank(order, args.run_dir, args.core_address, parent)
+
+
+def _preload() -> None:
+    """Imports the modules of ranks, those of the chosen kernels included."""
+    for module in _PRELOAD:
+        importlib.import_module(module)
+    import torch
+
+    from rayloom_engine.kernels.kernel_set import choose_kernels
+    from rayloom_engine.kernels.target import Target
+
+    # A choice imports its implementations. "plain" runs no probe: nothing may start a thread before the forks.
+    choose_kernels(Target(device=torch.device("cpu"), compute_dtype=torch.float32, backend="plain"))
 
 
 def _be_rank(order: StartRank, run_dir: Path, core_address: str, parent: int) -> int:
