@@ -5,13 +5,13 @@ from __future__ import annotations
 import torch
 
 from rayloom_engine.kernels.kv_write.plain import kv_write
-from rayloom_engine.kv.cache import KvCache, KvLayout
+from rayloom_engine.kv.cache import KvLayout, KvPages
 
 LAYOUT = KvLayout(num_layers=2, num_kv_heads=1, head_dim=2)
 
 
-def make_cache() -> KvCache:
-    return KvCache.allocate(LAYOUT, num_blocks=3, block_size=2, dtype=torch.float32, device=torch.device("cpu"))
+def make_cache() -> KvPages:
+    return KvPages.allocate(LAYOUT, num_blocks=3, block_size=2, dtype=torch.float32, device=torch.device("cpu"))
 
 
 def test_a_new_cache_is_zero_and_as_large_as_its_layout_says() -> None:

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from rayloom_operator.api.status import Model
+from rayloom_operator.api.status import InspectedModel
 from rayloom_operator.decide.permissions import Permissions
 from rayloom_operator.names import path_of
 from rayloom_operator.objects.old_spec import old_spec, resolved_of
@@ -48,7 +48,7 @@ def test_an_old_spec_makes_the_same_engines_again(spec):
 
 def test_what_was_computed_for_a_model_of_the_hub_is_kept_with_its_commit():
     service = make_service(model={"source": "hf://a/b", "revision": "main"}, accelerator=GPU)
-    facts = Model(source="hf://a/b", revision="main", **dict(FACTS.model_copy(update={"commit": "c0ffee"})))
+    facts = InspectedModel(source="hf://a/b", revision="main", **dict(FACTS.model_copy(update={"commit": "c0ffee"})))
     resolved = resolve(service, "engine:1", facts)
     read = resolved_of(old_spec(resolved, revision(resolved), facts), DOCUMENT, Hub())
 

@@ -3,7 +3,7 @@
 import pytest
 
 from rayloom_operator.api.base import amount
-from rayloom_operator.api.status import Sizing
+from rayloom_operator.api.status import SizingStatus
 from rayloom_operator.errors import DoesNotFit, SpecError
 from rayloom_operator.resolve.resolved import resolve
 from rayloom_operator.resolve.revision import revision
@@ -89,7 +89,7 @@ def test_the_choice_of_another_version_stays_while_its_inputs_are_the_same():
 def test_what_the_status_says_is_read_back_as_it_was():
     found = resolved()
 
-    assert Sizing.model_validate(written(found)["sizing"], strict=False) == found.sizing
+    assert SizingStatus.model_validate(written(found)["sizing"], strict=False) == found.sizing
     assert resolved(previous=written(found)) == found
 
 

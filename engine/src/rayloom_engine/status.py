@@ -22,11 +22,11 @@ from pydantic import BaseModel, ConfigDict, Field
 State = Literal["starting", "serving", "recovering", "draining", "failed"]
 
 
-class _Part(BaseModel):
+class _StatusPart(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class Phase(_Part):
+class Phase(_StatusPart):
     name: str
     seconds: float
     done: int = Field(description="Units done, of `total`.")
@@ -35,7 +35,7 @@ class Phase(_Part):
     finished: bool
 
 
-class Model(_Part):
+class Model(_StatusPart):
     name: str = Field(description="Name in the API.")
     source: str
     commit: str | None
@@ -47,7 +47,7 @@ class Model(_Part):
     max_model_len: int
 
 
-class Rank(_Part):
+class Rank(_StatusPart):
     rank: int
     node: str = Field(description="The Kubernetes node, or the host's name.")
     host: str = Field(description="The host's name; in Kubernetes the pod's.")
@@ -61,7 +61,7 @@ class Rank(_Part):
     weight_bytes_read: int = Field(description="From files, since the process started; a survivor reads none again.")
 
 
-class Requests(_Part):
+class Requests(_StatusPart):
     in_flight: int = Field(description="Accepted HTTP requests not yet answered in full.")
     running: int = Field(description="Sequences in the running batch.")
     waiting: int = Field(description="Sequences in the core's queue.")
@@ -77,19 +77,19 @@ class Requests(_Part):
     )
 
 
-class KvCache(_Part):
+class KvCache(_StatusPart):
     num_blocks: int
     num_free_blocks: int
     block_size: int
     usage: float = Field(ge=0, le=1)
 
 
-class RecoveryPhase(_Part):
+class RecoveryPhase(_StatusPart):
     name: str = Field(description="suspect (who is to blame), then those of a start, then replay (the first step).")
     seconds: float
 
 
-class Recovery(_Part):
+class Recovery(_StatusPart):
     cause: str
     process: str = Field(description="core, front or rank N.")
     node: str = Field(description="Where that was: the Kubernetes node, or the host's name.")
@@ -99,7 +99,7 @@ class Recovery(_Part):
     phases: list[RecoveryPhase] = Field(description="Of the rebuild, in order; empty while it lasts, and for a front.")
 
 
-class EngineStatus(_Part):
+class EngineStatus(_StatusPart):
     version: Literal["v1"] = "v1"
     engine_version: str
     state: State

@@ -1,4 +1,4 @@
-"""Recovery: one engine on ranks in processes of their own, assembled again after every loss.
+"""RecoveryMachine: one engine on ranks in processes of their own, assembled again after every loss.
 
     ASSEMBLING   ranks attach, load, form a process group and warm up      core_server/ranks/assembly.py
     SERVING      steps run                                                 core_server/loop.py
@@ -95,7 +95,7 @@ class RecoveryLimits:
         return f"restart budget of {self.config.restart_budget} spent"
 
 
-class Recovery:
+class RecoveryMachine:
     """The state machine above, run by the EngineCore's main thread."""
 
     def __init__(self, context: CoreContext, pool: RankPool, model: FoundModel, epoch: int) -> None:

@@ -33,7 +33,7 @@ class KvLayout:
 
 
 @dataclass(frozen=True, slots=True)
-class KvCache:
+class KvPages:
     """Keys and values of every layer: `pages[layer]` is [N, P, 2, H, D], a token's keys before its values.
 
     Keys and values lie side by side, because a small step is a matter of few calls: one call writes both, and one call
@@ -46,7 +46,7 @@ class KvCache:
     @classmethod
     def allocate(
         cls, layout: KvLayout, *, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
-    ) -> KvCache:
+    ) -> KvPages:
         """A cache of zeros. On CPU no page of it is touched, so it takes memory only as blocks are first written."""
         shape = (num_blocks, block_size, 2, layout.num_kv_heads, layout.head_dim)
         return cls(pages=[_zeros(shape, dtype, device) for _ in range(layout.num_layers)])

@@ -114,12 +114,12 @@ def _first_nodes(names: object) -> object:
     return tuple(names[:_MAX_NODES]) if isinstance(names, list | tuple) else names
 
 
-class _Part(BaseModel):
+class _StatusPart(BaseModel):
     # A status is read back from clusters, where an operator of another version may have written it.
     model_config = ConfigDict(frozen=True, extra="ignore", strict=True, alias_generator=to_camel, populate_by_name=True)
 
 
-class Condition(_Part):
+class Condition(_StatusPart):
     type: ConditionType = Field(
         description="Accepted: the spec can be used. ModelReady: every rank of an engine has loaded it. Scheduled: "
         "every pod has a node. Available: a token passed through every rank of an engine a moment ago, and requests "
@@ -136,14 +136,14 @@ class Condition(_Part):
     )
 
 
-class Failure(_Part):
+class Failure(_StatusPart):
     uid: str = Field(description="uid of the RayCluster that failed last; empty if it served again without a new one.")
     reason: ReasonText = Field(description="Cause of the first failure since the engine last served for 10 minutes.")
     message: Message = Field(description="The cause as a sentence, with the last lines of a container that ended.")
     time: str = Field(description="Time of the last failure.", json_schema_extra={"format": "date-time"})
 
 
-class GroupStatus(_Part):
+class GroupStatus(_StatusPart):
     name: str = Field(description="Name of the RayCluster.")
     revision: str = Field(description="Hash of the spec and the resolved inputs that a rollout replaces engines for.")
     state: StoredState = Field(description="State of the engine.")
@@ -163,12 +163,12 @@ class GroupStatus(_Part):
     )
 
 
-class Model(ModelFacts):
+class InspectedModel(ModelFacts):
     source: str = Field(description="spec.model.source that was inspected.")
     revision: str = Field("", description="spec.model.revision that was inspected; empty where none is given.")
 
 
-class Figures(_Part):
+class SizedShape(_StatusPart):
     """One number of ranks for a model, with the memory and the context that follow from it."""
 
     tensor: int = Field(ge=1, le=1024, description="Ranks that share each layer.")
@@ -189,12 +189,12 @@ class Figures(_Part):
         return self.tensor * self.pipeline
 
 
-class Candidate(Figures):
+class Candidate(SizedShape):
     fits: bool = Field(description="Whether the model fits.")
     why_not: Message = Field("", description="Why the model does not fit; empty when it does.")
 
 
-class Sizing(Figures):
+class SizingStatus(SizedShape):
     advice: Message = Field("", description="A better use of the accelerators; empty when there is none.")
     accelerator_memory: int | None = Field(
         None,
@@ -210,22 +210,22 @@ class Sizing(Figures):
     alternatives: tuple[Candidate, ...] = Field((), max_length=8, description="Other candidates, the cheapest first.")
 
 
-def stored_sizing(status: Mapping[str, Any]) -> Sizing | None:
+def stored_sizing(status: Mapping[str, Any]) -> SizingStatus | None:
     """The sizing in a status document; None where there is none, or none that an operator could have written."""
     try:
-        found = Sizing.model_validate(status["sizing"], strict=False)
+        found = SizingStatus.model_validate(status["sizing"], strict=False)
     except (KeyError, ValidationError):
         return None
     return found if found.pipeline % found.pods == 0 else None
 
 
-def stored_model(status: Mapping[str, Any]) -> Model | None:
+def stored_model(status: Mapping[str, Any]) -> InspectedModel | None:
     """The model in a status document; None where there is none, or this version cannot use it.
 
     Unusable are facts that lack a field, and numbers beyond their bounds.
     """
     try:
-        return Model.model_validate(status["model"])
+        return InspectedModel.model_validate(status["model"])
     except (KeyError, ValidationError):
         return None
 
@@ -238,7 +238,7 @@ def stored_rollout(status: Mapping[str, Any]) -> RolloutState:
         return RolloutState()
 
 
-class Status(_Part):
+class Status(_StatusPart):
     observed_generation: int = Field(0, description="metadata.generation of the spec that the status is about.")
     conditions: tuple[Condition, ...] = Field(
         (),
@@ -247,10 +247,10 @@ class Status(_Part):
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
     )
     shape: str = Field("", description="Tensor and pipeline parallelism, such as TP1xPP2.")
-    model: Model | None = Field(
+    model: InspectedModel | None = Field(
         None, description="The facts that the inspection of spec.model found. Absent for a built-in model."
     )
-    sizing: Sizing | None = Field(None, description="How the shape was chosen. Absent until the model is known.")
+    sizing: SizingStatus | None = Field(None, description="How the shape was chosen. Absent until the model is known.")
     ready: str = Field("", description="Engines that serve, of those asked for, such as 1/1.")
     loading: str | None = Field(
         None,

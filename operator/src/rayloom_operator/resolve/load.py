@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from rayloom_operator.api.model_facts import ELEMENT_BYTES
 from rayloom_operator.resolve.question import GPU_STEP_TOKENS, Question
-from rayloom_operator.resolve.rank_memory import BLOCK_SIZE, GIB, Cut, Rank, in_words, step_bytes
+from rayloom_operator.resolve.rank_memory import BLOCK_SIZE, GIB, Cut, RankMemory, in_words, step_bytes
 from rayloom_operator.resolve.stage_split import Stages, stages
 
 # The engine's shares of the memory that is free once the weights are loaded; a contract test compares them.
@@ -65,7 +65,7 @@ class Scale:
             known = self._known[each] = self._weigh(each, has_several_ranks=self._tensor * pipeline > 1)
         return known
 
-    def _room(self, rank: Rank, memory: int | None, reserve: int) -> tuple[int, int, int]:
+    def _room(self, rank: RankMemory, memory: int | None, reserve: int) -> tuple[int, int, int]:
         """KV blocks that the engine allocates on a rank, the bytes of one, and the bytes that it has for them.
 
         `memory` is the rank's, in bytes, or None where it is unknown; its process takes `reserve` of them.
