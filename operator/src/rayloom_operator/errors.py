@@ -6,7 +6,10 @@ class OperatorError(Exception):
 
 
 class SpecError(OperatorError, ValueError):
-    """A manifest that cannot be used. `problems` has a line for each field at fault: the value, and what to change."""
+    """A manifest that cannot be used.
+
+    `problems` has a line for each invalid field: its value and the change that is needed.
+    """
 
     def __init__(self, problems: tuple[str, ...]) -> None:
         super().__init__("\n".join(problems))
@@ -22,7 +25,7 @@ class NotAllowed(SpecError):
 
 
 class MemoryUnknown(SpecError):
-    """A valid manifest without the memory of its accelerator, which no node's labels tell either."""
+    """A valid manifest without the memory of its accelerator, which no node's labels give either."""
 
 
 class EngineUnavailable(OperatorError):

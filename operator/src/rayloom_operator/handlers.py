@@ -25,7 +25,7 @@ from rayloom_operator.names import API_GROUP, API_PLURAL, API_VERSION_NAME
 
 # LLMServices that kopf lists at a time; all of 10,000 at once would be hundreds of megabytes.
 _PAGE = 250
-# How long kopf keeps the task that it makes for each object after its last event. A restart makes 10,000.
+# Seconds for which kopf keeps an object's task after the object's last event. A restart creates 10,000 tasks.
 _IDLE_S = 0.1
 
 
@@ -39,8 +39,8 @@ def log_in(**_: Any) -> kopf.ConnectionInfo:
 async def start(settings: kopf.OperatorSettings, memo: kopf.Memo, **_: Any) -> None:
     """Returns once this process leads. kopf watches nothing before.
 
-    So every service comes from a list that the leader made. The copy of a standby could lack the last status that the
-    former leader wrote, and with it what that leader had decided.
+    So every service comes from a list that the leader read. The copy of a standby could lack the last status that the
+    former leader wrote, and with it that leader's decisions.
     """
     # Watching namespaces and definitions needs rights that the chart does not grant.
     settings.scanning.disabled = True

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 
 @dataclass(frozen=True, slots=True)
 class Now:
-    """One moment on both clocks. A decision takes it as an argument and reads no clock itself."""
+    """The same moment on both clocks. A decision takes it as an argument and reads no clock itself."""
 
     wall: datetime  # time of day, with a time zone; comparable with the times in documents
     mono: float  # seconds of the event loop's clock; comparable with the times of an engine's answers

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from rayloom_operator.api.sizing import Accelerator
 
 _MIB = 1 << 20
-# Everybody who may change nodes can set a label. Bytes computed from it must fit into 64 bits of a status.
+# Any user with the right to change nodes can set a label. Bytes computed from it must fit into 64 bits of a status.
 MAX_MIB = 1 << 40
 _MAX_DIGITS = len(str(MAX_MIB))
 _CURE = "give spec.accelerator.memory, such as 80Gi"

@@ -1,4 +1,4 @@
-"""Turns pydantic's errors into lines that name the cure: `spec.model.dtype: 'int3' is not allowed; use ...`."""
+"""Formats pydantic's errors as lines that say what to change: `spec.model.dtype: 'int3' is not allowed; use ...`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _MAX_GIVEN = 80  # characters of the given value that a message shows
 
 
 def explain(error: ValidationError, root: type[BaseModel]) -> tuple[str, ...]:
-    """One line for each invalid field, in the document's order. `root` is the class that was validated."""
+    """Returns one line for each invalid field, in the document's order. `root` is the class that was validated."""
     return tuple(f"{_path(item['loc'])}: {_reason(item, root)}" for item in error.errors(include_url=False))
 
 
@@ -88,7 +88,7 @@ def _given(value: object) -> str:
 
 
 def _alternatives(expected: str) -> str:
-    """Turns pydantic's "'a', 'b' or 'c'" into "one of a, b, c"."""
+    """Returns pydantic's "'a', 'b' or 'c'" as "one of a, b, c"."""
     values = [value.strip("'") for value in expected.replace(" or ", ", ").split(", ")]
     return values[0] if len(values) == 1 else "one of " + ", ".join(values)
 

@@ -120,7 +120,8 @@ class Model(Part):
     max_model_len: int | None = Field(
         None,
         ge=2,
-        description="Longest prompt + output in tokens. Default: the limit of the model's config, or what fits.",
+        description="Longest prompt + output in tokens. Default: the limit of the model's config, or the longest "
+        "that fits.",
     )
 
     @field_validator("source")

@@ -42,7 +42,8 @@ class Reason(StrEnum):
     CONTAINER_FAILED = "ContainerFailed"  # a pod or container cannot be created, or one of Ray's keeps ending
     ENGINE_FAILED = "EngineFailed"  # the engine ended or gave up
     ENGINE_UNREACHABLE = "EngineUnreachable"
-    TOKENS_STOPPED = "TokensStopped"  # the engine reports that it serves, yet no token passes through every rank
+    # the engine reports that it serves, yet no token has gone through every rank lately
+    TOKENS_STOPPED = "TokensStopped"
     RECOVERING = "Recovering"
     DRAINING = "Draining"
     HEAD_LOST = "HeadLost"  # the head pod is gone; the engine replica is recreated
@@ -79,8 +80,8 @@ STEPS = frozenset(
         *(Reason.STARTING, Reason.PAUSED),
     }
 )
-# Reasons for an admin to act, which become Warning Events: all but those of health and of states that pass by
-# themselves.
+# Reasons for an admin to act, which become Warning Events: all but those of health and of states that end without
+# an action.
 FAULTS = frozenset(Reason) - {
     *(Reason.VALID, Reason.LOADED, Reason.SERVING, Reason.SCHEDULED, Reason.HEALTHY, Reason.SUSPENDED),
     *(Reason.NOT_ROLLED_BACK, Reason.NOT_PAUSED),
@@ -122,17 +123,17 @@ class _StatusPart(BaseModel):
 class Condition(_StatusPart):
     type: ConditionType = Field(
         description="Accepted: the spec can be used. ModelReady: every rank of an engine has loaded it. Scheduled: "
-        "every pod has a node. Available: a token passed through every rank of an engine a moment ago, and requests "
-        "reach it. Degraded: something is broken, though others may serve meanwhile. Progressing: engines are made, "
-        "replaced or deleted. RolledBack: the spec's revision failed, and the one before it runs. Paused: "
-        "spec.rollout.paused stops a rollout."
+        "every pod has a node. Available: a token went through every rank of an engine a moment ago, and requests "
+        "reach it. Degraded: a rank, engine or node has failed, though other engines may serve. Progressing: engines "
+        "are created, replaced or deleted. RolledBack: the spec's revision failed, and the revision before it runs. "
+        "Paused: spec.rollout.paused stops a rollout."
     )
-    status: Literal["True", "False"] = Field(description="Whether the condition holds.")
+    status: Literal["True", "False"] = Field(description="Status of the condition.")
     reason: ReasonText = Field(description="The cause, as one word of a closed list.")
-    message: Message = Field(description="The cause, as a sentence, and what to do.")
+    message: Message = Field(description="The cause and the action that is needed, as sentences.")
     observed_generation: int = Field(description="metadata.generation of the spec that the condition is about.")
     last_transition_time: str = Field(
-        description="When `status` last changed.", json_schema_extra={"format": "date-time"}
+        description="Time at which `status` last changed.", json_schema_extra={"format": "date-time"}
     )
 
 
@@ -149,15 +150,17 @@ class GroupStatus(_StatusPart):
     state: StoredState = Field(description="State of the engine.")
     reason: ReasonText = Field(description="Cause of the state, as one word.")
     last_transition_time: str = Field(
-        description="When `state` last changed.", json_schema_extra={"format": "date-time"}
+        description="Time at which `state` last changed.", json_schema_extra={"format": "date-time"}
     )
-    restarts: int = Field(0, description="Number of times it was recreated since it last served for 10 minutes.")
+    restarts: int = Field(
+        0, description="Number of times the engine was recreated since it last served for 10 minutes."
+    )
     next_retry_time: str | None = Field(
         None,
-        description="Time at which it is recreated; only while it waits for that.",
+        description="Time at which the engine is recreated; only while it waits for that.",
         json_schema_extra={"format": "date-time"},
     )
-    failure: Failure | None = Field(None, description="Its failure; absent while `restarts` is 0.")
+    failure: Failure | None = Field(None, description="Failure of the engine; absent while `restarts` is 0.")
     nodes: Annotated[tuple[NodeName, ...], BeforeValidator(_first_nodes)] = Field(
         (), max_length=_MAX_NODES, description="Nodes that hold its ranks, in the order of the ranks."
     )
@@ -169,14 +172,14 @@ class InspectedModel(ModelFacts):
 
 
 class SizedShape(_StatusPart):
-    """One number of ranks for a model, with the memory and the context that follow from it."""
+    """A number of ranks for a model, with the memory and the context that follow from it."""
 
     tensor: int = Field(ge=1, le=1024, description="Ranks that share each layer.")
     pipeline: int = Field(ge=1, le=1024, description="Stages that share the layers.")
     pods: int = Field(ge=1, le=1024, description="Worker pods, each with pipeline / pods stages.")
-    nodes: int = Field(description="Nodes that these pods fill, at the least; on CPU one a pod.")
+    nodes: int = Field(description="Least number of nodes for these pods; on CPU one for each pod.")
     weights_bytes_per_rank: int = Field(description="Bytes of the largest rank's weights.")
-    kv_tokens: int = Field(0, description="Tokens that the KV cache holds; where memory is unknown, at most.")
+    kv_tokens: int = Field(0, description="Tokens that the KV cache holds; the most where memory is unknown.")
     max_model_len: int = Field(0, description="Longest prompt + output in tokens.")
     concurrent_requests: int = Field(0, description="Requests of maxModelLen tokens that have room at once.")
 
@@ -190,8 +193,8 @@ class SizedShape(_StatusPart):
 
 
 class Candidate(SizedShape):
-    fits: bool = Field(description="Whether the model fits.")
-    why_not: Message = Field("", description="Why the model does not fit; empty when it does.")
+    fits: bool = Field(description="True if the model fits.")
+    why_not: Message = Field("", description="Reason why the model does not fit; empty when it does.")
 
 
 class SizingStatus(SizedShape):
@@ -200,7 +203,8 @@ class SizingStatus(SizedShape):
         None,
         ge=1,
         le=1 << 60,
-        description="Bytes of one accelerator by the nodes' labels; absent where spec.accelerator.memory is given.",
+        description="Bytes of one accelerator according to the nodes' labels; absent where the spec gives "
+        "accelerator.memory.",
     )
     accelerator_nodes: str | None = Field(
         None,
@@ -211,7 +215,7 @@ class SizingStatus(SizedShape):
 
 
 def stored_sizing(status: Mapping[str, Any]) -> SizingStatus | None:
-    """The sizing in a status document; None where there is none, or none that an operator could have written."""
+    """Returns the sizing in a status document; None if it is absent or invalid."""
     try:
         found = SizingStatus.model_validate(status["sizing"], strict=False)
     except (KeyError, ValidationError):
@@ -220,10 +224,7 @@ def stored_sizing(status: Mapping[str, Any]) -> SizingStatus | None:
 
 
 def stored_model(status: Mapping[str, Any]) -> InspectedModel | None:
-    """The model in a status document; None where there is none, or this version cannot use it.
-
-    Unusable are facts that lack a field, and numbers beyond their bounds.
-    """
+    """Returns the model in a status document; None if it is absent, lacks a field or has a number out of bounds."""
     try:
         return InspectedModel.model_validate(status["model"])
     except (KeyError, ValidationError):
@@ -231,7 +232,7 @@ def stored_model(status: Mapping[str, Any]) -> InspectedModel | None:
 
 
 def stored_rollout(status: Mapping[str, Any]) -> RolloutState:
-    """The rollout state in a status document; an empty one where there is none, or this version cannot read it."""
+    """Returns the rollout state in a status document; an empty state if it is absent or cannot be read."""
     try:
         return RolloutStatus.model_validate(status.get("rollout", {})).state()
     except ValidationError:
@@ -250,8 +251,10 @@ class Status(_StatusPart):
     model: InspectedModel | None = Field(
         None, description="The facts that the inspection of spec.model found. Absent for a built-in model."
     )
-    sizing: SizingStatus | None = Field(None, description="How the shape was chosen. Absent until the model is known.")
-    ready: str = Field("", description="Engines that serve, of those asked for, such as 1/1.")
+    sizing: SizingStatus | None = Field(
+        None, description="The inputs and results by which the shape was chosen. Absent until the model is known."
+    )
+    ready: str = Field("", description="Engines that serve, of the number in spec.replicas, such as 1/1.")
     loading: str | None = Field(
         None,
         description="Bytes that the first starting engine has loaded, such as 41 of 131 GB; a moment old. Absent while "
@@ -261,7 +264,7 @@ class Status(_StatusPart):
     replicas: int = Field(0, description="Engines that exist.")
     ready_replicas: int = Field(0, description="Engines that take requests.")
     available_replicas: int = Field(
-        0, description="Engines that serve: tokens pass through every rank, and requests reach them."
+        0, description="Engines that serve: tokens go through every rank, and requests reach them."
     )
     updated_replicas: int = Field(0, description="Engines of the spec's revision.")
     selector: str = Field("", description="Label selector of the engines' head pods, one for each engine.")

@@ -23,7 +23,7 @@ _LATER_S = 30.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Suspect:
-    """An engine replica that does not serve, and what is known of it."""
+    """An engine replica that does not serve, with the evidence for the cause."""
 
     replica: EngineReplica
     resolved: Resolved

@@ -44,7 +44,7 @@ _REASONS = {
     "Unreachable": Reason.HUB_UNREACHABLE,
     "Invalid": Reason.MODEL_UNUSABLE,
 }
-# These may pass by themselves; the others need a change of the spec, the token or the model.
+# These may end without an action; the others need a change of the spec, the token or the model.
 _PASSING = (Reason.HUB_UNREACHABLE, Reason.INSPECTION_FAILED)
 _TOKEN = (Reason.MODEL_NO_ACCESS, Reason.MODEL_GATED)
 # A Job has its pod within a second; after so many its Events are read for the reason why there is none.
@@ -121,7 +121,7 @@ def inspect(
         if is_sized(service, known, stored):
             return _refreshed(service, image, hub, known, tried, may_refresh)
         if known.version is not None and is_given(service):
-            # The engine's own inspection gave no costs; the engine itself refuses what does not fit.
+            # The inspection gave no costs. The engine itself refuses a model that does not fit.
             return Inspection(facts=known, model=known)
     # Ranks of engines that run have loaded the stored commit.
     commit = known.commit if known is not None and is_current else None

@@ -1,9 +1,9 @@
 """The privileges of LLMServices beyond the restricted default, as the operator's settings allow them. Pure.
 
-Users who may create LLMServices, and perhaps no pods, get pods by them. Such a pod may do no more than a pod in a
-namespace with restricted pod security. A manifest that needs more is valid under other settings: so it gets a
-condition, and admission does not refuse it. Engine replicas that exist stay; none is recreated while its spec is not
-allowed.
+A user with the right to create LLMServices, and perhaps not pods, gets pods by an LLMService. Such a pod may do no more
+than a pod in a namespace with restricted pod security. A manifest that needs more is valid under other settings: so it
+gets a condition, and admission does not refuse it. Existing engine replicas stay, but are not recreated while the spec
+is not allowed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from rayloom_operator.api.spec import LLMService
 from rayloom_operator.errors import NotAllowed
 
 _HOST_PATHS = (
-    "use an hf:// or pvc:// source and a persistentVolumeClaim, or let whoever runs the operator set allowHostPaths"
+    "use an hf:// or pvc:// source and a persistentVolumeClaim, or ask the operator's administrator to set "
+    "allowHostPaths"
 )
 
 

@@ -91,8 +91,8 @@ def remembered(previous: Mapping[str, Any]) -> Memory:
 def places(resolved: Resolved, need: Need, observed: Observed, memory: Memory, now: Now) -> tuple[Place, ...]:
     """Returns the places for engine replicas of one revision, by number.
 
-    Replicas that exist come first, then failed ones to recreate, then up to `need.num_new` new ones. `resolved` is what
-    the replicas are made from. A place whose RayCluster is gone gets a new name.
+    Replicas that exist come first, then failed ones to recreate, then up to `need.num_new` new ones. The
+    replicas are created from `resolved`. A place whose RayCluster is gone gets a new name.
     """
     names = _Names(service=resolved.service.metadata.name, revision=need.revision)
     existing = _existing(need, observed, memory)
@@ -208,7 +208,7 @@ def _is_older(time: str, seconds: float, now: Now) -> bool:
 
 
 def verdict_of(place: Place, recovery: Recovery, now: Now) -> Verdict:
-    """Returns what the engine replica of the place does, or why the place has none."""
+    """Returns the state of the place's engine replica, or the reason why the place has none."""
     failure = place.failure
     if failure is None or (place.replica is not None and failure.uid != place.replica.uid):
         return judge(place.replica, now.mono)

@@ -22,14 +22,17 @@ class Refresh(Enum):
 
     NONE = auto()  # its facts have costs, or it has no facts
     DUE = auto()  # no Job was made
-    STARTING = auto()  # its Job is to be made now
+    STARTING = auto()  # its Job is created now
     RUNNING = auto()
     ENDED = auto()
 
 
 @dataclass(slots=True)
 class Refreshes:
-    """The Jobs of all services. One process tries each image of a service once: the next answer would be the same."""
+    """The Jobs of all services.
+
+    Each image of a service is tried once per process, because a second answer would be the same.
+    """
 
     _since: dict[ServiceKey, float] = field(default_factory=dict)  # when its Job was first seen
     _tried: dict[ServiceKey, str] = field(default_factory=dict)  # the image that was tried last

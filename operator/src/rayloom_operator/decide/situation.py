@@ -29,16 +29,16 @@ class Situation:
     previous: Mapping[str, Any]  # its status as it was written last
     memory: Memory  # the engine replicas in `previous`
     rollout: RolloutState  # the rollout in `previous`
-    service: LLMService | None  # with a placeholder for a spec that cannot be read; None if its name cannot be either
-    accepted: Verdict  # VALID, or why the spec cannot be used
-    spec_requeue_s: float | None = None  # after so many seconds `accepted` may be another; None: not by time alone
-    # The model, and what the spec leaves open.
+    service: LLMService | None  # with a placeholder for an unreadable spec; None if its name is unreadable too
+    accepted: Verdict  # VALID, or the reason why the spec cannot be used
+    spec_requeue_s: float | None = None  # seconds after which `accepted` may change; None: not by time alone
+    # The model, and the values that the spec leaves out.
     inspection: Inspection = field(default_factory=Inspection)
     resolved: Resolved | None = None  # None while the spec cannot be used or the model is not known
     # The cluster.
     observed: Observed = field(default_factory=Observed)
     kuberay_problem: str = ""  # why no RayCluster can be created; empty if one can
-    mounting_s: float | None = None  # for so many seconds a pod has waited, perhaps for a volume; None if none waits
+    mounting_s: float | None = None  # seconds for which a pod has waited, perhaps for a volume; None if no pod waits
     retry_interval_s: float = 1.0  # the interval of reconciles while an engine of the service does not answer
     # The rollout: its next step, and the engine replicas of each revision. Both are empty while `resolved` is None.
     step: Step | None = None

@@ -1,6 +1,6 @@
 """The status of a service, computed from what was observed. Pure.
 
-Messages hold nothing that changes by itself: as long as nothing changes, the status stays the same, byte for byte.
+Messages hold no times or ages: as long as the situation is the same, the status stays the same, byte for byte.
 """
 
 from __future__ import annotations

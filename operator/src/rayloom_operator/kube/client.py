@@ -108,7 +108,7 @@ class Kube:
 
         A JSON patch tests the uid, which the API server ignores in a server-side apply to the status of a custom
         resource. Strict validation refuses a field that the cluster's definition lacks: the API server would drop it
-        otherwise, and with it a part of what the operator remembers.
+        otherwise, and with it a part of the operator's state.
         """
         path, uid = path_of(manifest), manifest["metadata"]["uid"]
         steps = [

@@ -1,4 +1,4 @@
-"""Leader election on a Lease of the cluster: reads and writes what `election` decides."""
+"""Leader election on a Lease of the cluster: reads the Lease, and writes it as `election` decides."""
 
 from __future__ import annotations
 

@@ -54,8 +54,8 @@ class Watched:
     selector: Mapping[str, str] = field(default_factory=_with_service_label)
     shape: Any = dict  # the TypedDict into which objects are decoded
     key_of: Callable[[Manifest], ServiceKey] = service_of
-    slim: Callable[[Manifest], Manifest] = without_managed_fields  # returns what is kept of the decoded object
-    mark: Callable[[Manifest], str] = _no_mark  # returns what `Reflector.marked` finds the object by
+    slim: Callable[[Manifest], Manifest] = without_managed_fields  # returns the part of the decoded object that is kept
+    mark: Callable[[Manifest], str] = _no_mark  # returns the key by which `Reflector.marked` finds the object
 
 
 class Reflector:

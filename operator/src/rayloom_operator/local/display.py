@@ -52,7 +52,7 @@ class StartupDisplay:
 
 
 def phase_line(phase: Phase) -> str:
-    """One line about a phase: `load: 135.0 of 270.0 MB`, `load: done in 1.2 s (270.0 MB)`."""
+    """Returns one line about a phase: `load: 135.0 of 270.0 MB`, `load: done in 1.2 s (270.0 MB)`."""
     name = phase.name.replace("_", " ")
     amount = _amount(phase)
     if phase.finished:

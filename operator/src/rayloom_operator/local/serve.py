@@ -193,7 +193,7 @@ class _StopRequested(BaseException):
 
 
 class _StopSignals:
-    """Turns the first stop signal into _StopRequested inside `raising()`; an earlier signal is raised on entry.
+    """Raises _StopRequested for the first stop signal, inside `raising()`; an earlier signal is raised on entry.
 
     So a signal cannot lose a child process that is just being started. Later signals are ignored: the time of a stop is
     bounded, and wrappers such as `timeout` and some shells forward a Ctrl-C that the terminal has sent already.

@@ -131,7 +131,7 @@ def _version(kind: str, found: Manifest) -> str:
 
 
 class VersionReflector(Reflector):
-    """Passes each object to `on_object` instead of keeping a copy; (key, kind, object, whether it is gone).
+    """Calls `on_object` with each object instead of keeping a copy; (key, kind, object, whether it is gone).
 
     Also passes objects that were deleted while there was no watch.
     """

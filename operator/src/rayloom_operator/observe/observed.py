@@ -82,7 +82,7 @@ class EngineReplica:
     revision: str
     uid: str
     pods: tuple[Pod, ...]
-    refusal: str  # why KubeRay could not create a pod; empty if it could
+    refusal: str  # the reason why KubeRay could not create a pod; empty if it could
     is_headless: bool  # its head pod existed and is gone; KubeRay does not recreate it
     num_new_pods: int  # pods that were created for it within the last NEW_POD_S, also those that are gone
     reading: Reading | None  # None until the poller has an answer, or has failed to get one
@@ -90,7 +90,7 @@ class EngineReplica:
     is_found: bool = False  # clients find its head pod: an EndpointSlice of the service has it
     is_cordoned: bool = False  # a pod of it is on a node that is being emptied, and does not tolerate that
     is_tolerant: bool = False  # a pod of it is on such a node and tolerates it: a new pod may be put there again
-    is_suspended: bool = False  # KubeRay creates no pods for it: a queue has not admitted it, or has taken it back
+    is_suspended: bool = False  # KubeRay creates no pods for it: a queue has not admitted it, or has evicted it
     is_head_evicted: bool = False  # its head pod was deleted or evicted from outside, on a node that is ready
 
     @property

@@ -54,10 +54,10 @@ class Observer:
     async def observe(
         self, key: ServiceKey, uid: str, remembered: Iterable[str], node_loss: timedelta, now: datetime
     ) -> Observed:
-        """Returns what exists of the service with this uid; RayClusters of another uid are left of a deleted service.
+        """Returns the existing objects of the service with this uid.
 
-        `remembered` are the names of its RayClusters in its status. A node that has not been ready for `node_loss` is
-        given up.
+        RayClusters of another uid belong to a deleted service. `remembered` has the names of the service's
+        RayClusters in its status. A node that has not been ready for `node_loss` is given up.
         """
         # All requests come first, so that the documents are of one moment.
         mount_failures = await self.events.mount_failures(key, self._watches.pods.of_service(key))

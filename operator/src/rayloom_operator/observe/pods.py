@@ -33,8 +33,7 @@ _EXIT_CONFIG = 78  # its settings or its model cannot be used, and a restart wou
 _EXIT_GIVEN_UP = 70  # a process of it kept dying
 # The kubelet restarts a container at once and then at growing intervals. After so many ends the pod itself is in doubt.
 _MAX_ENDS = 3
-# The engine's last message is for people; these sentences in it tell what is wrong with a model.
-# The first match counts.
+# Sentences in the engine's last message, which is for people -> the fault of the model. The first match counts.
 HUB_SENTENCES = {
     "the hub cannot be reached": Reason.HUB_UNREACHABLE,
     "accept its terms": Reason.MODEL_GATED,

@@ -15,7 +15,7 @@ from rayloom_operator.observe.pods import pod
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Documents:
-    """The documents of one service at one moment, as the watches hold them, and what is known of their past."""
+    """The documents of one service at one moment, as the watches hold them, with the times at which they changed."""
 
     service_uid: str
     clusters: Sequence[Manifest] = ()  # RayClusters that carry the service's label

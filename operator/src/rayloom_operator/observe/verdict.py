@@ -53,7 +53,7 @@ def judge(replica: EngineReplica | None, now: float) -> Verdict:
 
 
 def is_well(replica: EngineReplica, now: float) -> bool:
-    """Returns whether tokens pass through every rank and the head pod is ready: then requests may be routed to it."""
+    """Returns whether tokens go through every rank and the head pod is ready: then requests may be routed to it."""
     head, reading = replica.head, replica.reading
     if head is None or reading is None or reading.status is None or not head.is_ready:
         return False
@@ -79,7 +79,7 @@ def unreachable_at(reading: Reading) -> float:
 
 
 def _counts(replica: EngineReplica, reading: Reading, now: float) -> bool:
-    """Returns whether the last answer still tells what the engine does.
+    """Returns whether the last answer still describes the engine.
 
     The pod explains the end of an engine better than the engine's last answer, so a fault of a pod outweighs the answer
     of an engine that does not answer any more.

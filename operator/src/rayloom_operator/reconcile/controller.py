@@ -32,7 +32,7 @@ from rayloom_operator.telemetry.metrics import Metrics
 
 logger = logging.getLogger(__name__)
 
-# How often engine replicas that do not answer are looked for.
+# Interval of the search for engine replicas that do not answer.
 _SILENCE_CHECK_S = 5.0
 
 

@@ -20,7 +20,7 @@ from rayloom_operator.reconcile.apply.applier import Applier
 from rayloom_operator.reconcile.gather.gatherer import Gatherer
 from rayloom_operator.reconcile.status_writer import StatusWriter
 
-# The requeue for what is known within moments: a list of RayClusters, an API server that answers again.
+# Requeue after these seconds for causes that end soon: RayClusters not yet listed, an API server without an answer.
 _SOON_S = 1.0
 # A refused object is retried at growing intervals. Changes by time alone are reconciled before, but not at once.
 _REFUSED_S = 2.0
@@ -66,7 +66,7 @@ class Reconciler:
         return await self._observer.forget(key, datetime.now(UTC))
 
     async def reconcile(self, key: ServiceKey, document: Manifest) -> float:
-        """Brings the cluster one step closer to what the LLMService in `document` asks for.
+        """Brings the cluster one step closer to the spec of the LLMService in `document`.
 
         Returns after how many seconds to reconcile again, unless an event comes before. Raises Refused for an object
         that the API server will not take before a user changes something, and other OperatorErrors to try again.
@@ -84,7 +84,7 @@ class Reconciler:
         # 3. Carry out: routes, objects, drains, deletions.
         refused = await self._carry_out(key, decision)
 
-        # 4. Write the status, and Events about what is new in it.
+        # 4. Write the status, and Events about its changes.
         after_s = [decision.requeue_after_s]
         unwritten_s = await self._statuses.write(key, document, status(situation, str(refused or "")))
         if unwritten_s is not None:

@@ -20,8 +20,9 @@ _MAX_DOUBLINGS = 10
 # An event of a service whose reconcile failed waits this long after the failure: the event rarely cures the failure,
 # but an engine that fails in the meantime must not wait for the whole back-off.
 _EVENT_AFTER_FAILURE_S = 2.0
-# One reconcile of so many is a known service's, and one a new one's, so that no priority starves. A new service brings
-# about six reconciles of the first priority, so with a greater share of new services those would pile up.
+# One of so many reconciles is for a known service, and one is for a new service, so that no priority starves. A new
+# service brings about six reconciles of the first priority, so with a greater share of new services those would pile
+# up.
 _KNOWN_EACH = 8
 _NEW_EACH = 64
 PRIORITIES = ("news", "known", "new")  # as the label of the metric has them
@@ -113,7 +114,7 @@ class WorkQueue:
         self._timers[key] = loop.call_later(max(seconds, _SHORTEST_S), self._ring, key, priority)
 
     async def work(self, reconcile: Reconcile) -> None:
-        """Calls `reconcile` with one key after the other, `limit` of them at a time, until the queue is drained.
+        """Calls `reconcile` for each key, for at most `limit` keys at a time, until the queue is drained.
 
         `reconcile` returns the seconds until the key is requeued, or None for no requeue. When it raises, the key is
         requeued after a delay that doubles with each failure in a row; `reconcile` logs the exception itself.

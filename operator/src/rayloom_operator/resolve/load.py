@@ -20,7 +20,7 @@ _NCCL_BYTES = GIB // 2
 # libraries are not counted, because the kernel reclaims their pages.
 CPU_RANK_BYTES = 384 << 20
 RAY_POD_BYTES = 168 << 20
-# Where maxModelLen is left out, the context is cut to make a model fit, but not below this. A sixteenth of the cache
+# If maxModelLen is left out, the context is cut to make a model fit, but not below this. A sixteenth of the cache
 # stays unused: the engine measures free memory itself, and would refuse a context over a few bytes.
 _LEAST_MODEL_LEN = 8192
 

@@ -18,7 +18,7 @@ GPU_STEP_TOKENS = 8192
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """All that a sizing depends on."""
+    """Everything that a sizing depends on."""
 
     shape: ModelShape  # of the model, for the hash and the messages
     dtype: str  # of weights and KV cache
@@ -26,8 +26,8 @@ class Question:
     memory: int | None  # bytes of an accelerator, on CPU of a pod; None where the memory is unknown
     tensor: int | None  # None: to be computed
     pipeline: int | None
-    max_model_len: int | None  # None: the model's, or what fits
-    num_requests: int  # that must have room at once
+    max_model_len: int | None  # None: the model's, or the longest that fits
+    num_requests: int  # requests for which the KV cache must have room at once
     # None where an engine of an earlier version inspected the model. Costs are no part of the hash: another engine may
     # count the same model differently, and that changes nothing that runs.
     costs: Costs | None = None

@@ -26,10 +26,10 @@ class RankMemory:
 
 
 class Layers:
-    """Sums of what layers take, over the runs of layers that a stage may have."""
+    """Sums of the bytes of layers, over the runs of layers that a stage may have."""
 
     def __init__(self, costs: Costs, of_kinds: Sequence[int]) -> None:
-        """`of_kinds` is how much a layer of each of `costs.kinds` takes."""
+        """`of_kinds` has the bytes of a layer of each of `costs.kinds`."""
         self._runs = costs.runs
         self._of_kinds = of_kinds
         self.total = sum(map(mul, costs.numbers, of_kinds))

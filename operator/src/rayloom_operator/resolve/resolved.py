@@ -78,11 +78,11 @@ def resolve(
     """Returns the service with image, parallelism, commit and context decided.
 
     `image` is the resolved image of the engine's pods, `facts` None while the model was not inspected. `previous` is
-    the status as it was written last: while the inputs of its sizing are the same, that choice stays, whatever this
-    version of the operator would choose. Without facts only a service on CPU can be resolved; with facts that have no
-    costs, also one whose spec gives both numbers. `memory_of` is called where the spec leaves out the memory of an
-    accelerator, and once for a choice: another node changes nothing that runs. Raises SpecError, DoesNotFit or
-    MemoryUnknown, with what to change.
+    the status as it was written last: while the inputs of its sizing are the same, that choice stays, even if this
+    version of the operator would choose differently. Without facts only a service on CPU can be resolved; with facts
+    that have no costs, also one whose spec gives both numbers. `memory_of` is called where the spec leaves out the
+    memory of an accelerator, and once for a choice: another node changes nothing that runs. Raises SpecError,
+    DoesNotFit or MemoryUnknown, with what to change.
     """
     spec = service.spec
     length = spec.model.max_model_len
@@ -95,7 +95,7 @@ def resolve(
         if facts.costs is None:
             if not is_given(service):
                 raise SpecError((_NO_COSTS,))
-            # The engine itself refuses what its ranks cannot share or hold.
+            # The engine itself refuses a model that its ranks cannot share or hold.
             made = _as_given(service, image, hub)
             return replace(made, commit=facts.commit or "", checkpoint_bytes=facts.checkpoint_bytes)
         nodes = _nodes_to_ask(service)

@@ -21,9 +21,10 @@ _MOST = (1 << 63) - 1
 
 
 def size(question: Question) -> SizingStatus:
-    """The cheapest candidate that fits; numbers that the spec gives stay as they are. `question` has costs.
+    """Returns the cheapest candidate that fits; numbers that the spec gives stay as they are. `question` has costs.
 
-    Raises SpecError for what the model cannot do, DoesNotFit for too little memory; both name what to change.
+    Raises SpecError for settings that the model does not allow, and DoesNotFit for too little memory. Both messages
+    name the setting to change.
     """
     if problems := _problems(question):
         raise SpecError(problems)
@@ -49,7 +50,7 @@ def size(question: Question) -> SizingStatus:
 
 
 def candidates(question: Question) -> list[Candidate]:
-    """The candidates, the cheapest first. A number that the spec gives is in all of them.
+    """Returns the candidates, the cheapest first. A number that the spec gives is in all of them.
 
     Of the numbers of stages that do not fit, only the largest are given, as many as a status shows.
     """
@@ -85,7 +86,7 @@ def _candidate(question: Question, tensor: int, pipeline: int, load: Load) -> Ca
     num_blocks = load.num_blocks if load.fits else 0
     length = load.length if load.fits else 0
     if not load.is_given:
-        # The engine allocates no more than what all sequences of a step can use.
+        # The engine allocates no more blocks than all sequences of a step can use.
         num_blocks = min(num_blocks, question.most_seqs * question.num_blocks_of(length))
     pods, nodes = places(question.per_node, tensor, pipeline)
     return Candidate(

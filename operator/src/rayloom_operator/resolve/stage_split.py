@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-# How far from the even split the best one may be, for whole numbers of layers and the rounding of floats.
+# Layers by which the best split may differ from the even one: for whole numbers of layers and rounding of floats.
 _NEAR = 3
 
 

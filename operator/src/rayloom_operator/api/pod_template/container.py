@@ -92,7 +92,7 @@ class VolumeMount(Part):
     mount_path: str = Field(
         min_length=1, max_length=1024, description="Path in the container at which the volume is mounted."
     )
-    read_only: bool | None = Field(None, description="Whether the container may only read it.")
+    read_only: bool | None = Field(None, description="Whether the container may only read the volume.")
     recursive_read_only: str | None = Field(None, description="Disabled, IfPossible or Enabled.")
     sub_path: str | None = Field(None, description="Path in the volume that is mounted instead of its root.")
     sub_path_expr: str | None = Field(None, description="The same with $(VARIABLES).")
@@ -101,7 +101,7 @@ class VolumeMount(Part):
 
 class ResourceClaimRef(Part):
     name: str = Field(max_length=63, description="Name of an entry of the pod's resourceClaims.")
-    request: str | None = Field(None, description="One request of the claim. Left out: all of them.")
+    request: str | None = Field(None, description="Name of one request of the claim. Left out: all requests.")
 
 
 class ContainerResources(Part):
@@ -134,14 +134,15 @@ class ContainerSecurity(Part):
     run_as_user: int | None = Field(None, ge=0, description="User id. 0 must be allowed by the operator's settings.")
     run_as_group: int | None = Field(None, ge=0, description="Group id.")
     run_as_non_root: bool | None = Field(
-        None, description="Whether the kubelet refuses to run it as root. Default: the pod's value, true."
+        None, description="Whether the kubelet refuses to run the container as root. Default: the pod's value, true."
     )
     privileged: bool | None = Field(None, description="Must be allowed by the operator's settings.")
     allow_privilege_escalation: bool | None = Field(
         None, description="Default: false. true must be allowed by the operator's settings."
     )
     read_only_root_filesystem: bool | None = Field(
-        None, description="Whether it may write to volumes only. Default: true for the operator's own containers."
+        None,
+        description="Whether the container may write to volumes only. Default: true for the operator's own containers.",
     )
     capabilities: Capabilities | None = Field(None, description="Capabilities of its processes.")
     proc_mount: str | None = Field(None, description="Unmasked must be allowed by the operator's settings.")

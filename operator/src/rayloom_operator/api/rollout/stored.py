@@ -117,10 +117,10 @@ _RENAMED = {
 
 
 class _FormerNames(_Stored):
-    """Fields by the names that the release before gave them, for objects that it has stored.
+    """Fields of `status.rollout` by their names in the previous release, for objects that it has stored.
 
-    The schema has to keep them for as long: the API server drops what the schema does not know, also from objects that
-    are stored already. None of them has a default there, which the API server would write into every object.
+    The schema must keep these names, because the API server drops fields that the schema does not know, from stored
+    objects too. The fields have no default in the schema, because the API server would write it into every object.
     """
 
     has_served: bool | None = _former("currentRevisionServed")
@@ -142,7 +142,7 @@ class _FormerNames(_Stored):
             return given
         found = dict(given)
         for former, name in _RENAMED.items():
-            # Only the release before writes a former name, so the value under it is the newer one.
+            # Only the previous release writes a former name, so the value under it is the newer one.
             if (value := found.pop(former, None)) is not None:
                 found[name] = value
         if isinstance(window := found.pop("window", None), dict):
@@ -168,7 +168,9 @@ class RolloutStatus(_FormerNames):
     A field without a value is absent.
     """
 
-    current_revision: str = Field("", description="Revision that has proven itself; empty before the first.")
+    current_revision: str = Field(
+        "", description="Revision whose rollout is complete, or the first one; empty before the first."
+    )
     update_revision: str = Field("", description="Revision of the spec.")
     step: str = Field("", description="Step of the rollout, as one word.")
     step_start_time: str | None = Field(None, description="Time at which the step began.")
@@ -181,11 +183,11 @@ class RolloutStatus(_FormerNames):
         None, description="True once an engine of the current revision has served."
     )
     engines_per_revision: dict[str, int] | None = Field(
-        None, description="Engines that each revision is to have.", json_schema_extra=_ATOMIC
+        None, description="Number of engines that each revision shall have.", json_schema_extra=_ATOMIC
     )
     terminating_engines: dict[str, str] | None = Field(
         None,
-        description="Engines that are to be drained and deleted, and when their drain began; empty before it did.",
+        description="Terminating engines and the times at which their drains began; empty before that.",
         json_schema_extra=_ATOMIC,
     )
     analysis: AnalysisStatus | None = Field(

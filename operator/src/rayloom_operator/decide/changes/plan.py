@@ -65,7 +65,7 @@ def plan(situation: Situation) -> Plan:
     """Returns the changes to make now.
 
     While the spec cannot be used, nothing is created and existing replicas stay as they are: their routes still follow
-    what they do, and evictions are let through.
+    their states, and evictions are allowed.
     """
     resolved, step = situation.resolved, situation.step
     routes = route_changes(situation)

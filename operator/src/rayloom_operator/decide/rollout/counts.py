@@ -75,9 +75,10 @@ def _is_proven(desired: Desired, state: RolloutState) -> bool:
 
 
 def _num_decided(desired: Desired, state: RolloutState, view: View) -> int:
-    """Returns the stored count of the target revision, as far as its engines may stay.
+    """Returns the stored count of the target revision, reduced to the number of engines that may stay.
 
-    Where more engines exist than may, as after `replicas` fell, those of the unproven revision are terminated first.
+    If more engines exist than are allowed, as after `replicas` was lowered, those of the unproven revision are
+    terminated first.
     """
     target = target_revision(desired, state)
     current = state.current_revision

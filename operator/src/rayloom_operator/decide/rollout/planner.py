@@ -2,15 +2,15 @@
 
 | step | engines of the new revision | engines of the old revision | it ends when |
 |---|---|---|---|
-| Starting | one is made | untouched; with maxSurge 0 one is terminated first | it makes tokens, and clients find it |
-| WaitingForCapacity | one finds no node | untouched | nodes have room; the deadline waits, too |
-| Analyzing | the one takes its share of requests | take the others | the hold is over, or the revision has failed |
-| Promoting | made up to `replicas` | terminated as far as the bounds allow | none is left: Complete |
+| Starting | one is created | stay; with maxSurge 0 one is terminated first | the new engine is available |
+| WaitingForCapacity | one is unschedulable | stay | nodes have room; the deadline does not run |
+| Analyzing | one gets its share of requests | get the others | the hold is over, or the revision has failed |
+| Promoting | created up to `replicas` | terminated as far as the bounds allow | no old engine is left: Complete |
 | Paused, Halted | stay | stay | `paused` is false; the spec changes |
-| RollingBack | are terminated | are taken back, or recreated | all are of the old revision: RolledBack |
-| Replacing | are all that shall be | are terminated | as above, for a spec that went back: Complete |
-| Moving | one more is made, one on a cordoned node is terminated | there are none | no engine is on a cordoned node |
-| Scaling | are made or terminated | there are none | `replicas` are available: Complete |
+| RollingBack | terminated | kept, undrained or recreated | all are of the old revision: RolledBack |
+| Replacing | created up to `replicas` | terminated | all are of the spec's revision, an earlier one: Complete |
+| Moving | one is created, one on a cordoned node is terminated | do not exist | no engine is on a cordoned node |
+| Scaling | created or terminated | do not exist | `replicas` are available: Complete |
 
 Rollouts of two replicas, by the engines that exist: `a` is of the old revision, `b` of the new one, and capitals are
 available.
@@ -28,10 +28,10 @@ Terminating an engine takes five steps, each seen to be done before the next: it
 EndpointSlice has its address, `POST /drain`, no request left or drainSeconds over, deletion. Until the deletion it can
 be taken back with `DELETE /drain` and the label.
 
-One state, `status.rollout`, is all that the planner knows of earlier reconciles. A reconcile that changes it only
-writes it, and is followed by another at once; a reconcile that finds it unchanged acts on it. So an operator may end at
-any moment, and its successor does the same. A failed revision stays failed until the spec has another one. The first
-revision, or one of which no engine ever served, needs no rollout: there is nothing to protect.
+One state, `status.rollout`, holds everything that the planner keeps from earlier reconciles. A reconcile that changes
+it only writes it, and is followed by another at once; a reconcile that finds it unchanged acts on it. So an operator
+may end at any moment, and its successor does the same. A failed revision stays failed until the spec has another one.
+The first revision, or one of which no engine ever served, needs no rollout: there is nothing to protect.
 
 Data flow: `view_of` makes the `View`; `next_step` decides; `revision_places` gives each revision its places for
 engines; `plan` turns the step into changes, in this order: `undrain`, `route_on`, new engines, `route_off`, `drain`,
@@ -52,7 +52,7 @@ from rayloom_operator.decide.rollout.terminating import UNLISTED_S, is_drained
 from rayloom_operator.decide.rollout.transitions import next_state
 from rayloom_operator.times import moment, stamp
 
-# How soon an analysis or a drain is reconciled again: a revision that fails requests shall be noticed within 10 s.
+# Interval of reconciles during an analysis or a drain: a revision whose requests fail shall be noticed within 10 s.
 _REQUEUE_S = 2.0
 
 
@@ -61,7 +61,7 @@ class Step:
     """The changes to make now, as names of engines, and the state to store."""
 
     state: RolloutState
-    is_stored: bool  # `state` is what is stored; otherwise there are no changes, for it has to be written first
+    is_stored: bool  # `state` is stored; otherwise there are no changes, because it must be written first
     message: str  # of the condition Progressing; its reason is `state.step`
     make: dict[str, int] = field(default_factory=dict)  # revision -> engines to make
     undrain: tuple[str, ...] = ()
@@ -71,7 +71,7 @@ class Step:
     delete: tuple[str, ...] = ()
     holds_evictions: bool = False  # the service's disruption budget lets no pod be evicted ...
     num_evictable: int = 0  # ... but those of so many engines
-    requeue_after_s: float | None = None  # None: the next event is soon enough
+    requeue_after_s: float | None = None  # None: only after an event
 
 
 def next_step(desired: Desired, stored: RolloutState, view: View, wall: datetime) -> Step:

@@ -17,7 +17,7 @@ class RevisionPlaces:
     """The places for engines of one revision."""
 
     revision: str
-    resolved: Resolved | None  # what its engines are made from; None where no ControllerRevision has it: none is made
+    resolved: Resolved | None  # None if no ControllerRevision has the revision's spec: then no engine is created
     places: tuple[Place, ...]
     num_new: int  # empty places that may be filled now
 
@@ -39,8 +39,8 @@ def revision_places(
 ) -> tuple[RevisionPlaces, ...]:
     """Returns the places, by revision.
 
-    `resolved` is the spec's, and `old` has what engines of other revisions are made from. Terminating engines have no
-    place: they are neither counted nor recreated.
+    `resolved` is the spec's, and `old` has the resolved specs of other revisions. Terminating engines have no place:
+    they are neither counted nor recreated.
     """
     state = step.state
     made_from = {**old, state.update_revision: resolved}

@@ -1,4 +1,4 @@
-"""Reads from the API server what a rollout needs beside the watched objects, and asks the planner for the next step."""
+"""Reads the objects of a rollout that are not watched, and asks the planner for the next step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads what a service asks for: its spec, what is known of its model, and what its engine replicas are made from."""
+"""Reads the inputs of a service: its spec, the facts of its model, and the resolved specs of its engine replicas."""
 
 from __future__ import annotations
 
