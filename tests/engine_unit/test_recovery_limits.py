@@ -24,7 +24,7 @@ def test_deaths_count_in_the_budget_unless_they_leave_fewer_suspects() -> None:
     mended = limits()
     deaths = [False, True, False, True, True, False]
     spent = [mended.count_death(now, is_narrower=is_narrower) for now, is_narrower in enumerate(deaths)]
-    assert spent == ["", "", "", "", "", "restart budget of 2 spent"]
+    assert spent == ["", "", "", "", "", "restart budget of 2 exhausted"]
 
 
 @pytest.mark.parametrize("is_narrower", [True, False])

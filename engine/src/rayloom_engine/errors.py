@@ -4,7 +4,7 @@ import reprlib
 from typing import Literal, TypeAlias
 
 # The kind of a model's fault, for programs; the message is for people. NoAccess: the hub needs a token, or another one.
-# Gated: the token's account has to accept the model's terms. Unreachable: may pass by itself. Invalid: all others.
+# Gated: the token's account has to accept the model's terms. Unreachable: may end by itself. Invalid: all others.
 ModelFault: TypeAlias = Literal["NotFound", "NoAccess", "Gated", "Unsupported", "Unreachable", "Invalid"]
 
 
@@ -19,7 +19,7 @@ class EngineError(Exception):
 
 
 class ConfigError(EngineError, ValueError):
-    """A setting that cannot be used. The message names the field, what was given and what is allowed."""
+    """A setting that cannot be used. The message names the field, its value and the allowed values."""
 
 
 class ModelError(EngineError, ValueError):

@@ -4,8 +4,8 @@ When a whole engine replica is deleted, Kubernetes terminates all its pods at th
 its streams and needs its ranks, so their pods wait here until it has ended. A pod that terminates alone waits a few
 seconds, in case the engine is about to drain, and then ends: its ranks are replaced, and every stream continues.
 
-The engine's DNS names are gone by then, so the hook finds the engine's address in open TCP connections: of ranks to
-the rank port, and of the pod's Ray to Ray's head, which runs in the engine's pod also before the first rank attaches.
+A terminating engine replica has no DNS names, so the hook finds the engine's address in open TCP connections: of ranks
+to the rank port, and of the pod's Ray to Ray's head, which runs in the engine's pod before the first rank attaches.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ Messages = Sequence[Mapping[str, Any]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompletionOutput:
-    """One generated choice."""
+    """A generated choice."""
 
     index: int
     text: str
@@ -50,7 +50,7 @@ class CompletionOutput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestOutput:
-    """One prompt and its choices."""
+    """A prompt and its choices."""
 
     prompt: str | None  # None when the prompt was given as ids
     prompt_token_ids: tuple[int, ...]
@@ -143,7 +143,7 @@ class LLM:
         *,
         use_tqdm: bool = True,
     ) -> list[RequestOutput]:
-        """One RequestOutput per prompt, in order. A prompt is a text or a list of token ids.
+        """Returns one RequestOutput per prompt, in order. A prompt is a text or a list of token ids.
 
         Raises RequestError, before anything is computed, when one of the prompts cannot be computed.
         """
@@ -159,7 +159,7 @@ class LLM:
         *,
         use_tqdm: bool = True,
     ) -> list[RequestOutput]:
-        """One RequestOutput per conversation, in order; one conversation may be given without a list around it.
+        """Returns one RequestOutput per conversation, in order; one conversation may be given without a list around it.
 
         Without sampling_params an answer may be as long as the context allows. Raises RequestError, as `generate`.
         """

@@ -86,7 +86,7 @@ _TOKEN_ID = Range(low=0, high=MAX_COUNT, is_whole=True)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """One request's settings. The constructor raises RequestError naming the field at fault."""
+    """Settings of one request. The constructor raises RequestError naming the invalid field."""
 
     n: int = 1  # choices per prompt
     temperature: float = 1.0  # 0 = greedy

@@ -57,8 +57,11 @@ class Rank(_StatusPart):
     step: int
     memory_bytes: int = Field(description="Resident memory of the rank's process.")
     advance: int = Field(description="Parts of layers computed in this epoch; stands still when the rank does.")
-    communication_seconds: float = Field(description="Spent waiting for other ranks since the process started.")
-    weight_bytes_read: int = Field(description="From files, since the process started; a survivor reads none again.")
+    communication_seconds: float = Field(description="Time of waiting for other ranks since the process started.")
+    weight_bytes_read: int = Field(
+        description="Bytes read from files since the process started; a rank that survives a loss reads no "
+        "weights again."
+    )
 
 
 class Requests(_StatusPart):
@@ -66,11 +69,12 @@ class Requests(_StatusPart):
     running: int = Field(description="Sequences in the running batch.")
     waiting: int = Field(description="Sequences in the core's queue.")
     finished: int = Field(
-        description="That ended, well or not, since the front started; not those refused, nor whose client left."
+        description="HTTP requests that ended, with or without an error, since the front started; without refused "
+        "requests and those whose client disconnected."
     )
     failed: int = Field(
-        description="Of `finished`: ended in an error of the engine's, as HTTP 5xx or as an error event in the stream. "
-        "A request that a drain or a full queue refuses is none."
+        description="Requests of `finished` that ended in an error of the engine's, as HTTP 5xx or as an error event "
+        "in the stream; without those that a drain or a full queue refuses."
     )
     first_token_seconds: dict[str, int] = Field(
         description="Seconds, +Inf for all -> requests since the front started whose first token took no longer."
@@ -85,29 +89,36 @@ class KvCache(_StatusPart):
 
 
 class RecoveryPhase(_StatusPart):
-    name: str = Field(description="suspect (who is to blame), then those of a start, then replay (the first step).")
+    name: str = Field(
+        description="suspect (the search for the failed process), then the phases of a start, then replay (the first "
+        "step)."
+    )
     seconds: float
 
 
 class Recovery(_StatusPart):
     cause: str
     process: str = Field(description="core, front or rank N.")
-    node: str = Field(description="Where that was: the Kubernetes node, or the host's name.")
+    node: str = Field(description="Place of the loss: the Kubernetes node, or the host's name.")
     at: float = Field(description="Unix time at which the loss was noticed.")
     seconds: float | None = Field(description="Until tokens could flow again; null while it lasts.")
     replayed_requests: int
-    phases: list[RecoveryPhase] = Field(description="Of the rebuild, in order; empty while it lasts, and for a front.")
+    phases: list[RecoveryPhase] = Field(
+        description="Phases of the rebuild, in order; empty while it lasts, and for a front."
+    )
 
 
 class EngineStatus(_StatusPart):
     version: Literal["v1"] = "v1"
     engine_version: str
     state: State
-    reason: str = Field(description="Why this state; empty when serving.")
-    executor: str = Field(description="How ranks are started: uni, mp, ray or external; empty until the core answers.")
+    reason: str = Field(description="Reason of the state; empty when serving.")
+    executor: str = Field(description="Starter of ranks: uni, mp, ray or external; empty until the core answers.")
     epoch: int = Field(description="Raised by every rebuild.")
     step: int
-    last_token_age_seconds: float | None = Field(description="Since a token passed through every rank; null before.")
+    last_token_age_seconds: float | None = Field(
+        description="Since a token went through every rank; null before the first."
+    )
     last_work_age_seconds: float | None = Field(
         default=None, description="Since a rank that computes advanced or burned CPU time; null while none computes."
     )

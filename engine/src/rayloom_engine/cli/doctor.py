@@ -22,9 +22,10 @@ _PACKAGES = ("torch", "ray", "triton")
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser(
         "doctor",
-        help="say what would be served how, and what is in the way",
+        help="show how a model would be served, and the problems in the way",
         usage="rayloom-engine doctor [MODEL] [flags]",
-        description="Prints what this machine has, what the flags of `serve` would make of it, and what is in the way.",
+        description="Prints the resources of this machine, the settings that follow from the flags of `serve`, and "
+        "the problems in the way.",
         allow_abbrev=False,
     )
     add_config_arguments(parser, is_server=True)

@@ -85,7 +85,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def read_items(lines: Iterable[str]) -> Iterable[dict[str, Any]]:
-    """One item for each line that is not blank. Raises RequestError naming the line of an object without a prompt."""
+    """Returns one item for each line that is not blank.
+
+    Raises RequestError naming the line of an object without a prompt.
+    """
     for number, line in enumerate(lines, start=1):
         text = line.rstrip("\n")
         if not text.strip():

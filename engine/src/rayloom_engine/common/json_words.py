@@ -30,7 +30,7 @@ def shown(value: object) -> str:
 
 def _pieces(value: object) -> Iterator[str]:
     if isinstance(value, str):
-        # One character more than SHOWN_CHARS suffices: the text is then cut.
+        # A text of SHOWN_CHARS + 1 characters suffices, because it is then cut.
         yield json.dumps(value[: SHOWN_CHARS + 1], ensure_ascii=False)
     elif isinstance(value, Mapping):
         yield "{"

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 EXIT_CONFIG = 78  # the settings or the model cannot be used (sysexits.h EX_CONFIG); a restart would not help
-EXIT_GIVEN_UP = 70  # a process kept dying until the restart budget was spent (EX_SOFTWARE)
+EXIT_GIVEN_UP = 70  # a process kept dying until the restart budget was exhausted (EX_SOFTWARE)
 EXIT_RANK_LOST = 75  # a process of a job (executor external) is lost: start the job again (EX_TEMPFAIL)
 
 PULSE_SECONDS = 0.5

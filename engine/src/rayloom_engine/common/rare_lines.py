@@ -10,7 +10,7 @@ MAX_PROBLEMS = 64  # remembered by OncePerProblem
 
 
 class RareLines(logging.Filter):
-    """Passes one record a second of each of `messages`, with the number of records held back before it."""
+    """Lets through one record a second of each of `messages`, with the number of records held back before it."""
 
     def __init__(
         self, messages: Collection[str], every_s: float = 1.0, clock: Callable[[], float] = time.monotonic

@@ -22,7 +22,10 @@ class RestartBudget:
         self._deaths: deque[float] = deque()
 
     def wait_after_death(self, now: float) -> float | None:
-        """Counts a death at `now` (time.monotonic). Seconds until the restart; None when the budget is spent."""
+        """Counts a death at `now` (time.monotonic).
+
+        Returns the seconds until the restart; None when the budget is exhausted.
+        """
         while self._deaths and now - self._deaths[0] > WINDOW_SECONDS:
             self._deaths.popleft()
         wait = backoff_seconds(len(self._deaths))

@@ -21,7 +21,7 @@ def block_hash(parent: bytes, token_ids: Sequence[int], extra: bytes) -> bytes:
 
 
 def encode_extra(parts: Iterable[tuple[str, bytes]]) -> bytes:
-    """One string of bytes for (kind, value) pairs such as ("salt", ...); different pairs never give the same bytes.
+    """Returns the bytes of (kind, value) pairs such as ("salt", ...); different pairs never give the same bytes.
 
     Pairs with an empty value are left out, so that a request without a salt has the hashes of a request that needs no
     extra at all. The caller gives the pairs in a fixed order.

@@ -69,14 +69,14 @@ class BlockPool:
         return block_ids
 
     def hold(self, block_ids: Iterable[int]) -> None:
-        """One more holder for each block, which is held or cached."""
+        """Adds a holder to each block, which is held or cached."""
         for block_id in block_ids:
             if self._ref_counts[block_id] == 0:
                 del self._free_cached[block_id]
             self._ref_counts[block_id] += 1
 
     def release(self, block_ids: Sequence[int], num_proven: int | None = None) -> None:
-        """One holder less for each block of a sequence, in order of position.
+        """Removes a holder from each block of a sequence, in order of position.
 
         Finite logits were computed from the first `num_proven` blocks (None = from all). The state of the others stays
         as it is: another holder may have proven them.
@@ -152,7 +152,10 @@ class BlockPool:
         ]
 
     def _is_doubtful(self, block_id: int) -> bool:
-        """Whether the block is free and not proven: its owner finished or was preempted before finite logits."""
+        """Returns whether the block is free and not proven.
+
+        The owner of such a block finished or was preempted before finite logits.
+        """
         return self._ref_counts[block_id] == 0 and block_id in self._unproven and block_id not in self._vouched
 
     def num_cached_only(self, block_ids: Iterable[int]) -> int:

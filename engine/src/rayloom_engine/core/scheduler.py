@@ -1,12 +1,12 @@
 """Scheduler: decides which sequences compute how many tokens in the next step, and accounts for slots and blocks.
 
-One rule does everything: a step distributes a budget of tokens so that each sequence's computed tokens catch up with
+All work follows one rule: a step distributes a budget of tokens so that each sequence's computed tokens catch up with
 its known tokens. Chunked prefill, prefix hits, preemption and replay after a crash are all the same subtraction.
 
 A step, in order:
   1. waiting sequences of tenants with fewer running sequences than others; without room they preempt some of these
   2. running sequences that lack one token (decode), oldest first; then sequences that lack more (prefill, resume).
-     When there are as many decodes as the budget or more, all take turns: the longest waiting come first
+     When there are as many decodes as the budget or more, all alternate: the longest waiting come first
   3. waiting sequences, if nothing was preempted: prefix lookup or fork, then admission
 When blocks run out the newest, least urgent running sequence is preempted: its blocks are released and it waits again.
 
@@ -18,7 +18,7 @@ exchange makes the tenants' numbers more equal, so it is never reversed. With on
 Up to `depth` plans are in flight, one for each pipeline stage. Ranks run plans in order, so a plan may build on earlier
 ones: the next chunk of a prompt follows the last one, a fork or a prefix hit reads blocks that are being written, and
 blocks of an aborted sequence are allocated to another. A plan cannot build on a token that is not sampled yet, so a
-sequence that samples is left out until its result is in. Decodes therefore form `depth` groups that take turns. No
+sequence that samples is left out until its result is in. Decodes therefore form `depth` groups that alternate. No
 group is larger than its share, so that the groups stay equal while sequences come and go.
 """
 
@@ -145,7 +145,7 @@ class Scheduler:
             self._planner.fill(draft)
             if draft.num_tokens:
                 break
-            # The sequences of this turn had no blocks and were preempted. Each round leaves fewer running sequences.
+            # The sequences of this round had no blocks and were preempted. Each round leaves fewer running sequences.
         if not draft.num_tokens:
             return None
         self._step_id += 1
@@ -173,7 +173,7 @@ class Scheduler:
         """
         plan = self._in_flight[0].plan
         sequences = self._in_flight[0].sequences
-        assert (result.step_id, result.epoch) == (plan.step_id, plan.epoch), "a result out of turn"
+        assert (result.step_id, result.epoch) == (plan.step_id, plan.epoch), "a result out of order"
         self._in_flight.popleft()
         outputs = self._end_corrupt([sequences[slot] for slot in result.corrupt_slots])
         for part in result.prompt_logprobs:

@@ -41,7 +41,10 @@ class SlotStep(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StepPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """One step. Applied in this order: free slots, add slots, append ids, clear and copy blocks, compute, sample."""
+    """The plan of one step.
+
+    Ranks apply it in this order: free slots, add slots, append ids, clear and copy blocks, compute, sample.
+    """
 
     step_id: int
     epoch: int  # a rank refuses a plan of another epoch than its own

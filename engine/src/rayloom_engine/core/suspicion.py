@@ -1,7 +1,7 @@
 """Suspicion: finds a sequence that crashes every process that computes it, from the contents of the steps that died.
 
-One death is no evidence against a sequence: machines fail too. A sequence is suspect when two deaths hit steps that
-computed the same positions of it. While there are suspects, only half of them are computed, and no other sequence:
+A single death is no evidence against a sequence: machines fail too. A sequence is suspect when two deaths hit steps
+that computed the same positions of it. While there are suspects, only half of them are computed, and no other sequence:
 a trial. It ends when each of that half has computed these positions and is cleared, or when another death at these
 positions leaves only that half suspect. The last suspect is computed alone; when that step dies at the same positions,
 the sequence is condemned: it fails, and all others continue.
@@ -20,7 +20,7 @@ import msgspec
 
 from rayloom_engine.core.planning.spans import Span, overlap
 
-_KEPT_DEATHS = 4  # several crashing sequences may cause deaths in turn
+_KEPT_DEATHS = 4  # several crashing sequences may cause deaths alternately
 _KEPT_CONDEMNED = 1024  # a front submits unfinished sequences again within seconds, so older ones do not return
 
 

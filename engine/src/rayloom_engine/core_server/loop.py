@@ -29,7 +29,7 @@ _POISON = (
 
 
 class Core:
-    """Turns messages of fronts into sequences and step outputs into messages to fronts."""
+    """Makes sequences of the messages of fronts, and messages to fronts of step outputs."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class Core:
         """
         has_begun = False
         self._end_condemned()
-        self._engine.add_probe()  # proves that a token passes through every rank before a client asks for one
+        self._engine.add_probe()  # proves that a token goes through every rank before a client asks for one
         idle_since = time.monotonic()
         while True:
             for connection, message in inbox.take():

@@ -48,7 +48,10 @@ _CORRUPT_CURE = "check the model's files and the machine's memory; float16 may o
 
 
 class CoreProcess:
-    """One start of the EngineCore process. Its run folder outlives it: epoch, black box, sizes of the first start."""
+    """The EngineCore process from its start to its end.
+
+    Its run folder outlives it: epoch, black box, sizes of the first start.
+    """
 
     def __init__(self, config: EngineConfig, run_dir: Path, address: str, rank_fd: int | None) -> None:
         """`rank_fd`: listening socket for ranks; None makes this process its own only rank."""

@@ -5,10 +5,10 @@
     LOST         a rank is gone: its launcher replaces it, the death is counted, sequences wait with their ids
 
     ASSEMBLING --> SERVING     every rank is warmed up: a new epoch, and the engine replays its sequences
-    ASSEMBLING --> EngineDead  `rebuild_seconds` or the restart budget is spent
+    ASSEMBLING --> EngineDead  `rebuild_seconds` are over, or the restart budget is exhausted
     SERVING    --> LOST        RankLost
     LOST       --> ASSEMBLING  with the survivors, which keep their weights
-    LOST       --> EngineDead  the restart budget is spent, or the ranks are those of a job, which only the job restarts
+    LOST       --> EngineDead  the restart budget is exhausted, or the ranks are a job's, which only the job restarts
 
 The supervisor restarts the EngineCore process itself: the new process begins in ASSEMBLING and adopts the ranks that
 dial it.
@@ -92,7 +92,7 @@ class RecoveryLimits:
             return "start the job again"
         if is_narrower or self.budget.wait_after_death(now) is not None:
             return ""
-        return f"restart budget of {self.config.restart_budget} spent"
+        return f"restart budget of {self.config.restart_budget} exhausted"
 
 
 class RecoveryMachine:

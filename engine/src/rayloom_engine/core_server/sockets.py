@@ -177,7 +177,7 @@ class CoreIo:
         server.close()
         for front in self._fronts.values():
             front.writer.transport.abort()
-        # The readers get one more turn of the event loop to see the end of their connections.
+        # The readers get one more iteration of the event loop to see the end of their connections.
         await asyncio.sleep(0)
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

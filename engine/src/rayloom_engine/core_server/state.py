@@ -1,4 +1,4 @@
-"""CoreState: what the core knows of itself, as the I/O thread tells it to fronts."""
+"""CoreState: the state of the core, as the I/O thread sends it to fronts."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from rayloom_engine.kernels.target import Target
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelSet:
-    """One implementation of each operation, all for `target`. Layers call these without a case for any backend."""
+    """An implementation of each operation, all for `target`. Layers call these without a case for any backend."""
 
     target: Target
     plan_attention: PlanAttention

@@ -10,7 +10,7 @@ NO_CORE = "it found no core"  # cause of the end of a rank that exited by itself
 
 
 class RankStarter(Protocol):
-    """Starts ranks and reports their ends. One start of a rank runs at a time."""
+    """Starts ranks and reports their ends. A rank has at most one start at a time."""
 
     def prepare(self, progress: Progress) -> None:
         """Finds and reserves the resources of all ranks. Raises ConfigError when there are too few."""

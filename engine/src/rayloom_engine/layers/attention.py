@@ -1,4 +1,4 @@
-"""One layer's self-attention: fused q, k and v, optional norms of q and k, rotation, cache, attention, output.
+"""Self-attention of a layer: fused q, k and v, optional norms of q and k, rotation, cache, attention, output.
 
 Legend: T tokens of the step, D model width, H query heads, K key/value heads, d head size.
 """

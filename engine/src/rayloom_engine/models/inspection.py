@@ -64,7 +64,7 @@ class Shape(_InspectionPart):
 
 class Fault(_InspectionPart):
     reason: ModelFault = Field(description="The kind of fault, as one word of a closed list.")
-    message: str = Field(description="The fault as a sentence that says what to do.")
+    message: str = Field(description="The fault and the change that is needed, as a sentence.")
 
 
 class Inspection(_InspectionPart):

@@ -172,7 +172,7 @@ def _mistakes(name: str, size: list[int], file_dtype: str, wanted: Destination) 
 
 
 def _is_derived(name: str, shape: ModelShape) -> bool:
-    """Whether the tensor follows from others and may be in a checkpoint nevertheless: a tied head, rotary tables."""
+    """Returns whether the tensor follows from others, yet may be in a checkpoint: a tied head, rotary tables."""
     return (name == "lm_head.weight" and shape.tie_word_embeddings) or name.endswith(".rotary_emb.inv_freq")
 
 

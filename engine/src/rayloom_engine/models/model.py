@@ -60,4 +60,4 @@ class RankModel(Protocol):
         """
 
     def logits(self, hidden_ND: torch.Tensor) -> torch.Tensor:
-        """Logits of some rows of `forward`'s result, [N, V], float32; V is the shard's. Of the last stage only."""
+        """Logits of some rows of `forward`'s result, [N, V], float32; V is the shard's. Only for the last stage."""

@@ -135,8 +135,8 @@ class ModelShape:
 def read_shape(folder: Path) -> ModelShape:
     """The shape of the model in a Hugging Face folder, from config.json and generation_config.json alone.
 
-    Raises ModelError when the folder has no usable config.json, or the model needs something that this engine does not
-    do; the message names it and lists what works. Every size of a shape is within the numbers of `models.limits`.
+    Raises ModelError when the folder has no usable config.json, or the model needs a feature that this engine lacks;
+    the message names it and lists the supported ones. Every size of a shape is within the numbers of `models.limits`.
     """
     with refuses_broken(folder / "config.json"):
         shape = _shape(folder, ConfigJson(path=folder / "config.json", values=read_json(folder / "config.json")))

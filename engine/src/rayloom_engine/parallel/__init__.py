@@ -1,1 +1,4 @@
-"""Parallelism: the part of a model that a rank has, and what ranks do together. The only user of torch.distributed."""
+"""Parallelism: the part of a model that a rank has, and the communication of ranks.
+
+No other package uses torch.distributed.
+"""

@@ -20,7 +20,7 @@ __all__ = ["Rendezvous", "StageGroup", "interface_towards", "join_group", "leave
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rendezvous:
-    """One rank's place in a process group, and the store at which the ranks meet."""
+    """A rank's place in a process group, and the store at which the ranks meet."""
 
     host: str
     port: int

@@ -11,14 +11,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """One of `count` parts of every matrix of a stage. The rank of the first shard chooses tokens on the last stage."""
+    """A part of every matrix of a stage, of `count` parts. The first shard of the last stage chooses tokens."""
 
     index: int
     count: int
 
     @property
     def is_first(self) -> bool:
-        """Whether this shard adds the biases of sums over all parts, and gets whole rows of logits."""
+        """True if this shard adds the biases of sums over all parts, and gets whole rows of logits."""
         return self.index == 0
 
     def part(self, size: int, unit: int = 1) -> range:

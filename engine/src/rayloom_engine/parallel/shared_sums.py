@@ -82,7 +82,8 @@ class SharedTensorGroup(ProcessTensorGroup):
         if problems:
             raise OSError(problems[0])
         self._rank = rank
-        self._slots: dict[tuple[int, torch.dtype], list[torch.Tensor]] = {}  # (turn, type) -> the slot of each rank
+        # (0 or 1 alternating, type) -> the slot of each rank
+        self._slots: dict[tuple[int, torch.dtype], list[torch.Tensor]] = {}
 
     def all_reduce(self, part: torch.Tensor) -> torch.Tensor:
         for piece in torch.split(part.view(-1), _SLOT_BYTES // part.element_size()):

@@ -10,7 +10,7 @@ from rayloom_engine.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """One of `count` parts of the model, in order. With tensor parallelism several ranks share a stage."""
+    """A part of the model, of `count` parts in order. With tensor parallelism several ranks share a stage."""
 
     index: int
     count: int
@@ -18,12 +18,12 @@ class Stage:
 
     @property
     def is_first(self) -> bool:
-        """Whether the stage has the embedding and takes token ids."""
+        """True if the stage has the embedding and takes token ids."""
         return self.index == 0
 
     @property
     def is_last(self) -> bool:
-        """Whether the stage has the final norm and the head, and chooses tokens."""
+        """True if the stage has the final norm and the head, and chooses tokens."""
         return self.index == self.count - 1
 
 

@@ -49,7 +49,7 @@ class ChannelClosed(ConnectionError):
 class Channel:
     """Messages over a connected socket, or over memory beside it.
 
-    One thread may send while another receives without a time-out.
+    A thread may send while another receives without a time-out.
     """
 
     def __init__(self, connection: socket.socket) -> None:

@@ -108,7 +108,7 @@ class RankReport(msgspec.Struct, frozen=True, kw_only=True):
     step: int
     memory_bytes: int  # resident
     advance: int = 0  # rises with every part of a layer since the epoch began
-    communication_s: float = 0.0  # spent waiting for other ranks since the process started
+    communication_s: float = 0.0  # time of waiting for other ranks since the process started
     weight_bytes_read: int = 0  # from files, since the process started
 
 
@@ -119,7 +119,7 @@ class CoreStatus(msgspec.Struct, frozen=True, tag="status", kw_only=True):
     epoch: int
     executor: str  # "uni" | "mp" | "ray"
     step: int
-    last_token_age_s: float | None  # since a token last passed through all ranks; None before the first
+    last_token_age_s: float | None  # since a token last went through all ranks; None before the first
     phases: tuple[PhaseProgress, ...]
     stats: SchedulerStats
     ranks: tuple[RankReport, ...]

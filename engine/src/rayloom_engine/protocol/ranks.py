@@ -146,7 +146,7 @@ class Beat(msgspec.Struct, frozen=True, tag="beat", kw_only=True):
     memory_bytes: int  # resident
     advance: int = 0  # rises with every part of a layer since the epoch began
     waits: bool = False  # for a peer
-    communication_s: float = 0.0  # spent waiting for peers since the process started
+    communication_s: float = 0.0  # time of waiting for peers since the process started
     cpu_s: float = 0.0  # CPU time of the thread that computes
     done: int = 0  # of `total`, in `unit`; of a start-up phase
     total: int = 0

@@ -25,7 +25,10 @@ _SIZE = struct.Struct("=I")  # 0 = the frame is on the connection
 
 
 class SharedMemory:
-    """One end. A thread may send while another receives. Raises OSError or ValueError once an end is closed."""
+    """An end of a channel in memory. A thread may send while another receives.
+
+    Raises OSError or ValueError once an end is closed.
+    """
 
     def __init__(self, memory: FileIO, inbox: FileIO, outbox: FileIO, connection_fd: int, *, is_core: bool) -> None:
         """`connection_fd` becomes readable when the peer ends; both pipes must be non-blocking."""

@@ -18,7 +18,7 @@ _START_SECONDS = 10.0  # least patience with a child that is not up yet: it may 
 
 
 class Child:
-    """One supervised process. `starts` counts from 1."""
+    """A supervised process. `starts` counts from 1."""
 
     def __init__(self, name: str, budget: int) -> None:
         self.name = name
@@ -78,7 +78,10 @@ class Child:
         return self.alive_at is not None and now - self.alive_at > patience
 
     def died(self, now: float, is_trial: bool = False) -> bool:
-        """Counts a death, unless it narrows suspects down (`is_trial`). False when the restart budget is spent."""
+        """Counts a death, unless it narrows suspects down (`is_trial`).
+
+        Returns False when the restart budget is exhausted.
+        """
         self.process = None
         wait = 0.0 if is_trial else self._budget.wait_after_death(now)
         # A back-off is for processes that die in their start; the deaths of others are bounded by the budget alone.

@@ -170,7 +170,7 @@ class Supervisor:
     # --- watch ---
 
     def _next_wake(self) -> float:
-        """Seconds until the next start or check of signs of life is due. One at most, in case a signal is lost."""
+        """Returns the seconds until the next start or check of heartbeats; 1 at most, in case a signal is lost."""
         due = [child.start_at for child in self._children if child.start_at is not None]
         return min(1.0, self._config.hang_seconds / 4, max(0.0, min(due, default=float("inf")) - time.monotonic()))
 
@@ -206,7 +206,10 @@ class Supervisor:
                 logger.warning("%s died (%s), restarting", child.name, cause_of(code))
             else:
                 logger.error(
-                    "%s died (%s); restart budget of %d spent", child.name, cause_of(code), self._config.restart_budget
+                    "%s died (%s); restart budget of %d exhausted",
+                    child.name,
+                    cause_of(code),
+                    self._config.restart_budget,
                 )
                 self._exit_code = EXIT_GIVEN_UP
 

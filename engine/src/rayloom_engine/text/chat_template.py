@@ -96,7 +96,7 @@ class ChatTemplate:
     def was_slow(self) -> None:
         """Makes the template slow for the next RENDERINGS_AS_SLOW renderings, not for ever.
 
-        One odd conversation says little about others.
+        A single odd conversation says little about others.
         """
         self._num_slow_left = RENDERINGS_AS_SLOW
 

@@ -68,10 +68,10 @@ class StopAutomaton:
 
 
 class StopStrings:
-    """Passes text through, and holds back text that may be the start of a stop string.
+    """Lets text through, and holds back text that may be the start of a stop string.
 
     Each character costs the same, however many stop strings there are and however long the text is. The result depends
-    on the text alone, not on its pieces: the stop string that ends first wins, the longest of those that end together.
+    on the text alone, not on its pieces: the stop string that ends first wins, and of several the longest.
     """
 
     def __init__(self, automaton: StopAutomaton, *, include_in_output: bool = False) -> None:

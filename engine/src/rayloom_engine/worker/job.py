@@ -1,4 +1,4 @@
-"""One rank of a job: a process that an external launcher such as torchrun has started (executor external)."""
+"""A rank of a job: a process that an external launcher such as torchrun has started (executor external)."""
 
 from __future__ import annotations
 

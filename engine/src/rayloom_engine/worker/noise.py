@@ -24,7 +24,7 @@ def mix(value: int) -> int:
 
 
 def noise_key(seed: int, position: int) -> int:
-    """One 64-bit key for the token at `position` of a sequence with `seed`."""
+    """Returns the 64-bit key for the token at `position` of a sequence with `seed`."""
     return mix(mix(seed + _GOLDEN) + (position + 1) * _GOLDEN)
 
 

@@ -66,7 +66,7 @@ class RankPlace:
 
 
 class RankServer:
-    """One rank, over all its connections to cores."""
+    """A rank, over all its connections to cores."""
 
     def __init__(self, config: EngineConfig, place: RankPlace, exit_code: Callable[[], int] | None = None) -> None:
         """With `exit_code` the process ends when its core ends, by force if it hangs, and with this code."""

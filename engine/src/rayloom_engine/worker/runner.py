@@ -56,7 +56,7 @@ class Runner:
 
         Other ranks return their times alone. Blocks until the stage before has sent its hidden states and the other
         ranks of this stage have computed their parts. Raises RuntimeError when one of these ranks, or the stage after,
-        is gone, and CorruptRank when this stage turns a probe into a value that is not finite.
+        is gone, and CorruptRank when this stage computes a value that is not finite from a probe.
         """
         steps = self._slots.apply(plan)
         if plan.cleared_blocks:

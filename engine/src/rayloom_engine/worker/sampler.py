@@ -27,7 +27,7 @@ class Sampler:
         self._noise = GumbelNoise(vocab_size, device)
 
     def __call__(self, logits_NV: torch.Tensor, slots: list[Slot]) -> list[int | None]:
-        """One token id per row; None for a row that is not finite. `logits_NV` is float32 and may be overwritten."""
+        """Returns a token id per row; None for a row that is not finite. May overwrite `logits_NV`, float32."""
         highest_N, greedy_N = logits_NV.max(dim=-1)
         is_finite_N = highest_N.isfinite().tolist()
         greedy_ids = greedy_N.tolist()
@@ -136,7 +136,7 @@ def _kept_of(logits_V: torch.Tensor, num: int, is_whole: bool, top_p: float, min
 
 
 def are_finite(logits_NV: torch.Tensor) -> bool:
-    """Whether a token can be chosen from every row. A NaN anywhere in a row is its maximum."""
+    """Returns whether a token can be chosen from every row. A NaN anywhere in a row is its maximum."""
     return bool(logits_NV.amax(dim=-1).isfinite().all())
 
 

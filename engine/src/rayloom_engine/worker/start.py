@@ -76,7 +76,10 @@ def set_threads(config: EngineConfig, ranks_on_host: int = 1) -> int:
 def start_rank(
     config: EngineConfig, resolved: ResolvedModel, shape: ModelShape, epoch: int, progress: Progress
 ) -> tuple[LoadedRank, Runner]:
-    """The only rank of an engine, ready to run. Raises ModelError or ConfigError for what a user can fix."""
+    """Returns the only rank of an engine, ready to run.
+
+    Raises ModelError or ConfigError for faults that users can fix.
+    """
     rank = load_rank(config, resolved, shape, progress, part=whole_part(shape.num_layers))
     runner = rank.runner(rank.kv.num_blocks, epoch, None)
     progress("warm_up", 0, 0, "")

@@ -117,7 +117,7 @@ def in_turn(decodes: list[Sequence], prefills: list[Sequence], budget: int, max_
     """The sequences of this step, in the order in which they get tokens; both arguments are sorted by urgency.
 
     Decodes come before prefills, and the more urgent first, while every decode gets its token. When the budget is too
-    small for that, sequences take turns: the longest waiting come first, prefills among them.
+    small for that, sequences alternate: the longest waiting come first, prefills among them.
     """
     if len(decodes) > max_decodes:
         oldest = set(sorted(decodes, key=_last_turn)[:max_decodes])

@@ -1,4 +1,4 @@
-"""Overtaking: smaller sequences may pass one that waits for blocks, and cannot starve it.
+"""Overtaking: smaller sequences may be admitted before one that waits for blocks, and cannot starve it.
 
 A waiting sequence may be overtaken until `max_overtakers` sequences have done so, or until these have together as many
 tokens as the waiting one. From then on no sequence behind it is admitted before it.

@@ -50,7 +50,7 @@ class StepPlanner:
             draft.share = -(-max(1, draft.budget - num_decodes) // len(tenants))
         self._admit_due(draft, num_decodes)
         if not draft.num_tokens and 0 < draft.budget <= num_decodes:
-            # Decodes would use the whole budget until they end, so all sequences take turns instead.
+            # Decodes would use the whole budget until they end, so all sequences alternate instead.
             self._schedule_waiting(draft, max_admissions=1, max_tokens=1)
         self._schedule_running(draft, in_turn(decodes, prefills, draft.budget, draft.max_decodes))
         if draft.is_short:

@@ -1,4 +1,4 @@
-"""The waiting queue: one line for each tenant, read in turns.
+"""The waiting queue: one queue for each tenant, read round robin.
 
 All clients with the same API key are one tenant; without keys there is one. The rank of a waiting sequence is the
 number of sequences of its tenant that run or wait before it. Sequences are read by rank, so the k-th sequence of a
@@ -90,7 +90,7 @@ class WaitingQueue:
 def has_room(num_own: int, num_waiting: int, num_free_slots: int, max_queued: int) -> bool:
     """True if a tenant with `num_own` of the `num_waiting` waiting sequences may queue one more of its own.
 
-    It may while more places of the queue are free than it takes. One tenant alone thus gets half of them, and when k
+    It may while more places of the queue are free than it takes. A tenant alone thus gets half of them, and when k
     tenants send without end the others still have max_queued / 2**k places, rounded down. As many sequences as there
     are free slots take no place: they run in the next step.
     """

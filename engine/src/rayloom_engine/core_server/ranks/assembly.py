@@ -68,8 +68,8 @@ def replace_lost(pool: RankPool, loss: RankLost) -> RankLost:
 
     A rank that failed alone while its process lives is used again once, then dropped.
     """
-    # The complaint of a rank about a dead peer may arrive before the end of the peer's connection, and what ended one
-    # rank may have ended others: that is one loss, not several.
+    # A rank's report of a dead peer may arrive before the end of the peer's connection, and the cause may have ended
+    # several ranks: they count as one loss.
     time.sleep(_BLAME_SECONDS)
     ended = pool.drop_ended()
     if loss.is_alive and ended:
@@ -120,7 +120,10 @@ def _check_time(pool: RankPool, deadline: float, attached: list[int], loaded: se
 
 
 def _take_loaded(pool: RankPool, is_rebuild: bool) -> None:
-    """Takes what ranks have sent. Raises for a rank that cannot load, after the Loaded messages of the others."""
+    """Handles the messages that ranks have sent.
+
+    Raises for a rank that cannot load, after the Loaded messages of the others.
+    """
     replies = pool.poll(_POLL_SECONDS)
     for number, reply in replies:
         if isinstance(reply, Loaded):

@@ -1,6 +1,6 @@
 """RankPool: the workers ("ranks") that are connected to the EngineCore's rank port.
 
-One thread accepts connections, one thread for each control connection reads beats, and the EngineCore's main thread
+A thread accepts connections, a thread for each control connection reads beats, and the EngineCore's main thread
 does the rest. A rank is attached when both of its connections are there.
 """
 

@@ -55,7 +55,7 @@ class CoreAddress:
 
 @dataclass(slots=True, kw_only=True)
 class ClientSequence:
-    """One unfinished sequence, with the ids that have been received of it."""
+    """An unfinished sequence, with the token ids that have been received of it."""
 
     sequence_id: str
     request_id: str
@@ -136,7 +136,7 @@ class CoreClient:
                     backoff_s = BACKOFF_MIN_S
                     last_problem = ""
                 elif problem != last_problem:
-                    # One line for each problem, not for each attempt.
+                    # Each problem is logged once, not once for each attempt.
                     logger.info("waiting for the core at %s: %s", self._address, problem)
                     last_problem = problem
             await asyncio.sleep(backoff_s)

@@ -1,1 +1,1 @@
-"""One HTTP request's sequences, from admission to the last delta, whatever API its answer is written for."""
+"""The sequences of an HTTP request, from admission to the last delta, for every API."""

@@ -248,7 +248,7 @@ class Generation:
             self._service.client.submit(part)
 
     def _decode(self, items: list[tuple[int, SequenceOutput]]) -> list[ChoiceDelta]:
-        """One delta per choice for all outputs that arrived together, and for held outputs that can follow now."""
+        """Returns one delta per choice: for all outputs that arrived together, and held outputs that can follow now."""
         by_lane, self._early = self._early, {}
         for index, output in items:
             by_lane.setdefault(index, []).append(output)

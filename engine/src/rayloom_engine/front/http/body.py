@@ -39,7 +39,7 @@ async def read_json(request: Request, max_bytes: int) -> dict[str, Any]:
         body = await read_body(request, max_bytes, share.take)
         if len(body) <= THREAD_ABOVE_BYTES:
             return parse_object(body)
-        # One large body at a time: two would only delay everything else longer.
+        # Large bodies are read one at a time: two at once would only delay everything else longer.
         async with _PARSER_TURNS.turn(tenant):
             return await asyncio.to_thread(parse_object, body)
 

@@ -38,7 +38,7 @@ class HttpLimits:
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """One connection. Pipelined requests are answered in order, and a refusal waits for the answers before it."""
+    """A connection. Pipelined requests are answered in order, and a refusal waits for the answers before it."""
 
     def __init__(
         self,
@@ -157,7 +157,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         is_last = not self.pipeline
         super().on_response_complete()
-        # Of pipelined requests only the newest can have an incomplete body; no answer is owed to that one.
+        # Only the newest of pipelined requests can have an incomplete body, and that request gets no answer.
         if is_last or (self._phase == "body" and not self.pipeline):
             self._table.waits(self)
         if is_last and self._refusal is not None and not self.transport.is_closing():
@@ -183,7 +183,8 @@ class BoundedProtocol(HttpToolsProtocol):
     def _expect_by(self, seconds: float) -> None:
         """Sets the time limit of the phase, or of the next part of a body."""
         self._deadline = self.loop.time() + max(0.0, seconds)
-        # One timer a connection, replaced only when it is too late: a timer for every part of a body would cost more.
+        # A connection has one timer, replaced only when it is too late: a timer for every part of a body would cost
+        # more.
         if self._timer is not None and self._timer.when() > self._deadline:
             self._timer.cancel()
             self._timer = None

@@ -1,4 +1,4 @@
-"""Turns: a lock that tenants hold one after the other."""
+"""A lock that tenants hold one after the other."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from collections.abc import AsyncGenerator
 
 
 class Turns:
-    """A lock whose waiters are served by tenant in turn, and in order of arrival within a tenant. For one event loop.
+    """A lock whose waiters are served round robin by tenant, and in order of arrival within a tenant.
 
-    However many waiters one tenant has, the first waiter of another tenant waits for the holder and for at most one
-    waiter of each tenant.
+    For one event loop. However many waiters one tenant has, the first waiter of another tenant waits for the holder and
+    for at most one waiter of each tenant.
     """
 
     def __init__(self) -> None:

@@ -56,7 +56,7 @@ class Answer(ABC):
 
     @abstractmethod
     def choice(self, generation: Generation, result: ChoiceResult) -> dict[str, Any]:
-        """One choice of the full document."""
+        """A choice of the full document."""
 
     def full(self, generation: Generation, results: list[ChoiceResult]) -> dict[str, Any]:
         """The document of a request that does not stream."""

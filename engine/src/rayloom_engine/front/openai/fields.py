@@ -18,7 +18,7 @@ class WithoutEffect:
 
     name: str
     origin: str  # the API that has it
-    reason: str  # why nothing changes
+    reason: str  # the reason why it has no effect
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +29,7 @@ class NotImplementedField:
     origin: str
     meaning: str
     neutral: tuple[object, ...] = ()
-    instead: str = ""  # what to use, where this server has it under another name
+    instead: str = ""  # the setting to use, if this server has it under another name
 
 
 def _without(origin: str, **reasons: str) -> list[WithoutEffect]:
@@ -51,7 +51,7 @@ WITHOUT_EFFECT: Mapping[str, WithoutEffect] = MappingProxyType(
                 verbosity="a wish about length; the model alone decides, and `max_tokens` bounds it",
                 safety_identifier="names the end user",
                 prompt_cache_key="routes to a cache; equal prefixes are found without it",
-                prompt_cache_retention="how long a cached prefix is kept; memory decides",
+                prompt_cache_retention="time for which a cached prefix is kept; memory decides",
                 prompt_cache_options="settings of the prefix cache; it is always on",
                 parallel_tool_calls=_OF_ANOTHER.format("tools"),
             ),
@@ -63,11 +63,11 @@ WITHOUT_EFFECT: Mapping[str, WithoutEffect] = MappingProxyType(
             *_without(
                 "SGLang",
                 data_parallel_rank="chooses a replica; an engine is one",
-                log_metrics="whether this request counts in the metrics; every one does",
+                log_metrics="counts this request in the metrics; every request counts",
             ),
             *_without(
                 "llama.cpp",
-                cache_prompt="whether a prefix is kept; equal prefixes are always shared",
+                cache_prompt="keeps a prefix; equal prefixes are always shared",
                 id_slot="chooses a slot; the scheduler does",
                 timings_per_token="asks for times; they are in the metrics",
                 return_progress="asks for the progress of the prompt; a stream has comments meanwhile",
@@ -85,8 +85,8 @@ WITHOUT_EFFECT: Mapping[str, WithoutEffect] = MappingProxyType(
             ),
             *_without(
                 "Ollama, LM Studio",
-                keep_alive="how long the model stays loaded; it always does",
-                ttl="how long the model stays loaded; it always does",
+                keep_alive="time for which the model stays loaded; it always does",
+                ttl="time for which the model stays loaded; it always does",
                 num_ctx="size of the context; the server has one, and a prompt that does not fit is refused",
             ),
             *_without(
@@ -110,9 +110,9 @@ NOT_IMPLEMENTED: Mapping[str, NotImplementedField] = MappingProxyType(
         field.name: field
         for field in (
             _refused("OpenAI", "tools", "functions that the model may call", []),
-            _refused("OpenAI", "tool_choice", "which function the model calls", "none"),
+            _refused("OpenAI", "tool_choice", "the function that the model calls", "none"),
             _refused("OpenAI", "functions", "functions that the model may call", []),
-            _refused("OpenAI", "function_call", "which function the model calls", "none"),
+            _refused("OpenAI", "function_call", "the function that the model calls", "none"),
             _refused("OpenAI", "response_format", "an answer in JSON", {"type": "text"}),
             _refused("OpenAI", "audio", "speech in the answer"),
             _refused("OpenAI", "modalities", "speech in the answer", ["text"]),
@@ -133,7 +133,7 @@ NOT_IMPLEMENTED: Mapping[str, NotImplementedField] = MappingProxyType(
             _refused("vLLM", "logprob_token_ids", "log-probabilities of given tokens"),
             _refused("vLLM", "logits_processors", "code that changes the logits", []),
             _refused("vLLM", "truncate_prompt_tokens", "a prompt that is cut"),
-            _refused("vLLM", "truncation_side", "where a prompt is cut"),
+            _refused("vLLM", "truncation_side", "the end at which a prompt is cut"),
             _refused("vLLM", "prompt_embeds", "a prompt of embeddings"),
             _refused("vLLM", "chat_template", "another chat template"),
             _refused("vLLM", "documents", "documents for the chat template", []),
@@ -142,8 +142,8 @@ NOT_IMPLEMENTED: Mapping[str, NotImplementedField] = MappingProxyType(
             _refused("vLLM", "vllm_xargs", "arguments of plugins", {}),
             _refused("vLLM", "kv_transfer_params", "a KV cache from another engine"),
             _refused("vLLM", "echo", "the last message in front of a chat's answer", False),
-            _refused("vLLM", "thinking_token_budget", "how long the model may think"),
-            _refused("vLLM", "include_reasoning", "whether thoughts are in the answer", True),
+            _refused("vLLM", "thinking_token_budget", "a limit of the model's thoughts"),
+            _refused("vLLM", "include_reasoning", "thoughts in the answer", True),
             _refused("vLLM", "repetition_detection", "an end when the text repeats"),
             _refused("vLLM", "spaces_between_special_tokens", "blanks between special tokens", True),
             _refused("SGLang", "regex", _CONSTRAINT),
@@ -181,7 +181,7 @@ NOT_IMPLEMENTED: Mapping[str, NotImplementedField] = MappingProxyType(
             _refused("llama.cpp", "reasoning_format", "thoughts in a field of their own", "none"),
             _refused("llama.cpp", "lora", "adapters", []),
             _refused("TGI", "max_new_tokens", "a greatest length", instead="max_tokens"),
-            _refused("TGI", "do_sample", "whether a token is drawn", True, instead="temperature"),
+            _refused("TGI", "do_sample", "greedy decoding", True, instead="temperature"),
             _refused("TGI", "top_n_tokens", "log-probabilities", 0, instead="logprobs"),
             _refused("TGI", "return_full_text", "the prompt in the answer", False, instead="echo"),
             _refused("TGI", "decoder_input_details", "the prompt's tokens", False, instead="prompt_logprobs"),
@@ -192,14 +192,14 @@ NOT_IMPLEMENTED: Mapping[str, NotImplementedField] = MappingProxyType(
             _refused("Ollama", "options", "settings in an object", {}, instead="the fields of this API"),
             _refused("Ollama", "num_predict", "a greatest length", instead="max_tokens"),
             _refused("Ollama", "format", _CONSTRAINT, ""),
-            _refused("Ollama", "think", "whether the model thinks", instead="chat_template_kwargs"),
+            _refused("Ollama", "think", "the model's thoughts, on or off", instead="chat_template_kwargs"),
             _refused("Ollama", "system", "a system prompt", "", instead="messages"),
             _refused("Ollama", "template", "another chat template", ""),
             _refused("Ollama", "images", "images in the prompt", []),
-            _refused("OpenRouter", "reasoning", "how long the model thinks", instead="chat_template_kwargs"),
+            _refused("OpenRouter", "reasoning", "the length of the model's thoughts", instead="chat_template_kwargs"),
             _refused("OpenRouter", "transforms", "a prompt that is cut", []),
             _refused("OpenRouter", "models", "other models to try", []),
-            _refused("Anthropic", "thinking", "whether the model thinks", instead="chat_template_kwargs"),
+            _refused("Anthropic", "thinking", "the model's thoughts, on or off", instead="chat_template_kwargs"),
             _refused("Mistral", "random_seed", "the seed", instead="seed"),
             _refused("Mistral", "safe_prompt", "a system prompt of the server's", False),
         )

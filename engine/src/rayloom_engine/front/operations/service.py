@@ -37,14 +37,14 @@ class Waits:
 
 @dataclass(frozen=True, slots=True)
 class FrontStart:
-    """One of the API server processes that a server has started one after the other."""
+    """An API server process among those that a server has started one after the other."""
 
     number: int = 1  # from 1; a higher one is a restart
     server_started: float | None = None  # Unix time of the first start; None = this start
 
 
 class Service:
-    """One API server process. Nothing happens unless `run` is running."""
+    """An API server process. It does nothing unless `run` is running."""
 
     def __init__(
         self,

@@ -37,7 +37,7 @@ class AttentionBatch:
 
 
 class AttentionPlan(Protocol):
-    """One step's work for all layers that have the same window. Only the backend that made it knows its content."""
+    """The work of a step for all layers that have the same window. Only the backend that made it knows its content."""
 
     def attend(self, query_THD: torch.Tensor, pages: torch.Tensor, scale: float) -> torch.Tensor:
         """Attention of the step's tokens, [T, H, D], contiguous, in the type of the queries.

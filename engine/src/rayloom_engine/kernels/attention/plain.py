@@ -52,7 +52,7 @@ class _Decode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Prefill:
-    """One sequence with several new tokens."""
+    """A sequence with several new tokens."""
 
     rows_n: slice  # its rows in T
     gathered: _Gathered  # [K, G, L, D], G with stride 0: every key head is shown to its query heads without a copy

@@ -37,7 +37,7 @@ class AxisPart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinearSpec:
-    """One matrix of a rank: rows of one or several of the checkpoint's matrices, below each other.
+    """A matrix of a rank: rows of one or several of the checkpoint's matrices, below each other.
 
     `outputs` maps the name of each matrix in the checkpoint, such as "model.layers.0.mlp.gate_proj", to this rank's
     rows of it, in the order in which they are stacked. `inputs` are the columns, the same for all of them.

@@ -19,7 +19,7 @@ _READ_ERRORS = (OSError, ValueError, TypeError, LookupError, ArithmeticError, At
 
 @contextlib.contextmanager
 def refuses_broken(path: Path | str) -> Iterator[None]:
-    """Turns every error that a model's file can provoke into a ModelError that names the file.
+    """Raises a ModelError that names the file for every error that a model's file can provoke.
 
     The getters below name the field as well; this context is for content that no check expects.
     """
@@ -65,7 +65,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def is_plain_file_name(name: object, suffix: str) -> bool:
-    """Whether a name from a file can only name a file in the same folder."""
+    """Returns whether a name from a file can only name a file in the same folder."""
     return (
         isinstance(name, str)
         and name.endswith(suffix)

@@ -126,7 +126,7 @@ def _hugging_face_name(name: str, source: Path) -> str:
 
 
 def _interleaved_heads(name: str, config: dict[str, Any]) -> bool:
-    """Whether the rows of each head are in GGUF's own order, as in q and k of the llama family."""
+    """Returns whether the rows of each head are in GGUF's own order, as in q and k of the llama family."""
     return config["model_type"] in ("llama", "mistral") and name.split(".")[-2] in ("attn_q", "attn_k")
 
 

@@ -153,7 +153,7 @@ def _builtin_folder(name: str, progress: Progress) -> Path:
 def _converted(source: Path, name: str, identity: tuple[object, ...], progress: Progress) -> Path:
     """The converted copy of a GGUF file in the cache; converts the file when there is no copy yet.
 
-    The copy appears under its name only when it is complete. One process converts while others wait for its lock. The
+    The copy appears under its name only when it is complete. A process converts while others wait for its lock. The
     kernel releases the lock of a killed process, and the next process removes its partial folder.
     """
     key = hashlib.sha256(repr((_CONVERTER_VERSION, *identity)).encode()).hexdigest()[:12]
