@@ -100,11 +100,11 @@ def test_each_field_is_in_one_place() -> None:
 
 def test_an_unknown_field_is_refused_with_the_nearest_that_is_known() -> None:
     assert refusal(ChatRequest, temprature=0) == (
-        '"temprature" is not a field of this request; temperature is. Leave out what this server does not know'
+        '"temprature" is not a field of this request; temperature is. Leave out fields that this server does not know'
     )
     assert refusal(ChatRequest, best_off=1, qqq=1) == (
         '"best_off" is not a field of this request. "qqq" is not a field of this request. '
-        "Leave out what this server does not know"
+        "Leave out fields that this server does not know"
     )
     assert "but of /v1/chat/completions" in refusal(CompletionRequest, messages=[])
     assert "but of /v1/completions" in refusal(TokenizeRequest, best_of=1)
