@@ -112,7 +112,10 @@ def test_a_model_wins_over_the_document(tmp_path) -> None:
         (["--gpu-memory-utilization=0.9"], "--gpu-memory-utilization: there is no such flag; use --kv-cache-memory"),
         (["--api-key", "secret"], "--api-key: there is no such flag; use --api-key-file FILE or the variable RAYLOOM_"),
         (["m", "-tp", "2"], "-tp: there is no such flag; use --tensor-parallel-size"),
-        (["--max-model-len", "auto"], "'auto' is not a whole number; without --max-model-len: the limit of the model's config"),
+        (
+            ["--max-model-len", "auto"],
+            "'auto' is not a whole number; without --max-model-len: the limit of the model's config",
+        ),
         (["--max-num-seqs", "auto"], "'auto' is not a whole number; without --max-num-seqs: 64\n"),
         (["--hang-seconds", "soon"], "'soon' is not a number\n"),
         (["--max-num-seq", "5"], "--max-num-seq: there is no such flag; did you mean --max-num-seqs?"),

@@ -91,7 +91,7 @@ def test_the_status_of_a_loss_has_rank_node_and_phases_until_a_step_has_passed_e
     assert all(phase.is_finished for phase in core.state.phases)
 
 
-def test_who_hears_that_an_engine_serves_hears_of_the_token_that_proves_it(tmp_path: Path) -> None:
+def test_a_status_that_serves_has_the_token_that_proves_it(tmp_path: Path) -> None:
     core = CoreUnderTest(tmp_path)
     told: list[float | None] = []
     flush, before = core.process._io.flush_status, core.state.last_token_at

@@ -14,7 +14,7 @@ def make_cache() -> KvPages:
     return KvPages.allocate(LAYOUT, num_blocks=3, block_size=2, dtype=torch.float32, device=torch.device("cpu"))
 
 
-def test_a_new_cache_is_zero_and_as_large_as_its_layout_says() -> None:
+def test_a_new_cache_is_zero_and_has_the_size_of_its_layout() -> None:
     cache = make_cache()
     assert (cache.num_blocks, cache.block_size, cache.num_bytes) == (3, 2, 2 * 2 * 3 * 2 * 2 * 4)
     assert cache.num_bytes == 3 * LAYOUT.block_bytes(2, 4)

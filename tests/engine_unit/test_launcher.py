@@ -82,7 +82,7 @@ def test_a_fence_ends_that_start_of_the_rank_and_no_other() -> None:
 
 
 @pytest.mark.parametrize("cause", [NO_CORE, "SIGKILL"])
-def test_ends_that_the_core_asked_for_or_caused_spend_no_budget(cause: str) -> None:
+def test_ends_that_the_core_requested_or_caused_use_no_budget(cause: str) -> None:
     ranks = PaperRanks([], [(1, cause)])
     _run(ranks, *([] if cause == NO_CORE else [Fence(1, 101)]), budget=0)
 

@@ -1,4 +1,4 @@
-"""When a loss of a rank ends the engine: by time, by the restart budget, or because the ranks are a job's."""
+"""The losses of a rank that end the engine: by time, by the restart budget, or because the ranks are a job's."""
 
 from __future__ import annotations
 
@@ -34,5 +34,5 @@ def test_the_first_loss_ends_a_job(is_narrower: bool) -> None:
     assert job.not_assembled() == "start the job again"
 
 
-def test_ranks_that_are_not_assembled_are_told_with_both_limits() -> None:
+def test_ranks_that_are_not_assembled_are_reported_with_both_limits() -> None:
     assert limits(rebuild_seconds=1.5).not_assembled() == "not mended within 1.5 s and 2 restarts"
