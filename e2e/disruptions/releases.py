@@ -28,7 +28,7 @@ class Release:
         return f"{ENGINE.name.removeprefix('docker.io/').rpartition(':')[0]}:{self.patch.removesuffix('.py')}"
 
 
-NEXT = Release(patch="next_version.py", module="front/service.py")
+NEXT = Release(patch="next_version.py", module="front/operations/service.py")
 CRASHES = Release(patch="crashes_at_start.py", module="supervisor/supervisor.py")
 FAILS_REQUESTS = Release(patch="fails_requests.py", module="front/app.py")
 SLOW = Release(patch="ten_times_slower.py", module="worker/runner.py")

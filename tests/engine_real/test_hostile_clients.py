@@ -30,16 +30,14 @@ BODY_BYTES = 8 * MIB - 1024
 _LOOP_STANDS_STILL = """
 import os, time
 
-def patch(api_app):
-    answer = api_app.__globals__["version"]
-
-    async def version(request):
+def patch(answer):
+    async def engine_version(request):
         if os.path.exists({flag!r}):
             os.unlink({flag!r})
             time.sleep(3600)
         return await answer(request)
 
-    api_app.__globals__["version"] = version
+    answer.__globals__["engine_version"] = engine_version
 """
 
 
@@ -48,7 +46,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     folder = tmp_path_factory.mktemp("hostile")
     code = _LOOP_STANDS_STILL.format(flag=str(folder / "flag"))
     arguments = ("--max-model-len", "1024", "--served-model-name", "m", "--hang-seconds", "5")
-    with patched_server(folder, code, *arguments, target=("rayloom_engine.front.app", "api_app")) as running:
+    with patched_server(
+        folder, code, *arguments, target=("rayloom_engine.front.operations.health", "engine_version")
+    ) as running:
         yield running
 
 

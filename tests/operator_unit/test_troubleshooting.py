@@ -30,7 +30,7 @@ def rows(head):
 def test_every_reason_has_a_row_with_its_event_or_none():
     found = rows("| reason | Event |")
 
-    assert found.keys() | rows("| of a roll | Event |").keys() == {str(each) for each in Reason} | OF_ROLLS
+    assert found.keys() | rows("| reason of a rollout | Event |").keys() == {str(each) for each in Reason} | OF_ROLLS
     normal = {Reason.SERVING, Reason.HEALTHY}
     for reason in set(Reason) - OF_ROLLS | {Reason.STARTING}:
         event, meaning, _ = found[str(reason)]
@@ -39,13 +39,13 @@ def test_every_reason_has_a_row_with_its_event_or_none():
 
 
 def test_every_fault_has_an_action():
-    found = rows("| reason | Event |") | rows("| of a roll | Event |")
+    found = rows("| reason | Event |") | rows("| reason of a rollout | Event |")
 
     assert [str(reason) for reason in FAULTS | WORTH_A_LOOK if not found[str(reason)][2]] == []
 
 
 def test_every_step_of_a_roll_is_an_event():
-    found = rows("| of a roll | Event |")
+    found = rows("| reason of a rollout | Event |")
 
     quiet = {"NotRolledBack", "NotPaused", "Suspended"}
     assert {word: event for word, (event, _, _) in found.items()} == {

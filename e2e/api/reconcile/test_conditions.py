@@ -131,7 +131,11 @@ SCENES = {
         reason=Reason.DOES_NOT_FIT, kind="Accepted", spec={"engine": {"resources": {"limits": {"memory": "400Mi"}}}}
     ),
     "inspecting": Scene(
-        reason=Reason.INSPECTING, kind="ModelReady", spec=_FILE, job=_waiting("ContainerCreating"), says="A Job looks"
+        reason=Reason.INSPECTING,
+        kind="ModelReady",
+        spec=_FILE,
+        job=_waiting("ContainerCreating"),
+        says="A Job inspects",
     ),
     "no-access": Scene(
         reason=Reason.MODEL_NO_ACCESS,
@@ -192,6 +196,7 @@ def stage(world: World) -> Iterator[str]:
     known |= {name: {"type": "string"} for name in _UNKNOWN_FIELD}
     world.request("PATCH", _CRD, {"spec": {"versions": versions}}, content_type=MERGE)
     try:
+        wait_until(lambda: _keeps_unknown_fields(world, namespace), "the changed CRD to take effect")
         world.operator()
         for name, scene in SCENES.items():
             for role, play in (("head", scene.head), ("worker", scene.worker), ("job", scene.job)):
@@ -218,10 +223,15 @@ def stage(world: World) -> Iterator[str]:
         world.delete(f"/api/v1/namespaces/{namespace}")
 
 
-def _create(world: World, manifest: dict[str, Any]) -> None:
-    # A changed CRD takes effect a moment later.
+def _create(world: World, manifest: dict[str, Any], **options: str) -> dict[str, Any]:
     path = f"{LLM}/namespaces/{manifest['metadata']['namespace']}/llmservices"
-    world.request("POST", path, manifest, fieldValidation="Ignore")
+    return world.request("POST", path, manifest, fieldValidation="Ignore", **options)
+
+
+def _keeps_unknown_fields(world: World, namespace: str) -> bool:
+    """False while the API server still prunes the field of a later version."""
+    spec = _create(world, llm_service(namespace, "invalid-spec", **_UNKNOWN_FIELD), dryRun="All")["spec"]
+    return all(name in spec for name in _UNKNOWN_FIELD)
 
 
 def _is_head(pod: dict[str, Any]) -> bool:

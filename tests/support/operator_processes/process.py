@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -135,9 +137,14 @@ def direct(kubeconfig: Path) -> Document:
 
 
 def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port: int = server.getsockname()[1]
-    return port
+    """Returns a port below those that the kernel gives to outgoing connections.
+
+    Such a connection would occupy a higher port before an operator that is held listens on it.
+    """
+    while True:
+        port = random.randrange(20_000, 32_000)
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
 
 
 def wait_until(is_so: object, what: str, timeout_s: float = 20.0, story: object = None) -> float:

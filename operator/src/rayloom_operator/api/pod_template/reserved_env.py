@@ -11,7 +11,7 @@ import json
 # New versions of Ray, KubeRay and the engine may add names with these prefixes.
 RESERVED_PREFIXES = ("KUBERAY_", "RAYLOOM_", "RAY_AUTH_")
 # Names with a reserved prefix that a manifest may set.
-FREE_NAMES = ("RAYLOOM_API_KEYS", "RAYLOOM_CACHE")
+FREE_NAMES = ("RAYLOOM_API_KEYS", "RAYLOOM_CACHE", "RAYLOOM_KERNELS")
 # Address of Ray's head, proof of identity to it, and the store of its state.
 _NAMES = (
     "FQ_RAY_IP",
@@ -37,7 +37,7 @@ RESERVED_NAMES = (
 RESERVED_IN_WORDS = (
     "the operator sets this variable itself: remove it. Reserved are "
     f"{', '.join(_NAMES)}, and all names that begin with {', '.join(RESERVED_PREFIXES)}, except "
-    f"{' and '.join(FREE_NAMES)}"
+    f"{', '.join(FREE_NAMES[:-1])} and {FREE_NAMES[-1]}"
 )
 # The same check as a CEL rule, where `self` is the name.
 RESERVED_RULE = (
