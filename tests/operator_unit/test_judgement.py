@@ -219,7 +219,7 @@ def test_the_message_for_a_failed_pull_names_the_field_of_the_image():
 
 @pytest.mark.parametrize(
     ("volume", "sentence"),
-    [("certificates", "cannot mount what the spec names"), ("model", "cannot mount the model")],
+    [("certificates", "cannot mount a volume that the spec names"), ("model", "cannot mount the model")],
 )
 def test_a_volume_of_a_pod_template_that_cannot_be_mounted_is_not_called_the_model(volume, sentence):
     document = make_pod_document(volumes=[{"name": "model"}, {"name": "certificates"}])

@@ -133,7 +133,7 @@ def _version(kind: str, found: Manifest) -> str:
 class VersionReflector(Reflector):
     """Calls `on_object` with each object instead of keeping a copy; (key, kind, object, whether it is gone).
 
-    Also passes objects that were deleted while there was no watch.
+    Also for objects that were deleted while there was no watch.
     """
 
     def __init__(

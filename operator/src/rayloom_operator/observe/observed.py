@@ -29,7 +29,7 @@ def refused_pod(message: str) -> Verdict:
     cause = head(plain(message), MAX_MESSAGE)
     return Verdict(
         reason=Reason.CONTAINER_FAILED,
-        message=f"the API server refused a pod: {cause} Change the spec, or what forbids it.",
+        message=f"the API server refused a pod: {cause} Change the spec, or the rule that forbids it.",
     )
 
 

@@ -122,7 +122,7 @@ class Observer:
         return {node: unready[node] + node_loss for node in nodes}
 
     def _count_new_pods(self, key: ServiceKey, pods: Sequence[Manifest], now: datetime) -> dict[str, int]:
-        """Uid of a RayCluster -> pods created for it lately, also those that are gone. A restart forgets the latter."""
+        """Uid of a RayCluster -> pods created for it lately, also deleted ones. A restart forgets the deleted ones."""
         known = self._new_pods.setdefault(key, {})
         for meta in (each["metadata"] for each in pods):
             known.setdefault(meta["uid"], (_owner_uid(meta), moment(meta.get("creationTimestamp", ""))))

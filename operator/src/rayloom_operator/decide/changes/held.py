@@ -19,7 +19,7 @@ from rayloom_operator.observe.verdict import is_well
 
 
 def held_plan(planned: Plan, service: LLMService, situation: Situation) -> Plan:
-    """Returns `planned`, the plan for a spec that cannot be used, with what replicas that exist need.
+    """Returns `planned`, the plan for a spec that cannot be used, with the objects that existing replicas need.
 
     Replicas beyond `spec.replicas` leave the Service and are deleted. A head pod that is deleted drains by itself: its
     requests have `spec.drainSeconds` to finish.

@@ -92,7 +92,7 @@ class ObjectApplier:
         return self._drift.is_right(key, manifest, listed)
 
     async def _write(self, key: ServiceKey, due: Sequence[Manifest], new: frozenset[str]) -> None:
-        """Writes shared objects, then those of each engine replica, then what starts pods."""
+        """Writes shared objects, then those of each engine replica, then the objects that start pods."""
         shared, of_replicas, last = [], dict[str, list[Manifest]](), []
         for each in due:
             if each["kind"] in _LAST:

@@ -133,7 +133,7 @@ class ObjectWriter:
         """Applies an object, unless one of its name has another owner."""
         found = await self._found(path_of(manifest))
         if found is None:
-            # Not by POST: the first apply after that would change who manages the object, and so the object.
+            # Not by POST: the first apply after that would change the object's field manager, and so the object.
             return await self._kube.apply(manifest, force=False)
         owner = whose(found, manifest)
         # Clients know the Service by its name, so a Service without an owner is never taken over.
