@@ -13,7 +13,7 @@ __all__ = ["LLM", "SamplingParams", "__version__"]
 
 
 def __getattr__(name: str) -> Any:
-    # Lazy, because every process of the engine imports this package, and most must not import torch.
+    # Import lazily: every process of the engine imports this package, and most must not import torch.
     if name == "LLM":
         from rayloom_engine.llm import LLM
 

@@ -1,4 +1,4 @@
-"""Builds an engine for a config out of a rank, a scheduler and an executor."""
+"""Builds an engine for a config from a rank, a scheduler and an executor."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class FoundModel:
-    """A model whose files are on this machine, and its shape."""
+    """The files of a model on this machine, and the model's shape."""
 
     resolved: ResolvedModel
     shape: ModelShape
@@ -38,12 +38,12 @@ class BuiltEngine:
 
 
 def build_engine(config: EngineConfig, epoch: int, progress: Progress) -> BuiltEngine:
-    """A ready engine with one rank in this process. Raises ModelError or ConfigError."""
+    """Returns a ready engine with one rank in this process. Raises ModelError or ConfigError."""
     return build_found_engine(config, FoundModel(*find_model(config, progress)), epoch, progress)
 
 
 def build_found_engine(config: EngineConfig, found: FoundModel, epoch: int, progress: Progress) -> BuiltEngine:
-    """A ready engine with one rank in this process, for a model that `find_model` has found."""
+    """Returns a ready engine with one rank in this process, for a model that `find_model` has found."""
     rank, runner = start_rank(config, found.resolved, found.shape, epoch, progress)
     sizes = EngineSizes(
         num_blocks=rank.kv.num_blocks,
@@ -67,7 +67,7 @@ def build_found_engine(config: EngineConfig, found: FoundModel, epoch: int, prog
 def served_model(
     found: FoundModel, *, dtype: str, compute_dtype: str, weight_bytes: int, max_model_len: int
 ) -> ServedModel:
-    """The model as API server processes know it. `weight_bytes`: of all ranks together."""
+    """Returns what a front needs to know of the model. `weight_bytes`: of all ranks together."""
     return ServedModel(
         path=str(found.resolved.path),
         architecture=found.shape.architecture,
@@ -84,15 +84,15 @@ def served_model(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSizes:
-    """Sizes that the ranks have memory for."""
+    """What the ranks have memory for."""
 
-    num_blocks: int  # KV blocks
-    max_model_len: int  # tokens of the longest sequence
-    num_step_tokens: int  # the most tokens of one step
+    num_blocks: int  # number of KV blocks
+    max_model_len: int  # longest sequence, in tokens
+    num_step_tokens: int  # most tokens in one step
 
 
 def engine_on(config: EngineConfig, executor: Executor, shape: ModelShape, sizes: EngineSizes, epoch: int) -> Engine:
-    """An engine, with its scheduler, for ranks of these sizes that are ready for plans of `epoch`."""
+    """Returns an engine with its scheduler, for ranks that have these sizes and are ready for plans of `epoch`."""
     scheduler = Scheduler(
         SchedulerConfig(
             num_blocks=sizes.num_blocks,
@@ -102,7 +102,7 @@ def engine_on(config: EngineConfig, executor: Executor, shape: ModelShape, sizes
             max_model_len=sizes.max_model_len,
             max_queued=config.max_queued_requests,
             enable_prefix_caching=config.enable_prefix_caching,
-            depth=config.pipeline_parallel_size,  # one step for each stage
+            depth=config.pipeline_parallel_size,  # steps in flight: one per stage
             window=shape.attention_span,
         ),
         epoch,
@@ -111,10 +111,10 @@ def engine_on(config: EngineConfig, executor: Executor, shape: ModelShape, sizes
 
 
 def stage_work(shape: ModelShape, num_stages: int) -> StepWork:
-    """The cost of a token on one of `num_stages` equal stages, as if one rank did all work of its stage."""
+    """Returns the cost of a token on one of `num_stages` equal stages, as if one rank did all its stage's work."""
     return StepWork(
         flops_per_token=2 * shape.num_parameters / num_stages,
-        flops_per_pair=4 * shape.query_size * shape.num_layers / num_stages,  # q x k and weights x v
+        flops_per_pair=4 * shape.query_size * shape.num_layers / num_stages,  # query x key, and weights x value
         num_layers=max(1, shape.num_layers // num_stages),
         window=shape.attention_span,
     )

@@ -1,7 +1,7 @@
-"""EngineConfig: the document with all settings of an engine.
+"""EngineConfig: a document with all settings of an engine.
 
-The operator writes it, `rayloom-engine --config FILE` reads it, and every field is also a flag of the same name
-(`max_model_len` is `--max-model-len`). Its JSON schema is `schemas/engine-config.v1.json`, written by `make schemas`.
+The operator writes it, `rayloom-engine --config FILE` reads it, and every field is also a flag (`max_model_len` is
+`--max-model-len`). Its JSON schema is `schemas/engine-config.v1.json`, written by `make schemas`.
 """
 
 from __future__ import annotations
@@ -182,21 +182,21 @@ class EngineConfig(BaseModel):
 
     @property
     def parallelism(self) -> str:
-        """The two sizes whose product is the number of ranks, for messages."""
+        """Returns the two sizes that multiply to the number of ranks, for messages."""
         return (
             f"tensor_parallel_size {self.tensor_parallel_size} x pipeline_parallel_size {self.pipeline_parallel_size}"
         )
 
     @property
     def api_model_name(self) -> str:
-        """The name that clients use: served_model_name, or the last part of `model`."""
+        """The model's name in the API: served_model_name, or the last part of `model`."""
         return self.served_model_name or self.model.rstrip("/").rsplit("/", 1)[-1].removesuffix(".gguf")
 
 
 def parse_config(document: object) -> EngineConfig:
-    """Returns the EngineConfig of a decoded JSON document.
+    """Returns the EngineConfig in a decoded JSON document.
 
-    Raises ConfigError that names each invalid field, its value and the allowed values.
+    Raises ConfigError that names each wrong field, what was given and what is allowed.
     """
     try:
         config = EngineConfig.model_validate(document)
@@ -223,7 +223,7 @@ def parse_config(document: object) -> EngineConfig:
 
 
 def load_config(path: Path) -> EngineConfig:
-    """The EngineConfig in a JSON file. Raises ConfigError when it cannot be read or used."""
+    """Returns the EngineConfig in a JSON file. Raises ConfigError if it cannot be read or used."""
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:

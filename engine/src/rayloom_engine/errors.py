@@ -1,10 +1,14 @@
-"""The engine's own exceptions. Subclasses of ValueError are faults that a user can fix; their message has the cure."""
+"""The engine's own exceptions.
+
+Those that derive from ValueError are faults that users can fix; their message says how.
+"""
 
 import reprlib
 from typing import Literal, TypeAlias
 
-# The kind of a model's fault, for programs; the message is for people. NoAccess: the hub needs a token, or another one.
-# Gated: the token's account has to accept the model's terms. Unreachable: may end by itself. Invalid: all others.
+# The kind of fault of a model, for programs; the message is for people. NoAccess: the hub needs a token, or another
+# one. Gated: the owner of the token must accept the model's terms. Unreachable: may work later without a change.
+# Invalid: all others.
 ModelFault: TypeAlias = Literal["NotFound", "NoAccess", "Gated", "Unsupported", "Unreachable", "Invalid"]
 
 
@@ -15,7 +19,7 @@ CORRUPT_LOGITS = (
 
 
 class EngineError(Exception):
-    """Base of every error that this package raises on purpose."""
+    """Base class of all errors that this package raises on purpose."""
 
 
 class ConfigError(EngineError, ValueError):
@@ -31,7 +35,7 @@ class ModelError(EngineError, ValueError):
 
 
 class RequestError(EngineError, ValueError):
-    """A refused request. `field`: the request field at fault, or None when no single field is."""
+    """A refused request. `field`: the wrong field of the request, or None if it is not a single field."""
 
     def __init__(self, message: str, field: str | None = None) -> None:
         super().__init__(message)
@@ -47,25 +51,29 @@ class QueueFull(EngineError):
 
 
 class PoisonousRequest(EngineError):
-    """A request that was ended because the engine died whenever it computed it."""
+    """A request that was ended because the engine crashed whenever it computed it."""
 
 
 class CorruptLogits(EngineError):
-    """A request that was ended because its logits held a NaN or nothing but infinities."""
+    """A request that was ended because its logits contained a NaN, or only infinities."""
 
 
 class CorruptRank(EngineError):
-    """This rank computed a NaN or an infinity for a probe: its weights or its memory are damaged, and it must end."""
+    """This rank computed a NaN or an infinity for a probe: its weights or its memory are damaged.
+
+    The rank has to exit.
+    """
 
 
 class EngineDead(EngineError):
-    """The engine has failed for good. The message holds the first cause."""
+    """The engine has failed for good. The message has the first cause."""
 
 
 class RankLost(EngineError):
     """A rank died, shows no sign of life, or could not carry out an order.
 
-    `is_alive`: its process lives and may be used again. `is_silent`: it shows no sign of life; it may be stopped.
+    `is_alive`: its process is alive and can be used again. `is_silent`: it shows no sign of life, but may only be
+    stopped.
     """
 
     def __init__(self, rank: int, cause: str, *, is_alive: bool = False, is_silent: bool = False) -> None:
@@ -76,12 +84,12 @@ class RankLost(EngineError):
 
 
 def shown(value: object) -> str:
-    """A value of a file or a request for a message: short, and in one printable line."""
+    """Shortens a value from a file or request to one printable line, for a message."""
     return _SHORT.repr(value)
 
 
 def word(value: object) -> str:
-    """`shown` for a name: without quotation marks when it is short and printable."""
+    """As `shown`, for a name: a short printable name gets no quotation marks."""
     is_plain = isinstance(value, str) and 0 < len(value) <= _MAX_WORD and value.isprintable()
     return str(value) if is_plain else shown(value)
 

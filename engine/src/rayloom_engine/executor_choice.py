@@ -1,4 +1,7 @@
-"""The choice of the executor, which starts the ranks. Pure, so that `doctor` can explain it before anything runs."""
+"""Chooses the executor, which starts the ranks.
+
+Pure, so that `doctor` can explain the choice without starting anything.
+"""
 
 from __future__ import annotations
 
@@ -21,12 +24,16 @@ class ExecutorChoice:
 
     @property
     def has_rank_processes(self) -> bool:
-        """False when the EngineCore is its own only rank."""
+        """False if the core itself is the only rank."""
         return self.name != "uni"
 
 
 def choose_executor(config: EngineConfig, environ: Mapping[str, str]) -> ExecutorChoice:
-    """The explicit setting, else external in a job's environment, else ray with a named cluster, else uni or mp."""
+    """Returns the executor that the config sets.
+
+    With "auto": ray if ray_address is set, uni for one rank, external in a job's environment, ray if RAY_ADDRESS is
+    set, else mp.
+    """
     if config.executor != "auto":
         return ExecutorChoice(config.executor, "set")
     if config.ray_address is not None:
@@ -43,12 +50,12 @@ def choose_executor(config: EngineConfig, environ: Mapping[str, str]) -> Executo
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobPlace:
-    """The place of this process in a job of torchrun or a similar launcher, by its environment."""
+    """The position of this process in a job of torchrun or a similar launcher, taken from its environment."""
 
     rank: int
     local_rank: int
     ranks_on_host: int
-    address: str  # HOST:PORT where ranks reach the core
+    address: str  # HOST:PORT at which ranks reach the core
     token: str = field(repr=False)
 
     @property
@@ -61,7 +68,10 @@ class JobPlace:
 
 
 def job_place(config: EngineConfig, environ: Mapping[str, str]) -> JobPlace:
-    """This process's place in its job. Raises ConfigError when variables are missing or contradict the config."""
+    """Returns this process's position in its job.
+
+    Raises ConfigError if variables are missing or contradict the config.
+    """
     missing = [name for name in _JOB_VARIABLES if not environ.get(name)]
     if missing:
         raise ConfigError(

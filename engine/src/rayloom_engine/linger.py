@@ -1,11 +1,13 @@
 """`python -m rayloom_engine.linger`: the preStop hook of a pod with ranks.
 
 When a whole engine replica is deleted, Kubernetes terminates all its pods at the same time. The engine then finishes
-its streams and needs its ranks, so their pods wait here until it has ended. A pod that terminates alone waits a few
-seconds, in case the engine is about to drain, and then ends: its ranks are replaced, and every stream continues.
+its streams, for which it needs its ranks, so their pods wait here until the engine has exited. If a pod with ranks is
+terminated alone, it waits a few seconds, in case the engine is about to drain. Then it exits: its ranks are replaced,
+and every stream continues.
 
-A terminating engine replica has no DNS names, so the hook finds the engine's address in open TCP connections: of ranks
-to the rank port, and of the pod's Ray to Ray's head, which runs in the engine's pod before the first rank attaches.
+By then the engine's DNS names no longer resolve, so the hook takes the engine's address from open TCP connections:
+those of ranks to the rank port, and that of the pod's Ray to Ray's head. Ray's head runs in the engine's pod, and is
+there even before the first rank connects.
 """
 
 from __future__ import annotations
@@ -22,8 +24,9 @@ from typing import Literal
 
 Answer = Literal["draining", "working", "silent", "gone"]
 
-RAY_PORT = 6379  # of Ray's head, by Ray's own default
-# Another node's kubelet terminates the engine's own pod, and its front drains two seconds later.
+RAY_PORT = 6379  # default port of Ray's head
+# Time for the engine's drain to begin: another node's kubelet terminates the engine's pod, and its front drains two
+# seconds later.
 _PATIENCE_S = 6.0
 _POLL_S = 0.2
 _ANSWER_S = 1.0
@@ -31,10 +34,10 @@ _ESTABLISHED = "01"
 
 
 def linger(look: Callable[[], Answer], clock: Callable[[], float], sleep: Callable[[float], object]) -> str:
-    """Waits until the pod may end; returns the reason.
+    """Waits until the pod may exit. Returns the reason.
 
-    Returns at once without an engine, else when the engine has drained or has not begun to within _PATIENCE_S. An
-    engine that does not answer counts as in its last known state for as long.
+    Returns at once if there is no engine. Otherwise returns when the engine's drain is over, or if no drain begins
+    within _PATIENCE_S. An engine that does not answer is assumed to be in its last known state for _PATIENCE_S.
     """
     was_draining = False
     until = clock() + _PATIENCE_S
@@ -52,9 +55,9 @@ def linger(look: Callable[[], Answer], clock: Callable[[], float], sleep: Callab
 
 
 def engines(table: str, ports: Collection[int]) -> Iterator[str]:
-    """Remote addresses of established connections to one of `ports`, in a table of /proc/net/tcp or tcp6.
+    """Yields the remote addresses of established connections to one of `ports`, from the text of /proc/net/tcp or tcp6.
 
-    The table has addresses in hexadecimal, in words of four bytes in the machine's order
+    Addresses in it are hexadecimal, in words of four bytes in the machine's byte order
     (https://www.kernel.org/doc/html/latest/networking/proc_net_tcp.html).
     """
     for line in table.splitlines()[1:]:
@@ -67,7 +70,7 @@ def engines(table: str, ports: Collection[int]) -> Iterator[str]:
 
 
 def ask(host: str, port: int) -> Answer:
-    """The state of the engine at `host`, by /ready of its API port, which needs no key."""
+    """Returns the state of the engine at `host`, from /ready on its API port, which needs no key."""
     connection = http.client.HTTPConnection(host, port, timeout=_ANSWER_S)
     try:
         connection.request("GET", "/ready")
@@ -85,7 +88,10 @@ def ask(host: str, port: int) -> Answer:
 
 
 class Look:
-    """Asks for the engine's state at every address with a connection now or earlier: a drain closes connections."""
+    """Returns the engine's state.
+
+    Asks every address that has, or had, a connection, because a drain closes connections.
+    """
 
     def __init__(
         self, ports: Collection[int], ask: Callable[[str], Answer], tables: Callable[[], Iterator[str]]
@@ -109,7 +115,7 @@ def _connections() -> Iterator[str]:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m rayloom_engine.linger", description=__doc__)
     parser.add_argument("--rank-port", type=int, required=True, help="the engine's port for ranks")
-    parser.add_argument("--port", type=int, required=True, help="its API port")
+    parser.add_argument("--port", type=int, required=True, help="the engine's API port")
     parser.add_argument("--ray-port", type=int, default=RAY_PORT, help="port of Ray's head")
     args = parser.parse_args()
     look = Look((args.rank_port, args.ray_port), lambda host: ask(host, args.port), _connections)

@@ -43,24 +43,24 @@ class CompletionOutput:
     index: int
     text: str
     token_ids: tuple[int, ...]
-    logprobs: tuple[TokenLogprobs, ...]  # one per token when asked for
+    logprobs: tuple[TokenLogprobs, ...]  # one per token, if requested
     finish_reason: str  # "stop" | "length"
-    stop_reason: str | int | None  # the stop string or stop id; None for EOS
+    stop_reason: str | int | None  # the stop string or stop token id; None for EOS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestOutput:
     """A prompt and its choices."""
 
-    prompt: str | None  # None when the prompt was given as ids
+    prompt: str | None  # None if the prompt was given as ids
     prompt_token_ids: tuple[int, ...]
-    prompt_logprobs: tuple[TokenLogprobs, ...]  # of all prompt tokens but the first, when asked for
-    num_cached_tokens: int  # prompt tokens found in the prefix cache
+    prompt_logprobs: tuple[TokenLogprobs, ...]  # of all prompt tokens except the first, if requested
+    num_cached_tokens: int  # prompt tokens taken from the prefix cache
     outputs: tuple[CompletionOutput, ...]
 
 
 class _Choice:
-    """A choice while its tokens arrive."""
+    """One choice, to which tokens are added as they arrive."""
 
     def __init__(self, decoder: OutputDecoder, prompt_index: int, index: int) -> None:
         self.decoder = decoder
@@ -75,7 +75,7 @@ class _Choice:
         self.stop_reason: str | int | None = None
 
     def add(self, output: SequenceOutput) -> bool:
-        """Adds the output of a step. Returns True when the choice is complete."""
+        """Adds the output of a step. Returns True if the choice is now complete."""
         self.prompt_logprobs = self.prompt_logprobs or output.prompt_logprobs
         self.num_cached_tokens = self.num_cached_tokens or output.num_cached_tokens
         delta = self.decoder.add(output.token_ids, output.logprobs, output.finish_reason, output.stop_token_id)
@@ -100,7 +100,7 @@ class _Choice:
 
 
 class LLM:
-    """A loaded model that answers batches of prompts. For one thread at a time."""
+    """A loaded model that answers batches of prompts. Not thread-safe."""
 
     def __init__(self, model: str = "builtin://smollm2-135m", **settings: Any) -> None:
         """`settings`: fields of EngineConfig (dtype, max_model_len, num_kv_blocks, threads, ...).
@@ -131,7 +131,7 @@ class LLM:
         self.shutdown()
 
     def shutdown(self) -> None:
-        """Frees the model and its KV cache. Safe to call twice."""
+        """Frees the model and its KV cache. Calling it twice does no harm."""
         if not self._is_shut_down:
             self._is_shut_down = True
             del self._engine
@@ -145,7 +145,7 @@ class LLM:
     ) -> list[RequestOutput]:
         """Returns one RequestOutput per prompt, in order. A prompt is a text or a list of token ids.
 
-        Raises RequestError, before anything is computed, when one of the prompts cannot be computed.
+        Raises RequestError if one of the prompts cannot be computed; then none is.
         """
         many = _many_prompts(prompts)
         texts = [prompt if isinstance(prompt, str) else None for prompt in many]
@@ -159,9 +159,9 @@ class LLM:
         *,
         use_tqdm: bool = True,
     ) -> list[RequestOutput]:
-        """Returns one RequestOutput per conversation, in order; one conversation may be given without a list around it.
+        """Returns one RequestOutput per conversation, in order. A single conversation needs no list around it.
 
-        Without sampling_params an answer may be as long as the context allows. Raises RequestError, as `generate`.
+        Without sampling_params an answer may be as long as the context allows. Raises RequestError as `generate` does.
         """
         if self._template is None:
             raise RequestError("this model has no chat template; use generate with a prompt")
@@ -203,11 +203,11 @@ class LLM:
                 )
                 leader = leader or request_id
         for sequence in sequences:
-            self._engine.add(sequence, is_resume=True)  # no queue limit within a batch
+            self._engine.add(sequence, is_resume=True)  # not refused for a full queue
         try:
             self._finish_all(choices, use_tqdm)
         finally:
-            for sequence in sequences:  # an interrupt must leave no sequence of this batch in the engine
+            for sequence in sequences:  # after an interrupt, too, no sequence of this batch may stay in the engine
                 self._engine.abort(sequence.request_id)
         by_prompt: list[list[_Choice]] = [[] for _ in prompts]
         for choice in choices.values():
@@ -222,14 +222,14 @@ class LLM:
                     if output.finish_reason == CORRUPT:
                         raise CorruptLogits(CORRUPT_LOGITS)
                     if choices[output.sequence_id].add(output):
-                        if output.finish_reason is None:  # a stop string has ended it, which the engine does not see
+                        if output.finish_reason is None:  # a stop string ended it, which the engine does not see
                             self._engine.abort(output.sequence_id)
                         unfinished.discard(output.sequence_id)
                         bar.update()
 
 
 def _many_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """The prompts as a list; one text or one list of ids is one prompt."""
+    """Returns a list of prompts. A single text or list of ids is one prompt."""
     if isinstance(prompts, str):
         return [prompts]
     if all(isinstance(item, int) for item in prompts) and prompts:
@@ -238,7 +238,7 @@ def _many_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
 
 
 def _many_conversations(messages: Messages | Sequence[Messages]) -> list[Messages]:
-    """The conversations as a list; one list of messages is one conversation."""
+    """Returns a list of conversations. A single list of messages is one conversation."""
     if all(isinstance(item, Mapping) for item in messages) and messages:
         return [[item for item in messages if isinstance(item, Mapping)]]
     return [item for item in messages if not isinstance(item, Mapping)]

@@ -1,7 +1,8 @@
-"""SamplingParams: a user's settings of one request, with vLLM's names and defaults.
+"""SamplingParams: a user's settings for one request, with vLLM's names and defaults.
 
-Not to be confused with `core.decoding.DecodingParams`, the ranks' settings of one sequence: a request becomes n
-sequences. Stop strings, include_stop_str_in_output and skip_special_tokens are for the process that detokenises.
+Not to be confused with `core.decoding.DecodingParams`, the settings of one sequence that ranks get: a request becomes n
+sequences. Stop strings, include_stop_str_in_output and skip_special_tokens are used only where text is made from
+tokens.
 """
 
 from __future__ import annotations
@@ -15,20 +16,20 @@ from rayloom_engine.common.json_words import shown
 from rayloom_engine.core.decoding import DecodingParams
 from rayloom_engine.errors import RequestError
 
-MAX_CHOICES = 128  # OpenAI's limit of n
-MAX_LOGPROBS = 20  # OpenAI's limit of top_logprobs
+MAX_CHOICES = 128  # OpenAI's limit on n
+MAX_LOGPROBS = 20  # OpenAI's limit on top_logprobs
 MAX_STOP_STRINGS = 64
 MAX_STOP_STRING_CHARS = 1024
 MAX_STOP_CHARS = 4096  # of all stop strings together
 MAX_STOP_TOKEN_IDS = 1024
 MAX_LOGIT_BIASES = 1024
-MAX_COUNT = 2**31 - 1  # of tokens and token ids: far above any context, and it fits every message and tensor
-GREEDY_BELOW = 1e-5  # a smaller temperature overflows float32 logits; vLLM calls it greedy at the same limit
+MAX_COUNT = 2**31 - 1  # for numbers of tokens and for token ids: far above any context, and fits every tensor
+GREEDY_BELOW = 1e-5  # a smaller temperature overflows float32 logits; vLLM treats it as greedy below the same limit
 
 _MASK_64 = 2**64 - 1
 _MASK_63 = 2**63 - 1
 
-_MAX_NAMED = 5  # values at fault that one message names
+_MAX_NAMED = 5  # at most this many wrong values are named in one message
 
 
 class ContextTooLong(RequestError):
@@ -37,7 +38,7 @@ class ContextTooLong(RequestError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Range:
-    """The numbers that a setting may have, both ends included."""
+    """The numbers that a setting may have, including both ends."""
 
     low: float
     high: float | None = None  # None = no limit
@@ -45,18 +46,18 @@ class Range:
 
     @property
     def words(self) -> str:
-        """The range in words, for messages and for the documentation."""
+        """The range in words, for messages and docs."""
         if self.high is None:
             return f"at least {_number(self.low)}"
         return f"from {_number(self.low)} to {_number(self.high)}"
 
     def check(self, name: str, value: object) -> None:
-        """Raises RequestError naming the setting when `value` is no number of this range."""
+        """Raises RequestError that names the setting if `value` is not a number in this range."""
         if not isinstance(value, int if self.is_whole else (int, float)) or isinstance(value, bool):
             kind = "an integer" if self.is_whole else "a number"
             raise RequestError(f"{name} must be {kind}, given {shown(value)}", name)
         assert isinstance(value, int | float)
-        # A huge integer is finite, but no float can hold it.
+        # Compare with 1e300 because a huge int is finite, but no float can hold it.
         if not -1e300 < value < 1e300 or value < self.low or (self.high is not None and value > self.high):
             raise RequestError(f"{name} must be {self.words}, given {shown(value)}", name)
 
@@ -64,12 +65,12 @@ class Range:
 RANGES: Mapping[str, Range] = MappingProxyType(
     {
         "n": Range(low=1, high=MAX_CHOICES, is_whole=True),
-        # OpenAI's maximum is 2. Higher values are only more random, and users of other servers send them.
+        # OpenAI's maximum is 2. Higher values only make answers more random, and users of other servers send them.
         "temperature": Range(low=0.0),
         "top_p": Range(low=0.0, high=1.0),
         "top_k": Range(low=-1, high=MAX_COUNT, is_whole=True),
         "min_p": Range(low=0.0, high=1.0),
-        "repetition_penalty": Range(low=0.01, high=100.0),  # beyond it float32 logits overflow
+        "repetition_penalty": Range(low=0.01, high=100.0),  # outside this range float32 logits overflow
         "presence_penalty": Range(low=-2.0, high=2.0),
         "frequency_penalty": Range(low=-2.0, high=2.0),
         "seed": Range(low=-(2**63), high=2**63 - 1, is_whole=True),
@@ -86,25 +87,25 @@ _TOKEN_ID = Range(low=0, high=MAX_COUNT, is_whole=True)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """Settings of one request. The constructor raises RequestError naming the invalid field."""
+    """The settings of one request. The constructor raises RequestError that names the wrong field."""
 
     n: int = 1  # choices per prompt
     temperature: float = 1.0  # 0 = greedy
-    top_p: float = 1.0  # [0, 1]; 0 = the most likely token alone
+    top_p: float = 1.0  # [0, 1]; 0 = only the most likely token
     top_k: int = 0  # 0 or -1 = all
     min_p: float = 0.0  # [0, 1]
     repetition_penalty: float = 1.0  # [0.01, 100]; 1 = off
     presence_penalty: float = 0.0  # [-2, 2]
     frequency_penalty: float = 0.0  # [-2, 2]
     logit_bias: Mapping[int, float] = field(default_factory=dict)  # token id -> bias in [-100, 100]
-    seed: int | None = None  # None or -1 = a fresh one per request
+    seed: int | None = None  # None or -1 = a new seed for each request
     stop: str | Iterable[str] | None = ()  # kept as a tuple; an empty string stops nothing
     stop_token_ids: Iterable[int] | None = ()  # kept as a tuple
-    min_tokens: int = 0  # no EOS, stop id or stop string before that many tokens
-    max_tokens: int | None = 16  # None = to the end of the context; 0 = no answer, only the prompt's logprobs
+    min_tokens: int = 0  # until then no EOS, stop id or stop string ends the answer
+    max_tokens: int | None = 16  # None = up to the end of the context; 0 = no answer, only the prompt's logprobs
     ignore_eos: bool = False
     logprobs: int | None = None  # alternatives per generated token; None = none, 0 = the chosen token only
-    prompt_logprobs: int | None = None  # the same for the prompt's tokens
+    prompt_logprobs: int | None = None  # the same for the tokens of the prompt
     skip_special_tokens: bool = True  # leave special tokens out of the text
     include_stop_str_in_output: bool = False
 
@@ -120,14 +121,14 @@ class SamplingParams:
         for name in ("ignore_eos", "skip_special_tokens", "include_stop_str_in_output"):
             if not isinstance(getattr(self, name), bool):
                 raise RequestError(f"{name} must be true or false, given {shown(getattr(self, name))}", name)
-        # The dataclass is frozen; these fields accept more shapes than they keep, so they are set once, here.
+        # The dataclass is frozen, but these fields accept several types and keep one, so set them here once.
         object.__setattr__(self, "stop", _stop_strings(self.stop))
         object.__setattr__(self, "stop_token_ids", _token_ids(self.stop_token_ids))
         object.__setattr__(self, "logit_bias", _logit_bias(self.logit_bias))
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
-        """`stop` as a tuple without repetitions."""
+        """`stop` as a tuple without duplicates."""
         assert isinstance(self.stop, tuple)
         return self.stop
 
@@ -141,10 +142,11 @@ class SamplingParams:
         *,
         max_output_tokens: int | None = None,
     ) -> DecodingParams:
-        """The DecodingParams of choice `index` of a prompt of `prompt_len` tokens.
+        """Returns the DecodingParams of choice `index` for a prompt of `prompt_len` tokens.
 
-        `fresh_seed` (any integer >= 0) is the seed when the user gave none. Raises ContextTooLong when prompt and
-        output do not fit in `max_model_len`, RequestError for ids outside the vocabulary or too many tokens.
+        `fresh_seed` (any integer >= 0) is used if the user gave no seed. Raises ContextTooLong if prompt and output do
+        not fit into `max_model_len`. Raises RequestError for ids outside the vocabulary, or if the answer would have
+        too many tokens.
         """
         wanted = self.check_room(prompt_len, max_model_len)
         room = max_model_len - prompt_len
@@ -154,7 +156,7 @@ class SamplingParams:
                 "max_tokens",
             )
         max_tokens = self.max_tokens if self.max_tokens is not None else min(room, max_output_tokens or room)
-        max_tokens = max(max_tokens, 1)  # a step that computes the last prompt token always samples one
+        max_tokens = max(max_tokens, 1)  # the step that computes the last prompt token always samples one token
         assert isinstance(self.stop_token_ids, tuple)
         for name, ids in (("stop_token_ids", self.stop_token_ids), ("logit_bias", tuple(self.logit_bias))):
             outside = [token_id for token_id in ids if token_id >= vocab_size]
@@ -183,9 +185,9 @@ class SamplingParams:
         )
 
     def check_room(self, prompt_len: int, max_model_len: int) -> int:
-        """Number of tokens that must fit after a prompt.
+        """Returns the number of tokens that must fit after the prompt.
 
-        Raises ContextTooLong when they do not fit, RequestError for a prompt without tokens.
+        Raises ContextTooLong if they do not fit, and RequestError if the prompt has no tokens.
         """
         if prompt_len < 1:
             raise RequestError("the prompt has no tokens; give at least one", "prompt")
@@ -198,12 +200,15 @@ class SamplingParams:
         return wanted
 
     def seed_of(self, index: int, fresh_seed: int) -> int:
-        """The seed of choice `index` of a prompt: the only difference between the choices' DecodingParams."""
+        """Returns the seed of choice `index` of a prompt.
+
+        Choices of a prompt have equal DecodingParams except for the seed.
+        """
         return choice_seed(fresh_seed if self.seed is None or self.seed == -1 else self.seed, index)
 
 
 def choice_seed(seed: int, index: int) -> int:
-    """The seed of choice `index`, in [0, 2**63): `seed` for choice 0, else splitmix64 of both.
+    """Returns the seed of choice `index`, in [0, 2**63): for choice 0 `seed` itself, else splitmix64 of seed and index.
 
     https://prng.di.unimi.it/splitmix64.c
     """
@@ -216,9 +221,10 @@ def choice_seed(seed: int, index: int) -> int:
 
 
 def check_token_ids(token_ids: Sequence[int], vocab_size: int, field: str = "prompt") -> None:
-    """Raises RequestError naming the first id without an embedding in the model, and `field`, which has it.
+    """Raises RequestError that names the first id for which the model has no embedding, and `field`, where the id was
+    given.
 
-    Ids of a tokenizer need this check too: it may have more ids than the model.
+    Ids that come from a tokenizer need this check too: it may know more ids than the model.
     """
     if not token_ids or (min(token_ids) >= 0 and max(token_ids) < vocab_size):
         return
@@ -281,7 +287,7 @@ def _logit_bias(biases: object) -> dict[int, float]:
     checked = {}
     no_ids = []
     for key, bias in biases.items():
-        # JSON's keys are strings, so a string of digits is an id too.
+        # Keys in JSON are strings, so accept a string of digits as an id.
         token_id = int(key) if isinstance(key, str) and key.isascii() and key.isdigit() and len(key) < 10 else key
         if not isinstance(token_id, int) or isinstance(token_id, bool) or not 0 <= token_id <= MAX_COUNT:
             no_ids.append(key)
@@ -294,7 +300,7 @@ def _logit_bias(biases: object) -> dict[int, float]:
 
 
 def _listed(values: Sequence[object]) -> str:
-    """The first few values at fault, for a message."""
+    """Returns the first few wrong values as text, for a message."""
     named = ", ".join(map(shown, values[:_MAX_NAMED]))
     return named if len(values) <= _MAX_NAMED else f"{named} and {len(values) - _MAX_NAMED} more"
 

@@ -7,10 +7,10 @@ The operator acts on `state`:
   draining    running requests finish, new ones get 503
   failed      for good; `reason` holds the first cause
 
-A request with `Prefer: return=minimal` gets the fields that the operator reads, without `recoveries` and with `node`
-alone of each rank: the whole document of an engine with 128 ranks is larger than 64 KiB, the operator's limit of an
-answer with `Preference-Applied: return=minimal`. An answer without that header, as of an engine of an earlier version,
-may have 256 KiB.
+A request with `Prefer: return=minimal` gets only the fields that the operator reads: without `recoveries`, and with
+only `node` of each rank. The operator accepts at most 64 KiB of such an answer, which it recognises by the header
+`Preference-Applied: return=minimal`; the whole document of an engine with 128 ranks is larger. Without this header, as
+from an engine of an earlier version, it accepts 256 KiB.
 """
 
 from __future__ import annotations
@@ -132,6 +132,6 @@ class EngineStatus(_StatusPart):
     api_url: str
 
     def minimal_json(self) -> str:
-        """The document with the fields that the operator reads."""
+        """Returns the document with only the fields that the operator reads."""
         others = set(Rank.model_fields) - {"node"}
         return self.model_dump_json(exclude={"recoveries": True, "ranks": {"__all__": others}})

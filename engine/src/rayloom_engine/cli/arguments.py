@@ -1,4 +1,4 @@
-"""EngineConfig's fields as flags: `max_model_len` is `--max-model-len`, with the same names, checks and help."""
+"""Turns EngineConfig's fields into flags: `max_model_len` is `--max-model-len`, with the same checks and help."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rayloom_engine.config import EngineConfig, load_config, parse_config
 from rayloom_engine.errors import ConfigError
 
 _SERVING_ONLY = ("host", "port", "admin_host", "admin_port", "admin_token_file", "api_key_file", "cors_allowed_origins")
-# The first field of each group of the help, in the order of the fields.
+# Field -> title of the help group that begins with it. Fields are in the order of EngineConfig.
 _GROUPS = {
     "version": "model",
     "tensor_parallel_size": "ranks: how many, and where they run",
@@ -27,9 +27,9 @@ _GROUPS = {
 
 
 def add_config_arguments(parser: argparse.ArgumentParser, *, is_server: bool) -> None:
-    """A flag for every field, --config for the whole document, and the model as a positional as well.
+    """Adds a flag for every field, --config for a whole document, and the model as a positional argument.
 
-    Flags win over the document.
+    Flags override the document.
     """
     add_model_argument(parser)
     parser.add_argument("--config", type=Path, metavar="FILE", help="JSON file with an EngineConfig; flags win over it")
@@ -43,12 +43,12 @@ def add_config_arguments(parser: argparse.ArgumentParser, *, is_server: bool) ->
 
 
 def add_model_argument(parser: argparse.ArgumentParser) -> None:
-    """The model as a positional argument. `model_of` combines it with the flag."""
+    """Adds the model as a positional argument. `model_of` combines it with the flag --model."""
     parser.add_argument("positional_model", nargs="?", metavar="MODEL", help="the same as --model")
 
 
 def model_of(args: argparse.Namespace) -> str | None:
-    """The model of a command line, by flag or position. Raises ConfigError when these are two models."""
+    """Returns the model that a command line names, by flag or position. Raises ConfigError if it names two."""
     positional: str | None = args.positional_model
     by_flag: str | None = args.model
     if positional is not None and by_flag is not None and positional != by_flag:
@@ -57,7 +57,7 @@ def model_of(args: argparse.Namespace) -> str | None:
 
 
 def config_from(args: argparse.Namespace, skip: Collection[str] = ()) -> EngineConfig:
-    """The EngineConfig of parsed flags. Raises ConfigError."""
+    """Returns the EngineConfig that the flags describe. Raises ConfigError."""
     document: dict[str, Any] = {}
     if args.config is not None:
         document = load_config(args.config).model_dump(mode="json", exclude_unset=True)
@@ -93,7 +93,7 @@ def _add_flag(group: argparse._ArgumentGroup, name: str, field: FieldInfo) -> No
 
 
 def _help(field: FieldInfo) -> str:
-    """The field's description and its default; in words where the bare value has no meaning."""
+    """Returns the field's description and its default. The default is in words if the bare value would say nothing."""
     description = field.description or ""
     if field.default is None and "Default: " in description:
         return description
@@ -106,7 +106,7 @@ def _help(field: FieldInfo) -> str:
 
 
 class _Number:
-    """A type for argparse whose refusal has the replacement of `auto`, a value of other servers."""
+    """A type for argparse. Its error message says what to do instead of `auto`, a value that other servers take."""
 
     def __init__(self, kind: Callable[[str], Any], otherwise: str) -> None:
         self._kind = kind
@@ -122,7 +122,7 @@ class _Number:
 
 
 def _kind(annotation: Any) -> tuple[Callable[[str], Any], list[str] | None, bool]:
-    """(type of one value, choices, whether it is a list) of a field's annotation."""
+    """Returns (type of one value, choices, whether it is a list) for a field's annotation."""
     if get_origin(annotation) in (Union, types.UnionType):
         annotation = next(part for part in get_args(annotation) if part is not type(None))
     if get_origin(annotation) is Literal:
@@ -136,6 +136,6 @@ def _kind(annotation: Any) -> tuple[Callable[[str], Any], list[str] | None, bool
 
 def _json_object(text: str) -> Any:
     try:
-        return json.loads(text)  # parse_config checks that it is an object
+        return json.loads(text)  # parse_config checks whether it is an object
     except ValueError as error:
         raise argparse.ArgumentTypeError(f"{text!r} is not JSON: {error}") from error

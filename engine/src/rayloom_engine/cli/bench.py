@@ -1,4 +1,4 @@
-"""`rayloom-engine bench`: only the command's entry; its code is the package `rayloom_bench`."""
+"""`rayloom-engine bench`: only the entry of the command. Its code is the package `rayloom_bench`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class BenchMissing(EngineError):
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser], arguments: Sequence[str]) -> None:
-    """Adds the command; its flags only when `arguments` name it, so that other commands do not need the package.
+    """Adds the command. Adds its flags only if `arguments` name it, so that other commands work without the package.
 
     Raises BenchMissing.
     """
@@ -25,7 +25,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser], ar
     )
     if arguments[:1] == ["bench"]:
         try:
-            # By its name: no module of the engine may import the benchmark.
+            # Imported by name, because no module of the engine may import the benchmark.
             package = importlib.import_module(PACKAGE)
         except ModuleNotFoundError as error:
             if error.name != PACKAGE:

@@ -1,4 +1,4 @@
-"""The commands of `rayloom-engine`, with one-line errors and exit codes for all of them."""
+"""The commands of `rayloom-engine`. All of them print errors as one line and use the same exit codes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rayloom_engine.cli.unknown_flags import complaints
 from rayloom_engine.common.process import EXIT_CONFIG
 from rayloom_engine.errors import EngineError
 
-_EXIT_USAGE = 2  # argparse's own
+_EXIT_USAGE = 2  # argparse uses the same code
 
 _EPILOG = """\
 examples:
@@ -24,7 +24,7 @@ examples:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Runs one command and returns its exit code. Raises SystemExit for a command line that cannot be used."""
+    """Runs one command and returns its exit code. Raises SystemExit if the command line is not valid."""
     parser = argparse.ArgumentParser(
         prog="rayloom-engine",
         description="Serve a large language model.",

@@ -1,4 +1,4 @@
-"""`rayloom-engine doctor`: prints this machine's resources, the effect of a config on it, and its problems."""
+"""`rayloom-engine doctor`: prints this machine's resources, what a config would do on it, and problems."""
 
 from __future__ import annotations
 
@@ -22,10 +22,9 @@ _PACKAGES = ("torch", "ray", "triton")
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser(
         "doctor",
-        help="show how a model would be served, and the problems in the way",
+        help="show what would be served and how, and what would prevent it",
         usage="rayloom-engine doctor [MODEL] [flags]",
-        description="Prints the resources of this machine, the settings that follow from the flags of `serve`, and "
-        "the problems in the way.",
+        description="Prints this machine's resources, what `serve` would do with these flags, and what prevents it.",
         allow_abbrev=False,
     )
     add_config_arguments(parser, is_server=True)

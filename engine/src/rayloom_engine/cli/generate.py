@@ -1,7 +1,7 @@
-"""`rayloom-engine generate`: prompts in, JSON lines out, with the engine in this process.
+"""`rayloom-engine generate`: reads prompts, prints JSON lines, and runs the engine in this process.
 
-Prompts are given by --prompt, by --file (a prompt a line, or a JSON object with `prompt` or `messages` a line), or on
-stdin in the same form.
+Prompts come from --prompt, from --file or from stdin. Each line of a file or of stdin is a prompt, or a JSON object
+with `prompt` or `messages`.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     source.add_argument("--prompt", action="append", help="a prompt; may be given several times")
     source.add_argument("--file", type=argparse.FileType("r", encoding="utf-8"), help="a prompt a line; - is stdin")
     prompts.add_argument("--chat", action="store_true", help="treat each prompt as a user's chat message")
-    prompts.add_argument("--max-tokens", type=int, default=128, help="tokens of an answer at most. Default: 128.")
+    prompts.add_argument("--max-tokens", type=int, default=128, help="most tokens of an answer. Default: 128.")
     prompts.add_argument("--temperature", type=float, default=0.0, help="0 is greedy. Default: 0.")
     prompts.add_argument("--top-p", type=float, default=1.0, help="share of the probability to draw from. Default: 1.")
     prompts.add_argument("--top-k", type=int, default=0, help="tokens to draw from; 0 is all. Default: 0.")
-    prompts.add_argument("--seed", type=int, default=None, help="of the draws. Default: another one each time.")
+    prompts.add_argument("--seed", type=int, default=None, help="seed of the sampling. Default: a new one each time.")
     prompts.add_argument("--n", type=int, default=1, help="answers per prompt. Default: 1.")
     prompts.add_argument("--stop", action="append", default=None, help="a stop string; may be given several times")
     prompts.add_argument("--no-progress", action="store_true", help="no progress bar")
@@ -85,9 +85,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def read_items(lines: Iterable[str]) -> Iterable[dict[str, Any]]:
-    """Returns one item for each line that is not blank.
+    """Yields one item for each line that is not blank.
 
-    Raises RequestError naming the line of an object without a prompt.
+    Raises RequestError with the line number of an object without a prompt.
     """
     for number, line in enumerate(lines, start=1):
         text = line.rstrip("\n")
@@ -95,7 +95,7 @@ def read_items(lines: Iterable[str]) -> Iterable[dict[str, Any]]:
             continue
         item: Any = {"prompt": text}
         if text.lstrip().startswith("{"):
-            with contextlib.suppress(ValueError):  # a prompt that only begins with a brace
+            with contextlib.suppress(ValueError):  # the line is a prompt that happens to begin with a brace
                 item = json.loads(text)
             if not isinstance(item.get("prompt"), str) and not isinstance(item.get("messages"), list):
                 raise RequestError(f"line {number} has neither a text `prompt` nor a list `messages`", "prompt")

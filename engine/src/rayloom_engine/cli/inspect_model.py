@@ -1,4 +1,4 @@
-"""`rayloom-engine inspect`: a model's shape, parameters and costs as JSON, without reading a weight."""
+"""`rayloom-engine inspect`: a model's shape, parameters and costs as JSON, without reading any weight."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
         )
         _leave(args.termination_log, failure(late))
         print(f"rayloom-engine: {late}", file=sys.stderr, flush=True)
-        os._exit(EXIT_CONFIG)  # A download that hangs would delay an ordinary exit.
+        os._exit(EXIT_CONFIG)  # an ordinary exit would wait for a download that hangs
     resolved, shape = found
     inspection = facts(resolved, shape)
     _leave(args.termination_log, inspection)
@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _document(resolved: ResolvedModel, shape: ModelShape, inspection: Inspection) -> dict[str, Any]:
-    """The facts, and for a human reader the whole shape and the bytes of the undivided model by type."""
+    """Returns the facts, and for human readers also the whole shape and the bytes of the undivided model by type."""
     from rayloom_engine.models.shape import DTYPE_BYTES
 
     return inspection.model_dump(mode="json", exclude_none=True) | {
@@ -84,7 +84,7 @@ def _document(resolved: ResolvedModel, shape: ModelShape, inspection: Inspection
 
 
 def _inspect(model: str, revision: str | None, seconds: float) -> tuple[ResolvedModel, ModelShape] | None:
-    """Returns None when the inspection takes longer than `seconds`; its thread continues in the background."""
+    """Returns None if the inspection takes longer than `seconds`. Its thread then continues in the background."""
     from rayloom_engine.models.inspection import inspect_model
 
     found: list[tuple[ResolvedModel, ModelShape] | Exception] = []

@@ -1,4 +1,4 @@
-"""Messages about unknown flags: the replacement of another server's flag, or the flag with a similar name."""
+"""Messages about unknown flags: what to use instead of another server's flag, or the flag with a similar name."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _NO_TOOLS = "tools are not supported"
 _NO_QUANTISATION = "the engine computes in 16 or 32 bits; --dtype chooses which, and GGUF files are read"
 _BY_GATEWAY = "put a gateway or an Ingress in front of the API port"
 
-# Flag of vLLM or SGLang -> its replacement here, or the reason that there is none.
+# Flag of vLLM or SGLang -> what to use here instead, or why there is nothing.
 _ELSEWHERE = {
     "--gpu-memory-utilization": "use --kv-cache-memory-bytes or --num-kv-blocks; without them the KV cache takes the "
     "free memory",
@@ -62,9 +62,9 @@ _ELSEWHERE = {
 
 
 def complaints(unknown: Sequence[str], known: Collection[str]) -> list[str]:
-    """A message for each unknown flag, or one message for all values without a flag.
+    """Returns a message for each unknown flag. If only values without a flag are unknown, returns one message for all.
 
-    `unknown`: arguments that argparse did not take, in order; `known`: flags of the command.
+    `unknown`: the arguments that argparse did not accept, in order. `known`: the command's flags.
     """
     flags = [part.partition("=")[0] for part in unknown if part.startswith("-") and not _is_number(part)]
     if not flags:

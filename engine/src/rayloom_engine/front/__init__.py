@@ -1,4 +1,4 @@
-"""The API server process ("front"): HTTP in, sequences to the EngineCore ("core"), token deltas out.
+"""The API server process ("front"): takes HTTP requests, sends sequences to the core, streams text.
 
 app         the API port's routes, behind gate (keys, request ids, drains)
 openai/     OpenAI's endpoints: wire formats, prompts, answers, streams

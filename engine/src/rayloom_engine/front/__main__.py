@@ -1,7 +1,8 @@
-"""The API server process ("front"): `python -m rayloom_engine.front`, with two listening sockets of the supervisor.
+"""The API server process ("front"): `python -m rayloom_engine.front`. It inherits two listening sockets from the
+supervisor.
 
-SIGTERM drains: new requests get 503, running ones may finish for drain_seconds, counted from an earlier POST /drain if
-there was one. SIGINT, or a second SIGTERM, ends the process now.
+SIGTERM drains: new requests get 503, and running ones may finish within drain_seconds. This time counts from an earlier
+POST /drain, if there was one. SIGINT, or a second SIGTERM, ends the process without waiting for requests.
 """
 
 from __future__ import annotations
@@ -32,14 +33,14 @@ from rayloom_engine.front.operations.admin import admin_app, age_of_drain, load_
 from rayloom_engine.front.operations.lifecycle import Lifecycle
 from rayloom_engine.front.operations.service import FrontStart, Service
 
-LAST_EVENTS_S = 0.3  # for handlers to write their last event when the process must end
-FORCED_EXIT_S = 0.8  # after this time the process exits, whatever still runs in a thread
+LAST_EVENTS_S = 0.3  # time for handlers to write a last event before the process exits
+FORCED_EXIT_S = 0.8  # after this time the process exits, even if a thread still runs
 
 logger = logging.getLogger(__name__)
 
 
 class Front:
-    """Both servers and the connection to the EngineCore, until a signal ends them in order."""
+    """Runs the API server, the admin server and the connection to the core. A signal ends them in order."""
 
     def __init__(
         self,
@@ -58,7 +59,10 @@ class Front:
         service.lifecycle.close_connections = self._close_connections
 
     async def run(self) -> None:
-        """Serves until a signal."""
+        """Runs until a signal has ended all of them.
+
+        Raises the error of a server or of the core connection that ends by itself.
+        """
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal, number)
@@ -68,7 +72,8 @@ class Front:
         ]
         core = asyncio.create_task(self._service.run())
         stop = asyncio.create_task(self._stop.wait())
-        # A server or core task that ends by itself is a fault; its exception ends the process.
+        # Neither a server nor the core task may end by itself: `task.result()` below raises its error and ends the
+        # process.
         done, _ = await asyncio.wait([*serving, core, stop], return_when=asyncio.FIRST_COMPLETED)
         for server in self._servers:
             server.should_exit = True
@@ -78,7 +83,7 @@ class Front:
             task.result()
 
     def _close_connections(self) -> None:
-        """Closes idle connections now and the others after their answer, so that clients open new ones elsewhere."""
+        """Closes idle connections now, and busy ones after their answer, so that clients reconnect elsewhere."""
         for connection in list(self._servers[0].server_state.connections):
             connection.shutdown()
 
@@ -101,14 +106,14 @@ class Front:
             self._service.client.fail_all(EngineDead("the engine was stopped before this request was finished"))
             await lifecycle.wait_idle(LAST_EVENTS_S)
         self._stop.set()
-        # A client that does not read its last bytes must not delay the end.
+        # A client that does not read its last bytes must not delay the exit.
         asyncio.get_running_loop().call_later(FORCED_EXIT_S, os._exit, 0)
 
     def _stop_now(self) -> None:
         self._service.lifecycle.stop()
         self._service.client.fail_all(EngineDead("the engine was stopped before this request was finished"))
         self._stop.set()
-        # The interpreter would wait for threads (a long prompt being tokenised) before it exits.
+        # At exit the interpreter would wait for running threads, such as one that tokenises a long prompt.
         asyncio.get_running_loop().call_later(FORCED_EXIT_S, os._exit, 0)
 
 
@@ -148,7 +153,7 @@ def main() -> int:
         drain_age_s = age_of_drain(drain_mark)
         if drain_age_s is not None:
             service.lifecycle.drain(True, drain_age_s)
-        loaded_mark = args.run_dir / "loaded"  # outlives this process, as drain_mark does
+        loaded_mark = args.run_dir / "loaded"  # `loaded` and `draining` are files, so they outlive this process
         service.lifecycle.was_loaded = loaded_mark.exists()
         service.lifecycle.on_ready = loaded_mark.touch
         api = api_app(service, api_keys)
@@ -162,14 +167,17 @@ def main() -> int:
         for task in beside:
             task.cancel()
 
-    gc.freeze()  # imported objects are never garbage; visiting them would delay every stream
+    gc.freeze()  # imported objects are never garbage; scanning them would only delay the streams
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(serve())
     return 0
 
 
 async def _pulse(fd: int, lifecycle: Lifecycle) -> None:
-    """Sends signs of life from the event loop: a front whose loop hangs serves no client, whatever its threads do."""
+    """Sends the pulse to the supervisor.
+
+    It is sent from the event loop, because a front whose loop hangs serves nobody, even if its threads still run.
+    """
     while True:
         give_sign(fd, lifecycle.was_ready)
         await asyncio.sleep(PULSE_SECONDS)

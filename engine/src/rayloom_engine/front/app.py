@@ -52,7 +52,7 @@ def api_app(service: Service, api_keys: ApiKeys) -> Starlette:
             allow_headers=["*"],
             expose_headers=["X-Request-Id", "Retry-After"],
         )
-        middleware.insert(0, cors)  # outermost, so that refusals have the headers too and browsers can read them
+        middleware.insert(0, cors)  # outermost, so that error answers carry CORS headers too and browsers can read them
     app = Starlette(routes=routes, middleware=middleware, exception_handlers=ERROR_HANDLERS)
     app.router.redirect_slashes = False
     app.state.service = service
@@ -60,7 +60,10 @@ def api_app(service: Service, api_keys: ApiKeys) -> Starlette:
 
 
 def _counted(handler: Handler) -> Handler:
-    """Counts errors that end a request before its answer begins; an answer that has begun counts its own end."""
+    """Counts errors that are raised before an answer begins.
+
+    Errors in the middle of a stream are counted by the stream itself.
+    """
 
     async def handle(request: Request) -> Response:
         try:
@@ -95,8 +98,8 @@ def _model_card(service: Service) -> dict[str, Any]:
 
 
 def model_root(model: str) -> str:
-    """The model's source without its scheme, as vLLM's `root`: the hub's id, or a path.
+    """The model's source without its scheme, a hub id or a path. The field `root` of vLLM's model list holds the same.
 
-    Clients that need the tokenizer load it from there.
+    Clients that need the tokenizer load it from this source.
     """
     return model.partition("://")[2] or model

@@ -1,5 +1,8 @@
-"""Gate: the API port's middleware before all routes. Request ids, API keys, connections in a drain, and the wait for a
-restarted front."""
+"""Gate: the API port's middleware in front of all routes. Sets request ids, checks API keys, closes connections in a
+drain.
+
+AwaitReady: holds requests back after a restart of the front.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +20,13 @@ from rayloom_engine.front.http.headers import REQUEST_ID, api_key
 from rayloom_engine.front.http.tenant import owner_of_key, tenant_of_key
 from rayloom_engine.front.operations.lifecycle import Lifecycle
 
-REST_OF_BODY_S = 5.0  # a refused request has this long to send the rest of its body before the connection ends
+REST_OF_BODY_S = 5.0  # time for a refused client to send the rest of its body, before the connection is closed
 _GUARDED = ("/v1/", "/tokenize", "/detokenize")
 _REQUEST_ID = re.compile(REQUEST_ID)
 
 
 class Gate:
-    """Middleware: checks the key where one is needed, sets X-Request-Id, closes connections in a drain."""
+    """Middleware: checks the API key where a path needs one, sets X-Request-Id, closes connections in a drain."""
 
     def __init__(self, app: ASGIApp, api_keys: ApiKeys, lifecycle: Lifecycle) -> None:
         self._app = app
@@ -43,7 +46,7 @@ class Gate:
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
                 answer = MutableHeaders(scope=message)
-                answer["X-Request-Id"] = state["request_id"]  # a handler may have replaced it
+                answer["X-Request-Id"] = state["request_id"]  # read now, because a handler may have replaced the id
                 if self._lifecycle.drains:
                     answer["Connection"] = "close"
                     await body.discard()
@@ -66,7 +69,7 @@ class Gate:
 
 
 class _Body:
-    """A request's body, and whether all of it has arrived."""
+    """A request's body. Knows whether all of it has arrived."""
 
     def __init__(self, receive: Receive) -> None:
         self._receive = receive
@@ -78,8 +81,10 @@ class _Body:
         return message
 
     async def discard(self) -> None:
-        """Reads the rest of the body. If bytes arrive after a connection is closed, TCP resets it and the client loses
-        the answer."""
+        """Reads and drops the rest of the body.
+
+        If bytes arrived after the connection was closed, TCP would reset it, and the client would lose the answer.
+        """
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(REST_OF_BODY_S):
                 while not self._is_whole:
@@ -87,7 +92,7 @@ class _Body:
 
 
 class AwaitReady:
-    """Middleware behind the gate: after a restart of the front, requests for the model wait until it is ready."""
+    """Middleware inside Gate: after a restart of the front, requests for the model wait until the front is ready."""
 
     def __init__(self, app: ASGIApp, lifecycle: Lifecycle, wait_s: float) -> None:
         self._app = app

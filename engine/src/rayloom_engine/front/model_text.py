@@ -1,4 +1,4 @@
-"""ModelText: the model's tokenizer and chat template, loaded when the EngineCore names the model's folder."""
+"""ModelText: the model's tokenizer and chat template. Loaded once the core has sent the path of the model's folder."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rayloom_engine.sampling_params import ContextTooLong
 from rayloom_engine.text.chat_template import ChatTemplate
 from rayloom_engine.text.tokenizer import Tokenizer
 
-# Below this many characters, tokenising takes less than the hop to a thread and back.
+# A shorter text is tokenised faster than the hop to a thread and back.
 ENCODE_IN_THREAD_ABOVE_CHARS = 4096
 
 
@@ -30,9 +30,10 @@ class ModelText:
         return cls(model=model, tokenizer=tokenizer, template=template)
 
     async def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """Token ids of `text`; long texts are tokenised in a thread, so that streams continue meanwhile.
+        """Returns the token ids of `text`. Long texts are tokenised in a thread, so that streams continue meanwhile.
 
-        Raises ContextTooLong at once for a text that is too long whatever its tokens are: megabytes take seconds.
+        Raises ContextTooLong before tokenising if the text has more characters than a full context could hold:
+        tokenising megabytes would take seconds.
         """
         if len(text) > self.model.max_model_len * self.tokenizer.max_token_chars:
             raise ContextTooLong(

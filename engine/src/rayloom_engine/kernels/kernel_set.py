@@ -1,4 +1,4 @@
-"""KernelSet: the implementation of every operation that one rank calls, chosen once when the rank starts."""
+"""KernelSet: the implementations of all operations that a rank calls, chosen once when the rank starts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rayloom_engine.kernels.target import Target
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelSet:
-    """An implementation of each operation, all for `target`. Layers call these without a case for any backend."""
+    """One implementation of each operation, all for `target`. Layers call these and need not know the backend."""
 
     target: Target
     plan_attention: PlanAttention
@@ -27,13 +27,13 @@ class KernelSet:
 
     @property
     def description(self) -> str:
-        """The choice in one line for the log."""
+        """Describes the choice in one line, for the log."""
         kind = "reference" if self.target.backend == "reference" else "plain torch"
         return f"kernels: {kind} on {self.target.device.type}, {self.target.dtype_name}, {self.linear.description}"
 
 
 def choose_kernels(target: Target) -> KernelSet:
-    """The fastest implementation of each operation that works on the target."""
+    """Returns the fastest implementation of each operation that works on the target."""
     return KernelSet(
         target=target,
         plan_attention=choose_attention(target),

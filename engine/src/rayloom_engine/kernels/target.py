@@ -1,4 +1,4 @@
-"""Target: the hardware and arithmetic that a rank's kernels are chosen for."""
+"""Target: the hardware and the type of arithmetic for which a rank's kernels are chosen."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ BACKENDS: tuple[Backend, ...] = get_args(Backend)
 class Target:
     """Everything that the choice of a kernel may depend on.
 
-    `backend` restricts the choice: "auto" allows every backend that works here, "plain" torch's public operations
-    alone, "reference" the implementations that define the results. The last one is for looking for a wrong kernel, and
-    slower by orders of magnitude.
+    `backend` restricts the choice. "auto" allows every backend that works here. "plain" allows only torch's public
+    operations. "reference" uses the implementations that define the results: use it to find out whether a kernel is
+    wrong; it is slower by orders of magnitude.
     """
 
     device: torch.device
@@ -32,7 +32,7 @@ class Target:
 
 
 def parse_backend(name: str) -> Backend:
-    """The backend of that name; an empty name means "auto". Raises ConfigError for an unknown one."""
+    """Returns the backend of this name; empty means "auto". Raises ConfigError for an unknown name."""
     if not name:
         return "auto"
     for backend in BACKENDS:

@@ -1,1 +1,1 @@
-"""The KV cache of a rank: its layout in memory, and how many blocks a rank gets."""
+"""The KV cache of a rank: its layout in memory, and the number of its blocks."""

@@ -14,14 +14,14 @@ import torch
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvLayout:
-    """Sizes of a rank's part of the cache: the layers of its stage, the heads of its shard."""
+    """The sizes of a rank's part of the cache: the layers of its stage, and the heads of its shard."""
 
     num_layers: int
     num_kv_heads: int
     head_dim: int
 
     def block_bytes(self, block_size: int, element_bytes: int) -> int:
-        """Bytes of one block of `block_size` tokens in all layers."""
+        """Returns the bytes of one block of `block_size` tokens in all layers."""
         return (
             2  # key and value
             * self.num_layers
@@ -33,12 +33,12 @@ class KvLayout:
 
 
 @dataclass(frozen=True, slots=True)
-class KvPages:
-    """Keys and values of every layer: `pages[layer]` is [N, P, 2, H, D], a token's keys before its values.
+class KvCache:
+    """The keys and values of every layer: `pages[layer]` is [N, P, 2, H, D]. A token's keys precede its values.
 
-    Keys and values lie side by side, because a small step is a matter of few calls: one call writes both, and one call
-    gathers both. The type of the pages may be narrower than the compute type: keys and values are rounded as they are
-    written.
+    Keys and values lie next to each other, because the number of calls decides the speed of a small step: one call
+    writes both, and one gathers both. The pages may have a narrower type than the compute type; keys and values are
+    then rounded when they are written.
     """
 
     pages: list[torch.Tensor]
@@ -46,8 +46,8 @@ class KvPages:
     @classmethod
     def allocate(
         cls, layout: KvLayout, *, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
-    ) -> KvPages:
-        """A cache of zeros. On CPU no page of it is touched, so it takes memory only as blocks are first written."""
+    ) -> KvCache:
+        """Returns a cache of zeros. On CPU its memory is taken only when blocks are first written."""
         shape = (num_blocks, block_size, 2, layout.num_kv_heads, layout.head_dim)
         return cls(pages=[_zeros(shape, dtype, device) for _ in range(layout.num_layers)])
 
@@ -70,7 +70,10 @@ class KvPages:
             pages.index_fill_(0, indices, 0)
 
     def copy_blocks(self, pairs: tuple[tuple[int, int], ...]) -> None:
-        """Copies whole blocks, (from, to) each, in all layers. No block may be both a source and a destination."""
+        """Copies whole blocks in all layers; each pair is (from, to).
+
+        No block may be both a source and a destination.
+        """
         if not pairs:
             return
         device = self.pages[0].device
@@ -81,9 +84,10 @@ class KvPages:
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """A tensor of zeros, because attention reads whole blocks and masks: a NaN in unused memory would pass the mask.
+    """Returns a tensor of zeros. It must not hold a NaN: attention reads whole blocks, and a mask does not hide a NaN.
 
-    torch.zeros would write every page and so take the memory at once; an anonymous mapping is zero without a write.
+    torch.zeros would write every page and so take the memory at once. An anonymous mapping reads as zeros without a
+    write.
     """
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)

@@ -1,4 +1,4 @@
-"""KvPlan: the number of KV blocks that a rank gets, in pure arithmetic. The caller measures memory and logs."""
+"""KvPlan: computes the number of KV blocks of a rank. Pure; the caller measures the memory and logs the result."""
 
 from __future__ import annotations
 
@@ -8,36 +8,36 @@ from rayloom_engine.core.window import most_blocks
 from rayloom_engine.errors import ConfigError
 
 GIB = 1 << 30
-_CPU_SHARE = 0.5  # of free memory: the rest is for activations, the page cache and everything else on the machine
-# The most for all ranks of a host: a CPU is too slow to use more context. kv_cache_memory_bytes overrides it.
+_CPU_SHARE = 0.5  # share of free memory; the rest is for activations, the page cache and everything else on the machine
+# Limit for all ranks of a host together: a CPU is too slow to use more context. kv_cache_memory_bytes overrides it.
 _CPU_CAP = 4 * GIB
-_GPU_SHARE = 0.9  # of free memory: the rest is for activations and fragmentation; more where a step needs more
+_GPU_SHARE = 0.9  # share of free memory; the rest, or more if a step needs it, is for activations and fragmentation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SequenceBlocks:
-    """The number of KV blocks that a sequence holds."""
+    """Computes the number of KV blocks that a sequence holds."""
 
     block_size: int  # tokens in a block
-    window: int | None = None  # positions that a token sees in every layer; None when a layer sees all
-    num_step_tokens: int = 0  # the most tokens of one step; counts only with a window
+    window: int | None = None  # number of positions that a token sees in every layer; None if some layer sees all
+    num_step_tokens: int = 0  # the most tokens in one step; used only with a window
 
     def most(self, num_tokens: int) -> int:
-        """Blocks that a sequence of `num_tokens` holds at once, at most."""
+        """Returns the most blocks that a sequence of `num_tokens` tokens can hold at one time."""
         return most_blocks(num_tokens, self.window, self.num_step_tokens, self.block_size)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvDemand:
-    """The cache that the settings and the model ask for."""
+    """What settings and model require of the cache."""
 
-    block_bytes: int  # of one block in all layers and heads of the rank, keys and values
+    block_bytes: int  # bytes of one block: keys and values, in all layers and heads of the rank
     sequence: SequenceBlocks
     max_num_seqs: int
-    model_max_len: int  # tokens that the model's config allows
-    max_model_len: int | None = None  # tokens that the user asks for; None means as many as fit
-    kv_cache_memory_bytes: int | None = None  # the size that the user asks for; None means a share of free memory
-    num_kv_blocks: int | None = None  # the same in blocks; has precedence
+    model_max_len: int  # longest sequence that the model's config allows, in tokens
+    max_model_len: int | None = None  # longest sequence that the user wants, in tokens; None: as long as fits
+    kv_cache_memory_bytes: int | None = None  # cache size that the user wants; None: a share of free memory
+    num_kv_blocks: int | None = None  # cache size in blocks; overrides the bytes
 
     @property
     def wanted_len(self) -> int:
@@ -45,17 +45,17 @@ class KvDemand:
 
     @property
     def useful_blocks(self) -> int:
-        """Blocks that all sequences hold together, at most."""
+        """The most blocks that all sequences together can hold."""
         return self.max_num_seqs * self.sequence.most(self.wanted_len)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankMemory:
-    """The memory that a rank can give to its cache."""
+    """The memory from which a rank can take its cache."""
 
-    free_bytes: int  # of this rank alone, with its weights loaded
+    free_bytes: int  # free memory for this rank, after its weights were loaded
     is_cpu: bool
-    step_bytes: int = 0  # of the largest step; stay free on a GPU
+    step_bytes: int = 0  # memory of the largest step, which must stay free on a GPU
     ranks_on_host: int = 1
 
 
@@ -65,14 +65,14 @@ class KvPlan:
 
     num_blocks: int
     max_model_len: int
-    block_bytes: int  # of the rank's layers and heads, keys and values
+    block_bytes: int  # bytes of one block: keys and values, in all layers and heads of the rank
     explanation: str  # one line for the log and /status
 
 
 def plan_kv_memory(demand: KvDemand, memory: RankMemory) -> KvPlan:
-    """The number of blocks and the longest sequence.
+    """Decides the number of blocks and the longest sequence.
 
-    Raises ConfigError when the user's max_model_len does not fit, or exceeds the model's.
+    Raises ConfigError if the user's max_model_len does not fit into memory, or exceeds the model's.
     """
     if demand.max_model_len is not None and demand.max_model_len > demand.model_max_len:
         raise ConfigError(
@@ -99,7 +99,7 @@ def plan_kv_memory(demand: KvDemand, memory: RankMemory) -> KvPlan:
 
 
 def _num_blocks(demand: KvDemand, memory: RankMemory) -> tuple[int, str]:
-    """The number of blocks, and the setting or measurement that decided it."""
+    """Returns the number of blocks, and the setting or measurement that decided it."""
     if demand.num_kv_blocks is not None:
         return demand.num_kv_blocks, "num_kv_blocks"
     if demand.kv_cache_memory_bytes is not None:
@@ -113,7 +113,7 @@ def _num_blocks(demand: KvDemand, memory: RankMemory) -> tuple[int, str]:
 
 
 def _budget(memory: RankMemory) -> tuple[int, str]:
-    """Bytes for the cache, and why as many."""
+    """Returns the bytes for the cache, and the reason for this number."""
     free = memory.free_bytes
     share = _CPU_SHARE if memory.is_cpu else _GPU_SHARE
     budget = int(free * share)

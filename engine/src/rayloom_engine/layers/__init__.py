@@ -1,1 +1,1 @@
-"""Layers: attention, MLP and linear layers of a decoder, put together from kernels and weight schemes."""
+"""Layers: attention, MLP and linear layers of a decoder, built from kernels and weight schemes."""

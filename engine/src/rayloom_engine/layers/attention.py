@@ -1,4 +1,5 @@
-"""Self-attention of a layer: fused q, k and v, optional norms of q and k, rotation, cache, attention, output.
+"""Self-attention of one layer: fused q, k, v projection; optional norms of q and k; rotation; cache write; attention;
+output.
 
 Legend: T tokens of the step, D model width, H query heads, K key/value heads, d head size.
 """
@@ -19,30 +20,30 @@ from rayloom_engine.layers.linear import Linear
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionStep:
-    """The inputs of a step that are the same for every layer."""
+    """The inputs of a step that all layers share."""
 
     rotary_tables: RotaryTables
     plans: Mapping[int | None, AttentionPlan]  # window -> plan
-    slot_mapping_T: torch.Tensor  # int64: block id * block size + offset of each token
-    cache: KvPages
+    slot_mapping_T: torch.Tensor  # int64: each token's position in the cache, block id * block size + offset
+    cache: KvCache
 
 
 @dataclass(slots=True, kw_only=True)
 class Attention:
     layer: int  # index into the cache
-    num_heads: int  # of this rank, as everything here
+    num_heads: int  # query heads of this rank; all sizes here are those of this rank
     num_kv_heads: int
     head_dim: int
-    window: int | None  # the number of positions that a token sees, itself included; None = all
+    window: int | None  # number of positions that a token sees, including itself; None: all
     eps: float
     qkv: Linear  # rows: H * d of q, then K * d of k, then K * d of v
     out: Linear
     kernels: KernelSet
-    q_norm_d: torch.Tensor | None = None  # both or neither
+    q_norm_d: torch.Tensor | None = None  # both norms are set, or neither
     k_norm_d: torch.Tensor | None = None
 
     def __call__(self, hidden_TD: torch.Tensor, step: AttentionStep) -> torch.Tensor:
-        """[T, D], this rank's share of the sum. Writes the keys and values of the T tokens into the cache."""
+        """Returns [T, D], this rank's part of the sum over ranks. Writes the T keys and values into the cache."""
         kernels = self.kernels
         num_tokens = hidden_TD.shape[0]
         num_rotated = self.num_heads + self.num_kv_heads

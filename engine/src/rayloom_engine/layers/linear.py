@@ -1,4 +1,4 @@
-"""A linear layer: the place in a model where activations are multiplied by weights of any scheme."""
+"""Linear: multiplies activations by weights, whatever the weight scheme."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from rayloom_engine.layers.schemes import WeightScheme
 
 
 class Linear:
-    """[..., out] from [..., in]. Its weight scheme stores and multiplies the weights."""
+    """Computes [..., out] from [..., in]. Its weight scheme stores the weights and multiplies."""
 
     __slots__ = ("scheme", "_apply")
 

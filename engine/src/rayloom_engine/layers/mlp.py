@@ -17,7 +17,7 @@ class GatedMlp:
     silu_mul: SiluMul
 
     def __call__(self, hidden_TD: torch.Tensor) -> torch.Tensor:
-        """[T, D], this rank's share of the sum."""
+        """Returns [T, D], this rank's part of the sum over ranks."""
         return self.down(self.silu_mul(self.gate_up(hidden_TD)))
 
     @property

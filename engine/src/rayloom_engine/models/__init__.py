@@ -1,1 +1,1 @@
-"""Models: the sizes that a config.json gives, checkpoints, and the modules that compute them."""
+"""Models: model sizes from config.json, checkpoints, and the modules that compute."""

@@ -1,15 +1,16 @@
-"""Costs: the memory of a model and of a step, in parts that only have to be added. Pure, and without torch.
+"""Costs: the memory that a model takes, and the work of its head, in parts that a reader adds up. Pure, without torch.
 
-The parts are given for each number of tensor parallel ranks that can share a layer. Ranks of one stage differ by a row
-of an uneven matrix and by biases, so each number is that of the rank with most of the part: a sum of parts is exact
-where one rank has most of all, and never too small.
+Each part is given for every number of tensor-parallel ranks that can share a layer. Ranks of one stage differ slightly:
+where a matrix cannot be cut evenly, some have one more row, and only one rank has the biases that are added to a sum
+over ranks. Each number is that of the rank with the largest part. So a sum of parts is exact if one rank has all the
+largest parts, and is never too small.
 
     bytes of a rank's weights = layers of its stage + embedding (first stage) or head (last) or both (only stage)
     bytes of a KV block       = block size x sum over the layers of its stage of `kv`
     bytes of a step           = tokens x step.token + sequences x step.sequence_bytes
 
-Elements of a part take the bytes of the type in which a rank computes (for `kv`: in which it caches); `bytes` are there
-whatever that type is, such as packed weights.
+To get bytes, multiply a part's `elements` by the bytes of the type in which a rank computes (for `kv`: in which it
+caches). `bytes` of a part are added as they are, whatever the type, for example for packed weights.
 """
 
 from __future__ import annotations
@@ -73,10 +74,14 @@ class Costs(_Document):
 
 
 def model_costs(shape: ModelShape, tensor: Sequence[int]) -> Costs:
-    """The costs of a model for the numbers of ranks in `tensor`, each of which is one of `shard_counts(shape)`."""
+    """Returns the costs of a model for the numbers of ranks in `tensor`.
+
+    Each of these must be one of `shard_counts(shape)`.
+    """
 
     def most(elements_of: Callable[[Shard], int]) -> Amounts:
-        # The last shard has the longest part of each uneven matrix, the first one has the biases of sums.
+        # The last shard has the longest part of each uneven matrix. The first has the biases that are added to a sum
+        # over ranks.
         return Amounts(elements=tuple(max(elements_of(Shard(0, n)), elements_of(Shard(n - 1, n))) for n in tensor))
 
     def vocabulary(shard: Shard) -> int:
@@ -105,7 +110,7 @@ def model_costs(shape: ModelShape, tensor: Sequence[int]) -> Costs:
 
 
 def layer_elements(shape: ModelShape, shard: Shard) -> int:
-    """Weights of one layer that a shard has, as `models.empty` allocates them."""
+    """Returns the number of weights that a shard has of one layer, as `models.empty` allocates them."""
     hidden = shape.hidden_size
     query = len(shard.part(shape.num_heads)) * shape.head_dim
     qkv = query + 2 * len(shard.kv_heads(shape.num_kv_heads)) * shape.head_dim
@@ -123,9 +128,9 @@ def layer_elements(shape: ModelShape, shard: Shard) -> int:
 
 
 def step_token_elements(shape: ModelShape, num_shards: int) -> int:
-    """Elements that one token of a step takes on a rank, counted off the decoder's code.
+    """Returns the number of elements that one token of a step takes on a rank, counted from the decoder's code.
 
-    A token has the residual stream, its normed form and a block's result, and the wider of attention and MLP.
+    These are the residual stream, its normalised form, a block's result, and the wider of attention and MLP.
     """
     feed_forward = 3 * -(-shape.intermediate_size // num_shards)  # gate, up, their product
     attention = 2 * (shape.query_size + shape.kv_size) // num_shards
@@ -133,11 +138,16 @@ def step_token_elements(shape: ModelShape, num_shards: int) -> int:
 
 
 def step_sequence_bytes(shape: ModelShape) -> int:
-    """Bytes that one sequence of a step takes on the last stage: logits in float32, a copy, their probabilities."""
+    """Returns the bytes that one sequence of a step takes on the last stage: float32 logits, a copy of them, and
+    probabilities.
+    """
     return 3 * shape.vocab_size * 4
 
 
 def run_lengths(kinds: Sequence[int]) -> str:
-    """Letters of the kinds, counted from 0, each after the length of its run: never longer than `kinds`."""
+    """Run-length codes `kinds`: one letter per run (kind 0 is a), after the run's length if above 1.
+
+    Never longer than `kinds`.
+    """
     runs = ((len(list(run)), _LETTERS[kind]) for kind, run in groupby(kinds))
     return "".join(letter if length == 1 else f"{length}{letter}" for length, letter in runs)

@@ -1,9 +1,9 @@
-"""The decoder-only transformer that Llama, Mistral, Qwen2 and Qwen3 have in common; a ModelShape holds the differences.
+"""The decoder-only transformer that Llama, Mistral, Qwen2 and Qwen3 share; ModelShape has the differences.
 
-A rank holds one stage of it: the first stage has the embedding, the last stage the final norm and the head, and each
-stage its own layers. With tensor parallelism a rank holds a shard of its stage, and the ranks of the stage sum what
-their shards add to the residual stream, of which each rank has a whole copy.
-The decoder consists of plain tensors and plain calls: without a module tree a step costs little beyond its kernels.
+A rank holds one stage: its layers, in the first stage also the embedding, in the last stage also the final norm and the
+head. With tensor parallelism a rank holds a shard of its stage. The ranks of a stage sum what their shards add to the
+residual stream, and each of them has a complete copy of it. The decoder consists of plain tensors and calls: without a
+module tree, a step costs little more than its kernels.
 
 Legend: T tokens of the step, D model width, N rows whose logits are wanted, V vocabulary.
 """
@@ -44,12 +44,12 @@ class DecoderLayer:
 
 @dataclass(slots=True, kw_only=True)
 class DecoderWeights:
-    """The weights of one stage. None where the stage has no such part."""
+    """The weights of one stage. None for parts that the stage does not have."""
 
     embedding_VD: torch.Tensor | None
     layers: list[DecoderLayer]
     final_norm_D: torch.Tensor | None
-    head: Linear | None  # multiplies by `embedding_VD` itself when they are tied
+    head: Linear | None  # if tied, it multiplies by `embedding_VD` itself
 
     @property
     def schemes(self) -> Iterator[WeightScheme]:
@@ -71,7 +71,7 @@ class DecoderWeights:
 
 
 class CausalLM:
-    """Implements RankModel for a stage of a decoder, or a shard of it. `models.loader.load_model` makes it."""
+    """Implements Model, for one stage of a decoder or a shard of it. Made by `models.loader.load_model`."""
 
     def __init__(self, shape: ModelShape, part: ModelPart, kernels: KernelSet, weights: DecoderWeights) -> None:
         stage = part.stage
@@ -119,7 +119,7 @@ class CausalLM:
             cache=cache,
         )
         residual_TD = inputs if weights.embedding_VD is None else self._embed(inputs, weights.embedding_VD, group)
-        update_TD: torch.Tensor | None = None  # the part that the last block adds to the residual stream
+        update_TD: torch.Tensor | None = None  # what the last block adds to the residual stream
         for layer in weights.layers:
             if update_TD is None:
                 normed_TD = rms_norm(residual_TD, layer.attention_norm_D, eps)
@@ -152,7 +152,7 @@ class CausalLM:
         shard = self.part.shard
         if shard.count == 1:
             return embedding_VD.index_select(0, token_ids_T)
-        # Each token has its row on one rank; the others add nothing.
+        # Only one rank has the row of a given token; the others add zeros.
         rows_T = token_ids_T - shard.part(self.shape.vocab_size).start
         elsewhere_T = (rows_T < 0) | (rows_T >= embedding_VD.shape[0])
         rows_TD = embedding_VD.index_select(0, rows_T.masked_fill_(elsewhere_T, 0))

@@ -1,8 +1,9 @@
-"""A decoder with memory for its weights but nothing in it, and the destination of each tensor of a checkpoint.
+"""Allocates a decoder without filling its weights, and lists where each tensor of a checkpoint has to be copied.
 
-Fused matrices are allocated whole; the checkpoint's q, k, v, gate and up each have a slice of one as their destination,
-so loading is a copy from the file to its final place. With tensor parallelism q, k, v, gate, up, embedding and head are
-cut by rows, o and down by columns: a rank's rows of the former make the columns that it needs of the latter.
+Fused matrices are allocated as a whole, and the checkpoint's q, k, v, gate and up each go into a slice of one: loading
+copies from the file straight to the final place. With tensor parallelism q, k, v, gate, up, embedding and head are cut
+by rows, o and down by columns. The rows that a rank has of q, k, v, gate and up produce exactly the columns that it
+needs for o and down.
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ _EMBEDDING = "model.embed_tokens.weight"
 def empty_model(
     shape: ModelShape, part: ModelPart, kernels: KernelSet, schemes: SchemeFactory | None = None
 ) -> tuple[CausalLM, dict[str, Destination]]:
-    """A rank's part of the model, and name in a Hugging Face checkpoint -> where to copy it.
+    """Returns a rank's part of the model, and tensor name in a Hugging Face checkpoint -> where to copy it.
 
-    Names count the layers of the whole model, the cache counts those of the stage. `schemes` stores the matrices;
-    without it they are dense.
+    Tensor names number the layers of the whole model, the cache those of the stage. `schemes` decides how matrices are
+    stored; without it they are dense.
     """
     if schemes is None:
         schemes = DenseSchemes(kernels.linear, kernels.target.compute_dtype, kernels.target.device)
@@ -61,19 +62,22 @@ class _Builder:
     destinations: dict[str, Destination] = field(default_factory=dict)
 
     def tensor(self, name: str, *sizes: int, part: tuple[slice, ...] = ()) -> torch.Tensor:
-        """A tensor that is no linear layer's, in the compute type."""
+        """Allocates a tensor outside the linear layers, in the compute type."""
         target = self.kernels.target
         made = torch.empty(sizes, dtype=target.compute_dtype, device=target.device)
         self.destinations[name] = Destination(made, part)
         return made
 
     def embedding(self) -> torch.Tensor:
-        """The shard's rows of the embedding."""
+        """Allocates the shard's rows of the embedding."""
         rows = self._vocabulary()
         return self.tensor(_EMBEDDING, len(rows), self.shape.hidden_size, part=() if rows.is_whole else (rows.slice,))
 
     def head(self, embedding_VD: torch.Tensor | None) -> Linear:
-        """The shard's rows of the head. A tied head multiplies by the embedding, of which a later stage has a copy."""
+        """Returns the shard's rows of the head.
+
+        A tied head multiplies by the embedding; if that is in another stage, by a copy.
+        """
         shape = self.shape
         if shape.tie_word_embeddings and embedding_VD is not None:
             return Linear(self.schemes.tied(embedding_VD))
@@ -138,7 +142,7 @@ class _Builder:
         )
 
     def _by_columns(self, name: str, columns: AxisPart, has_bias: bool) -> Linear:
-        """Some columns of a matrix. The shards' results are summed, so only the first shard adds the bias."""
+        """Returns some columns of a matrix. The shards' results are summed, so only the first shard adds the bias."""
         return self._linear(
             LinearSpec(
                 outputs={name: _whole(self.shape.hidden_size)},
@@ -153,11 +157,11 @@ class _Builder:
         return Linear(scheme)
 
     def _vocabulary(self) -> AxisPart:
-        """The shard's rows of an embedding or a head."""
+        """Returns the shard's rows of an embedding or head."""
         return AxisPart(self.part.shard.part(self.shape.vocab_size), self.shape.vocab_size)
 
     def _head_rows(self, heads: range, num_heads: int) -> AxisPart:
-        """The rows of these attention heads."""
+        """Returns the rows of these attention heads."""
         head_dim = self.shape.head_dim
         return AxisPart(range(heads.start * head_dim, heads.stop * head_dim), num_heads * head_dim)
 

@@ -1,8 +1,8 @@
-"""The termination message of `rayloom-engine inspect`: a model's facts, or why it cannot be served.
+"""The termination message of `rayloom-engine inspect`: the facts about a model, or why it cannot be served.
 
-Kubernetes cuts a termination message after 4096 bytes, so both forms are bounded. The operator reads it
-(schemas/inspection.v2.json). A field that a reader may ignore is added under the same version; a part of the costs that
-a reader must add up is a new version.
+Kubernetes cuts a termination message after 4096 bytes, so both forms are bounded. The operator reads the message
+(schemas/inspection.v2.json). A new field that readers may ignore keeps the version. A new part of the costs that
+readers must add up needs a new version.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from rayloom_engine.models.costs import Costs, model_costs
 from rayloom_engine.models.shape import ModelShape, read_shape
 from rayloom_engine.models.shard_counts import shard_counts
 
-MAX_FACTS_BYTES = 3500  # the rest of a termination message is for fields of later versions
+MAX_FACTS_BYTES = 3500  # the rest of a termination message is reserved for fields of later versions
 _MAX_MESSAGE = 700  # characters
 _MAX_BYTES = 4095
 
@@ -80,28 +80,29 @@ class Inspection(_InspectionPart):
     error: Fault | None = Field(None, description="Why the model cannot be served.")
 
     def text(self) -> str:
-        """The document in one line of at most 4095 bytes, facts of at most MAX_FACTS_BYTES."""
+        """Returns the document as one line of at most 4095 bytes; a document of facts has at most MAX_FACTS_BYTES."""
         return self.model_dump_json(exclude_none=True)
 
 
 def inspect_model(model: str, revision: str | None) -> tuple[ResolvedModel, ModelShape]:
-    """Returns a model's commit and shape from its configuration alone. Raises ModelError."""
+    """Returns a model's commit and shape; reads only its configuration. Raises ModelError."""
     with tempfile.TemporaryDirectory(prefix="rayloom-inspect-") as scratch:
         try:
             with refuses_broken(model):
                 resolved = resolve_config(model, revision, Path(scratch))
                 return resolved, read_shape(resolved.path)
         except ModelError as error:
-            # The configuration in a GGUF file is first written to a scratch folder; the user named the file.
+            # The configuration of a GGUF file is first written to a scratch folder. Name the file that the user gave
+            # instead.
             message = re.sub(rf"{re.escape(scratch)}(/[\w.-]+)?", lambda _: model, str(error))
             raise ModelError(message, error.fault) from error
 
 
 def facts(resolved: ResolvedModel, shape: ModelShape) -> Inspection:
-    """The document of a model that can be served.
+    """Returns the document for a model that can be served.
 
-    Where the costs of all numbers of ranks are too long, the largest numbers are left out: that takes more than 30
-    numbers, which heads of a published model never have.
+    If the costs for all numbers of ranks are too long, the largest numbers are left out. That takes more than 30
+    numbers, which the heads of published models do not allow.
     """
     known = {**dataclasses.asdict(shape), "attention_span": shape.attention_span}
     described = Shape.model_validate({name: known[name] for name in Shape.model_fields})
@@ -119,12 +120,12 @@ def facts(resolved: ResolvedModel, shape: ModelShape) -> Inspection:
 
 
 def failure(error: ModelError) -> Inspection:
-    """The document of a model that cannot be served, with as much of the error's message as there is room for."""
-    # A path may hold bytes that are no UTF-8.
+    """Returns the document for a model that cannot be served, with as much of the error's message as fits."""
+    # The message may contain a path with bytes that are not UTF-8.
     message = str(error)[:_MAX_MESSAGE].encode(errors="replace").decode()
     while True:
         found = Inspection(error=Fault(reason=error.fault, message=message))
-        # JSON writes up to six bytes for a character.
+        # JSON may need six bytes for a character.
         if len(found.text().encode()) <= _MAX_BYTES:
             return found
         message = message[: len(message) * 9 // 10]

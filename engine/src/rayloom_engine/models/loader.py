@@ -1,7 +1,7 @@
-"""Weights from safetensors files into a model: memory-mapped, each tensor read once, straight to its final place.
+"""Loads weights from safetensors files into a model: memory-mapped, each tensor read once, straight to its final place.
 
-A rank checks the headers of the whole checkpoint, so all ranks refuse the same checkpoints, and reads only the tensors
-of its stage and shard.
+Each rank checks the headers of the whole checkpoint, so that all ranks refuse the same checkpoints. Then it reads only
+the tensors of its stage and shard.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from rayloom_engine.models.shape import ModelShape
 from rayloom_engine.parallel.model_part import ModelPart, whole_part
 
 _INDEX = "model.safetensors.index.json"
-_MAX_NAMES = 5  # in a message
+_MAX_NAMES = 5  # names in one message
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedModel:
     """A model with its weights in place."""
 
-    model: RankModel
-    num_bytes_read: int  # of weights, from files, in the files' types
+    model: Model
+    num_bytes_read: int  # bytes of weights read from files, in the files' types
 
 
 def load_model(
@@ -45,25 +45,26 @@ def load_model(
     part: ModelPart | None = None,
     progress: Progress = no_progress,
 ) -> LoadedModel:
-    """A rank's part of the model in a Hugging Face folder, ready to run. Without `part`, the whole model.
+    """Returns a rank's part of the model in a Hugging Face folder, ready to run; without `part`, the whole model.
 
-    Dense weights are rounded to `dtype`, then held and computed in the compute type of the kernels (a CPU without
-    bfloat16 instructions serves a bfloat16 model in float32: rounding first keeps the results those of the bfloat16
-    model). Raises ModelError before any weight is read when the files do not fit the shape, naming the tensors.
+    Dense weights are rounded to `dtype`, then stored and used in the kernels' compute type. The two differ on a CPU
+    without bfloat16 instructions, which serves a bfloat16 model in float32: rounding first gives the results of the
+    bfloat16 model. If the files do not fit the shape, raises ModelError with the tensors' names before reading any
+    weight.
     """
     with refuses_broken(folder):
         files = _weight_files(folder)
         _check(files, _whole_destinations(shape), shape)
     model, destinations = empty_model(shape, part or whole_part(shape.num_layers), kernels)
     num_bytes_read = _fill(destinations, files, dtype, progress)
-    destinations.clear()  # otherwise every plain matrix would live on beside its packed form
+    destinations.clear()  # otherwise it would keep the plain matrices alive next to their packed copies
     for scheme in model.schemes:
         scheme.finish()
     return LoadedModel(model=model, num_bytes_read=num_bytes_read)
 
 
 def _fill(destinations: Mapping[str, Destination], files: list[Path], dtype: torch.dtype, progress: Progress) -> int:
-    """Copies every destination's tensor into it. Returns the bytes that were read, in the files' types."""
+    """Copies each tensor to its destination. Returns the bytes read, in the files' types."""
     num_bytes_read = 0
     total = sum(destination.tensor.numel() for destination in destinations.values()) * dtype.itemsize
     done = 0
@@ -84,21 +85,24 @@ def _fill(destinations: Mapping[str, Destination], files: list[Path], dtype: tor
 
 
 def _rounded(stored: torch.Tensor, held: torch.dtype, dtype: torch.dtype) -> torch.Tensor:
-    """A dense tensor of the file, rounded to `dtype` unless the copy to type `held` rounds to it. Integers stay."""
+    """Rounds a dense tensor of the file to `dtype`, unless copying it to type `held` does so anyway.
+
+    Integers stay unchanged.
+    """
     if stored.dtype is dtype or held is dtype or not held.is_floating_point:
         return stored
     return stored.to(dtype)
 
 
 def _whole_destinations(shape: ModelShape) -> dict[str, Destination]:
-    """The destinations of all tensors of the checkpoint, without memory behind them."""
+    """Returns the destinations of all tensors of the checkpoint, without allocating memory for them."""
     target = Target(device=torch.device("meta"), compute_dtype=torch.float32)
     _, destinations = empty_model(shape, whole_part(shape.num_layers), choose_kernels(target))
     return destinations
 
 
 def _weight_files(folder: Path) -> list[Path]:
-    """The files that hold the weights: the files that the index names, or model.safetensors."""
+    """Returns the files with the weights: those that the index names, or else model.safetensors."""
     index = folder / _INDEX
     if index.exists():
         names = _names_in(index, read_json(index).get("weight_map"))
@@ -115,10 +119,10 @@ def _weight_files(folder: Path) -> list[Path]:
 
 
 def _names_in(index: Path, weight_map: object) -> list[str]:
-    """The files that an index names, each once.
+    """Returns the files that an index names, each once.
 
-    A name must not lead out of the model's folder. The check is of the names and not of the resolved paths, because
-    the files of the hub library's cache are links to another folder.
+    A name must not lead out of the model's folder. This checks the names, not the resolved paths, because files in the
+    hub library's cache are links into another folder.
     """
     if not isinstance(weight_map, dict) or not weight_map:
         raise ModelError(f"{index}: weight_map must be an object, tensor name -> file name")
@@ -132,7 +136,7 @@ def _names_in(index: Path, weight_map: object) -> list[str]:
 
 
 def _check(files: list[Path], wanted: Mapping[str, Destination], shape: ModelShape) -> None:
-    """Compares names, sizes and types in the files' headers with the tensors that the model needs."""
+    """Compares the tensors' names, sizes and types in the files' headers with what the model needs."""
     found: set[str] = set()
     left_over: list[str] = []
     wrong: list[str] = []
@@ -162,7 +166,10 @@ def _check(files: list[Path], wanted: Mapping[str, Destination], shape: ModelSha
 
 
 def _mistakes(name: str, size: list[int], file_dtype: str, wanted: Destination) -> list[str]:
-    """The first difference between a tensor of the file and its destination, as a sentence; none when they fit."""
+    """Returns the first difference between a tensor of the file and its destination, as a sentence.
+
+    Empty if they match.
+    """
     wanted_size = list(wanted.tensor.shape)
     if size != wanted_size:
         return [f"{word(name)} is {size}, should be {wanted_size}"]
@@ -172,7 +179,9 @@ def _mistakes(name: str, size: list[int], file_dtype: str, wanted: Destination) 
 
 
 def _is_derived(name: str, shape: ModelShape) -> bool:
-    """Returns whether the tensor follows from others, yet may be in a checkpoint: a tied head, rotary tables."""
+    """Returns whether a tensor that the model does not load may still be in a checkpoint: the copy of a tied head,
+    rotary tables.
+    """
     return (name == "lm_head.weight" and shape.tie_word_embeddings) or name.endswith(".rotary_emb.inv_freq")
 
 

@@ -1,4 +1,4 @@
-"""RankModel: the interface between a rank's runner and the module that computes its part of a model.
+"""Model: what a rank's runner needs of the module that computes the rank's part of a model.
 
 Legend: T tokens of the step, D model width, N rows whose logits are wanted, V vocabulary.
 """
@@ -19,8 +19,8 @@ from rayloom_engine.parallel.model_part import ModelPart
 from rayloom_engine.parallel.tensor_group import TensorGroup
 
 
-class RankModel(Protocol):
-    """A rank's part of a model. Stateless apart from its weights, so a runner can be replaced and the model kept."""
+class Model(Protocol):
+    """A rank's part of a model. Its only state is its weights, so it can be kept when its runner is replaced."""
 
     @property
     def shape(self) -> ModelShape: ...
@@ -33,15 +33,15 @@ class RankModel(Protocol):
 
     @property
     def kv_layout(self) -> KvLayout:
-        """The sizes of the KV cache that `forward` takes."""
+        """Sizes of the KV cache that `forward` needs."""
 
     @property
     def schemes(self) -> Iterable[WeightScheme]:
-        """The weights of every linear layer. The loader calls `finish` on each when all weights are loaded."""
+        """The weights of every linear layer. The loader calls `finish` on each after all weights are loaded."""
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of memory that the weights take in this process."""
+        """Bytes that the weights take in this process."""
 
     def forward(
         self,
@@ -51,13 +51,16 @@ class RankModel(Protocol):
         cache: KvPages,
         group: TensorGroup,
     ) -> torch.Tensor:
-        """Hidden states [T, D]: after the final norm from the last stage, the residual stream from a stage before it.
+        """Returns hidden states [T, D]: the last stage after its final norm, earlier stages their residual stream.
 
-        `inputs` are token ids [T], int64, for the first stage. The other stages take the hidden states of the stage
-        before, and overwrite them. positions_T is int64 and counts from 0 in each sequence. Writes the keys and values
-        of the T tokens into the cache, whose layers are those of the stage; all tokens that the T tokens attend to are
-        in the cache already or in this batch. `group` consists of the stage's ranks, and all of them return the same.
+        `inputs`: in the first stage token ids [T], int64; in later stages the hidden states of the previous stage,
+        which are overwritten. positions_T is int64 and counts from 0 in each sequence. Writes the keys and values of
+        the T tokens into the cache, which holds the stage's layers. All earlier tokens that they attend to must be in
+        the cache or in this batch. `group`: the stage's ranks; all of them return the same result.
         """
 
     def logits(self, hidden_ND: torch.Tensor) -> torch.Tensor:
-        """Logits of some rows of `forward`'s result, [N, V], float32; V is the shard's. Only for the last stage."""
+        """Returns float32 logits [N, V] of some rows of `forward`'s result; V is the shard's part.
+
+        Only in the last stage.
+        """

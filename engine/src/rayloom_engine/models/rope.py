@@ -1,4 +1,4 @@
-"""The angles of rotary embedding: frequencies once per model, a backend's tables once per step for all layers."""
+"""The angles of rotary embedding: frequencies are computed once per model, the backend's tables once per step."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from rayloom_engine.models.shape import RopeParameters
 
 
 def inverse_frequencies(rope: RopeParameters, head_dim: int) -> torch.Tensor:
-    """Radians per position of each of the head_dim / 2 pairs, float32, fastest first.
+    """Returns the radians per position for each of the head_dim / 2 pairs: float32, fastest first.
 
-    linear divides all by the factor. llama3 (Llama 3.1, "Llama3 scaling" in Meta's release) keeps the frequencies that
-    turn often within the trained context, divides by the factor those that turn seldom, and blends in between.
+    "linear" divides all frequencies by the factor. "llama3" (Llama 3.1, "Llama3 scaling" in Meta's release) keeps the
+    frequencies that make many turns within the trained context, divides those that make few turns by the factor, and
+    blends in between.
     """
     exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
     frequencies = 1.0 / rope.theta**exponents
@@ -30,10 +31,10 @@ def inverse_frequencies(rope: RopeParameters, head_dim: int) -> torch.Tensor:
 
 
 class RotaryAngles:
-    """The rotary tables of any positions, in the form of the rank's rotary kernel.
+    """Makes the rotary tables for given positions, in the form that the rank's rotary kernel needs.
 
-    The tables are computed from the positions in each step, in float32: 0.1 ms for 128 tokens, where a table of a 128k
-    context would hold 64 MB.
+    Tables are computed in each step, in float32: that takes 0.1 ms for 128 tokens, while a table for a 128k context
+    would take 64 MB.
     """
 
     __slots__ = ("_frequencies_h", "_rotary", "_dtype")

@@ -1,7 +1,7 @@
-"""ModelShape: everything about a model that its config.json decides, read before any weight and without torch.
+"""ModelShape: everything that config.json decides about a model. It is read before any weight and without torch.
 
-`inspect`, the loader and the decoder all start from it, so an unsupported model is refused here and nowhere else.
-`models.costs` derives from it how much memory a model takes.
+`inspect`, the loader and the decoder all start from it, so unsupported models are refused here and nowhere else.
+`models.costs` computes from it how much memory a model takes.
 """
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ _MODEL_TYPE_TO_ARCHITECTURE = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RopeParameters:
-    """Rotary embedding. `factor` counts for linear and llama3, the three fields after it for llama3 alone."""
+    """Rotary embedding. `factor` applies to "linear" and "llama3", the three fields after it only to "llama3"."""
 
     theta: float = 10000.0
     kind: RopeKind = "default"
     factor: float = 1.0
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
-    original_max_position: int = 8192  # positions that the model was trained with before its context was stretched
+    original_max_position: int = 8192  # context length in training, before it was stretched
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape:
-    """Sizes and switches of a decoder-only model."""
+    """Sizes and options of a decoder-only model."""
 
     architecture: str
     num_layers: int
@@ -65,7 +65,7 @@ class ModelShape:
     max_position_embeddings: int
     rms_norm_eps: float
     rope: RopeParameters
-    layer_windows: tuple[int | None, ...]  # per layer: how many positions a token sees, itself included; None = all
+    layer_windows: tuple[int | None, ...]  # per layer: positions that a token sees, including itself; None: all
     qkv_bias: bool
     o_bias: bool
     mlp_bias: bool
@@ -76,12 +76,12 @@ class ModelShape:
 
     @property
     def sliding_window(self) -> int | None:
-        """The window of the layers that have one; None when every layer sees everything."""
+        """The window of the layers that have one; None if no layer has one."""
         return next((window for window in self.layer_windows if window is not None), None)
 
     @property
     def attention_span(self) -> int | None:
-        """Positions that a token sees in the layer that sees most; None when a layer sees all of them."""
+        """Positions that a token sees in the layer with the widest window; None if some layer sees all positions."""
         windows = [window for window in self.layer_windows if window is not None]
         return max(windows) if windows and len(windows) == len(self.layer_windows) else None
 
@@ -115,15 +115,18 @@ class ModelShape:
 
     @property
     def head_layers(self) -> float:
-        """The head's work in layers, by weights. Half of it counts: a prompt's tokens but the last need no head."""
+        """The work of the head, in layers, estimated by weights.
+
+        Counts only half: in a prompt, only the last token needs the head.
+        """
         return 0.5 * self.vocab_size * self.hidden_size / self.num_layer_parameters
 
     def weight_bytes(self, element_bytes: int) -> int:
-        """Bytes of all weights at `element_bytes` each."""
+        """Returns the bytes of all weights, at `element_bytes` each."""
         return self.num_parameters * element_bytes
 
     def kv_bytes_per_token(self, element_bytes: int) -> int:
-        """Bytes that one token takes in the KV cache, all layers together."""
+        """Returns the bytes that one token takes in the KV cache, in all layers together."""
         return (
             2  # key and value
             * self.num_layers
@@ -133,10 +136,10 @@ class ModelShape:
 
 
 def read_shape(folder: Path) -> ModelShape:
-    """The shape of the model in a Hugging Face folder, from config.json and generation_config.json alone.
+    """Returns the shape of the model in a Hugging Face folder. Reads only config.json and generation_config.json.
 
-    Raises ModelError when the folder has no usable config.json, or the model needs a feature that this engine lacks;
-    the message names it and lists the supported ones. Every size of a shape is within the numbers of `models.limits`.
+    Raises ModelError if the folder has no usable config.json, or the model needs something that the engine does not
+    support; the message names it and lists what works. Every size in the result is within `checkpoint.limits`.
     """
     with refuses_broken(folder / "config.json"):
         shape = _shape(folder, ConfigJson(path=folder / "config.json", values=read_json(folder / "config.json")))
@@ -160,7 +163,7 @@ def _shape(folder: Path, config: ConfigJson) -> ModelShape:
     if (activation := config.text("hidden_act", default="silu")) != "silu":
         raise ModelError(f"{config.path}: hidden_act {shown(activation)} is not supported; works: silu", "Unsupported")
 
-    # These are checked before anything is made of them: a shape holds a window for each layer.
+    # Check the sizes before using them: a shape stores one window per layer.
     num_layers = config.count("num_hidden_layers", at_most=MAX_LAYERS)
     vocab_size = config.count("vocab_size", at_most=MAX_VOCAB)
     hidden_size = config.count("hidden_size", at_most=MAX_SIZE)
@@ -192,7 +195,7 @@ def _shape(folder: Path, config: ConfigJson) -> ModelShape:
 
 
 def _heads(config: ConfigJson, architecture: str, hidden_size: int) -> tuple[int, int, int]:
-    """Query heads, key and value heads, and the size of one."""
+    """Returns the numbers of query heads and of key/value heads, and the size of a head."""
     num_heads = config.count("num_attention_heads", at_most=MAX_HEADS)
     num_kv_heads = config.count("num_key_value_heads", default=num_heads, at_most=MAX_HEADS)
     if num_heads % num_kv_heads != 0:
@@ -227,7 +230,9 @@ def _architecture(config: ConfigJson) -> str:
 
 
 def _rope(config: ConfigJson, max_position_embeddings: int) -> RopeParameters:
-    """transformers 5 writes rope_parameters {rope_theta, rope_type, ...}; 4 wrote rope_theta and rope_scaling."""
+    """Reads transformers 5's rope_parameters {rope_theta, rope_type, ...}, or transformers 4's rope_theta and
+    rope_scaling.
+    """
     scaling = config.mapping("rope_parameters") or config.mapping("rope_scaling")
     given_values = {field: value for field, value in scaling.items() if value is not None}
     rope = ConfigJson(path=config.path, values={"rope_theta": config.get("rope_theta"), **given_values})
@@ -266,7 +271,7 @@ def _rope(config: ConfigJson, max_position_embeddings: int) -> RopeParameters:
 def _layer_windows(config: ConfigJson, architecture: str, num_layers: int) -> tuple[int | None, ...]:
     if architecture == "LlamaForCausalLM":
         return (None,) * num_layers
-    # A file that leaves sliding_window out means transformers' default of 4096; null means none.
+    # If sliding_window is absent, transformers' default of 4096 applies; null means no window.
     window = config.count("sliding_window", default=4096) if config.get("sliding_window", 4096) is not None else None
     if architecture == "MistralForCausalLM":
         return (window,) * num_layers
@@ -305,7 +310,8 @@ def _eos_token_ids(folder: Path, config: ConfigJson, vocab_size: int) -> tuple[i
                 )
             if len(ids) > MAX_EOS_IDS:
                 raise ModelError(f"{holder.path}: eos_token_id lists {len(ids)} ids; works: up to {MAX_EOS_IDS}")
-            # Some fine-tunes name an id beyond their embedding, or -1 or null for none; the model never generates it.
+            # Some fine-tunes list an id beyond their embedding, or use -1 or null for none. The model never generates
+            # these.
             return tuple(token_id for token_id in ids if token_id is not None and 0 <= token_id < vocab_size)
     return ()
 

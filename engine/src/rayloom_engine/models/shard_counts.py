@@ -1,4 +1,4 @@
-"""Numbers of ranks that can share a layer of a model evenly. Pure."""
+"""Which numbers of ranks can share a layer of a model evenly. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from rayloom_engine.models.shape import ModelShape
 
 
 def check_shards(shape: ModelShape, num_shards: int) -> None:
-    """Raises ConfigError, with the numbers that work, when `num_shards` ranks cannot share a layer of the model."""
+    """Raises ConfigError, listing the numbers that work, if `num_shards` ranks cannot share a layer of the model."""
     choices = shard_counts(shape)
     if num_shards not in choices:
         raise ConfigError(
@@ -18,9 +18,10 @@ def check_shards(shape: ModelShape, num_shards: int) -> None:
 
 
 def shard_counts(shape: ModelShape) -> tuple[int, ...]:
-    """All numbers of ranks that can share a layer: each rank has as many query heads, which use whole key/value heads.
+    """Returns all numbers of ranks that can share a layer. Each rank gets the same number of query heads, and whole
+    key/value heads.
 
-    A multiple of the number of key/value heads works too: each of these heads is then on several ranks.
+    More ranks than key/value heads work too, if their number is a multiple: then each such head is on several ranks.
     """
     most = min(shape.num_heads, shape.intermediate_size, shape.vocab_size)
     return tuple(

@@ -1,4 +1,4 @@
-"""The memory of a step beside weights and KV cache."""
+"""The memory of a step, without weights and KV cache."""
 
 from __future__ import annotations
 
@@ -7,6 +7,6 @@ from rayloom_engine.models.shape import ModelShape
 
 
 def step_bytes(shape: ModelShape, num_shards: int, *, element_bytes: int, num_tokens: int, num_seqs: int) -> int:
-    """Bytes that a rank's largest step holds at once beside weights and KV cache, as `models.costs` gives them."""
+    """Returns the bytes that a rank's largest step takes, without weights and KV cache, as in `models.costs`."""
     token_elements = step_token_elements(shape, num_shards)
     return num_tokens * token_elements * element_bytes + num_seqs * step_sequence_bytes(shape)

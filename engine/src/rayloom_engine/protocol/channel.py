@@ -1,8 +1,8 @@
-"""Channel: a blocking connection for rank messages, and the handshake that opens it.
+"""Channel: a blocking connection for messages between core and rank, and the handshake that opens it.
 
-The sockets block because each end waits for one message at a time: a step costs one write and one read, without a
-thread switch. Between processes of one machine the messages go through shared memory; the connection remains, shows
-when the peer ends, and carries messages that do not fit the memory.
+The sockets block because each side waits for one message at a time: a step costs one write and one read, without a
+thread switch. Between processes of one machine the messages go through shared memory. The connection stays open: it
+shows when the peer dies, and carries messages that do not fit the memory.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from rayloom_engine.protocol.ranks import (
 from rayloom_engine.protocol.shared_memory import SharedMemory, make_memory, open_memory
 
 _HANDSHAKE_SECONDS = 5.0
-_FIRST_BYTE_SECONDS = 1.0  # a rank answers the challenge at once; a peer that is silent for so long is no rank
-# A host without power closes no connection: without these limits its peer would wait for ever.
+_FIRST_BYTE_SECONDS = 1.0  # a rank answers the challenge at once; a peer that is silent this long is no rank
+# A host that loses power closes no connections. Without these limits its peers would wait for ever.
 _TCP_LIMITS = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 20_000}
 
 _encoder = msgspec.msgpack.Encoder()
@@ -47,9 +47,9 @@ class ChannelClosed(ConnectionError):
 
 
 class Channel:
-    """Messages over a connected socket, or over memory beside it.
+    """Messages over a connected socket, or over shared memory next to it.
 
-    A thread may send while another receives without a time-out.
+    One thread may send while another receives, if the receiver uses no time-out.
     """
 
     def __init__(self, connection: socket.socket) -> None:
@@ -64,16 +64,18 @@ class Channel:
 
     @property
     def local_host(self) -> str:
-        """The address of this machine that reaches the peer."""
+        """This machine's address, as the peer reaches it."""
         return str(self._socket.getsockname()[0])
 
     def limit_sends(self, seconds: float) -> None:
-        """A send raises ChannelClosed when the peer reads nothing for so long: a stopped peer blocks no sender."""
+        """Lets a send raise ChannelClosed if the peer reads nothing for `seconds`, so that a stopped peer does not
+        block the sender.
+        """
         limit = struct.pack("ll", int(seconds), int(seconds % 1 * 1_000_000))
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
 
     def filenos(self) -> tuple[int, ...]:
-        """Descriptors to poll: one of them is readable when a message is there or the peer is gone."""
+        """Returns descriptors to poll. One of them becomes readable when a message arrives or the peer is gone."""
         connection = (self._socket.fileno(),)
         return connection if self._memory is None else (self._memory.fileno(), *connection)
 
@@ -83,7 +85,7 @@ class Channel:
 
     @property
     def has_ended(self) -> bool:
-        """True if the peer has closed the connection, as far as this machine knows; reads nothing."""
+        """True if the peer is known to have closed the connection. Reads nothing."""
         try:
             return self._socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
         except BlockingIOError:
@@ -92,11 +94,11 @@ class Channel:
             return True
 
     def send(self, message: Message) -> None:
-        """Sends one message. Raises ChannelClosed when the peer is gone."""
+        """Sends one message. Raises ChannelClosed if the peer is gone."""
         self.send_encoded(encode(message))
 
     def send_encoded(self, data: bytes) -> None:
-        """`send` for bytes of `encode`, so that a message to many peers is encoded once."""
+        """As `send`, for bytes that `encode` made: a message to many peers needs encoding only once."""
         try:
             if self._memory is None or not self._memory.send(data):
                 self._socket.sendall(data)
@@ -104,7 +106,7 @@ class Channel:
             raise ChannelClosed(str(error)) from error
 
     def receive(self, timeout_s: float | None = None, at_most: int = MAX_FRAME_BYTES) -> Message:
-        """The next message. Raises ChannelClosed when the peer is gone, TimeoutError after `timeout_s`."""
+        """Returns the next message. Raises ChannelClosed if the peer is gone, TimeoutError after `timeout_s`."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         try:
             frame = None if self._memory is None else self._memory.receive(timeout_s)
@@ -124,14 +126,14 @@ class Channel:
                     self._socket.settimeout(None)
 
     def expect(self, kind: type[M], timeout_s: float | None = None, at_most: int = MAX_FRAME_BYTES) -> M:
-        """`receive`, and ChannelClosed when the message is of another kind."""
+        """As `receive`, but raises ChannelClosed if the message is of another type than `kind`."""
         message = self.receive(timeout_s, at_most)
         if not isinstance(message, kind):
             raise ChannelClosed(f"expected {kind.__name__}, got {type(message).__name__}")
         return message
 
     def close(self) -> None:
-        with contextlib.suppress(OSError):  # not connected any more
+        with contextlib.suppress(OSError):  # already disconnected
             # shutdown wakes a thread that is blocked in a read of this socket; close alone does not.
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
@@ -139,7 +141,7 @@ class Channel:
             self._memory.close()
 
     def offer_memory(self) -> None:
-        """Moves the channel into shared memory, for the core's side; nothing with a peer on another machine.
+        """Moves the channel into shared memory, if the peer is on the same machine. Called on the core's side.
 
         Raises OSError.
         """
@@ -160,7 +162,10 @@ class Channel:
             memory.close()
 
     def take_memory(self, offer: MemoryOffer) -> None:
-        """Moves the channel into the offered memory if this process can open it. Raises ChannelClosed."""
+        """Moves the channel into the offered memory, if this process can open it. Raises ChannelClosed.
+
+        Called on the rank's side.
+        """
         memory = open_memory(offer, self._socket.fileno())
         self.send(MemoryOpened(memory is not None))
         self._memory = memory
@@ -170,7 +175,7 @@ class Channel:
         view = memoryview(data)
         while view:
             if deadline is not None:
-                # The deadline is for the whole message, not for each of its bytes.
+                # The deadline is for the whole message, not for each read.
                 self._socket.settimeout(max(0.001, deadline - time.monotonic()))
             num = self._socket.recv_into(view)
             if num == 0:
@@ -187,7 +192,10 @@ def encode(message: Message) -> bytes:
 def dial(
     address: str, token: str, greeting: Greeting, timeout_s: float = _HANDSHAKE_SECONDS
 ) -> tuple[Channel, Welcomed]:
-    """An accepted channel to the core at HOST:PORT, and its Welcomed. Fills in `greeting.proof`. Raises OSError."""
+    """Connects to the core at HOST:PORT. Returns the channel and the core's Welcomed. Sets `greeting.proof`.
+
+    Raises OSError.
+    """
     host, _, port = address.rpartition(":")
     channel = Channel(socket.create_connection((host.strip("[]"), int(port)), timeout=timeout_s))
     try:
@@ -208,7 +216,10 @@ def dial(
 
 
 def welcome(connection: socket.socket, token: str) -> tuple[Channel, Greeting]:
-    """The core's side of `dial`: the channel and a checked greeting. The caller then sends Welcomed. Raises OSError."""
+    """The core's side of `dial`. Returns the channel and the greeting, whose token is verified.
+
+    The caller then sends Welcomed. Raises OSError.
+    """
     channel = Channel(connection)
     nonce = secrets.token_hex(16)
     channel.send(Challenge(nonce))

@@ -1,8 +1,9 @@
-"""Splits long prompt_logprobs into parts between EngineCore and API server process, so that no frame is large.
+"""Splits long prompt_logprobs between core and front into several messages, so that no frame is large.
 
 A position with 20 alternatives takes about 345 bytes, and a prompt may have hundreds of thousands of positions. A part
-is a SequenceOutput with prompt_logprobs and no token; the SequenceOutput with the first token has the last part. Each
-part has its start position: after a restart of the EngineCore its parts replace those of the one before.
+is a SequenceOutput with prompt_logprobs and no token; the last part comes in the SequenceOutput with the first token.
+Each part has its start position, because a restarted core sends all parts again: they replace those that arrived
+before.
 """
 
 from __future__ import annotations
@@ -14,13 +15,15 @@ import msgspec
 from rayloom_engine.core.step import TokenLogprobs
 from rayloom_engine.protocol.messages import Outputs, SequenceOutput
 
-_PART_VALUES = 65_536  # log-probabilities in a frame, each of 17 bytes: about 1 MB
+_PART_VALUES = 65_536  # log-probabilities in one part, at 17 bytes each: about 1 MB
 
 
 def split_outputs(message: Outputs) -> Iterator[Outputs]:
-    """The messages to send in place of `message`, in order; `message` itself unless prompt_logprobs are long."""
+    """Yields the messages to send instead of `message`, in order: `message` itself, unless its prompt_logprobs are
+    long.
+    """
     if not any(output.prompt_logprobs for output in message.outputs):
-        yield message  # as in almost every step
+        yield message  # the case of almost every step
         return
     outputs = []
     for output in message.outputs:
@@ -46,13 +49,13 @@ def _parts(output: SequenceOutput) -> Iterator[SequenceOutput]:
 
 
 class LogprobParts:
-    """The parts received of the prompt_logprobs of one sequence."""
+    """Collects the parts of one sequence's prompt_logprobs."""
 
     def __init__(self) -> None:
         self._entries: list[TokenLogprobs] = []
 
     def take(self, output: SequenceOutput) -> SequenceOutput | None:
-        """The output with all of the prompt_logprobs; None for a part that is not the last."""
+        """Returns the output with all prompt_logprobs, or None while further parts are to come."""
         start = output.prompt_logprobs_start
         is_part = not output.token_ids and output.finish_reason is None
         if is_part or start:

@@ -1,10 +1,10 @@
 """Messages between API server processes ("fronts") and the EngineCore ("core"). Version 2.
 
-Each is msgpack with a 4-byte big-endian length before it. A front sends Hello (with the token) and gets Welcome, or the
-connection is closed. One Submit is one sequence; a request with n > 1 is n sequences, whose Submits cross in one
-SubmitChoices because they have the same prompt. When the connection ends because the core died, the front connects
-again and submits every unfinished sequence with the ids that it has received: a resume, in the same message. Sequence
-ids are random, so no two sequences of a server share one; a sequence keeps its id when it is submitted again.
+Each message is msgpack, preceded by its length as 4 big-endian bytes. A front sends Hello (with the token) and gets
+Welcome; otherwise the core closes the connection. A Submit is one sequence. A request with n > 1 is n sequences, and
+because these share a prompt, their Submits are sent in one SubmitChoices. When the core dies, the front reconnects and
+submits every unfinished sequence again, in the same messages, with the ids that it has received: a resume. Sequence ids
+are random, so they are unique on a server. A sequence keeps its id when it is submitted again.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ class Submit(msgspec.Struct, frozen=True, tag="submit", kw_only=True):
     sequence_id: str
     prompt_ids: tuple[int, ...]
     params: DecodingParams
-    generated_ids: tuple[int, ...] = ()  # received by the front; they stay as they are and count in max_tokens
+    generated_ids: tuple[int, ...] = ()  # ids that the front has received; they are kept, and count in max_tokens
     priority: int = 0  # lower runs first, as in vLLM
-    arrival: float = 0.0  # seconds since the Unix epoch at acceptance; order within a priority, also after a resume
-    fork_of: str | None = None  # sequence id with the same prompt whose KV blocks may be shared (n > 1)
-    is_resume: bool = False  # accepted before: never refused for a full queue
-    tenant: str = ""  # its share of slots and queue is used; empty unless the server has several API keys
+    arrival: float = 0.0  # Unix time when it was first accepted; decides the order within a priority
+    fork_of: str | None = None  # id of a sequence with the same prompt (n > 1), whose KV blocks may be shared
+    is_resume: bool = False  # the sequence was accepted before, so it is never refused for a full queue
+    tenant: str = ""  # whose share of slots and queue places it uses; empty unless the server has several API keys
     cache_key: bytes = b""  # only sequences with equal keys share cached prefixes; at most 64 bytes
 
 
 class SubmitChoices(msgspec.Struct, frozen=True, tag="submit_choices"):
-    """Several Submits with one prompt, which is sent once."""
+    """Several Submits with the same prompt, so that the prompt is sent once."""
 
     prompt_ids: tuple[int, ...]
-    submits: tuple[Submit, ...]  # without prompt_ids
+    submits: tuple[Submit, ...]  # their own prompt_ids are empty
 
     def with_prompt(self) -> list[Submit]:
-        """The Submits, each with the same tuple of prompt ids."""
+        """Returns the Submits, each with the same tuple of prompt ids."""
         return [msgspec.structs.replace(submit, prompt_ids=self.prompt_ids) for submit in self.submits]
 
 
@@ -62,16 +62,16 @@ class Outputs(msgspec.Struct, frozen=True, tag="outputs"):
 
 
 class Refused(msgspec.Struct, frozen=True, tag="refused", kw_only=True):
-    """A sequence that was not accepted; or an accepted one that cannot continue: `poison` or `corrupt`."""
+    """A sequence that was not accepted, or (`poison`, `corrupt`) an accepted one that cannot continue."""
 
     sequence_id: str
-    reason: str  # "queue_full" | "too_long" | "invalid" | "poison" (the engine dies of it) | "corrupt" (NaN logits)
+    reason: str  # "queue_full" | "too_long" | "invalid" | "poison" (crashes the engine) | "corrupt" (NaN logits)
     message: str
     retry_after_s: int = 1
 
 
 class PhaseProgress(msgspec.Struct, frozen=True, kw_only=True):
-    """Progress of one named phase of a start or a rebuild. `total` 0 = not countable."""
+    """Progress of one phase of a start or a rebuild. `total` 0: it cannot be counted."""
 
     name: str  # "resolve" | "convert" | "discover" | "reserve" | "start_ranks" | "import" | "load" | "warm_up" | ...
     seconds: float
@@ -82,7 +82,7 @@ class PhaseProgress(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ServedModel(msgspec.Struct, frozen=True, kw_only=True):
-    """Facts of the model that a front needs to accept requests; known once the engine is built."""
+    """What a front must know of the model before it can accept requests. Known once the engine is built."""
 
     path: str  # folder with config.json and tokenizer.json
     architecture: str
@@ -90,14 +90,14 @@ class ServedModel(msgspec.Struct, frozen=True, kw_only=True):
     vocab_size: int
     max_model_len: int
     eos_token_ids: tuple[int, ...]
-    dtype: str  # of the weights
-    compute_dtype: str  # of the arithmetic
+    dtype: str  # type of the weights
+    compute_dtype: str  # type of the arithmetic
     weight_bytes: int
     commit: str | None = None
 
 
 class RankReport(msgspec.Struct, frozen=True, kw_only=True):
-    """State of one rank, by its newest heartbeat."""
+    """State of one rank, from its newest heartbeat."""
 
     rank: int
     node: str  # the Kubernetes node, or the host's name
@@ -107,9 +107,9 @@ class RankReport(msgspec.Struct, frozen=True, kw_only=True):
     heartbeat_age_s: float
     step: int
     memory_bytes: int  # resident
-    advance: int = 0  # rises with every part of a layer since the epoch began
-    communication_s: float = 0.0  # time of waiting for other ranks since the process started
-    weight_bytes_read: int = 0  # from files, since the process started
+    advance: int = 0  # progress: parts of layers computed since the epoch began
+    communication_s: float = 0.0  # seconds spent waiting for other ranks since the process started
+    weight_bytes_read: int = 0  # bytes read from files since the process started
 
 
 class CoreStatus(msgspec.Struct, frozen=True, tag="status", kw_only=True):
@@ -119,16 +119,16 @@ class CoreStatus(msgspec.Struct, frozen=True, tag="status", kw_only=True):
     epoch: int
     executor: str  # "uni" | "mp" | "ray"
     step: int
-    last_token_age_s: float | None  # since a token last went through all ranks; None before the first
+    last_token_age_s: float | None  # seconds since a token last passed through all ranks; None before the first
     phases: tuple[PhaseProgress, ...]
     stats: SchedulerStats
     ranks: tuple[RankReport, ...]
     model: ServedModel | None = None
-    message: str = ""  # cause of the failure or recovery, or the KV sizing line
+    message: str = ""  # cause of the failure or recovery; else how the KV cache was sized
     lost: str = ""  # while recovering: the lost rank, as "rank N"
-    lost_node: str = ""  # and its node
-    heartbeat_age_s: float = 0.0  # since the core's main thread last ended a step or checked its inbox
-    last_work_age_s: float | None = None  # since the computing rank showed work; None while no step is computed
+    lost_node: str = ""  # node of the lost rank
+    heartbeat_age_s: float = 0.0  # seconds since the core's main thread ended a step or checked its inbox
+    last_work_age_s: float | None = None  # seconds since the computing rank last showed work; None: no step is computed
 
 
 FrontMessage = Hello | Submit | SubmitChoices | Abort

@@ -1,6 +1,7 @@
-"""Messages at the EngineCore's rank port: with workers ("ranks", two connections each) and with the launcher (one).
+"""Messages at the EngineCore's rank port: with the ranks (two connections each) and the launcher (one).
 
-Every connection opens with a challenge: the core sends a nonce, the peer a Greeting with a proof that it has the token.
+Every connection begins with a challenge: the core sends a nonce, and the peer answers with a Greeting that proves that
+it has the token.
 
 steps    the rank's main thread. It loads its weights and sends Loaded; then it carries out orders one by one: OpenStore
          (rank 0), Join, Allocate, and Run for ever. It answers each order; only the first rank of the last stage
@@ -32,34 +33,37 @@ class Greeting(msgspec.Struct, frozen=True, tag="greeting", kw_only=True):
     role: Role
     proof: str  # HMAC-SHA256 over nonce, role, rank and incarnation, with the engine's token as key
     rank: int = 0
-    incarnation: int = 0  # raised by the launcher with every start of this rank
+    incarnation: int = 0  # counts the starts of this rank; raised by the launcher
     pid: int = 0
     node: str = ""  # the Kubernetes node, or the host's name
     host: str = ""  # the host's name; in Kubernetes the pod's
-    num_oom_kills: int = 0  # processes that the kernel has killed on this host for want of memory
+    num_oom_kills: int = 0  # processes that the kernel's OOM killer has ended on this host
 
 
 class MemoryOffer(msgspec.Struct, frozen=True, tag="memory_offer"):
-    """On `steps`, to a rank on the core's host, before Welcomed: shared memory for all further messages.
+    """Sent on `steps` to a rank on the core's host, before Welcomed: offers shared memory for all further messages.
 
-    The rank uses it if it can open it.
+    The rank uses it if it can open it, and otherwise stays with the connection.
     """
 
-    pid: int  # of the core; the descriptors below are of that process
-    name: str  # drawn at random; the rank recognises the memory by it
+    pid: int  # process of the core, to which the descriptors below belong
+    name: str  # a random name, by which the rank verifies that the memory is the right one
     memory_fd: int
-    to_core_fd: int  # pipes
+    to_core_fd: int  # both are pipes
     to_rank_fd: int
 
 
 class MemoryOpened(msgspec.Struct, frozen=True, tag="memory_opened"):
-    """A rank's answer to MemoryOffer; with False all messages stay on the connection."""
+    """A rank's answer to MemoryOffer. If it could not open the memory, all messages stay on the connection."""
 
     is_open: bool
 
 
 class Welcomed(msgspec.Struct, frozen=True, tag="welcomed"):
-    """Accepts a connection, with the sizes of the first assembly: later ranks take these whatever memory is free."""
+    """Accepts a connection.
+
+    Has the sizes of the first assembly: ranks that join later use them, whatever memory they have free.
+    """
 
     num_kv_blocks: int | None = None
     max_model_len: int | None = None
@@ -69,13 +73,13 @@ class Welcomed(msgspec.Struct, frozen=True, tag="welcomed"):
 
 
 class OpenStore(msgspec.Struct, frozen=True, tag="open_store"):
-    """Order for rank 0: open a rendezvous store on a free port of the address that reaches the core."""
+    """Order for rank 0: open a rendezvous store on a free port of the address by which the rank reaches the core."""
 
     ticket: int
 
 
 class Join(msgspec.Struct, frozen=True, tag="join"):
-    """Leave the old process group, join the group that meets at this store."""
+    """Order: leave the old process group, and join the group whose members meet at this store."""
 
     ticket: int
     host: str
@@ -83,7 +87,7 @@ class Join(msgspec.Struct, frozen=True, tag="join"):
 
 
 class Allocate(msgspec.Struct, frozen=True, tag="allocate"):
-    """Forget every slot; take this many KV blocks; warm up together with the others."""
+    """Order: forget all slots, take this many KV blocks, and warm up together with the other ranks."""
 
     ticket: int
     epoch: int
@@ -99,7 +103,7 @@ class Run(msgspec.Struct, frozen=True, tag="run"):
 
 
 class Loaded(msgspec.Struct, frozen=True, tag="loaded", kw_only=True):
-    """The weights are in place. First message of every connection, also of a rank that loaded them before a loss."""
+    """The weights are in place. First message of every connection, even if the rank loaded them before a loss."""
 
     num_blocks: int  # KV blocks that the rank has memory for
     max_model_len: int
@@ -119,7 +123,7 @@ class StoreOpen(msgspec.Struct, frozen=True, tag="store_open"):
 
 
 class Done(msgspec.Struct, frozen=True, tag="done"):
-    """Answer to Join and Allocate."""
+    """Answers Join and Allocate."""
 
     ticket: int
 
@@ -130,9 +134,12 @@ class Computed(msgspec.Struct, frozen=True, tag="computed"):
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):
-    """The order could not be carried out. `kind`: config and model are for the user to fix, rank is worth a retry."""
+    """The order could not be carried out.
 
-    ticket: int  # 0 = the loading, which needs no order
+    `kind`: a user can fix "config" and "model"; after "rank" a retry may help.
+    """
+
+    ticket: int  # 0: the load failed, for which there is no order
     kind: Literal["config", "model", "rank"]
     message: str
 
@@ -141,14 +148,14 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
 
 
 class Beat(msgspec.Struct, frozen=True, tag="beat", kw_only=True):
-    phase: str  # a start-up phase, then "idle" or "step"
+    phase: str  # a phase of the start, then "idle" or "step"
     step: int  # steps computed since the process started
     memory_bytes: int  # resident
-    advance: int = 0  # rises with every part of a layer since the epoch began
-    waits: bool = False  # for a peer
-    communication_s: float = 0.0  # time of waiting for peers since the process started
-    cpu_s: float = 0.0  # CPU time of the thread that computes
-    done: int = 0  # of `total`, in `unit`; of a start-up phase
+    advance: int = 0  # progress: parts of layers computed since the epoch began
+    waits: bool = False  # True while the rank waits for a peer
+    communication_s: float = 0.0  # seconds spent waiting for peers since the process started
+    cpu_s: float = 0.0  # CPU time of the computing thread
+    done: int = 0  # progress of a start-up phase: units done of `total`
     total: int = 0
     unit: str = ""
 
@@ -164,10 +171,10 @@ class LaunchProgress(msgspec.Struct, frozen=True, tag="launch_phase"):
 
 
 class Fence(msgspec.Struct, frozen=True, tag="fence"):
-    """Make sure that this start of the rank is dead; start the rank again."""
+    """Order: make sure that the given start of the rank is dead, then start the rank again."""
 
     rank: int
-    incarnation: int | None  # None = the start that runs
+    incarnation: int | None  # the start to kill; None: whichever runs
 
 
 Message = (

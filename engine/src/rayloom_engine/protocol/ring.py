@@ -1,4 +1,4 @@
-"""Positions of messages in a ring of bytes. Pure: writer and reader of a ring do the same arithmetic."""
+"""Where messages lie in a ring of bytes. Pure: writer and reader compute the same positions independently."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ from collections import deque
 
 
 class Ring:
-    """Positions in [0, capacity). A message lies in one piece: a rest at the end that is too short is skipped."""
+    """Positions in [0, capacity). A message is never split: if the space before the end is too short, it is skipped."""
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
         self._next = 0
-        self._taken: deque[int] = deque()  # writer: bytes held by each message that may still be read, oldest first
+        self._taken: deque[int] = deque()  # writer: bytes of each message that may still be read, oldest first
         self._num_taken_bytes = 0
 
     def follow(self, size: int) -> int:
-        """Reader: the position of the next message, which has `size` bytes."""
+        """Reader: returns the position of the next message, which has `size` bytes."""
         begin = self._next if self._next + size <= self._capacity else 0
         self._next = begin + size
         return begin
 
     def place(self, size: int) -> int | None:
-        """Writer: the position for a message of `size` bytes; None when the ring may be full."""
+        """Writer: returns the position for a message of `size` bytes, or None if the ring may be full."""
         skipped = 0 if self._next + size <= self._capacity else self._capacity - self._next
         if self._num_taken_bytes + skipped + size > self._capacity:
             return None
@@ -30,10 +30,14 @@ class Ring:
         return self.follow(size)
 
     def pass_by(self) -> None:
-        """Writer: counts a message that is sent over the connection instead, without room in the ring."""
+        """Writer: counts a message that does not fit the ring and is sent over the connection instead."""
         self._taken.append(0)
 
     def free(self, num_unread: int) -> None:
-        """Writer: frees messages that were read. All but `num_unread` have been begun; the last of these is kept."""
+        """Writer: frees the space of messages that were read.
+
+        All but `num_unread` have at least been begun. The newest of these is kept, because the reader may not be done
+        with it.
+        """
         while len(self._taken) > num_unread + 1:
             self._num_taken_bytes -= self._taken.popleft()

@@ -1,9 +1,9 @@
-"""Frames between two processes of one machine, through shared memory beside their connection.
+"""Frames between two processes of one machine, through shared memory next to their connection.
 
-Each direction is a ring in a memory file and a pipe: the writer puts a frame into the ring, then its size into the
-pipe. The pipe has two properties that memory lacks. A reader can poll it together with sockets. And its lock orders
-memory on every processor: a reader that has read a size sees that frame whole, and a writer that sees a size taken
-knows that the frame before it was copied out. A futex in place of the pipe was measured and is slower from Python.
+Each direction is a ring in a memory file, and a pipe: the writer puts a frame into the ring, then its size into the
+pipe. The pipe does two things that memory cannot. A reader can poll it together with sockets. And its lock orders
+memory accesses on every processor: a reader that has read a size sees all of that frame, and a writer that sees a size
+taken knows that the frame before it was copied out. A futex instead of the pipe was measured and is slower from Python.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from rayloom_engine.protocol.ring import Ring
 from rayloom_engine.protocol.unnamed_files import make_memory_file, make_pipe, open_memory_file, open_pipe
 
 _RING_BYTES = 1024 * 1024  # larger frames go over the connection
-_SIZE = struct.Struct("=I")  # 0 = the frame is on the connection
+_SIZE = struct.Struct("=I")  # size 0: the frame is on the connection
 
 
 class SharedMemory:
-    """An end of a channel in memory. A thread may send while another receives.
+    """One side of such a connection. One thread may send while another receives.
 
-    Raises OSError or ValueError once an end is closed.
+    Raises OSError or ValueError once either side is closed.
     """
 
     def __init__(self, memory: FileIO, inbox: FileIO, outbox: FileIO, connection_fd: int, *, is_core: bool) -> None:
-        """`connection_fd` becomes readable when the peer ends; both pipes must be non-blocking."""
-        self._file = memory  # the peer opens it through this process
+        """`connection_fd` becomes readable when the peer dies. Both pipes must be non-blocking."""
+        self._file = memory  # kept open: the peer opens it through this process's /proc/PID/fd
         self._memory = mmap.mmap(memory.fileno(), 2 * _RING_BYTES)
         self._inbox = inbox
         self._outbox = outbox
@@ -44,11 +44,16 @@ class SharedMemory:
         self._poller.register(connection_fd, select.POLLIN)
 
     def fileno(self) -> int:
-        """A descriptor that is readable when a frame is in the memory or announced on the connection."""
+        """Returns a descriptor that is readable if a frame lies in the memory, or is announced as being on the
+        connection.
+        """
         return self._inbox.fileno()
 
     def send(self, frame: bytes) -> bool:
-        """Puts a frame into the ring. False without room: the peer then reads this frame from the connection."""
+        """Puts a frame into the ring.
+
+        Returns False if there is no room: then send it over the connection, where the peer will look.
+        """
         position = self._out_ring.place(len(frame))
         if position is None:
             (unread,) = _SIZE.unpack(fcntl.ioctl(self._outbox, termios.FIONREAD, bytes(_SIZE.size)))
@@ -60,16 +65,16 @@ class SharedMemory:
             begin = self._out_base + position
             self._memory[begin : begin + len(frame)] = frame
         if self._outbox.write(_SIZE.pack(0 if position is None else len(frame))) is None:
-            raise ConnectionError("the peer has stopped reading")  # the pipe holds thousands of sizes
+            raise ConnectionError("the peer has stopped reading")  # the pipe holds thousands of sizes, so it is full
         return position is not None
 
     def receive(self, timeout_s: float | None) -> bytes | None:
-        """The next frame; None when it is on the connection. Raises TimeoutError."""
+        """Returns the next frame, or None if it is on the connection. Raises TimeoutError."""
         size = self._inbox.read(_SIZE.size)
         if size is None:
             if not self._poller.poll(None if timeout_s is None else 1000 * timeout_s):
                 raise TimeoutError("nothing came")
-            # The pipe is read even when the connection woke the poll: frames sent before the peer ended come first.
+            # Read the pipe even if the connection woke the poll: frames that a dead peer has sent come first.
             size = self._inbox.read(_SIZE.size)
         if not size:
             raise ConnectionError("connection closed")
@@ -85,7 +90,7 @@ class SharedMemory:
 
 
 def make_memory(connection_fd: int) -> tuple[SharedMemory, MemoryOffer] | None:
-    """The core's end and the offer for the rank; None where the system has no such memory, or none left."""
+    """Returns the core's side and the offer for the rank. None if this system has no such memory, or none left."""
     try:
         file, name = make_memory_file(2 * _RING_BYTES)
         inbox = make_pipe("r", os.O_NONBLOCK)
@@ -97,7 +102,7 @@ def make_memory(connection_fd: int) -> tuple[SharedMemory, MemoryOffer] | None:
 
 
 def open_memory(offer: MemoryOffer, connection_fd: int) -> SharedMemory | None:
-    """The rank's end; None when the core is on another machine, in another container or another user's."""
+    """Returns the rank's side. None if the core runs on another machine, in another container or as another user."""
     try:
         file = open_memory_file(offer.pid, offer.memory_fd, offer.name)
         inbox = open_pipe(offer.pid, offer.to_rank_fd, "r", os.O_NONBLOCK)

@@ -1,7 +1,7 @@
-"""Memory files and pipes without a name: another process of this machine opens them through /proc/PID/fd.
+"""Memory files and pipes without a name: other processes of this machine open them through /proc/PID/fd.
 
-The kernel frees them when the processes end, also by SIGKILL. Opening requires the same user and a common process
-namespace; in another container, on another machine or without Linux it fails. All functions raise OSError.
+The kernel frees them when the processes end, even by SIGKILL. Opening works only with Linux, for the same user, in the
+same process namespace: not from another container or machine. All functions raise OSError.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from io import FileIO
 
 
 def make_memory_file(num_bytes: int) -> tuple[FileIO, str]:
-    """A file of zeros, and the random name by which other processes recognise it."""
+    """Returns a file of zeros, and the random name by which other processes recognise it."""
     if not hasattr(os, "memfd_create"):
         raise OSError("this system has no memory files")
     name = f"rayloom-{secrets.token_hex(16)}"
@@ -22,7 +22,10 @@ def make_memory_file(num_bytes: int) -> tuple[FileIO, str]:
 
 
 def open_memory_file(pid: int, fd: int, name: str) -> FileIO:
-    """The file of another process. A process with a file of this name made it, so its descriptors can be trusted."""
+    """Opens another process's file.
+
+    Only the process that made the file knows its name, so the descriptors in the same message are genuine.
+    """
     path = f"/proc/{pid}/fd/{fd}"
     if os.readlink(path) != f"/memfd:{name} (deleted)":
         raise OSError(f"process {pid} is not the one that made {name}")
@@ -30,12 +33,15 @@ def open_memory_file(pid: int, fd: int, name: str) -> FileIO:
 
 
 def make_pipe(mode: str, flags: int = 0) -> FileIO:
-    """This process's end of a new pipe, "r" or "w". Only the peer opens the other end, so each sees the other's end."""
+    """Returns this process's end of a new pipe, "r" or "w".
+
+    Only the peer opens the other end, so each notices the other's death.
+    """
     ends = os.pipe2(os.O_CLOEXEC | flags)
     os.close(ends[mode == "r"])
     return FileIO(ends[mode == "w"], mode)
 
 
 def open_pipe(pid: int, fd: int, mode: str, flags: int = 0) -> FileIO:
-    """The other end of a peer's pipe."""
+    """Opens the other end of a peer's pipe."""
     return FileIO(os.open(f"/proc/{pid}/fd/{fd}", (os.O_WRONLY if mode == "w" else os.O_RDONLY) | flags), mode)

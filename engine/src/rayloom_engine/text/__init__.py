@@ -1,1 +1,1 @@
-"""Text before and after the model: tokenizer, chat templates, incremental text and stop strings. No HTTP, no torch."""
+"""From text to tokens and back: tokenizer, chat templates, incremental decoding, stop strings. No HTTP, no torch."""

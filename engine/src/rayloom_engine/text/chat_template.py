@@ -1,7 +1,7 @@
-"""ChatTemplate: the model's own Jinja template, rendered as in transformers, in a sandbox and within limits.
+"""ChatTemplate: the model's own Jinja template. Renders as transformers does, but in a sandbox and within limits.
 
-A template comes with the model's files, so the process must not trust it: `template_sandbox` limits its computing time
-and its output. The limits catch accidents and known attacks; a model of a malicious author should not be served at all.
+A template comes with the model's files, so it is not trusted: `template_sandbox` limits its computing time and its
+output. The limits stop accidents and known attacks. Still, do not serve a model of a malicious author.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from rayloom_engine.text.messages import plain_messages
 from rayloom_engine.text.template_sandbox import Budget, TemplateSandbox, TemplateTooSlow, spending
 from rayloom_engine.text.tokenizer import read_settings
 
-MAX_RANGE_ITEMS = 100_000  # in all ranges of one rendering together
-MAX_ADDED_CHARS = 1_000_000  # a template may add so many characters to the messages' own text
-RENDERINGS_AS_SLOW = 100  # of a template that was slow once; one rendering in a hundred may thus delay the streams
-MAX_CPU_S = 2.0  # a thousand times the time of known models' templates for a long conversation
+MAX_RANGE_ITEMS = 100_000  # total length of all ranges in one rendering
+MAX_ADDED_CHARS = 1_000_000  # a prompt may have this many characters more than the messages' own text
+RENDERINGS_AS_SLOW = 100  # renderings in a thread after a slow one, so at most one in a hundred delays the streams
+MAX_CPU_S = 2.0  # a thousand times what known models' templates take for a long conversation
 
-# Exceptions of a template's code for a message of an unexpected shape.
+# Exceptions that a template's code may raise for a message of an unexpected form.
 _TEMPLATE_ERRORS = (
     jinja2.TemplateError,
     TypeError,
@@ -42,7 +42,7 @@ _TEMPLATE_ERRORS = (
 
 
 class ChatTemplate:
-    """A compiled template. Safe to use from several threads."""
+    """A compiled template. Safe for use from several threads."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class ChatTemplate:
         special_tokens: Mapping[str, str],
         clock: Callable[[], datetime.datetime] = datetime.datetime.now,
     ) -> None:
-        """`special_tokens`: bos_token, eos_token, ... -> text. Raises ModelError when `source` is not a template."""
+        """`special_tokens`: bos_token, eos_token, ... -> text. Raises ModelError if `source` is not a template."""
         environment = TemplateSandbox(
             trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
         )
@@ -66,9 +66,10 @@ class ChatTemplate:
 
     @classmethod
     def load(cls, folder: Path, special_tokens: Mapping[str, str]) -> ChatTemplate | None:
-        """The template of a model folder: chat_template.jinja, else tokenizer_config.json; None without one.
+        """Returns the template of a model folder, from chat_template.jinja, else from tokenizer_config.json. None if it
+        has none.
 
-        Raises ModelError for a template that cannot be used.
+        Raises ModelError if the template cannot be used.
         """
         path = folder / "chat_template.jinja"
         if path.exists():
@@ -77,7 +78,7 @@ class ChatTemplate:
             except (OSError, UnicodeDecodeError) as error:
                 raise ModelError(f"{path} cannot be read as UTF-8 text: {error}") from error
         source = read_settings(folder).get("chat_template")
-        if isinstance(source, list):  # several templates with names
+        if isinstance(source, list):  # several named templates
             source = _named(source, folder).get("default")
         if source is None:
             return None
@@ -90,18 +91,18 @@ class ChatTemplate:
 
     @property
     def is_slow(self) -> bool:
-        """True if the template should be rendered in a thread, where no stream waits for it."""
+        """True if the template should be rendered in a thread, so that streams do not wait for it."""
         return self._num_slow_left > 0
 
     def was_slow(self) -> None:
-        """Makes the template slow for the next RENDERINGS_AS_SLOW renderings, not for ever.
+        """Records a slow rendering: the next RENDERINGS_AS_SLOW renderings run in a thread.
 
-        A single odd conversation says little about others.
+        Not all later ones, because one odd conversation says little about others.
         """
         self._num_slow_left = RENDERINGS_AS_SLOW
 
     def was_rendered_apart(self) -> None:
-        """Counts a rendering in a thread."""
+        """Counts a rendering that ran in a thread."""
         self._num_slow_left = max(0, self._num_slow_left - 1)
 
     def render(
@@ -113,10 +114,10 @@ class ChatTemplate:
         extra: Mapping[str, Any] | None = None,
         cpu_s: float = MAX_CPU_S,
     ) -> str:
-        """The prompt for `messages`. `extra` (chat_template_kwargs): further variables of the template.
+        """Returns the prompt for `messages`. `extra` (chat_template_kwargs): further variables for the template.
 
-        With continue_final_message the prompt ends inside the last message. Raises RequestError for messages that the
-        template refuses, and TemplateTooSlow when it computes for more than `cpu_s`, if that is less than MAX_CPU_S.
+        With continue_final_message the prompt ends inside the last message. Raises RequestError if the template refuses
+        the messages or computes for MAX_CPU_S. Raises TemplateTooSlow after `cpu_s`, if that is less.
         """
         plain = plain_messages(messages)
         if continue_final_message and add_generation_prompt:
@@ -151,7 +152,7 @@ class ChatTemplate:
 
 
 class _RangeBudget:
-    """`range` for one rendering. Nested loops share its budget, so a template cannot loop for ever."""
+    """Replaces `range` in one rendering. All loops share its budget, so nested loops cannot run for ever."""
 
     def __init__(self) -> None:
         self._left = MAX_RANGE_ITEMS
@@ -165,7 +166,7 @@ class _RangeBudget:
 
 
 class _Generation(jinja2.ext.Extension):
-    """`{% generation %}`, the mark of an assistant's answer for training: its body is rendered as it is."""
+    """`{% generation %}` marks an assistant's answer for training. Here its body is rendered unchanged."""
 
     tags = {"generation"}  # noqa: RUF012 - declared by jinja as an instance's attribute
 
@@ -191,7 +192,7 @@ def _cut_after_final_message(prompt: str, content: str) -> str:
             "continue_final_message needs a last message whose text the chat template keeps", "continue_final_message"
         )
     end = start + len(final)
-    # Blanks at the message's end stay if the template kept them.
+    # Keep the blanks at the message's end if the template kept them.
     kept = content[content.rfind(final) + len(final) :]
     return prompt[: end + len(kept)] if prompt.startswith(kept, end) else prompt[:end]
 
@@ -207,5 +208,5 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    # Jinja's own tojson escapes HTML, which would change the prompt.
+    # Not Jinja's own tojson, which escapes HTML and so would change the prompt.
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)

@@ -1,7 +1,7 @@
-"""Detokenizer: token ids to text as they arrive, never half a character.
+"""Detokenizer: turns token ids into text as they arrive, never with half a character.
 
-Byte-level vocabularies (GPT-2, Llama 3, Qwen, SmolLM) map each token to bytes, so an incremental UTF-8 decoder is exact
-and costs the same for every token. For other vocabularies (SentencePiece) the text of a token depends on its
+Byte-level vocabularies (GPT-2, Llama 3, Qwen, SmolLM) map each token to bytes, so an incremental UTF-8 decoder is
+exact, at a constant cost per token. For other vocabularies (SentencePiece) the text of a token depends on its
 neighbours, so a short window of the last tokens is decoded again with each new one.
 """
 
@@ -13,30 +13,30 @@ from typing import Protocol
 
 from rayloom_engine.text.tokenizer import REPLACEMENT, Tokenizer
 
-MAX_HELD_TOKENS = 8  # a UTF-8 character has at most 4 bytes; more held tokens are invalid bytes, not half a character
+MAX_HELD_TOKENS = 8  # a UTF-8 character has at most 4 bytes, so more held tokens are invalid bytes
 
 
 class Detokenizer(Protocol):
-    """State of one text. A new detokenizer that is fed the same ids has the same state."""
+    """The state of decoding one text. A new detokenizer that gets the same ids reaches the same state."""
 
     def add(self, token_id: int) -> str:
-        """The characters that `token_id` completes."""
+        """Returns the characters that `token_id` completes."""
 
     def finish(self) -> str:
-        """The rest of the text: U+FFFD for held bytes that are no whole character."""
+        """Returns the rest of the text: U+FFFD for held bytes that form no whole character."""
 
 
 def make_detokenizer(
     tokenizer: Tokenizer, prompt_ids: Sequence[int] = (), *, skip_special_tokens: bool = True
 ) -> Detokenizer:
-    """A detokenizer for the text that follows `prompt_ids` (only their last few matter)."""
+    """Returns a detokenizer for the text after `prompt_ids`, of which only the last few matter."""
     if tokenizer.is_byte_level:
         return ByteDetokenizer(tokenizer, skip_special_tokens)
     return WindowDetokenizer(tokenizer, prompt_ids, skip_special_tokens)
 
 
 class ByteDetokenizer:
-    """Decodes byte-level vocabularies. All pieces together equal Tokenizer.decode of all ids."""
+    """Decodes byte-level vocabularies. All pieces joined equal Tokenizer.decode of all ids."""
 
     def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool) -> None:
         self._tokenizer = tokenizer
@@ -53,7 +53,8 @@ class ByteDetokenizer:
 
 
 class WindowDetokenizer:
-    """Decodes all other vocabularies: a window of the last tokens, of whose text it returns the new part.
+    """Decodes all other vocabularies. Decodes a window of the last tokens, and returns the part of its text that is
+    new.
 
     window  [start, read) was returned already, [read, end) is held back
     """
@@ -61,7 +62,8 @@ class WindowDetokenizer:
     def __init__(self, tokenizer: Tokenizer, prompt_ids: Sequence[int], skip_special_tokens: bool) -> None:
         self._tokenizer = tokenizer
         self._skip_special_tokens = skip_special_tokens
-        # A decoder strips the blank of a text's first word, so the window begins with the prompt's last tokens.
+        # A SentencePiece decoder strips the blank before a text's first word, so let the window begin with the prompt's
+        # last tokens.
         self._window = list(prompt_ids[-5:])
         self._num_read = len(self._window)
         self._read_text = self._decode(self._window)
@@ -80,7 +82,7 @@ class WindowDetokenizer:
 
     def _advance(self, text: str) -> str:
         piece = text[len(self._read_text) :]
-        # The held tokens become the context of the next ones.
+        # The tokens just decoded become the context of the next ones.
         self._window = self._window[self._num_read :] or self._window
         self._num_read = len(self._window)
         self._read_text = self._decode(self._window)

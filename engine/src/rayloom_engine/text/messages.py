@@ -1,4 +1,4 @@
-"""Converts a user's chat messages to messages for a chat template: plain objects with plain text."""
+"""Converts the chat messages of a request into messages for a chat template: plain objects with plain text."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _MAY_BE_EMPTY = ("assistant", "function")
 
 
 def plain_messages(messages: object) -> list[dict[str, Any]]:
-    """Messages with a role and a string as content; other keys are passed on to the template.
+    """Returns messages with a role and a string as content. Other keys are passed on to the template.
 
-    Content parts of type text are joined; "developer" is OpenAI's newer word for "system", and an assistant's refusal
-    is its content. The template decides whether the model knows a role. Raises RequestError naming the message and
-    field at fault.
+    Joins content parts of type text. Replaces the role "developer", OpenAI's newer word, by "system". An assistant's
+    refusal becomes its content. Whether the model knows a role is left to the template. Raises RequestError that names
+    the wrong message and field.
     """
     if isinstance(messages, str | bytes) or not isinstance(messages, Sequence):
         raise RequestError("messages must be a list of messages", "messages")

@@ -1,4 +1,4 @@
-"""OutputDecoder: one sequence's tokens to text, stop strings applied; for the HTTP front and the Python API."""
+"""OutputDecoder: turns one sequence's tokens into text and applies stop strings. Used by the front and by `LLM`."""
 
 from __future__ import annotations
 
@@ -14,17 +14,20 @@ from rayloom_engine.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextDelta:
-    """The text of new tokens. It can be empty (half a character, a possible stop string, a special token)."""
+    """The text of new tokens.
+
+    It may be empty: half a character, the possible start of a stop string, a special token.
+    """
 
     text: str
     token_ids: tuple[int, ...]
-    logprobs: tuple[TokenLogprobs, ...]  # one per token id when asked for
+    logprobs: tuple[TokenLogprobs, ...]  # one per token id, if requested
     finish_reason: str | None = None  # "stop" | "length"
-    stop_reason: str | int | None = None  # the stop string or stop id; None for EOS
+    stop_reason: str | int | None = None  # the stop string or stop token id; None for EOS
 
 
 class OutputDecoder:
-    """State of one sequence's text. Tokens after a stop string are left out, as if they were never generated."""
+    """The decoding state of one sequence. Drops tokens after a stop string, as if they had not been generated."""
 
     def __init__(
         self,
@@ -34,7 +37,7 @@ class OutputDecoder:
         prompt_ids: Sequence[int] = (),
         stops: StopAutomaton | None = None,
     ) -> None:
-        """`stops`: the automaton of `params.stop_strings`, when several sequences share it."""
+        """`stops`: the automaton of `params.stop_strings`, if several sequences share one."""
         self._params = params
         self._eos_token_ids = frozenset(eos_token_ids)
         self._detokenizer = make_detokenizer(tokenizer, prompt_ids, skip_special_tokens=params.skip_special_tokens)
@@ -52,12 +55,13 @@ class OutputDecoder:
         finish_reason: str | None = None,
         stop_token_id: int | None = None,
     ) -> TextDelta:
-        """The delta of newly generated tokens. `stop_token_id`: the last of them, if it ended the sequence.
+        """Returns the delta for newly generated tokens. `stop_token_id`: the last of them, if it ended the sequence.
 
-        When a stop string sets the delta's finish_reason, the sequence still runs in the engine and must be aborted.
+        If a stop string sets the delta's finish_reason, the engine still computes the sequence: abort it.
         """
         if self._params.max_tokens == 0:
-            # The engine samples a token after every prompt; with max_tokens 0 it is not a part of the answer.
+            # The engine always samples a token after the prompt. With max_tokens 0 this token is not part of the
+            # answer.
             self.finish_reason = "length" if finish_reason is not None else None
             return TextDelta(text="", token_ids=(), logprobs=(), finish_reason=self.finish_reason)
         text = ""
@@ -66,7 +70,7 @@ class OutputDecoder:
             is_stop_token = stop_token_id is not None and position == len(token_ids) - 1
             if is_stop_token and not self._params.include_stop_str_in_output:
                 continue
-            may_stop = self.num_tokens > self._params.min_tokens  # as EOS: never among the first min_tokens
+            may_stop = self.num_tokens > self._params.min_tokens  # as for EOS, not among the first min_tokens
             text += self._stops.add(self._detokenizer.add(token_id), may_stop=may_stop)
             if self._stops.found is not None:
                 self.finish_reason = "stop"

@@ -1,6 +1,6 @@
-"""Finds stop strings in a text that arrives in pieces, also across the borders of pieces.
+"""Finds stop strings in a text that arrives in pieces, even where one spans several pieces.
 
-StopAutomaton is made once for a request; StopStrings holds the state of one of its sequences.
+StopAutomaton is made once per request. StopStrings holds the state of one of its sequences.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from collections.abc import Sequence
 
 
 class StopAutomaton:
-    """The automaton of Aho and Corasick for some strings (doi.org/10.1145/360825.360855). Immutable once made.
+    """The Aho-Corasick automaton for some strings (doi.org/10.1145/360825.360855). Immutable once made.
 
-    A state is the longest prefix of a string that the text ends with; state 0 is the empty prefix. `depth` of a state:
-    its number of characters; `found`: the longest string that ends there, if any.
+    A state stands for the longest suffix of the text that is a prefix of one of the strings; state 0 is the empty
+    suffix. `depth` of a state: its number of characters. `found`: the longest of the strings that ends there, if any.
     """
 
     def __init__(self, strings: Sequence[str]) -> None:
@@ -30,7 +30,7 @@ class StopAutomaton:
         return len(self.depth) == 1
 
     def step(self, state: int, char: str) -> int:
-        """The state after one more character."""
+        """Returns the state after one more character."""
         while char not in self._next[state]:
             if state == 0:
                 return 0
@@ -38,7 +38,7 @@ class StopAutomaton:
         return self._next[state][char]
 
     def open(self, state: int) -> int:
-        """`state`, or its longest suffix that can still grow into a string; 0 without one."""
+        """Returns `state`, or else its longest suffix that can still grow into a string; 0 if there is none."""
         while state and not self._next[state]:
             state = self._fallback[state]
         return state
@@ -56,7 +56,10 @@ class StopAutomaton:
         self.found[state] = string
 
     def _link(self) -> None:
-        """Sets the fallback of each state: one step after the fallback of its predecessor, the shorter states first."""
+        """Sets each state's fallback: where the state's last character leads from the fallback of its predecessor.
+
+        Shorter states come first.
+        """
         states = deque(self._next[0].values())
         while states:
             state = states.popleft()
@@ -68,10 +71,11 @@ class StopAutomaton:
 
 
 class StopStrings:
-    """Lets text through, and holds back text that may be the start of a stop string.
+    """Passes text through, but holds back text that may be the start of a stop string.
 
-    Each character costs the same, however many stop strings there are and however long the text is. The result depends
-    on the text alone, not on its pieces: the stop string that ends first wins, and of several the longest.
+    The cost per character does not depend on the number of stop strings or the length of the text. The result does not
+    depend on how the text is cut into pieces: the stop string that ends first wins; of those that end together, the
+    longest.
     """
 
     def __init__(self, automaton: StopAutomaton, *, include_in_output: bool = False) -> None:
@@ -82,7 +86,10 @@ class StopStrings:
         self.found: str | None = None  # the stop string that ended the text
 
     def add(self, piece: str, *, may_stop: bool = True) -> str:
-        """The text that is now certain. With `may_stop` False (min_tokens) a stop string ending in `piece` is text."""
+        """Returns the text that is certain by now.
+
+        With `may_stop` False (min_tokens), a stop string that ends in `piece` counts as text.
+        """
         if self.found is not None:
             return ""
         automaton = self._automaton
@@ -103,6 +110,6 @@ class StopStrings:
         return text[: len(text) - num_held]
 
     def finish(self) -> str:
-        """The text that is still held back, at the end of the text."""
+        """Returns the text that is still held back. Call it at the end of the text."""
         held, self._held = self._held, ""
         return held

@@ -1,7 +1,7 @@
-"""The size of a template operation's result, before it is computed. Pure functions.
+"""Estimates the size of a template operation's result before it is computed. Pure functions.
 
-Python makes a text of 2 GB in one uninterruptible step, so such steps are refused by their arguments. The result of an
-operation that is not named here is at most a small multiple of its arguments.
+Python builds a text of 2 GB in one uninterruptible step, so such steps are refused by looking at their arguments. An
+operation that is not listed here has a result of at most a small multiple of its arguments.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ from typing import Any
 
 from jinja2.exceptions import SecurityError
 
-MAX_WIDTH = 10_000  # of a field, a line or a group
-MAX_INDENT = 16  # of JSON, for each level of each line
-MAX_DIGITS = 100  # of a rounded number
+MAX_WIDTH = 10_000  # limit for the width of a field or line, and for the size of a group
+MAX_INDENT = 16  # most characters of an indentation or a separator
+MAX_DIGITS = 100  # most digits of a rounded number
 
 _WIDE_FIELD = re.compile(r"\d{5,}")
-_GIVEN_FIELD = re.compile(r"%[^a-zA-Z%]*\*|:[^{}]*\{")  # its width is an argument
+_GIVEN_FIELD = re.compile(r"%[^a-zA-Z%]*\*|:[^{}]*\{")  # a field whose width is given by an argument
 
 Growth = Callable[[tuple[Any, ...], Mapping[str, Any]], int]
 
 
 def weight(value: object, most: int) -> int:
-    """Characters of `value` written out, roughly; any number above `most` once that is certain.
+    """Returns roughly the number of characters of `value` written out. Stops counting once it is above `most`.
 
-    A list may hold one long text many times, which takes no memory until it is written.
+    A list may contain one long text many times, which takes memory only when it is written out.
     """
     total = 0
     left = [value]
@@ -46,16 +46,17 @@ def weight(value: object, most: int) -> int:
 
 
 def growth(name: str, values: tuple[Any, ...], named: Mapping[str, Any]) -> int:
-    """Characters that the filter or method `name` adds to its arguments. Raises SecurityError for refused arguments.
+    """Returns the number of characters that the filter or method `name` adds to its arguments. Raises SecurityError if
+    it must not be used with these arguments.
 
-    `values[0]` is the value that the filter or method is applied to.
+    `values[0]` is the value to which it is applied.
     """
     known = _GROWTH.get(name)
     return 0 if known is None else known(values, named)
 
 
 def check_percent(text: str | bytes, value: object) -> None:
-    """Raises SecurityError when `text % value` has fields that are wider than any prompt needs."""
+    """Raises SecurityError if `text % value` has fields wider than any prompt needs."""
     if isinstance(text, bytes):
         text = text.decode("latin-1")
     if _WIDE_FIELD.search(text) or (_GIVEN_FIELD.search(text) and _widest(value) > MAX_WIDTH):
@@ -91,7 +92,7 @@ def _replaced(values: tuple[Any, ...], named: Mapping[str, Any]) -> int:
     if not isinstance(text, str | bytes):
         text = str(text)
     if not isinstance(old, type(text)) or not isinstance(new, str | bytes):
-        return 0  # an error of its own
+        return 0  # the call itself will raise its own error
     found: int = text.count(old)
     return found * len(new)
 

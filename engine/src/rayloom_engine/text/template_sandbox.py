@@ -1,6 +1,6 @@
-"""TemplateSandbox: Jinja's sandbox with a budget of time and of text for each rendering.
+"""TemplateSandbox: Jinja's sandbox, with a limit on time and on text for each rendering.
 
-Jinja's sandbox keeps a template from Python's internals, but lets it loop for ever and fill the memory. Here each
+Jinja's sandbox keeps a template away from Python's internals, but lets it loop for ever and fill the memory. Here each
 iteration of a loop, each call and each filter checks the time, and no value may be larger than the allowed output.
 """
 
@@ -23,10 +23,10 @@ from rayloom_engine.text.template_growth import check_percent, growth, weight
 
 MAX_INTEGER_BITS = 10_000
 MAX_REPEATED = 1_000_000  # length of a string or list that `*` may build
-CHARS_AT_LOAD = 1_000_000  # for expressions that Jinja computes while it compiles
-_SPENDS_PER_CLOCK = 8  # reading the clock costs more than an iteration
+CHARS_AT_LOAD = 1_000_000  # limit for constant expressions, which Jinja computes when it compiles
+_SPENDS_PER_CLOCK = 8  # calls of `spend` per look at the clock, which costs more than an iteration
 
-# Filters whose result has no more characters than their input, so that it needs no counting.
+# Filters whose result has no more characters than their input, so it need not be counted.
 _STRUCTURAL = frozenset(
     (
         "abs",
@@ -60,11 +60,11 @@ _LEFT_OUT = ("urlize", "xmlattr")  # filters for web pages
 
 
 class TemplateTooSlow(SecurityError):
-    """The rendering has used up its time."""
+    """The rendering has used up its CPU time."""
 
 
 class Budget:
-    """Limits of one rendering: `cpu_s` of its thread's CPU time, and `max_chars` for any value."""
+    """Limits of one rendering: `cpu_s` seconds of its thread's CPU time, and `max_chars` characters in any value."""
 
     def __init__(self, cpu_s: float, max_chars: int) -> None:
         self.max_chars = max_chars
@@ -73,24 +73,24 @@ class Budget:
         self._num_spends = 0
 
     def spend(self) -> None:
-        """Raises TemplateTooSlow when the time is over. Called for each iteration of a loop, each call and filter."""
+        """Raises TemplateTooSlow if the time is used up. Called for each loop iteration, call and filter."""
         self._num_spends += 1
         if self._num_spends % _SPENDS_PER_CLOCK == 0 and time.thread_time() - self._started_s > self._cpu_s:
             raise TemplateTooSlow(f"it has computed for more than {self._cpu_s:g} s")
 
     def check_chars(self, num_chars: int) -> None:
-        """Raises SecurityError for a value of too many characters."""
+        """Raises SecurityError for a value with too many characters."""
         if num_chars > self.max_chars:
             raise SecurityError(f"it makes a value of more than {self.max_chars} characters")
 
     def checked(self, value: Any) -> Any:
-        """Returns `value`, the result of a call or filter. Raises SecurityError when it is too large."""
+        """Returns `value`, the result of a call or filter. Raises SecurityError if it is too large."""
         if isinstance(value, str | bytes | list | tuple | dict):
             self.check_chars(len(value))
         return value
 
     def weigh(self, value: object) -> int:
-        """Characters of `value` written out. Raises SecurityError when they are too many."""
+        """Returns the number of characters of `value` written out. Raises SecurityError if there are too many."""
         num_chars = weight(value, self.max_chars)
         self.check_chars(num_chars)
         return num_chars
@@ -101,7 +101,7 @@ _budget: ContextVar[Budget | None] = ContextVar("budget", default=None)
 
 @contextlib.contextmanager
 def spending(budget: Budget) -> Iterator[None]:
-    """Renderings in the block use `budget`."""
+    """Makes renderings in the `with` block use `budget`."""
     token = _budget.set(budget)
     try:
         yield
@@ -114,7 +114,7 @@ def _current() -> Budget:
 
 
 class TemplateSandbox(ImmutableSandboxedEnvironment):
-    """Templates of this environment must be rendered within `spending(...)`."""
+    """Render templates of this environment within `with spending(...)`."""
 
     intercepted_binops = frozenset(["*", "**", "+", "%"])
 
@@ -127,7 +127,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
             self.add_filter(name, function)
 
     def add_filter(self, name: str, function: Callable[..., Any]) -> None:
-        """Makes `function` a filter within the budget."""
+        """Adds `function` as a filter that keeps to the budget."""
         self.filters[name] = _bounded_filter(name, function)
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> jinja2.nodes.Template:
@@ -136,11 +136,14 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
 
     @property
     def spent(self) -> None:
-        """Read at the start of each iteration and macro: an attribute, because a call would cost five times as much."""
+        """Spends from the budget. Read at the start of each iteration and macro.
+
+        An attribute, because a call would cost five times as much.
+        """
         _current().spend()
 
     def joined(self, *values: Any) -> str:
-        """The operator `~`."""
+        """Implements the operator `~`."""
         budget = _current()
         budget.weigh(values)
         return "".join(map(str, values))
@@ -152,7 +155,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         if isinstance(owner, str | bytes | int):
             name = obj.__name__
             if name == "join" and isinstance(owner, str | bytes) and args and not isinstance(args[0], str):
-                args = (list(args[0]), *args[1:])  # an iterator can be counted only once
+                args = (list(args[0]), *args[1:])  # turn an iterator into a list: counting would use it up
                 budget.check_chars(budget.weigh(args[0]) + len(args[0]) * len(owner))
             budget.check_chars(growth(name, (owner, *args), named))
         return budget.checked(super().call(context, obj, *args, **named))
@@ -195,7 +198,7 @@ def _check_product(operator: str, left: Any, right: Any) -> None:
 
 
 def _bounded_filter(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    # Jinja passes some filters its context or environment before the value.
+    # Jinja passes some filters its context or environment as the first argument, before the value.
     first = 1 if hasattr(function, "jinja_pass_arg") else 0
 
     @functools.wraps(function)
@@ -206,7 +209,7 @@ def _bounded_filter(name: str, function: Callable[..., Any]) -> Callable[..., An
             args = (*args[:first], list(args[first]), *args[first + 1 :])
         values = args[first:]
         if len(values) == 1 and not named and isinstance(values[0], str):
-            num_chars = len(values[0])  # a text that was checked before, or given
+            num_chars = len(values[0])  # a given text, or one that was checked before
         elif name not in _STRUCTURAL:
             num_chars = budget.weigh((values, named))
             if name == "join":
@@ -219,14 +222,14 @@ def _bounded_filter(name: str, function: Callable[..., Any]) -> Callable[..., An
 
 
 def _written(value: Any) -> Any:
-    """Checks the value of `{{ value }}`."""
+    """Checks the value that `{{ value }}` writes."""
     if not isinstance(value, str):
         _current().weigh(value)
     return value
 
 
 class _Instrumented(NodeTransformer):
-    """Inserts a spend into each loop and macro, and replaces `~` by a call that counts its result."""
+    """Inserts a read of `spent` into each loop and macro, and replaces `~` by a call of `joined`."""
 
     def __init__(self, environment: TemplateSandbox) -> None:
         self._environment = environment

@@ -1,4 +1,7 @@
-"""Tokenizer: text to token ids and back, with the `tokenizers` library alone (transformers takes seconds to import)."""
+"""Tokenizer: turns text into token ids and back.
+
+Uses only the `tokenizers` library: transformers takes seconds to import.
+"""
 
 from __future__ import annotations
 
@@ -14,16 +17,16 @@ import tokenizers.decoders
 from rayloom_engine.errors import ModelError, RequestError, shown, word
 
 SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-DECODED_ALONE = 1024  # more tokens are decoded without the interpreter lock
-REPLACEMENT = "\ufffd"  # a decoder writes it for bytes that are not (yet) UTF-8
+DECODED_ALONE = 1024  # above this many tokens, decoding releases the interpreter lock
+REPLACEMENT = "\ufffd"  # what a decoder writes for bytes that are not (yet) UTF-8
 
 
 class Tokenizer:
-    """A model's tokenizer. Safe to use from several threads; encoding releases the interpreter lock."""
+    """A model's tokenizer. Safe for use from several threads; encoding releases the interpreter lock."""
 
     def __init__(self, backend: tokenizers.Tokenizer, settings: dict[str, Any]) -> None:
-        """`settings`: content of tokenizer_config.json. Raises ModelError for a special token that is no text."""
-        # The file may have the truncation and padding of a training run; a server must see every token.
+        """`settings`: the content of tokenizer_config.json. Raises ModelError if a special token is not a text."""
+        # The file may contain the truncation and padding of a training run, but a server needs every token.
         backend.no_truncation()
         backend.no_padding()
         self.backend = backend
@@ -31,7 +34,7 @@ class Tokenizer:
         self.special_tokens = {name: _token_text(name, settings[name]) for name in SPECIAL_NAMES if settings.get(name)}
         vocabulary = backend.get_vocab(with_added_tokens=True)
         self.vocab_size = len(vocabulary)
-        self.max_token_chars = max(map(len, vocabulary), default=1)  # most characters in the text of a token
+        self.max_token_chars = max(map(len, vocabulary), default=1)  # characters in the longest token
         self.is_byte_level = isinstance(backend.decoder, tokenizers.decoders.ByteLevel)
         self._special_ids = frozenset(
             token_id for token_id, token in backend.get_added_tokens_decoder().items() if token.special
@@ -40,7 +43,7 @@ class Tokenizer:
 
     @classmethod
     def load(cls, folder: Path) -> Tokenizer:
-        """The tokenizer in a model folder. Raises ModelError when tokenizer.json is missing or broken."""
+        """Returns the tokenizer in a model folder. Raises ModelError if tokenizer.json is missing or broken."""
         path = folder / "tokenizer.json"
         if not path.is_file():
             raise ModelError(f"{folder} has no tokenizer.json; put the model's tokenizer.json there")
@@ -48,7 +51,7 @@ class Tokenizer:
             backend = tokenizers.Tokenizer.from_str(path.read_text(encoding="utf-8"))
             backend.no_truncation()
             backend.no_padding()
-            # With contradicting parts the library panics at the first text, so it gets one here.
+            # If parts of the file contradict each other, the library panics at the first text, so try one here.
             backend.encode_batch(["a"], add_special_tokens=True)
         except BaseException as error:  # the library raises bare Exception, or PanicException, which is no Exception
             if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
@@ -57,9 +60,12 @@ class Tokenizer:
         return cls(backend, read_settings(folder))
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """The ids of `text`. `add_special_tokens` adds the model's tokens around a plain text (often a BOS)."""
+        """Returns the ids of `text`.
+
+        `add_special_tokens` also adds the tokens that the model expects around a plain text (often a BOS).
+        """
         try:
-            # As a batch of one: the library's `encode` would hold the interpreter lock while it works.
+            # A batch of one, because the library's `encode` holds the interpreter lock while it works.
             ids: list[int] = self.backend.encode_batch([text], add_special_tokens=add_special_tokens)[0].ids
         except TypeError as error:
             raise RequestError("the text has half of a surrogate pair, which is not a character; remove it") from error
@@ -68,14 +74,14 @@ class Tokenizer:
         return ids
 
     def document_start(self) -> list[int]:
-        """The token at the start of a document, as a list; empty when the vocabulary has none."""
+        """Returns the token that starts a document, as a list; empty if the vocabulary has none."""
         names = ("<|endoftext|>", self.special_tokens.get("bos_token"), self.special_tokens.get("eos_token"))
         ids = (self.backend.token_to_id(name) for name in names if name is not None)
         return next(([token_id] for token_id in ids if token_id is not None), [])
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """The text of `ids`. Bytes that are not UTF-8 become U+FFFD; ids outside the vocabulary are left out."""
-        # As a batch of one for many tokens, as in `encode`; for a few tokens that would take longer.
+        """Returns the text of `ids`. Bytes that are not UTF-8 become U+FFFD. Ids outside the vocabulary are skipped."""
+        # A batch of one if there are many tokens, for the reason in `encode`. For a few tokens that would be slower.
         if len(ids) > DECODED_ALONE:
             return str(self.backend.decode_batch([list(ids)], skip_special_tokens=skip_special_tokens)[0])
         text: str = self.backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
@@ -85,17 +91,17 @@ class Tokenizer:
         return token_id in self._special_ids
 
     def token(self, token_id: int) -> str | None:
-        """The vocabulary's own spelling of an id, such as "Ġthe"; None outside the vocabulary."""
+        """Returns the vocabulary's own spelling of an id, such as "Ġthe"; None for an id outside the vocabulary."""
         token: str | None = self.backend.id_to_token(token_id)
         return token
 
     def token_text(self, token_id: int) -> str:
-        """The text of one token alone, special tokens included; half a character shows as U+FFFD."""
+        """Returns the text of a single token, special or not. Half a character becomes U+FFFD."""
         return self.token_bytes(token_id).decode("utf-8", "replace")
 
     @functools.lru_cache(maxsize=65536)  # noqa: B019 - one tokenizer lives as long as its process
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes that one token adds to a text."""
+        """Returns the bytes that a token adds to a text."""
         token = self.token(token_id)
         if token is None:
             return b""
@@ -103,12 +109,12 @@ class Tokenizer:
             return byte_level_bytes(token)
         if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
             return bytes.fromhex(token[3:5])
-        if token.startswith("\u2581"):  # SentencePiece's blank, which decoding strips at the start of a text
+        if token.startswith("\u2581"):  # SentencePiece's blank: decoding strips it at the start of a text
             return (" " + self.decode([token_id], skip_special_tokens=False).removeprefix(" ")).encode()
         return self.decode([token_id], skip_special_tokens=False).encode()
 
     def _missing_bos_id(self) -> int | None:
-        # Older Llama folders have add_bos_token in the settings and no BOS in tokenizer.json.
+        # Older Llama folders set add_bos_token, but their tokenizer.json does not add a BOS.
         bos = self.special_tokens.get("bos_token")
         if self.settings.get("add_bos_token") is not True or bos is None:
             return None
@@ -117,7 +123,10 @@ class Tokenizer:
 
 
 def read_settings(folder: Path) -> dict[str, Any]:
-    """tokenizer_config.json of a folder; empty when there is none. Raises ModelError when it is broken."""
+    """Returns the content of a folder's tokenizer_config.json; empty if there is none.
+
+    Raises ModelError if it is broken.
+    """
     path = folder / "tokenizer_config.json"
     try:
         if not path.exists():
@@ -131,7 +140,10 @@ def read_settings(folder: Path) -> dict[str, Any]:
 
 
 def byte_level_bytes(token: str) -> bytes:
-    """The bytes of a byte-level token; an added token with other characters is its own text."""
+    """Returns the bytes of a byte-level token.
+
+    A token with other characters was added to the vocabulary, and is its own text.
+    """
     try:
         return bytes(_CHAR_TO_BYTE[char] for char in token)
     except KeyError:
@@ -139,7 +151,7 @@ def byte_level_bytes(token: str) -> bytes:
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """GPT-2's byte alphabet: printable bytes are themselves, the other 68 are U+0100 and on, in order."""
+    """GPT-2's byte alphabet: printable bytes stand for themselves, the other 68 are U+0100 and up, in order."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(0x100 + rank): byte for rank, byte in enumerate(others)}
@@ -149,7 +161,7 @@ _CHAR_TO_BYTE = _byte_alphabet()
 
 
 def _token_text(name: str, token: object) -> str:
-    # Settings hold a token as a string, or as an object with its content.
+    # A token in the settings is a string, or an object with the string as `content`.
     text = token.get("content") if isinstance(token, dict) else token
     if not isinstance(text, str):
         raise ModelError(

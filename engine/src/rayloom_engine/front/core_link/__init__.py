@@ -1,1 +1,1 @@
-"""The connection to the EngineCore, and the memory of unfinished sequences that survives its death."""
+"""The connection to the core. It remembers unfinished sequences, so they survive the core's death."""

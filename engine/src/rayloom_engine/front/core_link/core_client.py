@@ -1,8 +1,10 @@
-"""CoreClient: the front's connection to the EngineCore ("core"), and the memory that makes the core's death harmless.
+"""CoreClient: the front's connection to the EngineCore ("core"). It keeps what is needed to continue after the core's
+death.
 
-It keeps every unfinished sequence (prompt ids, ids received, parameters). When the connection ends it connects again,
-for ever, and submits all of them as resumed sequences. Sampling is a pure function of (logits, seed, position), so they
-continue with the same tokens in float32; a replay sums in another order, so logits agree up to rounding.
+It remembers every unfinished sequence: prompt ids, received ids, parameters. When the connection ends, it reconnects
+(it never gives up) and submits these sequences again as resumed ones. Sampling is a pure function of (logits, seed,
+position), so in float32 they continue with the same tokens. A replay adds numbers in another order, so its logits
+differ by rounding.
 """
 
 from __future__ import annotations
@@ -36,9 +38,9 @@ from rayloom_engine.protocol.messages import (
 from rayloom_engine.sampling_params import ContextTooLong
 
 BACKOFF_MIN_S = 0.02
-BACKOFF_MAX_S = 0.25  # a core restarts within seconds; a longer wait would only add to the pause that clients see
+BACKOFF_MAX_S = 0.25  # a core restarts within seconds; a longer wait would lengthen the pause in clients' streams
 
-# msgspec raises these for a value that does not fit the format, such as an integer of more than 64 bits.
+# msgspec raises these for a value that the wire format cannot hold, such as an integer of more than 64 bits.
 _ENCODING_ERRORS = (OverflowError, TypeError, ValueError, msgspec.MsgspecError)
 
 logger = logging.getLogger(__name__)
@@ -46,7 +48,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class CoreAddress:
-    """The EngineCore's socket and the credentials of a front at it."""
+    """The address of the core's socket, and the credentials that the front sends there."""
 
     address: str  # unix:PATH or tcp:HOST:PORT
     token: str = field(repr=False)
@@ -55,32 +57,32 @@ class CoreAddress:
 
 @dataclass(slots=True, kw_only=True)
 class ClientSequence:
-    """An unfinished sequence, with the token ids that have been received of it."""
+    """An unfinished sequence and the token ids received so far."""
 
     sequence_id: str
     request_id: str
-    lane: int  # its number within the request
+    lane: int  # index of the sequence within its request
     mailbox: Mailbox
     prompt_ids: tuple[int, ...]
     params: DecodingParams
     priority: int
     arrival: float  # Unix time of acceptance
     fork_of: str | None = None
-    tenant: str = ""  # its share of slots and queue is used
+    tenant: str = ""  # the tenant whose share of slots and queue places the sequence uses
     cache_key: bytes = b""  # only sequences with equal keys share cached prefixes
-    is_accepted: bool = False  # its client has a 200: a full queue can no longer refuse it
+    is_accepted: bool = False  # the client has its 200, so the core must not refuse the sequence for a full queue
     generated_ids: list[int] = field(default_factory=list)
     logprob_parts: LogprobParts = field(default_factory=LogprobParts)
 
 
 class ProtocolError(Exception):
-    """The peer is not a core that this front can talk to."""
+    """The process at the core's address does not speak this protocol."""
 
 
 class CoreClient:
-    """Sends sequences to the EngineCore and its outputs to mailboxes. For one event loop.
+    """Sends sequences to the core and puts its outputs into mailboxes. For one event loop.
 
-    The callbacks are called after the client's own state was set.
+    Callbacks run after the client's own state is up to date.
     """
 
     def __init__(
@@ -91,7 +93,7 @@ class CoreClient:
         on_change: Callable[[], None],
         on_recovery: Callable[[RecoveryRecord], None],
     ) -> None:
-        """`on_change` is called when a connection has begun or ended."""
+        """`on_change` is called whenever the connection is made or lost."""
         self._address = core.address
         self._hello = Hello(token=core.token, front_id=core.front_id)
         self._on_status = on_status
@@ -100,15 +102,15 @@ class CoreClient:
         self._writer: asyncio.StreamWriter | None = None
         self._sequences: dict[str, ClientSequence] = {}  # sequence id -> unfinished sequence, in order of arrival
         self._was_serving = False
-        self.status: CoreStatus | None = None  # the last one of any connection
+        self.status: CoreStatus | None = None  # the latest from any connection, perhaps of a core that is gone
         self._status_at_s = 0.0
         self.is_connected = False
-        self.is_core_serving = False  # by the last status of the present connection
+        self.is_core_serving = False  # according to the latest status on the current connection
         self.recoveries = RecoveryLog()
 
     @property
     def status_age_s(self) -> float:
-        """Seconds since `status` arrived. Ages in it are that much older by now: a core that hangs sends no status."""
+        """Seconds since `status` arrived. Add them to the ages in `status`: a core that hangs sends no newer one."""
         return time.monotonic() - self._status_at_s
 
     def unfinished(self) -> Iterable[ClientSequence]:
@@ -116,13 +118,13 @@ class CoreClient:
         return self._sequences.values()
 
     def num_silent(self, tenant: str | None = None) -> int:
-        """Number of sequences without an output so far, of one tenant or of all."""
+        """Returns the number of sequences without an output so far: those of `tenant`, or (None) of all tenants."""
         return sum(
             not sequence.generated_ids and tenant in (None, sequence.tenant) for sequence in self._sequences.values()
         )
 
     async def run(self) -> None:
-        """Connects, serves the connection, and connects again when it ends, until cancelled."""
+        """Connects, handles messages, and reconnects when the connection ends. Runs until it is cancelled."""
         backoff_s = BACKOFF_MIN_S
         last_problem = ""
         while True:
@@ -136,19 +138,21 @@ class CoreClient:
                     backoff_s = BACKOFF_MIN_S
                     last_problem = ""
                 elif problem != last_problem:
-                    # Each problem is logged once, not once for each attempt.
+                    # Log a problem once, not at every attempt.
                     logger.info("waiting for the core at %s: %s", self._address, problem)
                     last_problem = problem
             await asyncio.sleep(backoff_s)
             backoff_s = min(backoff_s * 2, BACKOFF_MAX_S)
 
     def submit(self, sequences: Sequence[ClientSequence]) -> None:
-        """Submits sequences to the core, now or as soon as it is connected. Their mailboxes get outputs or a failure.
+        """Submits sequences to the core, now or as soon as it is connected. Each mailbox then gets outputs or a
+        failure.
 
-        Raises RequestError, and keeps none of them, when one cannot be encoded.
+        Raises RequestError if one of them cannot be encoded; none is submitted then.
         """
         for sequence in sequences:
-            # While no core serves, only the front can refuse a sequence, and it has accepted these.
+            # While no core serves, the front's own check is the acceptance: a core that starts later must not refuse
+            # these.
             sequence.is_accepted = not self.is_core_serving
         data = b"".join(_encoded(choices) for choices in _by_prompt(sequences))
         for sequence in sequences:
@@ -157,7 +161,7 @@ class CoreClient:
             self._send(data)
 
     def abort(self, sequence_id: str) -> None:
-        """Forgets a sequence and has the core free it. Does nothing when it is finished or unknown."""
+        """Forgets a sequence and asks the core to free it. Does nothing if the sequence is finished or unknown."""
         if self._sequences.pop(sequence_id, None) is not None and self.is_connected:
             self._send(frame(Abort(sequence_id)))
 
@@ -192,7 +196,8 @@ class CoreClient:
         return await asyncio.open_connection(host, int(port))
 
     def _connected(self, welcome: Welcome) -> None:
-        # The list is made before the callback: a sequence that the callback submits must reach the core once.
+        # Copy the list before the callback: sequences that the callback submits are already sent, and must not be sent
+        # twice.
         before = list(self._sequences.values())
         self.is_connected = True
         self._on_change()
@@ -205,12 +210,12 @@ class CoreClient:
             logger.info("submitted %d unfinished sequences again", len(unfinished))
 
     def _submit_again(self, sequences: Sequence[ClientSequence]) -> None:
-        """Submits accepted sequences, which the core does not refuse for a full queue."""
+        """Submits sequences again, marked as accepted, so that the core does not refuse them for a full queue."""
         for choices in _by_prompt(sequences):
             for sequence in choices:
                 sequence.is_accepted = True
             try:
-                # A fork's parent may be finished and so unknown to the core.
+                # The leader of a fork may be finished, and then the core does not know it.
                 self._send(_encoded(choices, known=self._sequences))
             except RequestError as error:
                 for sequence in choices:
@@ -236,7 +241,7 @@ class CoreClient:
                 self._status_at_s = time.monotonic()
                 self.is_core_serving = message.state == "serving"
                 if message.state == "recovering" and self.recoveries.open is None:
-                    # The core is connected and keeps its sequences; a rank is lost.
+                    # The core itself is connected and keeps its sequences, so it is a rank that is lost.
                     lost = (message.message, message.lost, message.lost_node)
                     self.recoveries.begin(*lost, at=time.time(), now_s=time.monotonic())
                     self.recoveries.replayed(len({sequence.request_id for sequence in self._sequences.values()}))
@@ -258,7 +263,7 @@ class CoreClient:
                 continue  # aborted meanwhile
             whole = sequence.logprob_parts.take(output)
             if whole is None:
-                continue  # the client gets all parts with the first token
+                continue  # a part of the prompt's logprobs; the client gets all parts with the first token
             sequence.generated_ids.extend(whole.token_ids)
             if whole.finish_reason is not None:
                 del self._sequences[whole.sequence_id]
@@ -269,7 +274,7 @@ class CoreClient:
         if sequence is None:
             return  # aborted meanwhile
         if message.reason == "queue_full" and sequence.is_accepted:
-            self._submit_again([sequence])  # it was submitted before its client got a 200
+            self._submit_again([sequence])  # the sequence was submitted before its client got the 200
             return
         del self._sequences[message.sequence_id]
         sequence.mailbox.fail(_refusal(message))
@@ -291,12 +296,12 @@ class CoreClient:
 
     def _send(self, data: bytes) -> None:
         assert self._writer is not None
-        # No drain: the buffer is bounded by the accepted requests, and a dead peer ends the read loop.
+        # Do not await drain(): accepted requests bound the buffer, and a dead peer ends the read loop.
         self._writer.write(data)
 
 
 def _by_prompt(sequences: Iterable[ClientSequence]) -> list[list[ClientSequence]]:
-    """Groups of neighbours with the same prompt: the choices of a request."""
+    """Groups neighbouring sequences that have the same prompt: these are the choices of one request."""
     groups: list[list[ClientSequence]] = []
     for sequence in sequences:
         if groups and groups[-1][0].prompt_ids is sequence.prompt_ids:
@@ -307,9 +312,9 @@ def _by_prompt(sequences: Iterable[ClientSequence]) -> list[list[ClientSequence]
 
 
 def _encoded(choices: list[ClientSequence], known: Collection[str] | None = None) -> bytes:
-    """The message with the Submits of `choices`, which have one prompt. Raises RequestError.
+    """Encodes `choices`, which share a prompt, as one message. Raises RequestError.
 
-    `fork_of` is left out unless `known` (None = all) has it.
+    `known`: sequence ids that `fork_of` may name; it is left out for any other id. None allows every id.
     """
     submits = [
         Submit(

@@ -1,4 +1,4 @@
-"""RecoveryLog: losses of the EngineCore, a rank or a front, and the time until tokens could flow again."""
+"""RecoveryLog: losses of the EngineCore, a rank or a front, and how long each kept tokens from flowing."""
 
 from __future__ import annotations
 
@@ -7,40 +7,40 @@ from dataclasses import dataclass
 
 from rayloom_engine.protocol.messages import PhaseProgress
 
-KEPT = 100  # records in /status
+KEPT = 100  # records that /status shows
 
 
 @dataclass(slots=True, kw_only=True)
 class RecoveryRecord:
     cause: str
-    process: str
+    process: str  # what was lost: "core", "front" or "rank N"
     node: str
     at: float  # Unix time
-    started_s: float  # monotonic
-    seconds: float | None = None  # None while it lasts
+    started_s: float  # time.monotonic
+    seconds: float | None = None  # None until the recovery has ended
     replayed_requests: int = 0
-    phases: tuple[PhaseProgress, ...] = ()  # of the rebuild, once it has ended
+    phases: tuple[PhaseProgress, ...] = ()  # phases of the rebuild, known once it has ended
 
     def end(self, now_s: float, phases: tuple[PhaseProgress, ...] = ()) -> None:
-        """Tokens can flow again."""
+        """Marks the recovery as ended: tokens can flow again."""
         self.seconds = now_s - self.started_s
         self.phases = phases
 
 
 class RecoveryLog:
-    """The last recoveries; at most one of the core or its ranks is open."""
+    """The latest recoveries. At most one recovery of the core or its ranks is open at a time."""
 
     def __init__(self) -> None:
         self.recoveries: deque[RecoveryRecord] = deque(maxlen=KEPT)
         self.open: RecoveryRecord | None = None
 
     def begin(self, cause: str, process: str, node: str, *, at: float, now_s: float) -> None:
-        """Records a loss. A further loss before tokens flow again belongs to the same recovery."""
+        """Starts a recovery, unless one is open: a further loss before tokens flow again belongs to the open one."""
         if self.open is None:
             self.open = self.add(cause, process, node, at=at, now_s=now_s)
 
     def add(self, cause: str, process: str, node: str, *, at: float, now_s: float) -> RecoveryRecord:
-        """Records a loss that does not concern the core; the caller ends it."""
+        """Records a loss without opening a recovery, for example of a front. The caller ends the record."""
         recovery = RecoveryRecord(cause=cause, process=process, node=node, at=at, started_s=now_s)
         self.recoveries.append(recovery)
         return recovery
@@ -50,7 +50,10 @@ class RecoveryLog:
             self.open.replayed_requests = max(self.open.replayed_requests, num_requests)
 
     def end(self, now_s: float, phases: tuple[PhaseProgress, ...] = ()) -> RecoveryRecord | None:
-        """Ends the open recovery, after these phases: tokens can flow again. Returns it; None when none was open."""
+        """Ends the open recovery, since tokens can flow again, and returns it. Returns None if none is open.
+
+        `phases`: the phases of the rebuild.
+        """
         ended, self.open = self.open, None
         if ended is not None:
             ended.end(now_s, phases)

@@ -1,4 +1,4 @@
-"""Mailbox: the EngineCore's outputs for one HTTP request, until its handler takes them all at once."""
+"""Mailbox: collects the core's outputs for one HTTP request, until the request's handler takes all of them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Mailbox:
 
     @property
     def failure(self) -> Exception | None:
-        """The error that ended the request, also while earlier outputs wait to be taken."""
+        """The error that ended the request. It is set at once, even if earlier outputs are still to be taken."""
         return self._failure
 
     def put(self, lane: int, output: SequenceOutput) -> None:
@@ -25,18 +25,20 @@ class Mailbox:
         self._wake()
 
     def fail(self, error: Exception) -> None:
-        """Ends the request with `error`, after all earlier outputs. The first failure stays."""
+        """Ends the request: the reader gets all earlier outputs, then `error`. Only the first call has an effect."""
         if self._failure is None:
             self._failure = error
         self._wake()
 
     async def take(self, timeout_s: float) -> list[tuple[int, SequenceOutput]]:
-        """All (lane, output) since the last call; waits for the first one, at most `timeout_s`, then empty.
+        """Returns all (lane, output) pairs since the last call. Waits for the first one; returns an empty list after
+        `timeout_s`.
 
-        Raises the failure once all earlier outputs are taken.
+        Raises the request's failure once all earlier outputs are taken.
         """
         if not self._items and self._failure is None:
-            # A bare future and a timer: this runs for every token, and asyncio.wait_for costs several times as much.
+            # A bare future and a timer, because this runs for every token and asyncio.wait_for costs several times as
+            # much.
             loop = asyncio.get_running_loop()
             self._waiter = loop.create_future()
             timer = loop.call_later(timeout_s, self._wake)

@@ -1,1 +1,1 @@
-"""The sequences of an HTTP request, from admission to the last delta, for every API."""
+"""The sequences of one HTTP request, from admission to the last delta. Independent of the API that received it."""

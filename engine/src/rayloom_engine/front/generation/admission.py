@@ -1,4 +1,6 @@
-"""Admission: limits of one request's choices and log-probabilities, and room in the queue while the core is away."""
+"""Admission: limits on the choices and log-probabilities of a request, and a queue limit that also works while the core
+is away.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +12,12 @@ from rayloom_engine.errors import QueueFull, RequestError
 from rayloom_engine.front.core_link.core_client import CoreClient
 from rayloom_engine.sampling_params import SamplingParams
 
-MAX_PROMPT_LOGPROBS = 6_000_000  # in one answer: 20 alternatives for 262,144 tokens, about 400 MB of JSON
+MAX_PROMPT_LOGPROBS = 6_000_000  # in one answer: 262,144 tokens with 20 alternatives each, about 400 MB of JSON
 
 
 def check_num_choices(config: EngineConfig, num_choices: int, tenant: str) -> None:
-    """Raises RequestError when a request's prompts times n are more than can ever be queued."""
-    # A tenant may have half of a shared queue, rounded up.
+    """Raises RequestError if the request has more choices (prompts x n) than the queue could ever hold."""
+    # When tenants share the queue, each may have half of it, rounded up.
     most = -(-config.max_queued_requests // 2) if tenant else config.max_queued_requests
     if num_choices > most:
         of_one_key = " of one API key" if tenant else ""
@@ -28,13 +30,13 @@ def check_num_choices(config: EngineConfig, num_choices: int, tenant: str) -> No
 def check_room(config: EngineConfig, client: CoreClient, num_choices: int, tenant: str) -> None:
     """Raises QueueFull when too many sequences wait for their first token.
 
-    The EngineCore refuses by its own count; this check also holds while it is away.
+    The core refuses by its own count. This check works without it, so it also holds while the core restarts.
     """
     num_silent = client.num_silent()
     if num_silent + num_choices > config.max_queued_requests + config.max_num_seqs:
         raise QueueFull(f"the queue is full: {num_silent} sequences wait for their first token; try again soon", 1)
     num_own = client.num_silent(tenant)
-    num_others = num_choices - 1  # each choice counts before the next one
+    num_others = num_choices - 1  # choices are checked one by one; check the last, which has all the others before it
     if tenant and not has_room(
         num_own + num_others, num_silent + num_others, config.max_num_seqs, config.max_queued_requests
     ):
@@ -46,7 +48,7 @@ def check_room(config: EngineConfig, client: CoreClient, num_choices: int, tenan
 
 
 def check_num_prompt_logprobs(prompts: Sequence[tuple[int, ...]], params: SamplingParams) -> None:
-    """Raises RequestError when the answer would have more than MAX_PROMPT_LOGPROBS of the prompts' tokens."""
+    """Raises RequestError if the answer would hold more than MAX_PROMPT_LOGPROBS log-probabilities of prompt tokens."""
     if params.prompt_logprobs is None:
         return
     num_tokens = sum(map(len, prompts))

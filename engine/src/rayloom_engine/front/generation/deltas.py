@@ -1,4 +1,4 @@
-"""ChoiceDelta and ChoiceResult: the new part of a choice, and a whole choice."""
+"""ChoiceDelta and ChoiceResult: the part of a choice that is new since the last delta, and a whole choice."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from rayloom_engine.text.output_decoder import TextDelta
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChoiceDelta:
-    """The new part of one choice."""
+    """The part of one choice that is new since its last delta."""
 
     index: int
     text: TextDelta
     is_first: bool
-    prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # with the first delta; the first prompt token has none
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # only in the first delta; the prompt's first token has none
 
 
 @dataclass(slots=True, kw_only=True)
 class ChoiceResult:
-    """A whole choice."""
+    """One choice from start to end."""
 
     index: int
     text: str = ""

@@ -1,6 +1,7 @@
-"""Generation: one HTTP request's sequences, from submission to the last delta.
+"""Generation: the sequences of one HTTP request, from submission to the last delta.
 
-Choices are prompt-major: choice index = prompt index x n + choice of that prompt. It equals the mailbox lane.
+Choices are ordered by prompt: choice index = prompt index x n + number of the choice among those of its prompt. The
+index is also the lane in the mailbox.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ from rayloom_engine.sampling_params import SamplingParams
 from rayloom_engine.text.output_decoder import OutputDecoder
 from rayloom_engine.text.stop_strings import StopAutomaton
 
-LANES_AT_ONCE = 64  # sequences that are made or submitted without a pause for other requests: 1 ms
-TOKENS_AT_ONCE = 65536  # prompt tokens that are submitted without a pause
+LANES_AT_ONCE = 64  # sequences made or submitted, in 1 ms, before other requests get a turn on the event loop
+TOKENS_AT_ONCE = 65536  # prompt tokens submitted before other requests get a turn
 
 
 @dataclass(slots=True, kw_only=True)
@@ -36,12 +37,12 @@ class _Lane:
     sequence: ClientSequence
     decoder: OutputDecoder
     last_output_s: float | None = None
-    has_begun: bool = False  # its first output has arrived
-    prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # of a prompt's first choice, for all choices of that prompt
+    has_begun: bool = False  # an output has arrived
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # set only for a prompt's first choice
 
 
 class Generation:
-    """In flight from `start` until `close`. For one handler."""
+    """A request in flight: it counts as such from `start` until `close`. For one handler."""
 
     def __init__(
         self,
@@ -52,7 +53,7 @@ class Generation:
         params: SamplingParams,
         caller: Caller,
     ) -> None:
-        """Callers use `start`, which makes the sequences too."""
+        """Use `start` instead: it also makes the sequences and submits them."""
         self.request_id = request_id
         self.prompts = tuple(prompts)
         self.params = params
@@ -64,7 +65,7 @@ class Generation:
         ] = {}  # choice index -> outputs held until the prompt's logprobs are there
         self._is_closed = False
         self.is_client_gone = False
-        self._is_silent = True  # no token yet
+        self._is_silent = True  # no choice has a token yet
         self._started_s = time.monotonic()
         self.num_cached_tokens = 0
         self._lanes: list[_Lane] = []
@@ -82,9 +83,9 @@ class Generation:
         caller: Caller,
         fresh_seed: int,
     ) -> Generation:
-        """Submits every sequence of a request to the core, a part at a time, so that other requests run meanwhile.
+        """Submits every sequence of a request to the core, in parts, so that other requests get a turn in between.
 
-        Raises RequestError when the request cannot be granted and QueueFull when there is no room for it.
+        Raises RequestError if the request can never be served, and QueueFull if there is no room for it now.
         """
         generation = cls(service, request_id=request_id, prompts=prompts, params=params, caller=caller)
         num_choices = len(generation.prompts) * params.n
@@ -92,7 +93,7 @@ class Generation:
         check_room(service.config, service.client, num_choices, caller.tenant)
         service.lifecycle.enter()
         try:
-            # All lanes exist and are unfinished before the first output can arrive.
+            # Make all lanes before submitting: outputs may arrive as soon as the first part is submitted.
             generation._lanes = [lane async for lane in generation._make_lanes(text, fresh_seed)]
             generation._unfinished = set(range(num_choices))
             await generation._submit()
@@ -100,7 +101,7 @@ class Generation:
             for prompt in generation.prompts:
                 service.metrics.request_prompt_tokens.observe(len(prompt))
         except BaseException:
-            generation.close()  # the handler cannot: it has no object yet
+            generation.close()  # the handler cannot close it, as it gets no object
             raise
         return generation
 
@@ -113,14 +114,14 @@ class Generation:
         return sum(lane.decoder.num_tokens for lane in self._lanes)
 
     def usage(self, num_output_tokens: int | None = None) -> dict[str, Any]:
-        """OpenAI's usage object now, or at the time when there were `num_output_tokens`."""
+        """Returns OpenAI's usage object: for now, or as it was when there were `num_output_tokens`."""
         num_output = self.num_output_tokens if num_output_tokens is None else num_output_tokens
         return {
             "prompt_tokens": self.num_prompt_tokens,
             "completion_tokens": num_output,
             "total_tokens": self.num_prompt_tokens + num_output,
             "prompt_tokens_details": {"cached_tokens": self.num_cached_tokens, "audio_tokens": 0},
-            # All output of the model is text of the answer, reasoning included.
+            # All generated tokens count as text, reasoning included.
             "completion_tokens_details": {
                 "reasoning_tokens": 0,
                 "audio_tokens": 0,
@@ -130,9 +131,10 @@ class Generation:
         }
 
     async def deltas(self, wait_s: float, first_wait_s: float | None = None) -> AsyncIterator[list[ChoiceDelta]]:
-        """Lists of deltas until every choice is finished; an empty list whenever nothing arrived for `wait_s`.
+        """Yields lists of deltas until every choice is finished. Yields an empty list whenever nothing arrives for
+        `wait_s`.
 
-        `first_wait_s` is the wait for the first list. Raises the error that ended the request early: QueueFull,
+        `first_wait_s` replaces `wait_s` for the first list. Raises the error that ended the request: QueueFull,
         RequestError, EngineDead or ClientGone.
         """
         this_wait_s = wait_s if first_wait_s is None else first_wait_s
@@ -141,7 +143,7 @@ class Generation:
             this_wait_s = wait_s
 
     async def collect(self) -> list[ChoiceResult]:
-        """All choices, once they are finished. Raises as `deltas`."""
+        """Returns all choices once they are finished. Raises as `deltas` does."""
         results = [ChoiceResult(index=index) for index in range(len(self._lanes))]
         async for deltas in self.deltas(wait_s=3600.0):
             for delta in deltas:
@@ -149,9 +151,10 @@ class Generation:
         return results
 
     def accept(self) -> None:
-        """Call before the status line of a stream: from here on a full queue cannot refuse any sequence of it.
+        """Marks the sequences as accepted: a full queue can no longer refuse them. Call it before a stream's status
+        line is sent.
 
-        Raises the error that has ended the request already, even when outputs were taken before it.
+        Raises the error if the request has already failed, even if outputs were taken before.
         """
         if self._unfinished and self._mailbox.failure is not None:
             raise self._mailbox.failure
@@ -159,18 +162,18 @@ class Generation:
             lane.sequence.is_accepted = True
 
     def client_gone(self) -> None:
-        """Frees everything at once; the handler gets ClientGone from its next call."""
+        """Frees the request's resources at once. The handler's next call raises ClientGone."""
         self.is_client_gone = True
         self._abort_unfinished()
         self._mailbox.fail(ClientGone())
 
     def answered(self) -> None:
-        """Counts the request as finished: all of the answer was sent."""
+        """Counts the request as finished, because the whole answer was sent."""
         if not self.is_client_gone:
             self._service.metrics.finished.add(1)
 
     def failed(self, error: Exception) -> None:
-        """Counts the request as failed: its answer had begun and ended in `error`."""
+        """Counts the request as failed: its answer had begun, then ended in `error`."""
         self._service.metrics.observe_failure(error)
 
     def close(self) -> None:
@@ -208,7 +211,8 @@ class Generation:
                     params=msgspec.structs.replace(
                         decoding,
                         seed=self.params.seed_of(choice, fresh_seed),
-                        # All choices of a prompt have the logprobs of its first choice.
+                        # Only the first choice of a prompt computes the prompt's logprobs; the other choices share
+                        # them.
                         prompt_logprobs=decoding.prompt_logprobs if leader is None else None,
                     ),
                     priority=self._caller.priority,
@@ -227,9 +231,9 @@ class Generation:
                 await asyncio.sleep(0)
 
     async def _submit(self) -> None:
-        """Submits the sequences, no more than TOKENS_AT_ONCE without a pause for other requests.
+        """Submits the sequences in parts of at most TOKENS_AT_ONCE prompt tokens; other requests get a turn in between.
 
-        A prompt is sent once for its neighbouring choices, and is counted once.
+        A prompt is sent once, and counted once, for all its choices in a part.
         """
         part: list[ClientSequence] = []
         num_tokens = 0
@@ -248,13 +252,13 @@ class Generation:
             self._service.client.submit(part)
 
     def _decode(self, items: list[tuple[int, SequenceOutput]]) -> list[ChoiceDelta]:
-        """Returns one delta per choice: for all outputs that arrived together, and held outputs that can follow now."""
+        """Returns one delta per choice, made from its new outputs and from outputs that were held back until now."""
         by_lane, self._early = self._early, {}
         for index, output in items:
             by_lane.setdefault(index, []).append(output)
         now_s = time.monotonic()
         deltas = []
-        for index in sorted(by_lane):  # a prompt's first choice before the others
+        for index in sorted(by_lane):  # a prompt's first choice comes before its others
             if index not in self._unfinished:
                 continue
             if self._has_prompt_logprobs(index):
@@ -264,11 +268,13 @@ class Generation:
         return deltas
 
     def _leader(self, index: int) -> int:
-        """The first choice of the same prompt."""
+        """Returns the index of the first choice of the same prompt."""
         return index - index % self.params.n
 
     def _has_prompt_logprobs(self, index: int) -> bool:
-        """True if this choice may begin: the prompt's logprobs are there, which the prompt's first choice has."""
+        """True if the deltas of this choice may start: they need the prompt's logprobs, which arrive with the prompt's
+        first choice.
+        """
         leader = self._leader(index)
         return self.params.prompt_logprobs is None or leader == index or self._lanes[leader].has_begun
 
@@ -278,7 +284,7 @@ class Generation:
         prompt_logprobs: tuple[TokenLogprobs, ...] = ()
         is_first = lane.decoder.num_tokens == 0
         if is_first:
-            # After a resume the core may send prompt logprobs again; the first ones count.
+            # After a resume the core may send prompt logprobs a second time. Only the first ones are used.
             if index == self._leader(index):
                 lane.prompt_logprobs = next(
                     (output.prompt_logprobs for output in outputs if output.prompt_logprobs), ()
@@ -296,7 +302,7 @@ class Generation:
         self._observe(lane, lane.decoder.num_tokens - num_before, now_s)
         if delta.finish_reason is not None:
             self._unfinished.discard(index)
-            self._service.client.abort(lane.sequence.sequence_id)  # the core does not see a stop string
+            self._service.client.abort(lane.sequence.sequence_id)  # the core sees no stop strings and may go on
             self._service.metrics.success.add(1, finished_reason=delta.finish_reason)
             self._service.metrics.request_output_tokens.observe(lane.decoder.num_tokens)
         return ChoiceDelta(index=index, text=delta, is_first=is_first, prompt_logprobs=prompt_logprobs)
@@ -323,9 +329,9 @@ class Generation:
 
 
 def watch_client(receive: Callable[[], Awaitable[Any]], generation: Generation) -> asyncio.Task[None]:
-    """A task that ends `generation` when its client closes the connection.
+    """Returns a task that ends `generation` when its client closes the connection.
 
-    The body must have been read before; cancel the task when the answer is complete.
+    Read the body before. Cancel the task when the answer is complete.
     """
 
     async def watch() -> None:

@@ -1,1 +1,1 @@
-"""HTTP below the API: servers and their limits, bodies, credentials, tenants, error answers."""
+"""HTTP for any API: servers and their limits, bodies, credentials, tenants, error answers."""

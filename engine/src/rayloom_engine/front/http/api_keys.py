@@ -1,4 +1,4 @@
-"""ApiKeys: the keys that the API port accepts. A file of keys may change while the engine runs, as a mounted Secret."""
+"""ApiKeys: the keys that the API port accepts. The file with keys, such as a mounted Secret, may change at any time."""
 
 from __future__ import annotations
 
@@ -11,34 +11,35 @@ from pathlib import Path
 from rayloom_engine.errors import ConfigError
 
 KEYS_VARIABLE = "RAYLOOM_API_KEYS"
-POLL_S = 2.0  # a removed key works for at most so long after the kubelet has updated the file, a minute or two
+POLL_S = 2.0  # time until a change of the file is noticed; the kubelet itself takes a minute or two to update it
 MAX_FILE_BYTES = 1024 * 1024
 
 logger = logging.getLogger(__name__)
 
 
 class ApiKeys:
-    """The accepted keys. For one event loop; `watch` reads the file again and again."""
+    """The accepted keys. For one event loop. `watch` rereads the file periodically."""
 
     def __init__(self, fixed: Iterable[str] = (), path: Path | None = None) -> None:
-        """`fixed` keys never change. Raises ConfigError when the file at `path` cannot be read or has no key.
+        """Raises ConfigError if the file at `path` cannot be read or has no key. `fixed`: keys that never change.
 
-        A server must not be open to everybody because of a mistake in a file.
+        A mistake in the file must not open the server to everybody.
         """
         self._fixed = tuple(_bytes(key) for key in fixed)
         self._path = path
         self._from_file: tuple[bytes, ...] = ()
         self._content = b""
-        self.problem = ""  # the fault of the present file, while earlier keys stay in force; empty when it is usable
-        self.on_change: Callable[[], None] = lambda: None  # called after each reading of a changed file
+        self.problem = ""  # why the file is unusable, in which case earlier keys stay valid; empty while it is usable
+        self.on_change: Callable[[], None] = lambda: None  # called when the keys or `problem` have changed
         if path is not None:
             self._take(_read(path))
 
     @classmethod
     def load(cls, path: str | None, environ: Mapping[str, str]) -> ApiKeys:
-        """The keys of the file, one a line, and of RAYLOOM_API_KEYS, comma-separated. Without both there is no check.
+        """Returns the keys of the file (one a line) and of RAYLOOM_API_KEYS (comma-separated). If neither is set, no
+        key is needed.
 
-        Raises ConfigError when one of them is set and has no key.
+        Raises ConfigError if the file or the variable is given but holds no key.
         """
         fixed: list[str] = []
         if KEYS_VARIABLE in environ:
@@ -56,19 +57,20 @@ class ApiKeys:
         return self._fixed + self._from_file
 
     def knows(self, key: bytes) -> bool:
-        """True if `key` is accepted. Every key is compared in constant time, so the time reveals none of them."""
+        """True if `key` is accepted. Each comparison takes constant time, so timing reveals no key."""
         return sum(hmac.compare_digest(key, known) for known in self.accepted) > 0
 
     async def watch(self, poll_s: float = POLL_S) -> None:
-        """Reads the file every `poll_s`, for ever. Returns at once when there is none."""
+        """Rereads the file every `poll_s` until cancelled. Returns at once if there is no file."""
         while self._path is not None:
             await asyncio.sleep(poll_s)
             await self.refresh()
 
     async def refresh(self) -> None:
-        """Reads the file. A file that cannot be used changes only `problem`.
+        """Rereads the file. An unusable file changes only `problem`.
 
-        Its content is compared, because a Secret's update swaps a link and the file's time may stay the same.
+        Compares the content, not the modification time: that may stay the same when the kubelet updates a Secret by
+        swapping a link.
         """
         assert self._path is not None
         problem = ""
@@ -111,5 +113,5 @@ def _read(path: Path) -> bytes:
 
 
 def _bytes(key: str) -> bytes:
-    # A key from the environment that is not UTF-8 carries its bytes as surrogates.
+    # A key from the environment that is not UTF-8 holds its raw bytes as surrogates.
     return key.encode("utf-8", "surrogateescape")

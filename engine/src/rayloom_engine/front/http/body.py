@@ -1,4 +1,4 @@
-"""Request bodies: read within a size limit, checked for type, UTF-8, shape and JSON, with a message for each fault."""
+"""Reads request bodies within a size limit, and checks type, UTF-8, shape and JSON. Each fault has its own message."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from rayloom_engine.front.http.body_budget import BodyBudget
 from rayloom_engine.front.http.errors import ApiError, ClientGone
 from rayloom_engine.front.http.turns import Turns
 
-MAX_DEPTH = 64  # no field of the API nests deeper than a few levels
-# Limits of a body's parts. Together they take 50 ms to decode; 8 MiB of brackets would take a second.
+MAX_DEPTH = 64  # the API's own fields nest only a few levels deep
+# Limits on the parts of a body. A body at all limits takes 50 ms to decode; 8 MiB of brackets would take a second.
 MAX_FIELDS = 1024
 MAX_CONTAINERS = 2**16
-MAX_STRINGS = 2**16  # keys too
-MAX_VALUES = 2**20 + 2**17  # token ids of the longest request to /detokenize, and some more
-THREAD_ABOVE_BYTES = 256 * 1024  # larger bodies are parsed in a thread, so that streams do not wait
+MAX_STRINGS = 2**16  # including keys
+MAX_VALUES = 2**20 + 2**17  # the token ids of the longest /detokenize request, with some margin
+THREAD_ABOVE_BYTES = 256 * 1024  # larger bodies are parsed in a thread, so that streams do not stall
 MAX_BODY_BYTES_AT_ONCE = 128 * 1024 * 1024  # of all requests together, see BodyBudget
 
 _STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
@@ -29,9 +29,9 @@ _NO_BRACKETS = bytes(byte for byte in range(256) if byte not in b"[]{}")
 
 
 async def read_json(request: Request, max_bytes: int) -> dict[str, Any]:
-    """The JSON object in a request's body. Raises ApiError (400, 413, 415, 503) or ClientGone.
+    """Returns the JSON object in a request's body. Raises ApiError (400, 413, 415, 503) or ClientGone.
 
-    The body's bytes count in the budget until the object is made, also while the body waits for the parser.
+    The body counts in the budget until it is decoded, including the time in which it waits for the parser.
     """
     check_content_type(request.headers.get("content-type"))
     tenant: str = request.state.tenant
@@ -39,13 +39,16 @@ async def read_json(request: Request, max_bytes: int) -> dict[str, Any]:
         body = await read_body(request, max_bytes, share.take)
         if len(body) <= THREAD_ABOVE_BYTES:
             return parse_object(body)
-        # Large bodies are read one at a time: two at once would only delay everything else longer.
+        # Parse one large body at a time: two at once would only take longer.
         async with _PARSER_TURNS.turn(tenant):
             return await asyncio.to_thread(parse_object, body)
 
 
 def check_content_type(given: str | None) -> None:
-    """Raises ApiError 415 for anything but JSON: a browser sends other types to any server without a preflight."""
+    """Raises ApiError 415 for anything but JSON.
+
+    Browsers send some other types to any server without a CORS preflight.
+    """
     kind = (given or "").partition(";")[0].strip().lower()
     if kind == "application/json" or (kind.count("/") == 1 and kind.endswith("+json")):
         return
@@ -59,9 +62,9 @@ def check_content_type(given: str | None) -> None:
 
 
 async def read_body(request: Request, max_bytes: int, take: Callable[[int], None]) -> bytes:
-    """The whole body. Calls `take` with the size of each part; it may raise to refuse the part.
+    """Returns the whole body. Calls `take` with the size of each part; `take` may raise to refuse it.
 
-    Raises ApiError 413 as soon as the body is known to be longer than `max_bytes`.
+    Raises ApiError 413 as soon as it is clear that the body is longer than `max_bytes`.
     """
     declared = request.headers.get("content-length", "")
     if declared.isascii() and declared.isdigit() and (len(declared) > 18 or int(declared) > max_bytes):
@@ -81,7 +84,7 @@ async def read_body(request: Request, max_bytes: int, take: Callable[[int], None
 
 
 def parse_object(body: bytes) -> dict[str, Any]:
-    """The JSON object in `body`. Raises ApiError 400 that names the fault and its place."""
+    """Returns the JSON object in `body`. Raises ApiError 400 that says what is wrong and where."""
     if not body.strip():
         raise ApiError(400, "the body is empty; send a JSON object")
     try:
@@ -103,12 +106,12 @@ def parse_object(body: bytes) -> dict[str, Any]:
 
 
 def check_shape(body: bytes, max_depth: int = MAX_DEPTH) -> None:
-    """Raises ApiError 400 for JSON that nests too deeply or has too many parts, before it is decoded.
+    """Raises ApiError 400 if the JSON nests too deeply or has too many parts. Runs before the JSON is decoded.
 
-    Decoding holds the interpreter's lock, and so delays every stream, until the last part is made. This function
-    searches from string to string and lets other threads run in between.
+    Decoding holds the interpreter's lock from start to end, which delays every stream. This function works string by
+    string, so other threads can run in between.
     """
-    is_flat = body.count(b"[") + body.count(b"{") <= max_depth  # brackets in strings count here
+    is_flat = body.count(b"[") + body.count(b"{") <= max_depth  # brackets in strings count too
     if is_flat and body.count(b",") <= MAX_VALUES and body.count(b'"') <= MAX_STRINGS:
         return
     containers = strings = values = depth = position = 0
@@ -132,7 +135,7 @@ def check_shape(body: bytes, max_depth: int = MAX_DEPTH) -> None:
             return
         strings += 1
         string = _STRING.match(body, quote)
-        assert string is not None  # a quote begins one, even where it has no end
+        assert string is not None  # the regex matches from any quote, even without a closing one
         position = string.end()
 
 

@@ -1,4 +1,4 @@
-"""BodyBudget: memory of all request bodies that are being read or wait for the parser, shared by tenants."""
+"""BodyBudget: limits the memory of all request bodies that are being read or wait for the parser. Tenants share it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections import Counter
 
 from rayloom_engine.front.http.errors import unavailable
 
-FREE_BYTES = 64 * 1024  # smaller bodies are not counted: the limit of connections bounds all of them together
+FREE_BYTES = 64 * 1024  # smaller bodies are not counted: the connection limit bounds their total
 
 
 class BodyBudget:
@@ -18,18 +18,21 @@ class BodyBudget:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes that all shares hold."""
+        """The bytes that all tenants hold."""
         return self._tenant_to_bytes.total()
 
     def share(self, tenant: str, least_bytes: int) -> _Share:
-        """A context manager for one body's bytes, returned at its end. The budget is at least `least_bytes`."""
+        """Returns a context manager for one body. At exit it gives the body's bytes back.
+
+        If the whole budget is below `least_bytes`, this body is checked against `least_bytes` instead.
+        """
         return _Share(self, tenant, max(self._max_bytes, least_bytes))
 
     def take(self, tenant: str, num_bytes: int, max_bytes: int) -> bool:
-        """Adds bytes to the tenant's; returns False, and adds nothing, when they exceed its part.
+        """Adds bytes to the tenant's count. If they exceed the tenant's part, adds nothing and returns False.
 
-        A tenant with a name may hold as many bytes as stay free, by the rule of the queue (`has_room`): one tenant
-        gets half, and when k tenants hold all they can, max_bytes / 2**k are left for the next one.
+        A named tenant may hold at most as many bytes as remain free, the same rule as in the queue (`has_room`): one
+        tenant gets half, and when k tenants hold all they can, max_bytes / 2**k are left for the next one.
         """
         num_after = self.num_bytes + num_bytes
         num_beside = self._tenant_to_bytes[tenant] + num_bytes if tenant else 0
@@ -39,7 +42,7 @@ class BodyBudget:
         return True
 
     def give_back(self, tenant: str, num_bytes: int) -> None:
-        """Subtracts bytes; forgets a tenant that holds none."""
+        """Subtracts bytes; forgets the tenant when it holds none."""
         self._tenant_to_bytes[tenant] -= num_bytes
         if not self._tenant_to_bytes[tenant]:
             del self._tenant_to_bytes[tenant]
@@ -50,8 +53,8 @@ class _Share:
         self._budget = budget
         self._tenant = tenant
         self._max_bytes = max_bytes
-        self._num_bytes = 0  # of the body so far
-        self._num_held = 0  # bytes of the body that count in the budget
+        self._num_bytes = 0  # bytes of the body received so far
+        self._num_held = 0  # those of them that count in the budget
 
     def __enter__(self) -> _Share:
         return self
@@ -61,7 +64,7 @@ class _Share:
             self._budget.give_back(self._tenant, self._num_held)
 
     def take(self, num_bytes: int) -> None:
-        """Counts more bytes. Raises ApiError 503 when the tenant's part is used up, never for a small body."""
+        """Counts `num_bytes` more. Raises ApiError 503 if the tenant's part is used up, but never for a small body."""
         self._num_bytes += num_bytes
         if self._num_bytes <= FREE_BYTES:
             return

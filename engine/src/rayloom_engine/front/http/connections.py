@@ -1,4 +1,4 @@
-"""ConnectionTable: the limit of a port's connections, and the connection that is closed when there are more."""
+"""ConnectionTable: limits the connections of a port, and picks the connection to close when there are too many."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import time
 from dataclasses import dataclass
 from typing import Protocol
 
-MAX_CONNECTIONS = 4096  # far more than the engine can queue; each may hold 64 KiB of unfinished headers
+MAX_CONNECTIONS = 4096  # far more than the engine can queue; each connection may hold 64 KiB of unfinished headers
 ADMIN_CONNECTIONS = 64
-OWN_FILES = 64  # the core's socket, logs, the model's files, files of libraries
+OWN_FILES = 64  # files of the process itself: the core's socket, logs, the model's files, files of libraries
 WARN_EVERY_S = 60.0
 
 logger = logging.getLogger(__name__)
@@ -17,17 +17,19 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ConnectionRoom:
-    """Number of connections that the API port accepts, and of further ones that the kernel may queue."""
+    """The number of connections that the API port accepts, and the number beyond them that may wait in the kernel's
+    queue.
+    """
 
     limit: int
     backlog: int
 
 
 def connection_room(max_files: int) -> ConnectionRoom:
-    """The API port's share of a process that may open `max_files` files.
+    """Returns the API port's share of `max_files`, the number of files that the process may open.
 
-    The admin port's connections and the process's own files always fit beside it. A whole backlog fits too, which may
-    be accepted at once, before the first of its connections can be closed.
+    The admin port's connections and the process's own files are set aside first. The backlog counts too: all of it may
+    be accepted at once, before any of those connections can be closed.
     """
     room = max(16, max_files - OWN_FILES - ADMIN_CONNECTIONS)
     limit = min(MAX_CONNECTIONS, room * 3 // 4)
@@ -35,28 +37,31 @@ def connection_room(max_files: int) -> ConnectionRoom:
 
 
 class Connection(Protocol):
-    """A connection as the table needs it."""
+    """What ConnectionTable needs of a connection."""
 
     def evict(self) -> None:
-        """Closes the connection at once: no answer is owed to this client."""
+        """Closes the connection at once. Called only if it has no unanswered request."""
 
 
 class ConnectionTable:
-    """The open connections of one port. Beyond `limit`, the longest waiting one without a request is closed."""
+    """The open connections of one port.
+
+    Beyond `limit`, it closes the connection that has waited longest without a request.
+    """
 
     def __init__(self, limit: int, *, refuses: bool = True) -> None:
-        """`refuses`: whether a new connection is refused when an answer is owed to all others."""
+        """`refuses`: whether to refuse a new connection if all others have unanswered requests."""
         self._limit = limit
         self._refuses = refuses
         self._open: set[Connection] = set()
-        self._waiting: dict[Connection, None] = {}  # connections without a whole request, the longest waiting first
-        self._warned_at = float("-inf")  # by time.monotonic
+        self._waiting: dict[Connection, None] = {}  # connections without a complete request, longest wait first
+        self._warned_at = float("-inf")  # time.monotonic of the last warning
 
     def __len__(self) -> int:
         return len(self._open)
 
     def opened(self, connection: Connection) -> bool:
-        """Adds a new connection; False when there is no room for it."""
+        """Adds a new connection. Returns False if it must be refused for lack of room."""
         self._open.add(connection)
         self._waiting[connection] = None
         if len(self._open) <= self._limit:
@@ -72,17 +77,20 @@ class ConnectionTable:
         return not self._refuses
 
     def has_request(self, connection: Connection) -> None:
-        """A whole request has arrived, so an answer is owed."""
+        """Call when a whole request has arrived: from now on the connection is not closed to make room for others."""
         self._waiting.pop(connection, None)
 
     def waits(self, connection: Connection) -> None:
-        """All answers are sent: the connection waits for a request from here on."""
+        """Call when all answers are sent: the connection now waits for its next request."""
         if connection in self._open:
             self._waiting.pop(connection, None)
             self._waiting[connection] = None
 
     def makes_progress(self, connection: Connection) -> None:
-        """A body arrives fast enough: the connection counts as waiting only since now, if no answer is owed."""
+        """Call when a body arrives fast enough.
+
+        Unless an answer is still to be sent, the connection's wait starts again from zero.
+        """
         if connection in self._waiting:
             self.waits(connection)
 

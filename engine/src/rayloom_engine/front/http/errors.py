@@ -1,4 +1,4 @@
-"""ApiError: an answer in OpenAI's error format, and the answers for the engine's own exceptions."""
+"""ApiError: an answer in OpenAI's error format, and the mapping from the engine's exceptions to such answers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rayloom_engine.sampling_params import ContextTooLong
 logger = logging.getLogger(__name__)
 
 
-DRAINING = "engine_draining"  # code of the refusals in a drain
+DRAINING = "engine_draining"  # error code of requests that a drain refuses
 
 
 class ApiError(Exception):
@@ -50,7 +50,10 @@ class ClientGone(Exception):
 
 
 def unavailable(message: str, code: str, retry_after_s: int, *, close: bool = False) -> ApiError:
-    """503 for a server that does not accept now. `close` asks the client to open a new connection elsewhere."""
+    """Returns a 503 for a server that cannot take requests now.
+
+    `close` also closes the connection, so that the client reconnects and may reach another server.
+    """
     headers = {"Retry-After": str(retry_after_s)}
     if close:
         headers["Connection"] = "close"
@@ -58,7 +61,7 @@ def unavailable(message: str, code: str, retry_after_s: int, *, close: bool = Fa
 
 
 def api_error(error: Exception) -> ApiError | None:
-    """The answer for an exception that was raised on purpose; None for any other."""
+    """Returns the answer for one of the project's own exceptions; None for any other exception."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, ContextTooLong):
@@ -69,11 +72,11 @@ def api_error(error: Exception) -> ApiError | None:
         headers = {"Retry-After": str(error.retry_after_s)}
         return ApiError(429, str(error), type="rate_limit_error", code="queue_full", headers=headers)
     if isinstance(error, PoisonousRequest):
-        # Clients retry a 500; OpenAI's own clients do not when this header is there.
+        # Clients retry after a 500. With this header OpenAI's own clients do not.
         headers = {"x-should-retry": "false"}
         return ApiError(500, str(error), type="server_error", code="poisonous_request", headers=headers)
     if isinstance(error, CorruptLogits):
-        # Clients may retry: another engine, or this one once its rank is replaced, may answer.
+        # Clients may retry: another engine can answer, or this one once its rank is replaced.
         return ApiError(500, str(error), type="server_error", code="corrupt_logits")
     if isinstance(error, EngineDead):
         return ApiError(503, str(error), type="service_unavailable_error", code="engine_unavailable")
@@ -81,7 +84,7 @@ def api_error(error: Exception) -> ApiError | None:
 
 
 def is_fault(error: Exception) -> bool:
-    """True if `error` is a fault of the engine's: no refusal, and no client that left."""
+    """True if `error` is the engine's fault, and not a refusal or a client that left."""
     if isinstance(error, ClientGone | HTTPException):
         return False
     known = api_error(error)
@@ -89,9 +92,9 @@ def is_fault(error: Exception) -> bool:
 
 
 async def answer_error(_request: Request, error: Exception) -> Response:
-    """Exception handler for exceptions that are raised on purpose."""
+    """Exception handler for the project's own exceptions."""
     if isinstance(error, ClientGone):
-        return Response(status_code=499)  # never sent: the connection is closed
+        return Response(status_code=499)  # a placeholder: the connection is closed, so it is never sent
     if isinstance(error, HTTPException):
         message = {404: "there is no such path", 405: "this path does not take that method"}.get(
             error.status_code, error.detail
@@ -104,7 +107,7 @@ async def answer_error(_request: Request, error: Exception) -> Response:
 
 
 async def answer_crash(_request: Request, _error: Exception) -> Response:
-    """Exception handler for a bug. The server's log has the trace; the client gets none."""
+    """Exception handler for a bug. The traceback is only in the server's log."""
     return ApiError(500, "internal error; the server's log says more", type="server_error").response()
 
 

@@ -1,4 +1,4 @@
-"""Request headers that the API port and the admin port read: credentials and request ids."""
+"""Request headers that both the API port and the admin port read: credentials and request ids."""
 
 from __future__ import annotations
 
@@ -8,15 +8,18 @@ REQUEST_ID = r"[\x21-\x7e]{1,128}"  # of an X-Request-Id header or a request_id 
 
 
 def bearer_token(authorization: str) -> bytes:
-    """The token's bytes in an Authorization header, as they were sent; empty for another scheme.
+    """Returns the bytes of the token in an Authorization header, exactly as sent. Empty if the scheme is not Bearer.
 
-    `authorization` is a header as ASGI frameworks give it: one character per byte (latin-1).
+    `authorization` is the header as ASGI frameworks decode it: one character per byte (latin-1).
     """
     kind, _, token = authorization.partition(" ")
-    # Only ASCII blanks are stripped: a byte of a UTF-8 character may look like one of Unicode's.
+    # Strip only ASCII blanks: a byte of a UTF-8 character may look like a Unicode blank.
     return token.strip(" \t").encode("latin-1") if kind.lower() == "bearer" else b""
 
 
 def api_key(headers: Headers) -> bytes:
-    """The key of a request, as bearer token or, as some clients send it, in X-Api-Key; empty without one."""
+    """Returns the key of a request: its bearer token, or the X-Api-Key header that some clients send.
+
+    Empty if it has neither.
+    """
     return bearer_token(headers.get("authorization", "")) or headers.get("x-api-key", "").strip(" \t").encode("latin-1")

@@ -1,4 +1,4 @@
-"""JSON documents encoded piece by piece, so that no large one is in memory whole or blocks the event loop."""
+"""Encodes JSON documents piece by piece, so that large ones are never in memory whole, nor block the event loop."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 
 import msgspec
 
-ITEMS_AT_ONCE = 2048  # numbers, or objects of two or three fields: 2 ms
+ITEMS_AT_ONCE = 2048  # numbers, or objects of two or three fields; encoding them takes 2 ms
 
 
 class LazyList:
-    """A JSON list whose items are made while it is encoded, `step` at a time. It can be encoded once."""
+    """A JSON list whose items are produced during encoding, `step` at a time. It can be encoded once."""
 
     def __init__(self, items: Iterable[Any], step: int) -> None:
         self._items = iter(items)
@@ -25,18 +25,18 @@ class LazyList:
 
 
 def lazy(items: Iterable[Any], num_items: int, size: int = 1) -> list[Any] | LazyList:
-    """`items` as a list when they are few, else as a LazyList. `size`: values in each item."""
+    """Returns a plain list if the items are few, else a LazyList. `size`: number of values in each item."""
     step = max(1, ITEMS_AT_ONCE // size)
     return list(items) if num_items <= step else LazyList(items, step)
 
 
 def lazy_ids(token_ids: Sequence[int]) -> list[Any] | LazyList:
-    """Token ids as a JSON list."""
+    """Returns token ids as a JSON list, lazy if it is long."""
     return lazy(token_ids, len(token_ids))
 
 
 def pieces(document: Any) -> Iterator[bytes]:
-    """The JSON text of a document that may have LazyLists in its objects and lists."""
+    """Yields the JSON text of a document whose objects and lists may contain LazyLists."""
     try:
         whole = msgspec.json.encode(document, enc_hook=_refuse_lazy)
     except _IsLazy:
@@ -51,7 +51,7 @@ def pieces(document: Any) -> Iterator[bytes]:
 
 
 def parts(document: Any, num_bytes: int) -> Iterator[bytes]:
-    """The JSON text of a document in parts of `num_bytes`; the last part may be smaller."""
+    """Yields the JSON text of a document in parts of `num_bytes`. The last part may be smaller."""
     buffer = bytearray()
     for piece in pieces(document):
         buffer += piece
@@ -63,7 +63,7 @@ def parts(document: Any, num_bytes: int) -> Iterator[bytes]:
 
 
 class _IsLazy(Exception):
-    """The document has a LazyList."""
+    """The document contains a LazyList."""
 
 
 def _refuse_lazy(value: Any) -> Any:

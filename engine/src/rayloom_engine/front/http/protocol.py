@@ -1,7 +1,9 @@
-"""BoundedProtocol: uvicorn's HTTP protocol with limits on the size of a request and on the time to send it.
+"""BoundedProtocol: uvicorn's HTTP protocol, with limits on a request's size and on the time that a client may take to
+send it.
 
-A parser keeps a header until it is complete, so without a limit three clients without a key can fill the memory
-(CVE-2025-48956 of vLLM). The limits are those of common proxies, far above the requests of this API's clients.
+The parser keeps headers in memory until they are complete. Without a limit, three clients could fill the memory, even
+without an API key (CVE-2025-48956 of vLLM). The limits are those of common proxies, far above what this API's clients
+send.
 
     open --first byte--> head --blank line--> body --last byte--> idle --first byte--> head ...
 """
@@ -20,10 +22,10 @@ from uvicorn.server import ServerState
 from rayloom_engine.front.http.connections import ConnectionTable
 from rayloom_engine.front.http.errors import ApiError, unavailable
 
-PIECE_BYTES = 16 * 1024  # the parser gets no more at once, so a header exceeds its limit by at most so much
-LINGER_S = 1.0  # a refused client's bytes are read and dropped for so long: a TCP reset would destroy the answer
+PIECE_BYTES = 16 * 1024  # the parser gets no more at once, so headers exceed their limit by at most this many bytes
+LINGER_S = 1.0  # a refused client's bytes are still read and dropped: a TCP reset would destroy the answer
 LINGER_BYTES = 4 * 1024 * 1024
-LATE_S = 1.0  # a timer that fires later than this shows that the event loop was blocked, not the client
+LATE_S = 1.0  # a timer that fires later than this was delayed by a blocked event loop, not by the client
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,13 +34,16 @@ class HttpLimits:
 
     head_bytes: int = 64 * 1024  # request line, headers and trailers together
     head_fields: int = 256  # headers and trailers together
-    head_s: float = 10.0  # from the connection's start or a request's first byte to the last header
-    body_s: float = 30.0  # between two parts of a body, and in addition to the time for its size
-    body_bytes_per_s: float = 256 * 1024  # 8 MiB have 62 s
+    head_s: float = 10.0  # until the last header, from the start of the connection or the first byte of a later request
+    body_s: float = 30.0  # until the next part of a body; the whole body has this plus its size / body_bytes_per_s
+    body_bytes_per_s: float = 256 * 1024  # so a body of 8 MiB may take 62 s
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """A connection. Pipelined requests are answered in order, and a refusal waits for the answers before it."""
+    """One connection. Pipelined requests are answered in order.
+
+    A refusal is sent after the answers to earlier requests.
+    """
 
     def __init__(
         self,
@@ -54,18 +59,18 @@ class BoundedProtocol(HttpToolsProtocol):
         self._table = connections
         self._limits = limits
         self._phase: Literal["open", "head", "body", "idle"] = "open"
-        self._head_bytes = 0  # of this request, in callbacks of the parser so far
+        self._head_bytes = 0  # bytes of this request's head that the parser has reported
         self._head_fields = 0
-        self._loose_bytes = 0  # fed to the parser since its last callback; it may keep them
+        self._loose_bytes = 0  # bytes given to the parser since its last callback; it may keep them in memory
         self._num_events = 0
-        self._excess: ApiError | None = None  # raised in a callback; the answer once the parser has returned
-        self._refusal: ApiError | None = None  # once set, nothing more is parsed
+        self._excess: ApiError | None = None  # set when a parser callback raises; becomes the answer
+        self._refusal: ApiError | None = None  # once set, no further bytes are parsed
         self._dropped_bytes = 0
-        self._body_due = 0.0  # by the loop's clock: due time of the next part of the body; each byte extends it
-        self._deadline: float | None = None  # by the loop's clock
+        self._body_due = 0.0  # loop time at which the next part of the body is due; each byte received moves it later
+        self._deadline: float | None = None  # loop time
         self._timer: asyncio.TimerHandle | None = None
 
-    # The connection's life.
+    # Life of the connection.
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         if self._table.opened(self):
@@ -84,10 +89,10 @@ class BoundedProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def evict(self) -> None:
-        """Closes the connection at once, in favour of another one."""
+        """Closes the connection at once, to make room for another."""
         self.transport.abort()
 
-    # Bytes.
+    # Received bytes.
     def data_received(self, data: bytes) -> None:
         if self._refusal is not None:
             self._drop(len(data))
@@ -103,19 +108,19 @@ class BoundedProtocol(HttpToolsProtocol):
                 self._refuse(self._too_much())
                 return
         if self._phase == "idle" and self._loose_bytes and self._deadline is None:
-            # Blank lines before a request end uvicorn's time limit of an idle connection.
+            # uvicorn stops its own idle timer even for blank lines before a request, so start another.
             self._expect_by(self._limits.head_s)
 
     def send_400_response(self, msg: str) -> None:
-        """Answers a parser error; called by uvicorn."""
+        """Answers a parser error. Called by uvicorn."""
         self._refuse(self._excess or ApiError(400, f"{msg.rstrip('.')}; send HTTP/1.1"))
 
-    # The parser's callbacks.
+    # Callbacks of the parser.
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._num_events += 1
         self._head_bytes = self._head_fields = 0
-        if self._phase != "open":  # the time of a first request counts from the connection's start
+        if self._phase != "open":  # for the first request the time counts from the start of the connection
             self._expect_by(self._limits.head_s)
         self._phase = "head"
 
@@ -126,7 +131,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         self._head_fields += 1
         self._count_head(len(name) + len(value) + 4)
-        if self._phase == "head":  # trailers of a body are not passed on
+        if self._phase == "head":  # trailers, which follow a body, are not passed on
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
@@ -138,7 +143,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_body(self, body: bytes) -> None:
         self._num_events += 1
-        if not self.cycle.response_complete:  # the rest of a refused body gets no more time
+        if not self.cycle.response_complete:  # if the body was refused, its rest gets no more time
             now = self.loop.time()
             self._body_due += len(body) / self._limits.body_bytes_per_s
             self._expect_by(min(self._limits.body_s, self._body_due - now))
@@ -151,20 +156,21 @@ class BoundedProtocol(HttpToolsProtocol):
         self._phase = "idle"
         self._deadline = None
         super().on_message_complete()
-        if not self.cycle.response_complete:  # a refusal may have been sent before the end of the body
+        if not self.cycle.response_complete:  # a refusal may have been sent before the body was complete
             self._table.has_request(self)
 
     def on_response_complete(self) -> None:
         is_last = not self.pipeline
         super().on_response_complete()
-        # Only the newest of pipelined requests can have an incomplete body, and that request gets no answer.
+        # Only the newest of several pipelined requests can have an incomplete body, and that request is not answered
+        # yet.
         if is_last or (self._phase == "body" and not self.pipeline):
             self._table.waits(self)
         if is_last and self._refusal is not None and not self.transport.is_closing():
             self._send_refusal(self._refusal)
 
     def _count_head(self, num_bytes: int) -> None:
-        """Counts bytes of the head. Raises ValueError when it is too large, which ends the parser's call."""
+        """Counts bytes of the head. Raises ValueError if it is too large, which makes the parser stop."""
         self._num_events += 1
         self._head_bytes += num_bytes
         if self._head_bytes > self._limits.head_bytes or self._head_fields > self._limits.head_fields:
@@ -179,12 +185,12 @@ class BoundedProtocol(HttpToolsProtocol):
             code="headers_too_large",
         )
 
-    # Time.
+    # Time limits.
     def _expect_by(self, seconds: float) -> None:
-        """Sets the time limit of the phase, or of the next part of a body."""
+        """Sets the deadline of the current phase, or of the next part of a body."""
         self._deadline = self.loop.time() + max(0.0, seconds)
-        # A connection has one timer, replaced only when it is too late: a timer for every part of a body would cost
-        # more.
+        # Each connection has one timer, replaced only if it would fire too late. A new timer for every part of a body
+        # costs more.
         if self._timer is not None and self._timer.when() > self._deadline:
             self._timer.cancel()
             self._timer = None
@@ -200,7 +206,7 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._is_held_up():
             self._deadline = now + seconds
         elif now - self._deadline > LATE_S:
-            self._deadline = now + min(LATE_S, seconds)  # bytes that arrived meanwhile are still to be read
+            self._deadline = now + min(LATE_S, seconds)  # read first what has arrived while the loop was blocked
         self._body_due = max(self._body_due, self._deadline)
         if self._deadline > now:
             self._timer = self.loop.call_later(self._deadline - now, self._check_time)
@@ -208,13 +214,13 @@ class BoundedProtocol(HttpToolsProtocol):
             self._time_out(seconds)
 
     def _is_held_up(self) -> bool:
-        """True if the server, not the client, delays the next bytes."""
+        """True if the server, and not the client, is the reason why no bytes arrive."""
         waits_for_100 = self._phase == "body" and self.cycle.waiting_for_100_continue
         return self.flow.read_paused or waits_for_100
 
     def _time_out(self, seconds: float) -> None:
         if self._phase in ("open", "idle"):
-            self.transport.close()  # the client has sent no request
+            self.transport.close()  # no request was begun
             return
         slow = f"headers were not complete within {seconds:g} s"
         if self._phase == "body":
@@ -226,11 +232,11 @@ class BoundedProtocol(HttpToolsProtocol):
 
     # Refusals.
     def _refuse(self, refusal: ApiError) -> None:
-        """Stops parsing, and answers `refusal` after all earlier requests are answered."""
+        """Stops parsing. Answers with `refusal` after all earlier requests are answered."""
         self._refusal = refusal
         cycle = self.cycle
         is_owed = cycle is not None and not cycle.response_complete
-        if is_owed and self._phase == "body":  # the refused request has reached the application, or its queue
+        if is_owed and self._phase == "body":  # the application, or its queue, already has the refused request
             if self.pipeline and self.pipeline[0][0] is cycle:
                 self.pipeline.popleft()
             elif cycle.response_started:
@@ -245,7 +251,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _send_refusal(self, refusal: ApiError) -> None:
         if self._phase == "body" and self.cycle is not None and self.cycle.response_complete:
-            self.transport.close()  # its answer was sent already
+            self.transport.close()  # the request was answered already
             return
         self._unset_keepalive_if_required()
         self.transport.write(self._answer(refusal))

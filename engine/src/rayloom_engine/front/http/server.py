@@ -1,4 +1,4 @@
-"""The HTTP servers of the front: uvicorn with BoundedProtocol and ConnectionTable."""
+"""The HTTP servers of the front: uvicorn, with BoundedProtocol and ConnectionTable."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from rayloom_engine.common.rare_lines import RareLines
 from rayloom_engine.front.http.connections import ADMIN_CONNECTIONS, MAX_CONNECTIONS, ConnectionTable, connection_room
 from rayloom_engine.front.http.protocol import BoundedProtocol, HttpLimits
 
-# Longer than the pools of clients and proxies keep a connection, so that they close it and never use a closed one.
+# Longer than clients' and proxies' pools keep a connection: they close it first, so they never use one that we closed.
 KEEP_ALIVE_S = 75
 
-# uvicorn's log lines for faulty requests.
+# uvicorn's log lines about faulty requests.
 CLIENT_FAULTS = (
     "Invalid HTTP request received.",
     "Unsupported upgrade request.",
@@ -29,7 +29,9 @@ CLIENT_FAULTS = (
 
 
 class Server(uvicorn.Server):
-    """uvicorn without its signal handling: two servers share this process, and the front drains by itself."""
+    """uvicorn without its signal handling, because two servers share this process and the front itself handles the
+    drain.
+    """
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
@@ -37,13 +39,16 @@ class Server(uvicorn.Server):
 
 
 def api_server(app: ASGIApp, limits: HttpLimits | None = None) -> Server:
-    """The API port's server; call its serve(sockets=[...]). Its limit of connections follows from the file limit."""
+    """Returns the API port's server. Call its serve(sockets=[...]).
+
+    Its connection limit follows from the limit of open files.
+    """
     room = connection_room(_raised_file_limit())
     return _server(app, ConnectionTable(room.limit), room.backlog, limits or HttpLimits())
 
 
 def admin_server(app: ASGIApp) -> Server:
-    """The admin port's server. It refuses no connection: files are reserved for it."""
+    """Returns the admin port's server. It never refuses a connection: `connection_room` reserves files for it."""
     return _server(app, ConnectionTable(ADMIN_CONNECTIONS, refuses=False), ADMIN_CONNECTIONS, HttpLimits())
 
 
@@ -67,14 +72,14 @@ def _server(app: ASGIApp, connections: ConnectionTable, backlog: int, limits: Ht
 
 
 def _keep_lines_rare() -> None:
-    """Limits uvicorn's warnings of faulty requests, which any client can send at any rate without a key."""
+    """Limits how often uvicorn warns of faulty requests: any client can cause them at any rate, even without a key."""
     log = logging.getLogger("uvicorn.error")
     if not any(isinstance(known, RareLines) for known in log.filters):
         log.addFilter(RareLines(CLIENT_FAULTS))
 
 
 def _raised_file_limit() -> int:
-    """Raises the limit of open files as far as needed and allowed; returns it.
+    """Raises the limit of open files to what the front needs, if the hard limit allows it. Returns the limit.
 
     Shells often set 1,024, far below the hard limit.
     """

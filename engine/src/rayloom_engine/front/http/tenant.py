@@ -1,6 +1,7 @@
-"""Tenants: all clients with the same API key are one. Tenants share slots and queue fairly, and no cached prefixes.
+"""Tenants: all clients with the same API key are one tenant. Tenants share slots and queue fairly. They never share
+cached prefixes.
 
-A server with one key, or none, has one tenant without a name. Cached prefixes belong to the key's owner even then.
+A server with one key or none has a single tenant, without a name. Even then, cached prefixes belong to the key's owner.
 """
 
 from __future__ import annotations
@@ -11,31 +12,37 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Caller:
-    """The sender of a request, as the scheduler needs it."""
+    """Who sent a request, as far as the scheduler needs to know."""
 
-    tenant: str = ""
-    priority: int = 0  # among the requests of the tenant; lower runs first
+    tenant: str = ""  # empty if the server has one key or none
+    priority: int = 0  # compared among the tenant's requests; the lowest runs first
     cache_key: bytes = b""  # only requests with equal keys share cached prefixes; at most 64 bytes
 
 
 def owner_of_key(key: bytes, num_keys: int) -> str:
-    """A short name of the key's owner, equal in every process and run; empty when the server has no keys.
+    """Returns a short name of the key's owner, the same in every process and run. Empty if the server has no keys.
 
-    Cached prefixes depend on the owner, so its name does not depend on the number of keys. Keys may change while the
-    server runs, and today's only key must not find the prefixes of yesterday's only key.
+    The name does not depend on the number of keys, because cached prefixes are kept by owner and keys may change while
+    the server runs. The only key of today must not reuse prefixes of the only key of yesterday.
     """
     return hashlib.blake2b(key, digest_size=8, person=b"rayloom-tenant").hexdigest() if num_keys else ""
 
 
 def tenant_of_key(key: bytes, num_keys: int) -> str:
-    """The owner's name where slots, queue and memory are shared; empty unless the server has several keys."""
+    """Returns the owner's name, under which slots, queue and memory are counted.
+
+    Empty unless the server has several keys.
+    """
     return owner_of_key(key, num_keys) if num_keys > 1 else ""
 
 
 def cache_key(owner: str, salt: str | None) -> bytes:
-    """The key of an owner's requests with this `cache_salt`. Empty without an owner's name and a salt."""
+    """Returns a key for cached prefixes: requests of one owner with the same `cache_salt` get the same.
+
+    Empty without owner and salt.
+    """
     if not owner and salt is None:
         return b""
-    # Surrogates can stand in a JSON string, and a salt need not be text. No owner's name has a NUL.
+    # A JSON string may hold lone surrogates, and a salt may be any string. The NUL separates: no owner's name has one.
     given = b"" if salt is None else b"\0" + salt.encode("utf-8", "surrogatepass")
     return hashlib.blake2b(owner.encode() + given, digest_size=32).digest()

@@ -1,4 +1,4 @@
-"""A lock that tenants hold one after the other."""
+"""Turns: a lock that tenants get in turn."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from collections.abc import AsyncGenerator
 
 
 class Turns:
-    """A lock whose waiters are served round robin by tenant, and in order of arrival within a tenant.
+    """A lock that goes from tenant to tenant, and within a tenant in order of arrival. For one event loop.
 
-    For one event loop. However many waiters one tenant has, the first waiter of another tenant waits for the holder and
-    for at most one waiter of each tenant.
+    However many waiters other tenants have, a tenant's first waiter waits for the current holder and for at most one
+    waiter of each other tenant.
     """
 
     def __init__(self) -> None:
         self._is_held = False
         self._last_tenant = ""
-        self._lines: dict[str, deque[asyncio.Future[None]]] = {}  # tenant -> waiters; the next tenant first
+        self._lines: dict[str, deque[asyncio.Future[None]]] = {}  # tenant -> waiters, in the order of turns
 
     @contextlib.asynccontextmanager
     async def turn(self, tenant: str) -> AsyncGenerator[None]:
-        """Holds the lock in the block."""
+        """Holds the lock during the `with` block."""
         await self._wait(tenant)
         self._last_tenant = tenant
         try:
@@ -41,7 +41,7 @@ class Turns:
         except asyncio.CancelledError:
             if waiter.cancelled():
                 self._leave(tenant, waiter)
-            else:  # the lock was passed to this waiter already
+            else:  # the lock was already given to this waiter
                 self._pass_on()
             raise
 
@@ -58,9 +58,9 @@ class Turns:
             line = self._lines.pop(tenant)
             waiter = line.popleft()
             if line:
-                self._lines[tenant] = line  # behind the others
+                self._lines[tenant] = line  # to the end of the line
             if waiter.done():
-                continue  # cancelled, but its task has not run since
+                continue  # its task was cancelled, but has not run since
             waiter.set_result(None)
             return
         self._is_held = False

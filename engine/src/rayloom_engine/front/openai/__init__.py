@@ -1,1 +1,1 @@
-"""OpenAI's endpoints: typed requests, prompts, answers and streams."""
+"""OpenAI's endpoints: request types, prompts, answers and streams."""

@@ -1,4 +1,4 @@
-"""Answer: a checked request to its response, in the same way for chat and completions, streaming or not."""
+"""Answer: turns a checked request into its response. The same code serves chat and completions, streaming or not."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from rayloom_engine.front.openai.wire import GenerationRequest, StreamOptions
 from rayloom_engine.front.operations.service import Service
 from rayloom_engine.sampling_params import SamplingParams
 
-PART_BYTES = 64 * 1024  # of a large answer; a part waits until the connection has sent most of the earlier ones
-WHOLE_BYTES = 1024 * 1024  # largest answer with a Content-Length
+PART_BYTES = 64 * 1024  # a large answer is sent in such parts, each once the connection has sent most earlier ones
+WHOLE_BYTES = 1024 * 1024  # a larger answer has no Content-Length
 
 
 class Answer(ABC):
-    """Writes the documents of one request. `generation` is set before the first of them."""
+    """Writes the response documents of one request. Set `generation` before the first of them is written."""
 
     id_prefix: str
     full_object: str
@@ -48,18 +48,18 @@ class Answer(ABC):
         self._created = int(time.time())
         self._model = service.config.api_model_name
         self._fingerprint = fingerprint(service.config, text.model)
-        self._num_written = 0  # tokens in all chunks so far
+        self._num_written = 0  # tokens in all chunks written so far
 
     @abstractmethod
     def chunks(self, delta: ChoiceDelta) -> list[dict[str, Any]]:
-        """The stream's chunks for one delta."""
+        """Returns the stream's chunks for one delta."""
 
     @abstractmethod
     def choice(self, generation: Generation, result: ChoiceResult) -> dict[str, Any]:
-        """A choice of the full document."""
+        """Returns one choice of the full document."""
 
     def full(self, generation: Generation, results: list[ChoiceResult]) -> dict[str, Any]:
-        """The document of a request that does not stream."""
+        """Returns the whole document, for a request that does not stream."""
         choices = (self.choice(generation, result) for result in results)
         document = self._head(self.full_object)
         document["choices"] = LazyList(choices, 1) if len(results) > 1 else list(choices)
@@ -67,18 +67,18 @@ class Answer(ABC):
         return document
 
     def chunk(self, choice: dict[str, Any]) -> dict[str, Any]:
-        """A chunk with one choice. With include_usage every chunk has the key `usage`, as OpenAI defines."""
+        """A chunk with one choice. With include_usage every chunk has the key `usage`, as in OpenAI's API."""
         document = {**self._head(self.chunk_object), "choices": [choice]}
         if self.include_usage:
             document["usage"] = self.generation.usage(self._num_written) if self.continuous_usage else None
         return document
 
     def count(self, delta: ChoiceDelta) -> None:
-        """Adds the tokens of `delta` to the usage in chunks."""
+        """Counts the tokens of `delta` in the usage that chunks report."""
         self._num_written += len(delta.text.token_ids)
 
     def usage_chunk(self, usage: dict[str, Any]) -> dict[str, Any]:
-        """The last chunk of a stream with include_usage."""
+        """Returns the last chunk of a stream with include_usage."""
         return {**self._head(self.chunk_object), "choices": [], "usage": usage}
 
     def _head(self, kind: str) -> dict[str, Any]:
@@ -92,10 +92,11 @@ class Answer(ABC):
 
 
 class WholeAnswer(Response):
-    """The answer that does not stream. It owns the generation and the watcher of its client, and ends both.
+    """The answer to a request that does not stream. Owns the generation and the task that watches its client; ends
+    both.
 
-    The request stays in flight until the answer is sent, so a drain waits for a slow client too. A document of more
-    than WHOLE_BYTES is sent in chunks while it is encoded; a smaller one has a Content-Length.
+    The request counts as in flight until the answer is sent, so a drain also waits for slow clients. A document of more
+    than WHOLE_BYTES is sent while it is being encoded; a smaller one has a Content-Length.
     """
 
     media_type = "application/json"
@@ -121,7 +122,7 @@ class WholeAnswer(Response):
         is_begun = False
         for part in json_pieces.parts(self._document, PART_BYTES):
             if self._generation.is_client_gone:
-                return  # the rest would not be read
+                return  # nobody would read the rest
             num_bytes += len(part)
             held.append(part)
             if num_bytes > WHOLE_BYTES:
@@ -130,7 +131,7 @@ class WholeAnswer(Response):
                     await self._begin(send)
                 await _send_parts(send, held)
                 held = []
-            await asyncio.sleep(0)  # other requests run before the next part is encoded
+            await asyncio.sleep(0)  # let other requests run before the next part is encoded
         if not is_begun:
             self.headers["content-length"] = str(num_bytes)
             await self._begin(send)
@@ -156,16 +157,16 @@ async def answer(
     prompts: list[tuple[int, ...]],
     params: SamplingParams,
 ) -> Response:
-    """Generates and answers. Raises the error that refuses the request before its response has begun."""
+    """Generates and returns the response. An error before the response begins is raised."""
     wire.check_priority(service.config.enable_priority)
     check_num_prompt_logprobs(prompts, params)
-    service.lifecycle.check_accepts()  # draining may have begun while the body was read
+    service.lifecycle.check_accepts()  # a drain may have begun while the body was read
     tenant: str = request.state.tenant
     prefixes = cache_key(request.state.owner, wire.cache_salt)
     generation = await Generation.start(
         service,
         text,
-        # A client may use an id twice; the engine needs a unique one.
+        # Clients may reuse an id, but the engine needs a unique one.
         request_id=f"{writer.request_id}-{secrets.token_hex(8)}",
         prompts=prompts,
         params=params,
@@ -199,9 +200,10 @@ async def answer(
 
 
 def request_id_of(request: Request, wire: GenerationRequest) -> str:
-    """The request's id: its field, else the X-Request-Id header, else the fresh one of the gate.
+    """Returns the request's id: the field `request_id`, else the X-Request-Id header, else the id that Gate made.
 
-    The response has it as X-Request-Id, unless the client sent that header and so expects it back.
+    The response carries it as X-Request-Id. If the client sent that header, the response returns the header's value
+    instead.
     """
     http_id: str = request.state.request_id
     if wire.request_id is None:
@@ -212,7 +214,7 @@ def request_id_of(request: Request, wire: GenerationRequest) -> str:
 
 
 def check_model(service: Service, model: str | None) -> None:
-    """Raises ApiError 404 unless `model` is the served one, or is not given."""
+    """Raises ApiError 404 unless `model` is the served model or is not given."""
     name = service.config.api_model_name
     if model is not None and model != name:
         raise ApiError(

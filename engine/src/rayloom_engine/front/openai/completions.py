@@ -25,7 +25,7 @@ from rayloom_engine.front.operations.service import Service
 from rayloom_engine.sampling_params import check_token_ids
 from rayloom_engine.text.tokenizer import Tokenizer
 
-ECHO_IN_THREAD_ABOVE_TOKENS = 1024  # decoding fewer tokens takes less than the hop to a thread and back
+ECHO_IN_THREAD_ABOVE_TOKENS = 1024  # fewer tokens are decoded faster than the hop to a thread and back
 
 
 async def completions(request: Request) -> Response:
@@ -35,7 +35,7 @@ async def completions(request: Request) -> Response:
     check_model(service, wire.model)
     params = wire.sampling()
     given = parse_prompts(wire.prompt)
-    # The number is checked before any prompt is tokenised.
+    # Check the number of prompts before tokenising any of them.
     check_num_choices(service.config, len(given) * params.n, request.state.tenant)
     add_special_tokens = wire.add_special_tokens is not False
     prompts = []
@@ -61,14 +61,17 @@ async def completions(request: Request) -> Response:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Echo:
-    """A prompt as it is repeated in the answer."""
+    """A prompt as it appears in an answer with `echo`."""
 
     text: str
-    num_hidden_chars: int = 0  # of tokens before the text that are not in it
+    num_hidden_chars: int = 0  # length of the special tokens in front of the prompt that the text does not show
 
 
 def _echo(tokenizer: Tokenizer, prompt: str | tuple[int, ...], ids: tuple[int, ...]) -> Echo:
-    """The echo of a prompt: a text as it was given; ids as text with their special tokens, which the client has set."""
+    """Returns the echo of a prompt. A text is echoed as given.
+
+    Token ids are decoded with special tokens, as the client gave them.
+    """
     if not isinstance(prompt, str):
         return Echo(text=tokenizer.decode(ids, skip_special_tokens=False))
     num_hidden = 0
@@ -81,7 +84,10 @@ def _echo(tokenizer: Tokenizer, prompt: str | tuple[int, ...], ids: tuple[int, .
 
 
 class CompletionAnswer(Answer):
-    """Writes the documents of the completions endpoint. `echoes`: one for each prompt, or none without echo."""
+    """Writes the documents of the completions endpoint.
+
+    `echoes`: one per prompt; empty unless the request has `echo`.
+    """
 
     id_prefix = "cmpl"
     full_object = "text_completion"
@@ -96,7 +102,7 @@ class CompletionAnswer(Answer):
         self._wants_prompt_logprobs = wire.prompt_logprobs is not None
         self._logprobs = LogprobWriter(text.tokenizer, as_ids=bool(wire.return_tokens_as_token_ids))
         self._streams = bool(wire.stream)
-        self._offsets: dict[int, int] = {}  # choice index -> start of its next token in its text
+        self._offsets: dict[int, int] = {}  # choice index -> offset of its next token in its text
 
     def chunks(self, delta: ChoiceDelta) -> list[dict[str, Any]]:
         self.count(delta)

@@ -1,8 +1,8 @@
-"""The fields of other APIs that this server knows and does not implement, as two tables.
+"""The fields of other APIs that this server knows but does not implement, as two tables.
 
-A field of `WITHOUT_EFFECT` cannot change the answer here, so it is accepted. A field of `NOT_IMPLEMENTED` would change
-the answer, so it is refused unless its value is neutral. There is no third kind: a field that is neither in a table nor
-in the endpoint's model is refused as unknown. docs/api.md holds the same tables, written by tools/write_api_docs.py.
+A field in `WITHOUT_EFFECT` cannot change the answer here, so any value is accepted. A field in `NOT_IMPLEMENTED` would
+change the answer, so it is refused unless its value changes nothing (`neutral`). A field that is in neither table nor
+in the endpoint's model is refused as unknown. docs/api.md has the same tables, written by tools/write_api_docs.py.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ class WithoutEffect:
     """A field that is accepted with any value."""
 
     name: str
-    origin: str  # the API that has it
-    reason: str  # the reason why it has no effect
+    origin: str  # the API that has this field
+    reason: str  # why the field changes nothing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NotImplementedField:
-    """A field that is refused, except with null and with the values of `neutral`, which change nothing."""
+    """A field that is refused unless its value is null or one of `neutral`: these change nothing."""
 
     name: str
     origin: str
     meaning: str
     neutral: tuple[object, ...] = ()
-    instead: str = ""  # the setting to use, if this server has it under another name
+    instead: str = ""  # the field to use instead, if this server has the feature under another name
 
 
 def _without(origin: str, **reasons: str) -> list[WithoutEffect]:

@@ -1,4 +1,7 @@
-"""The system_fingerprint of answers: equal for servers that compute the same tokens, different where they may not."""
+"""The system_fingerprint of answers.
+
+Equal on servers that compute the same tokens, different where tokens may differ.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +14,9 @@ from rayloom_engine.protocol.messages import ServedModel
 
 
 def fingerprint(config: EngineConfig, model: ServedModel) -> str:
-    """ "rl-" and twelve hexadecimal digits of a hash of all facts that determine the tokens of a seed.
+    """Returns "rl-" and twelve hexadecimal digits: a hash of everything that decides which tokens a seed gives.
 
-    Replicas of one configuration have the same one: the cache folder of a hub's model is no part of it.
+    It is equal on all replicas of a configuration, so the folder in which a hub model is cached does not count.
     """
     parts = (
         ENGINE_VERSION,

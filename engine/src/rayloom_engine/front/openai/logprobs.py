@@ -1,4 +1,4 @@
-"""Log-probabilities in the three shapes that clients expect: chat, completions, and vLLM's prompt_logprobs."""
+"""Log-probabilities in the three JSON formats that clients expect: chat, completions, and vLLM's prompt_logprobs."""
 
 from __future__ import annotations
 
@@ -10,11 +10,14 @@ from rayloom_engine.core.step import TokenLogprobs
 from rayloom_engine.front.http.json_pieces import LazyList, lazy
 from rayloom_engine.text.tokenizer import Tokenizer
 
-LOWEST = -9999.0  # JSON has no infinity; vLLM uses the same number
+LOWEST = -9999.0  # stands for minus infinity, which JSON lacks; vLLM uses the same number
 
 
 class LogprobWriter:
-    """Writes logprobs with a tokenizer's words. `as_ids` writes tokens as "token_id:N", which is never ambiguous."""
+    """Writes log-probabilities, naming tokens by their text.
+
+    `as_ids` names them "token_id:N" instead, which is never ambiguous.
+    """
 
     def __init__(self, tokenizer: Tokenizer, *, as_ids: bool) -> None:
         self._tokenizer = tokenizer
@@ -24,16 +27,16 @@ class LogprobWriter:
         return f"token_id:{token_id}" if self._as_ids else self._tokenizer.token_text(token_id)
 
     def chat(self, entries: Sequence[TokenLogprobs]) -> dict[str, Any]:
-        """The `logprobs` object of a chat choice."""
+        """Returns the `logprobs` object of a chat choice."""
         return {"content": lazy(map(self._chat_entry, entries), len(entries), _width(entries)), "refusal": None}
 
     def completion(
         self, token_ids: Sequence[int], entries: Sequence[TokenLogprobs | None], offset: int
     ) -> dict[str, Any]:
-        """The `logprobs` object of a completion choice.
+        """Returns the `logprobs` object of a completion choice.
 
-        An entry is None for a prompt's first token. `offset` is the start of the first token in the choice's text. It
-        is negative by the length of leading tokens that the text lacks; their offsets are written as 0.
+        An entry is None for a prompt's first token. `offset` is where the first token starts in the choice's text. If
+        the text lacks leading special tokens, `offset` is minus their length, and their offsets are written as 0.
         """
         num = len(token_ids)
         assert len(entries) == num
@@ -47,15 +50,17 @@ class LogprobWriter:
         }
 
     def num_chars(self, token_ids: Sequence[int]) -> int:
-        """The length of the tokens' texts, by which `text_offset` grows."""
+        """Returns the length of the tokens' texts: `text_offset` grows by it."""
         return sum(map(len, map(self._tokenizer.token_text, token_ids)))
 
     def prompt(self, entries: Sequence[TokenLogprobs]) -> list[Any] | LazyList:
-        """vLLM's prompt_logprobs: None for the first token, then token id -> logprob, rank and text."""
+        """Returns vLLM's prompt_logprobs: None for the first token, then for each token an object from token id to
+        logprob, rank and text.
+        """
         return lazy(chain((None,), map(self._prompt_entry, entries)), 1 + len(entries), _width(entries))
 
     def _prompt_entry(self, entry: TokenLogprobs) -> dict[str, Any]:
-        # The prompt's own token comes first, as in vLLM: some clients read no further.
+        # The prompt's own token comes first, as in vLLM: some clients read only the first.
         ranked = [(entry.token_id, entry.logprob, entry.rank)]
         ranked += [
             (token_id, logprob, rank)
@@ -82,7 +87,7 @@ class LogprobWriter:
         return item
 
     def _top(self, entry: TokenLogprobs) -> dict[str, float]:
-        # As in vLLM the token itself comes first, also when it is not among the most likely.
+        # As in vLLM, the token itself comes first, even if it is not among the most likely.
         top = {self.name(entry.token_id): max(entry.logprob, LOWEST)}
         for token_id, logprob in entry.top:
             top.setdefault(self.name(token_id), max(logprob, LOWEST))
@@ -97,6 +102,6 @@ class LogprobWriter:
 
 
 def _width(entries: Sequence[TokenLogprobs | None]) -> int:
-    """Number of log-probabilities in an entry; equal for all entries of a request."""
+    """Returns the number of log-probabilities in an entry. All entries of a request have the same number."""
     last = entries[-1] if entries else None
     return 1 if last is None else 1 + len(last.top)

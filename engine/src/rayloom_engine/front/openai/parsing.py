@@ -1,4 +1,4 @@
-"""Parses a JSON object into a typed request: every field is used, known to have no effect, or refused by name."""
+"""Parses a JSON object into a request type. Every field is either used, known to have no effect, or refused by name."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from rayloom_engine.errors import RequestError
 from rayloom_engine.front.openai.fields import NOT_IMPLEMENTED, WITHOUT_EFFECT
 from rayloom_engine.front.openai.wire import ENDPOINTS, StreamOptions, Wire
 
-MAX_NAMED = 5  # unknown fields that one message names
-MAX_NAME_CHARS = 64  # a longer name is no misspelt field, and a comparison would take time
+MAX_NAMED = 5  # at most this many unknown fields are named in a message
+MAX_NAME_CHARS = 64  # a longer name is hardly a misspelling, and looking for similar names would take time
 
 Request = TypeVar("Request", bound=Wire)
 
 
 def parse_request(model: type[Request], document: dict[str, Any]) -> Request:
-    """The typed request in a JSON object. Raises RequestError naming the first field at fault."""
+    """Converts a JSON object to a request. Raises RequestError that names the first wrong field."""
     check_names(document, model.model_fields, model)
     options = document.get("stream_options")
     if isinstance(options, dict) and "stream_options" in model.model_fields:
@@ -32,9 +32,10 @@ def parse_request(model: type[Request], document: dict[str, Any]) -> Request:
 
 
 def check_names(document: dict[str, Any], declared: Iterable[str], model: type[object], prefix: str = "") -> None:
-    """Raises RequestError for a field that this request does not have, unless the field is known to have no effect.
+    """Raises RequestError for a field that this request does not have. Fields that are known to have no effect are
+    accepted.
 
-    A field with null is never refused.
+    A field whose value is null is never refused.
     """
     names = set(declared)
     given = [name for name, value in document.items() if value is not None and name not in names]
@@ -87,7 +88,7 @@ def _request_error(error: ValidationError) -> RequestError:
     return RequestError(f"{field} must be {expected}, given {given}", field)
 
 
-# Pydantic's error types in the words of JSON.
+# pydantic's error types, in the words of JSON.
 _EXPECTED = {
     "int_type": "an integer",
     "int_from_float": "an integer",

@@ -1,4 +1,4 @@
-"""Prompts: messages, texts and ids of a request to token ids for the EngineCore."""
+"""Prompts: turns a request's messages, texts or ids into token ids for the core."""
 
 from __future__ import annotations
 
@@ -11,22 +11,25 @@ from rayloom_engine.front.openai.wire import whole_items
 from rayloom_engine.text.chat_template import MAX_CPU_S
 from rayloom_engine.text.template_sandbox import TemplateTooSlow
 
-CPU_S_IN_LOOP = 0.05  # a template may block the streams for so long, once in RENDERINGS_AS_SLOW
+CPU_S_IN_LOOP = 0.05  # a rendering on the event loop is stopped after this and repeated in a thread
 
 
 class TemplateOptions(Protocol):
-    """The fields of a request that the chat template needs."""
+    """The request fields that decide how the chat template is rendered."""
 
     add_special_tokens: bool | None
     add_generation_prompt: bool | None
     continue_final_message: bool | None
 
     def template_names(self) -> dict[str, Any]:
-        """Further variables of the template."""
+        """Returns further variables for the template."""
 
 
 async def chat_prompt(text: ModelText, messages: list[Any], options: TemplateOptions) -> list[int]:
-    """Token ids of a conversation. Raises RequestError when the model's template refuses it, or there is none."""
+    """Returns the token ids of a conversation.
+
+    Raises RequestError if the model has no template, or the template refuses.
+    """
     template = text.template
     if template is None:
         raise RequestError("this model has no chat template; use /v1/completions with a prompt", "messages")
@@ -51,12 +54,15 @@ async def chat_prompt(text: ModelText, messages: list[Any], options: TemplateOpt
             template.was_slow()
     if prompt is None:
         prompt = await asyncio.to_thread(render, MAX_CPU_S)
-    # Templates write the special tokens themselves, so none are added unless requested.
+    # Templates write the special tokens themselves, so the tokenizer adds none unless the request asks for it.
     return await text.encode(prompt, add_special_tokens=bool(options.add_special_tokens))
 
 
 def parse_prompts(prompt: object) -> list[str | tuple[int, ...]]:
-    """The prompts in a completion's `prompt`; a single empty text for None. Raises RequestError."""
+    """Returns the prompts in the field `prompt` of a completion; None means a single empty text.
+
+    Raises RequestError.
+    """
     if prompt is None:
         return [""]
     if isinstance(prompt, str):
@@ -78,7 +84,10 @@ def parse_prompts(prompt: object) -> list[str | tuple[int, ...]]:
 
 
 async def text_prompt(text: ModelText, prompt: str, *, add_special_tokens: bool) -> tuple[int, ...]:
-    """Token ids of a text; an empty text is the start of a document, unless `add_special_tokens` is false."""
+    """Returns the token ids of a text.
+
+    An empty text becomes the start of a document, unless `add_special_tokens` is false.
+    """
     ids = await text.encode(prompt, add_special_tokens=add_special_tokens)
     if not ids and not prompt and add_special_tokens:
         ids = text.tokenizer.document_start()

@@ -1,4 +1,4 @@
-"""Server-sent events: a generation's deltas as they arrive, comments in between, an error as the last event."""
+"""Server-sent events: sends deltas as they arrive, comments while nothing arrives, and an error as the last event."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from rayloom_engine.front.http.json_pieces import pieces
 
 PING = b": ping\n\n"
 DONE = b"data: [DONE]\n\n"
-PART_BYTES = 64 * 1024  # of events that are encoded and sent without a pause for other streams
+PART_BYTES = 64 * 1024  # at most this many bytes of events are sent before other streams get a turn
 
 
 class ChunkWriter(Protocol):
-    """The part of a stream that differs between the endpoints."""
+    """The part of streaming that differs between endpoints."""
 
     def chunks(self, delta: ChoiceDelta) -> list[dict[str, Any]]:
-        """The chunks for one delta."""
+        """Returns the chunks for one delta."""
 
     def usage_chunk(self, usage: dict[str, Any]) -> dict[str, Any]:
-        """The last chunk, with no choices."""
+        """Returns the last chunk, which has the usage and no choices."""
 
 
 class EventStream(Response):
-    """The streaming answer. It owns the generation and the watcher of its client, and ends both."""
+    """The answer to a streaming request. Owns the generation and the task that watches its client; ends both."""
 
     media_type = "text/event-stream"
 
@@ -44,7 +44,7 @@ class EventStream(Response):
         *,
         include_usage: bool,
     ) -> None:
-        """`first`: the first list of `deltas`, taken already."""
+        """`first`: the first list from `deltas`, which the caller has already taken."""
         self.status_code = 200
         self.background = None
         self.init_headers({"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
@@ -72,11 +72,11 @@ class EventStream(Response):
         try:
             for part in self._parts(self._first):
                 await send_part(part)
-                await asyncio.sleep(0)  # other streams run before the next part is encoded
+                await asyncio.sleep(0)  # let other streams run before the next part is encoded
             async for deltas in self._deltas:
                 for number, part in enumerate(self._parts(deltas) if deltas else (PING,)):
                     if number:
-                        await asyncio.sleep(0)  # other streams run before the next part is encoded
+                        await asyncio.sleep(0)  # let other streams run before the next part is encoded
                     await send_part(part)
         except Exception as error:
             if isinstance(error, ClientGone):
@@ -84,7 +84,7 @@ class EventStream(Response):
             self._generation.failed(error)
             known = api_error(error)
             if known is None:
-                # The client gets a last event, the log gets the trace.
+                # The client gets a last event; the log gets the traceback.
                 crash = ApiError(500, "internal error; the server's log says more", type="server_error")
                 await send_part(_event(crash.body()), is_last=True)
                 raise
@@ -95,7 +95,7 @@ class EventStream(Response):
         self._generation.answered()
 
     def _parts(self, deltas: list[ChoiceDelta]) -> Iterator[bytes]:
-        """The events of `deltas`, in one part when they are small."""
+        """Yields the events of `deltas`, as one part if they are small."""
         held: list[bytes] = []
         num_bytes = 0
         for delta in deltas:

@@ -1,4 +1,4 @@
-"""POST /tokenize and /detokenize, in vLLM's shapes."""
+"""POST /tokenize and /detokenize, in vLLM's formats."""
 
 from __future__ import annotations
 
@@ -43,5 +43,5 @@ async def detokenize(request: Request) -> Response:
     check_model(service, wire.model)
     check_token_ids(wire.tokens, text.model.vocab_size, "tokens")
     prompt = await asyncio.to_thread(text.tokenizer.decode, wire.tokens, skip_special_tokens=False)
-    # msgspec, because JSONResponse's encoder would block the streams: a million tokens can be 16 MB of text.
+    # JSONResponse's encoder would block the streams, as a million tokens can be 16 MB of text. msgspec is faster.
     return Response(msgspec.json.encode({"prompt": prompt}), media_type="application/json")

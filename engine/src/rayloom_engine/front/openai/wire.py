@@ -1,7 +1,7 @@
-"""The requests of the API port as typed models: OpenAI's fields, and vLLM's where OpenAI has none.
+"""The requests of the API port as pydantic models: OpenAI's fields, and vLLM's fields where OpenAI has none.
 
-Null means the default for every field. The descriptions and ranges are also the tables of docs/api.md, which
-tools/write_api_docs.py writes. fields.py has the fields of other APIs; all further ones are unknown.
+For every field, null means the default. tools/write_api_docs.py makes the tables of docs/api.md from the descriptions
+and ranges here. fields.py lists fields of other APIs; any other field is unknown.
 """
 
 from __future__ import annotations
@@ -21,23 +21,26 @@ from rayloom_engine.sampling_params import (
     SamplingParams,
 )
 
-MAX_DETOKENIZED = 2**20  # tokens in one request to turn them back into text
+MAX_DETOKENIZED = 2**20  # tokens in one /detokenize request
 
 
 def whole(value: object) -> object:
-    """An integer for a number without a fraction, such as 4.0 or 1e2, as JSON Schema counts; else `value` itself."""
+    """Returns a number without a fraction, such as 4.0 or 1e2, as int: JSON Schema counts it as an integer.
+
+    Returns anything else unchanged.
+    """
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def whole_items(values: object) -> object:
-    """`whole` for the items of a list. A list that is too long for any field is returned as it is, to save time."""
+    """Applies `whole` to the items of a list. A list too long for any field is returned unchanged, to save time."""
     if not isinstance(values, list) or len(values) > MAX_DETOKENIZED or float not in set(map(type, values)):
         return values
     return [whole(value) for value in values]
 
 
 Whole = Annotated[int, BeforeValidator(whole)]
-# fail_fast, because pydantic makes one error object per bad element, and a body has room for millions.
+# fail_fast: otherwise pydantic makes an error object for each bad element, and a body can hold millions.
 StopTokenIds = Annotated[list[int], Field(max_length=MAX_STOP_TOKEN_IDS, fail_fast=True), BeforeValidator(whole_items)]
 TokenIds = Annotated[list[int], Field(max_length=MAX_DETOKENIZED, fail_fast=True), BeforeValidator(whole_items)]
 
@@ -61,7 +64,7 @@ class StreamOptions(BaseModel):
 
 
 class GenerationRequest(Wire):
-    """The fields of both chat and completions."""
+    """The fields that chat and completions have in common."""
 
     n: Whole | None = Field(None, description="Choices per prompt.")
     temperature: float | None = Field(
@@ -78,7 +81,7 @@ class GenerationRequest(Wire):
     )
     presence_penalty: float | None = Field(None, description="Taken from the logits of tokens in the answer.")
     frequency_penalty: float | None = Field(None, description="The same, once per occurrence.")
-    # SamplingParams checks keys and numbers, and stops at the first bad number.
+    # SamplingParams checks the keys and values of logit_bias, and stops at the first bad one.
     logit_bias: dict[str, Any] | None = Field(
         None, description=f"Token id to a bias from -100 to 100; at most {MAX_LOGIT_BIASES} of them."
     )
@@ -131,10 +134,10 @@ class GenerationRequest(Wire):
     )
 
     def _sampling(self, names: dict[str, str], least_tokens: int, **settings: Any) -> SamplingParams:
-        """SamplingParams from the request's fields and from `settings`, which take precedence.
+        """Builds SamplingParams from the request's fields. `settings` take precedence over them.
 
-        `names`: name of a setting -> name of the request's field, for refusals. `max_tokens` is at least
-        `least_tokens`.
+        `names`: setting -> the name of its field in this request, for error messages. Refuses a `max_tokens` of 0 if
+        `least_tokens` is above 0.
         """
         if self.max_completion_tokens is not None:
             settings["max_tokens"] = self.max_completion_tokens
@@ -151,7 +154,7 @@ class GenerationRequest(Wire):
             raise _renamed(error, names) from error
 
     def check_priority(self, is_enabled: bool) -> None:
-        """Raises RequestError for a priority that would have no effect."""
+        """Raises RequestError if the request sets a priority but the server does not use priorities."""
         if self.priority and not is_enabled:
             raise RequestError(
                 f"priority is not enabled on this server, given {self.priority}; leave it out or set it to 0, or start "
@@ -160,7 +163,7 @@ class GenerationRequest(Wire):
             )
 
     def check_stream(self) -> None:
-        """Raises RequestError for options that exclude each other."""
+        """Raises RequestError for options that cannot be combined."""
         if self.stream_options is not None and not self.stream:
             raise RequestError(
                 "stream_options is only for streams; set stream to true or leave it out", "stream_options"
@@ -194,7 +197,7 @@ _SAMPLING_FIELDS = (
 
 
 class TemplateFields(BaseModel):
-    """The fields that determine how messages become a prompt."""
+    """The fields that decide how messages become a prompt."""
 
     add_generation_prompt: bool | None = Field(
         None, description="The prompt ends where the assistant begins. Default: true."
@@ -224,7 +227,7 @@ class ChatRequest(TemplateFields, GenerationRequest):
     )
 
     def sampling(self) -> SamplingParams:
-        """The sampling parameters. Raises RequestError naming the field."""
+        """Returns the sampling parameters. Raises RequestError that names the field."""
         self.check_stream()
         if self.top_logprobs and not self.logprobs:
             raise RequestError("top_logprobs needs logprobs; set logprobs to true", "top_logprobs")
@@ -238,7 +241,7 @@ class ChatRequest(TemplateFields, GenerationRequest):
         return self._sampling({"logprobs": "top_logprobs"}, 1, max_tokens=self.max_tokens, logprobs=num_top)
 
     def template_names(self) -> dict[str, Any]:
-        """Further names that the chat template may read."""
+        """Returns further variables for the chat template."""
         names: dict[str, Any] = {"enable_thinking": False} if self.reasoning_effort == "none" else {}
         return {**names, **(self.chat_template_kwargs or {})}
 
@@ -260,7 +263,7 @@ class CompletionRequest(GenerationRequest):
     best_of: Whole | None = Field(None, description="Must be n, where it is given.")
 
     def sampling(self) -> SamplingParams:
-        """The sampling parameters. Raises RequestError naming the field."""
+        """Returns the sampling parameters. Raises RequestError that names the field."""
         self.check_stream()
         if self.best_of is not None and self.best_of != (self.n or 1):
             raise RequestError(
@@ -291,7 +294,7 @@ class TokenizeRequest(TemplateFields, Wire):
     )
 
     def template_names(self) -> dict[str, Any]:
-        """Further names that the chat template may read."""
+        """Returns further variables for the chat template."""
         return self.chat_template_kwargs or {}
 
 
@@ -308,7 +311,7 @@ ENDPOINTS: dict[str, type[Wire]] = {
 
 
 def _renamed(error: RequestError, names: dict[str, str]) -> RequestError:
-    """The refusal with the request's name of the field: chat has other names for some settings."""
+    """Returns `error` with the field name that the client used: chat calls some settings by other names."""
     name = names.get(error.field or "")
     if name is None or error.field is None:
         return error

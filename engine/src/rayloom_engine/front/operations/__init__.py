@@ -1,1 +1,1 @@
-"""The operation of one API server process: lifecycle, metrics, health, status document and admin port."""
+"""Running one API server process: lifecycle, metrics, health, status document and admin port."""

@@ -1,4 +1,4 @@
-"""The admin port: /status and /drain for the operator, and the health and metrics of the API port."""
+"""The admin port: /status and /drain for the operator, and /health and /metrics as on the API port."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ from rayloom_engine.front.operations.service import Service
 
 
 def load_admin_token(path: str | None) -> str | None:
-    """The admin port's token; None when no file is set. Raises ConfigError when the file is unreadable or empty."""
+    """Returns the admin port's token, or None if no file is set.
+
+    Raises ConfigError if the file is unreadable or empty.
+    """
     if path is None:
         return None
     try:
@@ -34,9 +37,11 @@ def load_admin_token(path: str | None) -> str | None:
 
 
 def is_own_request(host: str, origin: str | None) -> bool:
-    """True if a request to an unprotected loopback port must come from a program of this machine, not from a web page.
+    """True if a request to a loopback port without a token comes from a program on this machine, and not from a web
+    page.
 
-    A browser sends the page's Origin with every POST and DELETE, and a name that was rebound to 127.0.0.1 as Host.
+    With every POST and DELETE, browsers send the page's origin as Origin. In a DNS rebinding attack they send the
+    attacker's name, which resolves to 127.0.0.1, as Host.
     """
     if origin is not None:
         return False
@@ -48,7 +53,10 @@ def is_own_request(host: str, origin: str | None) -> bool:
 
 
 def age_of_drain(mark: Path) -> float | None:
-    """Seconds since the request for the drain that the file `mark` stands for; None without the file."""
+    """Returns the seconds since the drain was requested; `mark` is the file that records the request.
+
+    None without the file.
+    """
     try:
         return max(0.0, time.time() - mark.stat().st_mtime)
     except FileNotFoundError:
@@ -58,15 +66,15 @@ def age_of_drain(mark: Path) -> float | None:
 def _mark(mark: Path, is_draining: bool) -> None:
     if not is_draining:
         mark.unlink(missing_ok=True)
-    elif not mark.exists():  # a second request keeps the age of the first
+    elif not mark.exists():  # a second request does not reset the time of the first
         mark.touch()
 
 
 def admin_app(service: Service, token: str | None, drain_mark: Path | None = None) -> Starlette:
-    """The ASGI application of the admin port. Without a token (loopback only) it serves every program of the machine.
+    """The ASGI application of the admin port. Without a token (loopback only) any program on the machine may use it.
 
-    The file `drain_mark` exists while a drain is requested, so that the drain outlives this process. Its modification
-    time is that of the request.
+    The file `drain_mark` exists while a drain is requested, so the drain outlives this process. Its modification time
+    is the time of the request.
     """
 
     def check(request: Request) -> None:
@@ -91,7 +99,7 @@ def admin_app(service: Service, token: str | None, drain_mark: Path | None = Non
     async def status(request: Request) -> Response:
         check(request)
         document = service.status()
-        # Prefer and Preference-Applied are of RFC 7240.
+        # Prefer and Preference-Applied: RFC 7240.
         is_minimal = "return=minimal" in request.headers.get("prefer", "")
         text = document.minimal_json() if is_minimal else document.model_dump_json()
         headers = {"Preference-Applied": "return=minimal"} if is_minimal else {}
@@ -103,7 +111,7 @@ def admin_app(service: Service, token: str | None, drain_mark: Path | None = Non
             raise ApiError(409, "the engine is stopping; its drain cannot be taken back", code="engine_stopping")
         is_draining = request.method == "POST"
         if drain_mark is not None:
-            # The file is written before the answer, which must hold after a restart.
+            # Write the file before answering: the answer must remain true if this process is restarted.
             _mark(drain_mark, is_draining)
         service.lifecycle.drain(is_draining)
         state, _reason = service.state()

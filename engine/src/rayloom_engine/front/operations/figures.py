@@ -1,7 +1,7 @@
-"""Figures that handlers count: gauges, counters and histograms, cheap enough for every token of every stream.
+"""Metrics that handlers update: gauges, counters and histograms, cheap enough for every token of every stream.
 
-prometheus_client's own classes take a lock for each of their values and know no observation of a weight. A stream would
-pay for both with every token, so these classes count and prometheus_client only writes (metrics.py).
+prometheus_client's own classes take a lock for each value, and cannot observe one value several times at once. Every
+token would pay for both. So these classes count, and prometheus_client only writes the text (metrics.py).
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ Labels = tuple[tuple[str, str], ...]
 
 
 class Family:
-    """A metric's name, meaning and values by label. Counters only rise; gauges are set. For one event loop.
+    """A metric: its name, its meaning and a value for each set of labels. Counters only rise; gauges are set. For one
+    event loop.
 
-    Labels are (name, value) pairs; `label_names` are the labels of its samples beside the common ones.
+    Labels are (name, value) pairs; `label_names` are the names, without the labels that all metrics have.
     """
 
     def __init__(self, kind: str, name: str, meaning: str, label_names: Sequence[str] = ()) -> None:
@@ -42,7 +43,7 @@ class Family:
 
 
 class Histogram(Family):
-    """Counts observations in buckets; `bounds` are the upper bounds, ascending."""
+    """Counts observations in buckets. `bounds`: the buckets' upper bounds, ascending."""
 
     def __init__(self, name: str, meaning: str, bounds: Sequence[float]) -> None:
         super().__init__("histogram", name, meaning)
@@ -55,11 +56,11 @@ class Histogram(Family):
         self.sum += value * times
 
     def cumulative(self) -> dict[str, int]:
-        """Upper bound as text, the last one +Inf -> number of observations up to it."""
+        """Returns upper bound (as text, the last is +Inf) -> number of observations not above it."""
         bounds = (*map(_bound, self._bounds), "+Inf")
         return dict(zip(bounds, accumulate(self._counts), strict=True))
 
 
 def _bound(value: float) -> str:
-    """The text of a bound. Whole numbers have no ".0": series of earlier versions have the same `le`."""
+    """Formats a bound. Whole numbers get no ".0", as in earlier versions: another `le` would start new time series."""
     return str(int(value)) if value == int(value) else repr(value)

@@ -1,4 +1,7 @@
-"""Health, readiness, version and metrics, at the API port and in part at the admin port too."""
+"""Handlers for health, readiness, version and metrics.
+
+The API port has all of them, the admin port health and metrics.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +13,16 @@ from rayloom_engine.front.operations.service import ENGINE_VERSION, Service
 
 
 async def health(request: Request) -> Response:
-    """200 once the model was loaded, also in recoveries and drains; 503 before that, and when the engine failed."""
+    """Answers 200 once the model was loaded, also in recoveries and drains. 503 before that, and after the engine
+    failed.
+    """
     service: Service = request.app.state.service
     service.lifecycle.check_alive()
     return JSONResponse({"status": "ok", "state": service.state()[0]})
 
 
 async def ready(request: Request) -> Response:
-    """200 when requests are accepted, also during a recovery; else 503 with the reason."""
+    """Answers 200 if requests are accepted, which includes recoveries. Else 503 with the reason."""
     service: Service = request.app.state.service
     service.lifecycle.check_accepts()
     return JSONResponse({"status": "ready", "state": service.state()[0]})

@@ -1,4 +1,4 @@
-"""Lifecycle: whether the front accepts requests, the reason when it does not, and how many are in flight."""
+"""Lifecycle: whether the front accepts requests, why not if it does not, and how many are in flight."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from rayloom_engine.front.http.errors import DRAINING, unavailable
 from rayloom_engine.protocol.messages import CoreStatus
 from rayloom_engine.status import State
 
-RETRY_AFTER_S = 2  # of refusals while the engine starts or drains
-STALLED_AFTER_S = 60.0  # an idle core computes a probe every 10 s; a step that takes a minute shows work meanwhile
+RETRY_AFTER_S = 2  # Retry-After of refusals while the engine starts or drains
+STALLED_AFTER_S = 60.0  # an idle core computes a probe every 10 s; in a longer step the ranks still show work
 
 
 def stall_of(core: CoreStatus, status_age_s: float) -> str:
-    """A sentence that names the hung rank of a serving EngineCore, or the core itself; empty when neither hangs.
+    """Returns a sentence that names the hung rank of a serving core, or the core itself. Empty if neither hangs.
 
-    `core` was received `status_age_s` ago. A rank hangs when it has shown no sign of life for STALLED_AFTER_S although
-    a step runs, or although an idle core's probe is overdue. While a computing rank showed work recently nothing hangs:
-    a step may be long on a slow machine.
+    `core` was received `status_age_s` ago. A rank hangs if it has sent no heartbeat for STALLED_AFTER_S although a step
+    runs, or although the probe of an idle core is overdue. Nothing hangs as long as a computing rank showed recent
+    work: a step may be long on a slow machine.
     """
     if core.last_work_age_s is not None and core.last_work_age_s + status_age_s <= STALLED_AFTER_S:
         return ""
@@ -29,7 +29,7 @@ def stall_of(core: CoreStatus, status_age_s: float) -> str:
         is_due = rank.phase == "step" or (rank.phase == "idle" and is_probe_overdue)
         if age_s > STALLED_AFTER_S and is_due:
             return f"rank {rank.rank} has not advanced for {age_s:.0f} s"
-    # Ranks in processes of their own send heartbeats also while a step hangs.
+    # Ranks with processes of their own send heartbeats even while a step hangs, so check the core too.
     core_age_s = core.heartbeat_age_s + status_age_s
     if core_age_s > STALLED_AFTER_S:
         return f"no step has ended for {core_age_s:.0f} s"
@@ -40,29 +40,30 @@ class Lifecycle:
     """Decides whether requests are accepted. For one event loop."""
 
     def __init__(self, *, is_restart: bool = False) -> None:
-        """`is_restart`: a front before this one has died, so requests wait for readiness instead of being refused."""
+        """`is_restart`: an earlier front has died, so requests wait until this one is ready and are not refused."""
         self.is_restart = is_restart
-        self.was_loaded = False  # this front or one before it was ready
-        self.was_ready = False  # the first load is done; stays true while the core is being restarted
+        self.was_loaded = False  # this front, or one before it, has been ready
+        self.was_ready = False  # the first load has finished; stays true while the core restarts
         self.is_core_serving = False
-        self.is_draining = False  # by the admin port, which can take it back
-        self.is_stopping = False  # the process ends; for good
-        self._draining_since = 0.0  # by time.monotonic; the first of drain and stop
-        self.failure = ""  # the first cause, once the engine has failed
-        self.waiting_for = "waiting for the core"  # the phase of a start or recovery
-        self.stall = ""  # the hung rank, as a sentence
+        self.is_draining = False  # requested at the admin port, which can also cancel it
+        self.is_stopping = False  # the process is exiting; cannot be cancelled
+        self._draining_since = 0.0  # time.monotonic of the first drain or stop
+        self.failure = ""  # the first cause of failure, once the engine has failed
+        self.waiting_for = "waiting for the core"  # the current phase of a start or recovery
+        self.stall = ""  # a sentence about the hung rank or core; empty if none hangs
         self.num_in_flight = 0
-        self.num_held = 0  # requests that wait for a restarted front
-        # Closes kept-alive connections: requests on them would be refused here while other engines would serve them.
+        self.num_held = 0  # requests held until a restarted front is ready
+        # Closes keep-alive connections: this engine would refuse the next requests on them, while other engines would
+        # serve them.
         self.close_connections: Callable[[], None] = lambda: None
         self.on_ready: Callable[[], None] = lambda: None
         self._idle = asyncio.Event()
         self._idle.set()
-        self._changed = asyncio.Event()  # replaced with every change
+        self._changed = asyncio.Event()  # replaced by a new Event at every change
 
     @property
     def state(self) -> tuple[State, str]:
-        """The state and its reason, the most serious first."""
+        """The state and its reason. If several states apply, the most serious one."""
         if self.failure:
             return "failed", self.failure
         if self.is_stopping:
@@ -79,7 +80,7 @@ class Lifecycle:
 
     @property
     def accepts(self) -> bool:
-        """True also during a recovery: requests then wait and continue."""
+        """True also during a recovery: requests then wait and continue afterwards."""
         return self.was_ready and not self._refuses
 
     @property
@@ -88,18 +89,18 @@ class Lifecycle:
 
     @property
     def drains(self) -> bool:
-        """True if clients should send their requests to other engines."""
+        """True in a drain and after a stop: clients should use other engines."""
         return self.is_draining or self.is_stopping
 
     def become_ready(self) -> None:
-        """The first load is done."""
+        """Records that the first load has finished."""
         self.was_ready = True
         self.was_loaded = True
         self.on_ready()
         self._wake()
 
     def drain(self, is_draining: bool, age_s: float = 0.0) -> None:
-        """Begins or takes back a drain that was requested `age_s` ago. A drain that has begun keeps its age."""
+        """Starts or cancels a drain that was requested `age_s` ago. A repeated request does not reset the age."""
         if is_draining and not self.drains:
             self._draining_since = time.monotonic() - age_s
         self.is_draining = is_draining
@@ -108,11 +109,14 @@ class Lifecycle:
         self._wake()
 
     def drain_left_s(self, drain_s: float) -> float:
-        """Seconds left of the `drain_s` for running requests. A stop after a drain gives them no second term."""
+        """Returns the seconds that running requests have left of `drain_s`.
+
+        If a stop follows a drain, the time of the drain continues.
+        """
         return max(0.0, drain_s - (time.monotonic() - self._draining_since))
 
     def stop(self) -> None:
-        """Refuses new requests for good."""
+        """Refuses new requests from now on. This cannot be cancelled."""
         if not self.drains:
             self._draining_since = time.monotonic()
         self.is_stopping = True
@@ -120,12 +124,12 @@ class Lifecycle:
         self._wake()
 
     def fail(self, cause: str) -> None:
-        """Refuses requests for good because the engine has failed. The first cause stays."""
+        """Refuses all requests from now on because the engine has failed. Keeps the first cause."""
         self.failure = self.failure or cause
         self._wake()
 
     async def wait_after_restart(self, timeout_s: float) -> None:
-        """In a restarted front: waits until requests are accepted, or refused for good, at most `timeout_s`."""
+        """In a restarted front: waits up to `timeout_s` until requests are accepted, or refused for good."""
         self.num_held += 1
         try:
             async with asyncio.timeout(timeout_s):
@@ -137,7 +141,7 @@ class Lifecycle:
             self.num_held -= 1
 
     def check_accepts(self) -> None:
-        """Raises ApiError 503 with a sentence when new requests are refused."""
+        """Raises ApiError 503 with the reason if new requests are refused."""
         if self.accepts:
             return
         state, reason = self.state
@@ -153,26 +157,26 @@ class Lifecycle:
         raise unavailable(f"the engine is {state} ({reason}); try again soon", "engine_starting", RETRY_AFTER_S)
 
     def check_alive(self) -> None:
-        """Raises ApiError 503 when the model has never been loaded, or the engine has failed."""
+        """Raises ApiError 503 if the model was never loaded, or the engine has failed."""
         if not self.was_loaded or self.failure:
             state, reason = self.state
             raise unavailable(f"the engine is {state}: {reason}", f"engine_{state}", RETRY_AFTER_S)
 
     def enter(self) -> None:
-        """Counts an accepted request."""
+        """Counts an accepted request as in flight."""
         self.num_in_flight += 1
         self._idle.clear()
 
     def leave(self) -> None:
-        """The request was answered in full, or its client is gone."""
+        """Ends the count of a request: it is answered in full, or its client is gone."""
         self.num_in_flight -= 1
         assert self.num_in_flight >= 0
         if self.num_in_flight == 0:
             self._idle.set()
 
     async def wait_idle(self, timeout_s: float) -> bool:
-        """Waits until nothing is in flight; False when `timeout_s` passed first."""
-        if self._idle.is_set():  # True also with a time-out of 0
+        """Waits until no request is in flight. Returns False if `timeout_s` passes first."""
+        if self._idle.is_set():  # wait_for would time out at once with a time-out of 0
             return True
         try:
             await asyncio.wait_for(self._idle.wait(), timeout_s)

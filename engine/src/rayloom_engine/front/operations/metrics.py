@@ -1,6 +1,7 @@
-"""Metrics of the front and of the EngineCore's reports: vLLM's names with the prefix `rayloom:`, and recovery's.
+"""Metrics of the front, and of the core as it reports them. Names are vLLM's with the prefix `rayloom:`. Only recovery
+metrics have names of their own.
 
-prometheus_client writes the text format from the figures that handlers count (figures.py).
+prometheus_client writes the text format; the values come from figures.py.
 https://prometheus.io/docs/instrumenting/exposition_formats/
 """
 
@@ -25,7 +26,7 @@ _TOKEN_S = (0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075, 0.
 _REQUEST_S = (0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920)
 _TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000, 200000)
 
-# Counters of the EngineCore, which begin at zero with each start of it: counter -> field of SchedulerStats.
+# Counters of the core, which start at zero with each core: metric -> field of SchedulerStats.
 _CORE_COUNTERS = {
     "num_preemptions_total": "num_preemptions",
     "prefix_cache_queries_total": "prefix_queries",
@@ -35,7 +36,7 @@ _CORE_COUNTERS = {
 
 
 class Metrics:
-    """Every metric of one engine: handlers count, `observe_core` adds the EngineCore's report, `text` writes."""
+    """All metrics of one engine. Handlers count, `observe_core` adds the core's report, and `text` writes them."""
 
     def __init__(self, model_name: str) -> None:
         self._common = {"model_name": model_name}
@@ -79,7 +80,7 @@ class Metrics:
         )
         self.replayed = counter("replayed_requests_total", "Requests submitted again after a loss.")
         self.first_token_s = self._histogram("time_to_first_token_seconds", "Seconds to the first token.", _LATENCY_S)
-        # Counts requests, not choices as first_token_s does; only in the status document.
+        # Counts requests, while first_token_s counts choices. Only the status document shows it.
         self.request_first_token_s = Histogram("", "Seconds to the first token of a request.", _LATENCY_S)
         self.token_gap_s = self._histogram("inter_token_latency_seconds", "Seconds between tokens.", _TOKEN_S)
         self.request_s = self._histogram("e2e_request_latency_seconds", "Seconds of a whole request.", _REQUEST_S)
@@ -88,12 +89,12 @@ class Metrics:
         self.recovery_s = self._histogram("recovery_seconds", "Seconds from a loss until tokens flow.", _REQUEST_S)
         own = (self.prompt_tokens, self.generation_tokens, self.replayed, self.finished, self.failed)
         for family in (*own, *self._core_counters.values()):
-            family.add(0)  # without a sample at zero, rate() would miss the first increase
+            family.add(0)  # without a first sample of zero, rate() would miss the first increase
         self._epoch = 0
         self._last_stats = SchedulerStats()
 
     def observe_core(self, status: CoreStatus) -> None:
-        """Adds a CoreStatus. Its counters begin at zero in a new epoch; the sums here never fall."""
+        """Adds a status of the core. Its counters restart at zero in a new epoch; the sums kept here never fall."""
         stats = status.stats
         self._running.set(stats.num_running)
         self._waiting.set(stats.num_waiting)
@@ -108,50 +109,50 @@ class Metrics:
             self._startup.set(phase.seconds, phase=phase.name)
 
     def forget_batch(self) -> None:
-        """The EngineCore is gone, and with it its running and waiting sequences."""
+        """Call when the core is gone, and with it all running and waiting sequences."""
         self._running.set(0)
         self._waiting.set(0)
 
     def observe_heartbeats(self, status: CoreStatus, status_age_s: float) -> None:
-        """Sets the ages of heartbeats as of now, `status_age_s` after `status` arrived."""
+        """Sets the ages of heartbeats as of now: `status` arrived `status_age_s` ago."""
         for rank in status.ranks:
             self._heartbeat.set(rank.heartbeat_age_s + status_age_s, rank=str(rank.rank))
             self._communication.set(rank.communication_s, rank=str(rank.rank))
 
     def observe_api_keys(self, num_keys: int, problem: str) -> None:
-        """Sets the result of the last reading of the keys; `problem` is empty when the file could be used."""
+        """Records how the last read of the keys ended. `problem` is empty if the file was usable."""
         self._api_keys.set(num_keys)
         self._api_key_problem.set(1 if problem else 0)
 
     def observe_recovery(self, recovery: RecoveryRecord) -> None:
         """Counts a recovery that has ended."""
-        # The label has the kind of process: sentences of causes would make any number of series.
+        # The label is the kind of process. Using the sentence of the cause would create an unbounded number of series.
         self.recoveries.add(1, cause=f"{recovery.process.split()[0]}_lost")
         self.replayed.add(recovery.replayed_requests)
         if recovery.seconds is not None:
             self.recovery_s.observe(recovery.seconds)
 
     def observe_failure(self, error: Exception) -> None:
-        """Counts a request that ended in `error`. Refusals and clients that left are not counted."""
+        """Counts a request that ended in `error`. Ignores refusals and clients that left."""
         if is_fault(error):
             self.finished.add(1)
             self.failed.add(1)
 
     def text(self) -> str:
-        """All metrics in Prometheus' text format."""
-        # Imported by the first scrape: its 5 ms would lengthen the start of the front, which is part of a recovery.
+        """Returns all metrics in Prometheus' text format."""
+        # Import at the first scrape: its 5 ms would lengthen the front's start, and so each recovery of a front.
         from prometheus_client import generate_latest
 
         return generate_latest(self).decode()
 
     def collect(self) -> Iterator[Metric]:
-        """Every metric for prometheus_client; this method makes the class a Collector."""
+        """Yields every metric to prometheus_client, for which this method makes the class a Collector."""
         for family in self._families.values():
             yield _metric(family, self._common)
 
     @property
     def families(self) -> tuple[Family, ...]:
-        """Every metric that `text` writes, in its order."""
+        """Every metric that `text` writes, in the order in which it writes them."""
         return tuple(self._families.values())
 
     def _gauge(self, name: str, meaning: str, *label_names: str) -> Family:

@@ -1,4 +1,4 @@
-"""Service: the state of one API server process that all handlers share, and its document and metrics."""
+"""Service: the state of one API server process, shared by all handlers. Builds the status document and the metrics."""
 
 from __future__ import annotations
 
@@ -26,25 +26,25 @@ ENGINE_VERSION = version("rayloom-engine")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waits:
-    """Times of the HTTP side, in seconds."""
+    """Time limits on the HTTP side, in seconds."""
 
-    ping_s: float = 10.0  # an SSE comment after this long without an event, so that proxies keep the connection
-    # A stream's status line is sent after this long even before its first output. Until then a refusal (full queue)
-    # can still be a 429.
+    ping_s: float = 10.0  # without an event for this long, a stream gets an SSE comment, so that proxies keep it open
+    # After this long a stream's status line is sent even without an output. Before it, a refusal for a full queue can
+    # still become a 429.
     accept_s: float = 1.0
-    ready_s: float = 30.0  # requests wait for a restarted front to be ready for at most this long
+    ready_s: float = 30.0  # a request waits at most this long for a restarted front to be ready
 
 
 @dataclass(frozen=True, slots=True)
 class FrontStart:
-    """An API server process among those that a server has started one after the other."""
+    """Which start of the front this is: the supervisor starts a new one when a front dies."""
 
-    number: int = 1  # from 1; a higher one is a restart
-    server_started: float | None = None  # Unix time of the first start; None = this start
+    number: int = 1  # from 1; higher numbers are restarts
+    server_started: float | None = None  # Unix time of the first front's start; None: this is the first
 
 
 class Service:
-    """An API server process. It does nothing unless `run` is running."""
+    """The state of one API server process. Nothing happens until `run` is called."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class Service:
         self._api_url = api_url
         now = time.time()
         self.created = int(now if start.server_started is None else start.server_started)
-        # Uptime is by the monotonic clock, which cannot jump, and counts from the start of the first front.
+        # Uptime uses the monotonic clock, which cannot jump. It counts from the start of the first front.
         age_s = 0.0 if start.server_started is None else max(0.0, now - start.server_started)
         self._started_s = time.monotonic() - age_s
         self._loading: asyncio.Task[None] | None = None
@@ -82,24 +82,24 @@ class Service:
         )
 
     async def run(self) -> None:
-        """Keeps the connection to the EngineCore until cancelled."""
+        """Keeps the connection to the core until it is cancelled."""
         await self.client.run()
 
     def model_text(self) -> ModelText:
-        """The loaded tokenizer and template. Raises ApiError 503 when the front does not accept requests."""
+        """Returns the loaded tokenizer and template. Raises ApiError 503 if the front does not accept requests."""
         self.lifecycle.check_accepts()
         assert self.text is not None
         return self.text
 
     def state(self) -> tuple[State, str]:
-        """The state now and its reason. Ages are compared here, because an EngineCore that hangs sends no event."""
+        """The current state and its reason. Checks ages at every call, because a core that hangs sends no event."""
         core = self.client.status
         is_serving = core is not None and self.client.is_core_serving
         self.lifecycle.stall = stall_of(core, self.client.status_age_s) if core is not None and is_serving else ""
         return self.lifecycle.state
 
     def status(self) -> EngineStatus:
-        """The admin port's /status document."""
+        """Builds the admin port's /status document."""
         state, reason = self.state()
         received = ReceivedStatus(
             core=self.client.status or NO_CORE,
@@ -121,7 +121,7 @@ class Service:
         return status_document(self.config, received, figures)
 
     def metrics_text(self) -> str:
-        """All metrics in Prometheus' text format."""
+        """Returns all metrics in Prometheus' text format."""
         if self.client.status is not None:
             self.metrics.observe_heartbeats(self.client.status, self.client.status_age_s)
         return self.metrics.text()
@@ -141,14 +141,14 @@ class Service:
         except (ModelError, OSError) as error:
             self.lifecycle.fail(str(error))
             logger.error("cannot load the tokenizer: %s", error)
-        except Exception as error:  # no task awaits this one: without a failure the front would start for ever
+        except Exception as error:  # nobody awaits this task: without `fail` the front would never end its start
             self.lifecycle.fail(f"cannot load the tokenizer in {model.path}: {type(error).__name__}: {error}")
             logger.exception("cannot load the tokenizer in %s", model.path)
         else:
             self._update()
 
     def _update(self) -> None:
-        """Updates the lifecycle from the states of the EngineCore and the tokenizer."""
+        """Updates the lifecycle from the states of the core and the tokenizer."""
         lifecycle = self.lifecycle
         lifecycle.is_core_serving = self.client.is_core_serving
         if not lifecycle.was_ready and self.client.is_core_serving and self.text is not None:

@@ -1,4 +1,4 @@
-"""The `/status` document from the EngineCore's newest CoreStatus and the front's own figures. Pure."""
+"""Builds the `/status` document from the core's newest CoreStatus and the front's own figures. Pure."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ NO_CORE = CoreStatus(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReceivedStatus:
-    """The newest CoreStatus of any connection."""
+    """The newest CoreStatus, perhaps from a connection that is lost."""
 
     core: CoreStatus = NO_CORE
-    age_s: float = 0.0  # since it arrived; ages in it are that much older by now
-    is_connected: bool = False  # ranks and batches of a lost EngineCore are gone with it
+    age_s: float = 0.0  # seconds since it arrived; to be added to the ages in it
+    is_connected: bool = False  # False: the core's ranks and batches are gone with it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrontFigures:
-    """The parts of the document that the front knows by itself."""
+    """What the front itself contributes to the document."""
 
     engine_version: str
     state: status.State

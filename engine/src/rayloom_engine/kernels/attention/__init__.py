@@ -1,12 +1,11 @@
-"""Causal attention over the paged KV cache, for sequences with one new token and with many in the same call.
+"""Causal attention over the paged KV cache. One call may mix sequences with one new token and with many.
 
     out[t] = softmax(scale * q[t] . K[visible]) V[visible]
 
 A token at position p sees the positions (p - window, p], or [0, p] without a window.
 
-Attention has two phases. `plan_attention` runs once a step for each window and works out whatever is the same in all
-layers: a backend keeps there the masks, buffers or launch grids that it needs. `AttentionPlan.attend` then runs in
-every layer.
+Attention has two phases. `plan_attention` runs once per step and window. It prepares what all layers share, such as a
+backend's masks, buffers or launch grids. `AttentionPlan.attend` then runs in every layer.
 
 Legend: S sequences of the step, B blocks in a table, T tokens of the step, H query heads, K key/value heads, D head
 size, N blocks in the cache, P positions in a block.
@@ -26,25 +25,28 @@ from rayloom_engine.kernels.target import Target
 class AttentionBatch:
     """The tokens that one step computes, and the cache blocks of each sequence.
 
-    The tokens of a sequence are contiguous in T, sequences in the order of the tuples. Sequences with one token may
-    come first (the runner orders them so), which makes their rows one contiguous slice.
+    The tokens of a sequence are contiguous in T; the sequences follow in the order of the tuples. Callers may put
+    sequences with one token first (the runner does), which makes their rows one contiguous slice.
     """
 
     query_lens: tuple[int, ...]  # tokens computed in this step, per sequence, each >= 1
     context_lens: tuple[int, ...]  # tokens in the cache after this step, per sequence, each >= query_len
     block_tables_SB: torch.Tensor  # int64, on the model's device, padded with 0
-    slot_mapping_T: torch.Tensor  # int64, on the model's device: block id * block size + offset of each token
+    slot_mapping_T: torch.Tensor  # int64, on the model's device; per token: block id * block size + offset
 
 
 class AttentionPlan(Protocol):
-    """The work of a step for all layers that have the same window. Only the backend that made it knows its content."""
+    """One step's preparation for all layers that have the same window.
+
+    Only the backend that made it knows its content.
+    """
 
     def attend(self, query_THD: torch.Tensor, pages: torch.Tensor, scale: float) -> torch.Tensor:
-        """Attention of the step's tokens, [T, H, D], contiguous, in the type of the queries.
+        """Returns the attention of the step's tokens, [T, H, D], contiguous, in the type of the queries.
 
-        query_THD may be strided over T. `pages` is one layer's cache, [N, P, 2, K, D], in which the keys and values of
-        the step's own tokens are already written. A plan is for the layers of one model, one after the other: it may
-        reuse its buffers from call to call.
+        query_THD may be strided over T. `pages` is one layer's cache, [N, P, 2, K, D], which must already contain the
+        keys and values of the step's own tokens. Use a plan for the layers of one model, one at a time: it may reuse
+        its buffers between calls.
         """
 
 
@@ -58,10 +60,10 @@ class PlanAttention(Protocol):
         window: int | None,
         compute_dtype: torch.dtype,
     ) -> AttentionPlan:
-        """The plan of a step for layers with `num_heads` query heads and this `window`.
+        """Returns the plan of a step for layers with `num_heads` query heads and this `window`.
 
-        `pages` may be any layer's: its sizes, type and device count, not its content. `compute_dtype` is the type of
-        the queries. Pages of a narrower type are widened as they are read.
+        `pages` may be those of any layer: only sizes, type and device are used. `compute_dtype` is the type of the
+        queries. Pages of a narrower type are widened when they are read.
         """
 
 

@@ -1,11 +1,12 @@
-"""Attention by torch: gathers whole blocks into a buffer shared by all layers and calls scaled_dot_product_attention.
+"""Attention by torch: gathers whole blocks into a buffer that all layers share, then calls
+scaled_dot_product_attention.
 
-Two measurements on CPU decide the form: indexing `pages[block_table]` is ten times slower than index_select into a kept
-buffer, and `enable_gqa` with one query token is far slower than packing the query heads that share a key head as rows.
-The blocks to gather and the masks are the same for all layers, so a plan holds them.
+Two measurements on CPU led to this form. Indexing `pages[block_table]` is ten times slower than index_select into a
+buffer that is kept. `enable_gqa` with one query token is far slower than treating the query heads of one key head as
+rows of one matrix. Which blocks to gather and what to mask is the same for all layers, so the plan holds both.
 
 Legend: T tokens of the step, H query heads, K key/value heads, G = H / K query heads for each of them, D head size,
-R sequences of a decode bucket, L gathered positions, n tokens of one prefill chunk.
+R sequences of a decode bucket (a padded batch), L gathered positions, n tokens of one prefill chunk.
 """
 
 from __future__ import annotations
@@ -17,22 +18,23 @@ import torch.nn.functional as F
 
 from rayloom_engine.kernels.attention import AttentionBatch
 
-# A further bucket costs as much as this many padded positions (CPU: about 0.1 ms a layer against 0.25 us).
+# Another bucket costs as much as this many padded positions (CPU: about 0.1 ms per layer, against 0.25 us per
+# position).
 _BUCKET_COST_POSITIONS = 384
-# The gathered positions of a bucket stay below this, so that they are still in the CPU's cache when they are used.
+# A bucket gathers at most this many positions, so that they are still in the CPU's cache when attention reads them.
 _BUCKET_MAX_POSITIONS = 4096
 
-_SingleRow = tuple[int, int, int]  # (context length, row in T, index of the sequence) of one with one new token
+_SingleRow = tuple[int, int, int]  # a sequence with one new token: (context length, row in T, index of the sequence)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Gathered:
-    """Ids of some blocks, and the buffer that every layer copies these blocks to, as storage and as operands."""
+    """The blocks to gather, and the buffer that each layer copies them to, with views of it for SDPA."""
 
     block_ids: torch.Tensor  # int64 [blocks]
-    blocks: torch.Tensor  # [blocks, block size, 2, K, D] in the compute type, overwritten by every call
-    keys: torch.Tensor  # a view of `blocks` with 4 dimensions, as SDPA takes it; the last two are [L, D]
-    values: torch.Tensor  # likewise
+    blocks: torch.Tensor  # [blocks, block size, 2, K, D] in the compute type; every call overwrites it
+    keys: torch.Tensor  # 4-dimensional view of `blocks` for SDPA; the last two dimensions are [L, D]
+    values: torch.Tensor  # as `keys`
 
     def fill(self, pages: torch.Tensor) -> None:
         if pages.dtype == self.blocks.dtype:
@@ -43,11 +45,11 @@ class _Gathered:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Decode:
-    """Sequences with one new token each and similar lengths: one padded batch."""
+    """Sequences with one new token each and similar lengths, computed as one padded batch."""
 
     rows_R: torch.Tensor | slice  # their rows in T
     gathered: _Gathered  # [R, K, L, D]
-    mask_R11L: torch.Tensor | None  # added to the scores; None when every gathered position is visible
+    mask_R11L: torch.Tensor | None  # added to the scores; None if every gathered position is visible
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,13 +57,13 @@ class _Prefill:
     """A sequence with several new tokens."""
 
     rows_n: slice  # its rows in T
-    gathered: _Gathered  # [K, G, L, D], G with stride 0: every key head is shown to its query heads without a copy
-    mask_nL: torch.Tensor | None  # None: the chunk is the whole sequence, and causality hides enough
+    gathered: _Gathered  # [K, G, L, D]; G has stride 0, so the query heads of a key head share it without a copy
+    mask_nL: torch.Tensor | None  # None if the chunk is the whole sequence, for which SDPA's causal mask suffices
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlainPlan:
-    """Implements AttentionPlan. `attend` overwrites the plan's buffers."""
+    """Implements AttentionPlan. Every call of `attend` overwrites the plan's buffers."""
 
     decodes: tuple[_Decode, ...]
     prefills: tuple[_Prefill, ...]
@@ -122,7 +124,7 @@ def plan_attention(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Form:
-    """Sizes and types that are the same for all sequences of a plan."""
+    """What is the same for all sequences of a plan."""
 
     pages: torch.Tensor
     num_heads: int
@@ -134,16 +136,16 @@ class _Form:
         return self.pages.shape[1]
 
     def first_block(self, context_len: int, query_len: int) -> int:
-        """The first block that any of a sequence's new tokens sees."""
+        """Returns the first block that any new token of a sequence sees."""
         return 0 if self.window is None else max(0, context_len - query_len + 1 - self.window) // self.block_size
 
     def new_blocks(self, block_ids: torch.Tensor) -> torch.Tensor:
-        """A buffer for copies of these blocks."""
+        """Returns a buffer for copies of these blocks."""
         return self.pages.new_empty((block_ids.shape[0], *self.pages.shape[1:]), dtype=self.dtype)
 
 
 def _buckets(single_rows: list[_SingleRow], window: int | None) -> list[list[_SingleRow]]:
-    """Groups of rows of similar length. Padding inside of a group costs less than another group would."""
+    """Groups rows of similar context length. Opens a new group only where padding would cost more."""
 
     def visible(context_len: int) -> int:
         return context_len if window is None else min(context_len, window)
@@ -152,7 +154,7 @@ def _buckets(single_rows: list[_SingleRow], window: int | None) -> list[list[_Si
     longest = max((visible(context_len) for context_len, _, _ in single_rows), default=0)
     padded = longest * len(single_rows)
     if padded - total <= _BUCKET_COST_POSITIONS:
-        # All similar: they stay in the order of T, so that each bucket is a slice of it.
+        # All lengths are similar, so keep the order of T: then each bucket is a slice of T.
         rows_per_bucket = max(1, _BUCKET_MAX_POSITIONS // max(1, longest))
         return [single_rows[start : start + rows_per_bucket] for start in range(0, len(single_rows), rows_per_bucket)]
 
@@ -171,7 +173,7 @@ def _buckets(single_rows: list[_SingleRow], window: int | None) -> list[list[_Si
 
 
 def _decode(batch: AttentionBatch, bucket: list[_SingleRow], form: _Form) -> _Decode:
-    """The bucket's rows of L gathered positions: first some left of the window, then the visible ones, then padding."""
+    """Prepares a bucket. Each row gathers L positions: some before the window, then the visible ones, then padding."""
     block_size = form.block_size
     window = form.window
     device = form.pages.device
@@ -183,7 +185,8 @@ def _decode(batch: AttentionBatch, bucket: list[_SingleRow], form: _Form) -> _De
     sequences_R = torch.tensor([index for _, _, index in bucket], device=device)
     firsts_R = torch.tensor(first_blocks, device=device)
     lens_R = torch.tensor([context_len for context_len, _, _ in bucket], device=device)
-    # Columns past the context are padding, which the mask hides unless it is NaN: a row repeats its own last block.
+    # Columns beyond a row's context are padding. The mask hides their values unless these are NaN, so each row repeats
+    # its own last block there.
     lasts_R = (lens_R - 1) // block_size
     columns = torch.minimum(firsts_R[:, None] + torch.arange(num_blocks, device=device), lasts_R[:, None])
     block_ids = tables_SB[sequences_R[:, None], columns].flatten()
@@ -211,7 +214,7 @@ def _decode(batch: AttentionBatch, bucket: list[_SingleRow], form: _Form) -> _De
 
 
 def _prefill(batch: AttentionBatch, index: int, row: int, form: _Form) -> _Prefill:
-    """The chunk of sequence `index`, whose first new token is in `row` of T."""
+    """Prepares the chunk of sequence `index`, whose first new token is in row `row` of T."""
     block_size = form.block_size
     window = form.window
     device = form.pages.device
@@ -244,7 +247,10 @@ def _decode_buffers(block_ids: torch.Tensor, num_rows: int, form: _Form) -> _Gat
 
 
 def _prefill_buffers(block_ids: torch.Tensor, num_positions: int, form: _Form) -> _Gathered:
-    """The buffers of a chunk. `num_positions` cuts off the rest of the last block beyond the context."""
+    """Returns the buffers of a chunk.
+
+    `num_positions` excludes the part of the last block that is beyond the context.
+    """
     _, _, _, num_kv_heads, head_dim = form.pages.shape
     shown = (num_kv_heads, form.num_heads // num_kv_heads, num_positions, head_dim)
     blocks = form.new_blocks(block_ids)
@@ -254,5 +260,5 @@ def _prefill_buffers(block_ids: torch.Tensor, num_positions: int, form: _Form) -
 
 
 def _additive(hidden: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """A mask that SDPA adds to the scores: -inf where `hidden`, 0 elsewhere."""
+    """Returns a mask that SDPA adds to the scores: -inf where `hidden`, else 0."""
     return torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill_(hidden, float("-inf"))

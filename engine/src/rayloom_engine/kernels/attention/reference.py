@@ -1,4 +1,4 @@
-"""Attention one token and one head at a time, in float32: the definition that the other backends are compared with."""
+"""Attention in float32, one token and one head at a time. The other backends are compared with it."""
 
 from __future__ import annotations
 

@@ -16,10 +16,10 @@ from rayloom_engine.kernels.target import Target
 
 class KvWrite(Protocol):
     def __call__(self, pages: torch.Tensor, key_value_T2KD: torch.Tensor, slot_mapping_T: torch.Tensor) -> None:
-        """Rounds the T keys and values to the type of the pages, [N, P, 2, K, D], and puts them into their slots.
+        """Rounds the T keys and values to the type of the pages, [N, P, 2, K, D], and writes them to their slots.
 
-        A token's K keys come before its K values; the operand may be [T, 2 * K, D] and strided over T. slot_mapping_T
-        is int64: block id * P + offset.
+        A token's K keys precede its K values, so key_value may also be [T, 2 * K, D]; it may be strided over T.
+        slot_mapping_T is int64: block id * P + offset.
         """
 
 

@@ -2,7 +2,7 @@
 
     y = x @ weight.T + bias
 
-A backend may keep the weight in a layout of its own, which `pack` makes once after the weights are loaded.
+A backend may keep the weight in its own layout, which `pack` makes once, after the weights are loaded.
 """
 
 from __future__ import annotations
@@ -19,18 +19,20 @@ from rayloom_engine.kernels.target import Target
 class LinearKernel:
     """A backend of the product.
 
-    `multiply(x, weight, bias)` returns [..., out] from x [..., in], weight [out, in] and bias [out] or None, all in the
-    compute type; the weight is a plain or a packed one. `pack(weight)` returns the [out, in] weight in the backend's
-    layout, or the same tensor where the plain layout is the fastest.
+    `multiply(x, weight, bias)` returns [..., out] from x [..., in], weight [out, in] (plain or packed) and bias [out]
+    or None, all in the compute type. `pack(weight)` returns the [out, in] weight in the backend's layout. If the plain
+    layout is the fastest, that is the same tensor.
     """
 
     multiply: Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
     pack: Callable[[torch.Tensor], torch.Tensor]
-    description: str  # for the log: the backend and, where it is a fallback, the reason
+    description: str  # for the log: the backend, and the reason if it is a fallback
 
 
 def choose_linear(target: Target) -> LinearKernel:
-    """oneDNN with packed weights where this CPU and this torch support it in the compute type, else torch's linear."""
+    """Returns oneDNN with packed weights if this CPU and this torch support it in the compute type, else torch's
+    linear.
+    """
     if target.backend == "reference":
         from rayloom_engine.kernels.linear import reference
 

@@ -1,9 +1,9 @@
-"""The product by oneDNN, with the weight either plain or in oneDNN's own packed layout.
+"""The product by oneDNN. The weight is either plain or in oneDNN's own packed layout.
 
 A weight is packed once, and its plain copy is dropped. Measured in float32 on 2 AVX2 cores, all linears of a 135 M
-model, ms: plain 35 / 86 / 153 at 1 / 16 / 64 rows, packed 22 / 40 / 110. A plain weight through the same oneDNN call is
-still up to twice as fast as torch's linear for the head (5 against 10 ms at one row), so a matrix that must keep its
-plain layout, because its rows are looked up as well, takes this call too.
+model, in ms at 1 / 16 / 64 rows: plain 35 / 86 / 153, packed 22 / 40 / 110. For the head, even a plain weight is up to
+twice as fast in this oneDNN call as in torch's linear (5 against 10 ms at one row). So matrices that must stay plain,
+because their rows are also looked up, use this call too.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ import torch
 from rayloom_engine.kernels.linear import LinearKernel
 from rayloom_engine.kernels.target import Target
 
-# Rows that the packed layout is tuned for. In float32 every value did equally well except 1, which is slow from 2
-# rows on.
+# Number of rows for which the packed layout is tuned. In float32 all values did equally well, except 1, which is slow
+# from 2 rows on.
 _ROWS_HINT = 16
 
 
 def problem(target: Target) -> str:
-    """The reason why oneDNN cannot multiply on this target; empty when it can.
+    """Returns why oneDNN cannot multiply on this target; empty if it can.
 
-    Both oneDNN calls are private to torch, so a probe runs them once and checks the result.
+    Both oneDNN calls are private to torch, so this function tries them once and checks the result.
     """
     if target.device.type != "cpu":
         return f"the device is {target.device.type}"
@@ -32,7 +32,7 @@ def problem(target: Target) -> str:
             return "this CPU has no bfloat16 instructions"
         ones = torch.ones(16, 16, dtype=target.compute_dtype)
         packed = _pack(ones)
-        with torch.inference_mode():  # the rank multiplies in this mode, and packs outside of it
+        with torch.inference_mode():  # ranks multiply in this mode, but pack outside it
             result = _multiply(ones.clone(), packed, None)
     except (RuntimeError, AttributeError, TypeError) as error:
         return f"oneDNN's packed linear failed: {error}"
@@ -42,7 +42,7 @@ def problem(target: Target) -> str:
 
 
 def _pack(weight: torch.Tensor) -> torch.Tensor:
-    """The [out, in] weight as an opaque tensor of the same logical shape."""
+    """Returns the [out, in] weight as an opaque tensor of the same logical shape."""
     packed: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, _ROWS_HINT)
     return packed
 

@@ -9,7 +9,7 @@ from rayloom_engine.kernels.linear import LinearKernel
 
 
 def kernel(reason: str) -> LinearKernel:
-    """torch's linear. `reason` says why it is a fallback; empty where it is the first choice."""
+    """Returns torch's linear. `reason` says why it is used as a fallback; empty if it is the first choice."""
     description = f"linear by torch ({reason})" if reason else "linear by torch"
     return LinearKernel(multiply=F.linear, pack=_keep, description=description)
 

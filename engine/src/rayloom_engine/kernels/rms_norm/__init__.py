@@ -1,8 +1,8 @@
-"""Root mean square normalisation, with the residual addition that precedes it in every layer.
+"""Root mean square normalisation, together with the residual addition before it.
 
     y = weight * x / sqrt(mean(x ** 2) + eps)          (Zhang and Sennrich 2019, arXiv:1910.07467)
 
-The mean is taken in float32, because a sum of squares overflows float16 and loses most digits in bfloat16.
+The mean is computed in float32, because a sum of squares overflows float16 and loses most digits in bfloat16.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ class RmsNorm(Protocol):
     def __call__(
         self, x_D: torch.Tensor, weight_D: torch.Tensor, eps: float, residual_D: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """The normalised x over its last dimension, in x's type. x may have any number of dimensions before it.
+        """Returns x normalised over its last dimension, in x's type. x may have any number of leading dimensions.
 
-        With a residual, `residual += x` happens first and in place, and the sum is normalised. x itself is left alone.
+        With a residual: first adds x to it in place, then normalises the sum. x itself is not changed.
         """
 
 

@@ -1,4 +1,4 @@
-"""RMS normalisation by torch, with a shorter way for one float32 row on CPU."""
+"""RMS normalisation by torch, with a shortcut for one float32 row on CPU."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def rms_norm(
     if residual_D is not None:
         x_D = residual_D.add_(x_D)
     if x_D.dtype is torch.float32 and x_D.numel() == x_D.shape[-1] and x_D.device.type == "cpu":
-        # A single row, as in every step of a single stream, takes three calls instead of the six behind torch's own.
+        # A single row, as in every step of a single stream: this takes three calls, torch's own function six.
         row_D = x_D.view(-1)
         return torch.mul(x_D, weight_D).mul_((float(row_D.dot(row_D)) / row_D.shape[0] + eps) ** -0.5)
     return F.rms_norm(x_D, weight_D.shape, weight_D, eps)

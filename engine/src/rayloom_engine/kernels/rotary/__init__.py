@@ -1,11 +1,11 @@
 """Rotary position embedding (Su et al. 2021, arXiv:2104.09864), in the half-split layout of Hugging Face checkpoints.
 
-With h = D / 2 and angle a = position * frequency[i], element pairs (i, i + h) are turned by a:
+With h = D / 2 and angle a = position * frequency[i], the pair of elements (i, i + h) is rotated by a:
 
     out[i] = x[i] cos(a) - x[i + h] sin(a),   out[i + h] = x[i + h] cos(a) + x[i] sin(a)
 
-Rotation has two phases: `prepare` runs once a step and makes the tables of cosines and sines in the form that the
-backend wants; `rotate` runs in every layer.
+Rotation has two phases. `prepare` runs once per step and makes tables of cosines and sines in the backend's form.
+`rotate` runs in every layer.
 
 Legend: T tokens of the step, H heads, D head size, h = D / 2.
 """
@@ -18,12 +18,12 @@ import torch
 
 from rayloom_engine.kernels.target import Target
 
-RotaryTables = tuple[torch.Tensor, torch.Tensor]  # of one step; only the backend that made them knows their form
+RotaryTables = tuple[torch.Tensor, torch.Tensor]  # tables of one step; only the backend that made them knows their form
 
 
 class Rotary(Protocol):
     def prepare(self, angles_Th: torch.Tensor, compute_dtype: torch.dtype) -> RotaryTables:
-        """The tables for float32 angles in radians, rounded to the type of the heads."""
+        """Returns the tables for float32 angles in radians. The tables are in `compute_dtype`."""
 
     def rotate(self, x_THD: torch.Tensor, tables: RotaryTables) -> torch.Tensor:
         """Rotates x, [T, H, D], in place and returns it. x may be strided over T."""

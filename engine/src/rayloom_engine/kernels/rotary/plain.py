@@ -1,4 +1,4 @@
-"""Rotation of all heads in three calls of torch on the axis of the pairs."""
+"""Rotation of all heads in three torch calls, by viewing the head as an axis of pairs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from rayloom_engine.kernels.rotary import RotaryTables
 
 
 class PlainRotary:
-    """Implements Rotary. Its tables are cos [T, 1, 1, h] and [T, 1, 2, h] with -sin, then sin."""
+    """Implements Rotary. Its tables are cos [T, 1, 1, h] and [T, 1, 2, h] which holds -sin, then sin."""
 
     __slots__ = ("_signs_21",)
 

@@ -14,7 +14,7 @@ from rayloom_engine.kernels.target import Target
 
 class SiluMul(Protocol):
     def __call__(self, gate_up_TF: torch.Tensor) -> torch.Tensor:
-        """[T, F / 2] from [T, F], whose first half is the gate and second half the values."""
+        """Returns [T, F / 2] from [T, F], whose first half is the gate and whose second half is `up`."""
 
 
 def choose_silu_mul(target: Target) -> SiluMul:

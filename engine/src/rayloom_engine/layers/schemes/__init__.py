@@ -1,8 +1,8 @@
 """Weight schemes: how the weights of a linear layer are stored, loaded, cut for tensor parallelism and multiplied.
 
-A model describes each of its matrices by a LinearSpec and lets the rank's SchemeFactory make a WeightScheme of it. The
-loader copies the tensors that the scheme names, calls `finish` once, and from then on the layer calls `apply`. A
-quantised format is another scheme: layers and loader stay as they are.
+A model describes each of its matrices by a LinearSpec, and the rank's SchemeFactory makes a WeightScheme from it. The
+loader copies the tensors that the scheme lists, then calls `finish` once. From then on the layer calls `apply`. A
+quantised format is one more scheme; layers and loader need no change.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from rayloom_engine.layers.destination import Destination
 
 @dataclass(frozen=True, slots=True)
 class AxisPart:
-    """A rank's indices of one axis of a checkpoint's matrix, which has `size` of them."""
+    """The indices that a rank holds of one axis of a checkpoint's matrix. The whole axis has `size` indices."""
 
     indices: range
     size: int
@@ -37,15 +37,15 @@ class AxisPart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinearSpec:
-    """A matrix of a rank: rows of one or several of the checkpoint's matrices, below each other.
+    """One matrix of a rank: rows of one or several matrices of the checkpoint, stacked.
 
-    `outputs` maps the name of each matrix in the checkpoint, such as "model.layers.0.mlp.gate_proj", to this rank's
-    rows of it, in the order in which they are stacked. `inputs` are the columns, the same for all of them.
+    `outputs`: name of each of these matrices in the checkpoint, such as "model.layers.0.mlp.gate_proj" -> the rows of
+    it that this rank holds, in stacking order. `inputs`: the columns, which are the same for all of them.
     """
 
     outputs: Mapping[str, AxisPart]
     inputs: AxisPart
-    has_bias: bool = False  # on this rank
+    has_bias: bool = False  # whether this rank adds a bias
 
     @property
     def num_outputs(self) -> int:
@@ -57,31 +57,38 @@ class LinearSpec:
 
 
 class WeightScheme(Protocol):
-    """The weights of one linear layer."""
+    """The weights of one linear layer, and how to multiply by them."""
 
     def destinations(self) -> dict[str, Destination]:
-        """Name in the checkpoint -> where to copy it, for every tensor of the layer. Only before `finish`."""
+        """Returns tensor name in the checkpoint -> where to copy it, for every tensor of the layer.
+
+        Call it before `finish`.
+        """
 
     def finish(self) -> None:
-        """Brings the loaded weights into the form that `apply` wants, such as a packed layout. Called once."""
+        """Brings the loaded weights into the form that `apply` needs, such as a packed layout. Called once."""
 
     def apply(self, x: torch.Tensor) -> torch.Tensor:
-        """[..., out] from x [..., in], in x's type. Only after `finish`."""
+        """Returns [..., out] from x [..., in], in x's type. Call it after `finish`."""
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the weights that this layer alone owns; padding of a packed layout does not count."""
+        """Bytes of the weights that only this layer uses, without the padding of a packed layout."""
 
 
 class SchemeFactory(Protocol):
-    """Makes the schemes of a checkpoint's linear layers."""
+    """Makes the weight schemes for a checkpoint's linear layers."""
 
     @property
     def cut_unit(self) -> int:
-        """Tensor parallelism cuts inputs and outputs at multiples of this number, such as the size of a group."""
+        """Tensor parallelism cuts inputs and outputs at multiples of this number, such as the group size of a quantised
+        format.
+        """
 
     def linear(self, spec: LinearSpec) -> WeightScheme:
-        """A scheme with memory for the weights of `spec`, not filled yet."""
+        """Returns a scheme with memory for the weights of `spec`. The memory is not filled yet."""
 
     def tied(self, weight: torch.Tensor) -> WeightScheme:
-        """The product by a [out, in] matrix that the model owns and looks rows up in, such as a tied head's."""
+        """Returns a scheme that multiplies by the model's own [out, in] `weight`, such as the embedding that a tied
+        head shares.
+        """

@@ -1,4 +1,4 @@
-"""Dense weights: one matrix in the compute type, in the layout that the rank's linear kernel multiplies fastest."""
+"""Dense weights: one matrix in the compute type, in the layout that is fastest for the rank's linear kernel."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rayloom_engine.layers.schemes import LinearSpec
 
 
 class DenseScheme:
-    """Implements WeightScheme. The checkpoint's matrices each have a slice of the one matrix as their destination."""
+    """Implements WeightScheme. Each matrix of the checkpoint is copied into its own slice of the one matrix."""
 
     __slots__ = ("weight", "bias", "kernel", "_spec", "_multiply")
 
@@ -44,12 +44,12 @@ class DenseScheme:
     @property
     def num_bytes(self) -> int:
         bias_bytes = 0 if self.bias is None else self.bias.nbytes
-        # A packed tensor is opaque and has no nbytes.
+        # A packed tensor is opaque and lacks nbytes.
         return self.weight.numel() * self.weight.element_size() + bias_bytes
 
 
 class TiedScheme:
-    """Implements WeightScheme for a matrix with a second user, which keeps its plain layout."""
+    """Implements WeightScheme for a matrix that is also used elsewhere, and so keeps its plain layout."""
 
     __slots__ = ("weight", "_multiply")
 

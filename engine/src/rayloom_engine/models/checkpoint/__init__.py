@@ -1,1 +1,1 @@
-"""Checkpoints: where a model's files come from, and how untrusted files are read within limits."""
+"""Checkpoints: finding a model's files, and reading these untrusted files within limits."""

@@ -13,15 +13,16 @@ from typing import Any
 from rayloom_engine.errors import EngineError, ModelError, shown, word
 from rayloom_engine.models.checkpoint.limits import MAX_JSON_BYTES, MAX_NAME_BYTES, MAX_POSITIONS
 
-# The errors that Python and the libraries that read model files raise for a file of any content.
+# The errors that Python, and libraries that read model files, may raise for arbitrary content.
 _READ_ERRORS = (OSError, ValueError, TypeError, LookupError, ArithmeticError, AttributeError, MemoryError)
 
 
 @contextlib.contextmanager
 def refuses_broken(path: Path | str) -> Iterator[None]:
-    """Raises a ModelError that names the file for every error that a model's file can provoke.
+    """Use `with refuses_broken(path):` around reading a model's file. Turns every error that its content can cause into
+    a ModelError that names the file.
 
-    The getters below name the field as well; this context is for content that no check expects.
+    The getters below also name the field. This context manager handles content that they do not check.
     """
     try:
         yield
@@ -36,7 +37,10 @@ def refuses_broken(path: Path | str) -> Iterator[None]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The JSON object in a file. Raises ModelError when it is missing, unreadable, too large or no object."""
+    """Returns the JSON object in a file.
+
+    Raises ModelError if the file is missing, unreadable or too large, or holds no object.
+    """
     try:
         found = path.stat()
         if not stat.S_ISREG(found.st_mode):
@@ -65,7 +69,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def is_plain_file_name(name: object, suffix: str) -> bool:
-    """Returns whether a name from a file can only name a file in the same folder."""
+    """Returns whether a file name that was read from a file can only mean a file in the same folder."""
     return (
         isinstance(name, str)
         and name.endswith(suffix)
@@ -77,17 +81,23 @@ def is_plain_file_name(name: object, suffix: str) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfigJson:
-    """Named values, mostly a JSON object, and the file that holds them. Getters take null for absent, except `get`."""
+    """Named values, usually a JSON object, and the file that holds them.
+
+    All getters except `get` treat null as absent.
+    """
 
     path: Path
     values: dict[str, Any]
 
     def get(self, field: str, default: Any = None) -> Any:
-        """The raw value; the default where the field is absent, but not where it is null."""
+        """Returns the raw value. The default replaces an absent field, but not a null."""
         return self.values.get(field, default)
 
     def count(self, field: str, default: int | None = None, *, at_least: int = 1, at_most: int = MAX_POSITIONS) -> int:
-        """A whole number, also written as 11008.0. A number above `at_most` makes the model unsupported, not broken."""
+        """Returns a whole number; 11008.0 counts as one.
+
+        A number above `at_most` makes the model unsupported, not broken.
+        """
         value = self._value(field, default, "a whole number")
         if isinstance(value, float) and value.is_integer():
             value = int(value)
@@ -100,7 +110,7 @@ class ConfigJson:
         return value
 
     def number(self, field: str, default: float | None = None, *, at_most: float) -> float:
-        """A number above 0, with the same limit as `count`."""
+        """Returns a number above 0, `at_most` is as in `count`."""
         value = self._value(field, default, "a number")
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
             raise ModelError(f"{self.path}: {field} must be a number > 0, given {shown(value)}")

@@ -1,4 +1,7 @@
-"""A GGUF file's metadata as Hugging Face's config.json and generation_config.json. Pure: values in and out."""
+"""Converts a GGUF file's metadata to Hugging Face's config.json and generation_config.json.
+
+Pure: reads and writes no file.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +25,9 @@ from rayloom_engine.models.checkpoint.limits import (
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3")
 
-# Meta's scaling parameters for Llama 3.1 and 3.2. GGUF holds only the divisors that follow from these.
+# Meta's scaling parameters for Llama 3.1 and 3.2. GGUF stores only the divisors that result from them.
 _LLAMA3_LOW, _LLAMA3_HIGH, _LLAMA3_TRAINED = 1.0, 4.0, 8192
-_LARGEST_ID = (1 << 64) - 1  # of the integer types in a GGUF file
+_LARGEST_ID = (1 << 64) - 1  # largest value of the integer types in a GGUF file
 
 
 def hugging_face_config(
@@ -34,9 +37,10 @@ def hugging_face_config(
     dtype: str,
     rope_divisors: np.ndarray[Any, Any] | None,
 ) -> dict[str, Any]:
-    """config.json from a GGUF file's fields. `rope_divisors` is the tensor rope_freqs.weight, which Llama 3.1 has.
+    """Returns the content of config.json, from a GGUF file's fields. `rope_divisors`: the tensor rope_freqs.weight, if
+    the file has it (Llama 3.1).
 
-    Raises ModelError for an architecture, or a feature of it, that the engine does not support, and for sizes beyond
+    Raises ModelError for architectures, and features of them, that the engine does not support, and for sizes beyond
     `checkpoint.limits`.
     """
     arch = fields.get("general.architecture")
@@ -85,7 +89,7 @@ def hugging_face_config(
         "dtype": dtype,
         **_token_ids(fields, vocab_size),
     }
-    config["rope_theta"] = config["rope_parameters"]["rope_theta"]  # for readers of transformers 4's dialect
+    config["rope_theta"] = config["rope_parameters"]["rope_theta"]  # for readers that know only transformers 4's field
     if arch == "llama" and not window:
         config["attention_bias"] = "blk.0.attn_output.bias" in tensor_names
         config["mlp_bias"] = "blk.0.ffn_down.bias" in tensor_names
@@ -97,7 +101,10 @@ def hugging_face_config(
 
 
 def generation_config(fields: ConfigJson, vocab_size: int) -> dict[str, Any]:
-    """generation_config.json, in which the end of the text and the end of a turn both end a generation."""
+    """Returns the content of generation_config.json.
+
+    In it, both the end of the text and the end of a turn end a generation.
+    """
     ids: dict[str, Any] = dict(_token_ids(fields, vocab_size))
     end_of_turn = _token_id(fields, "tokenizer.ggml.eot_token_id", vocab_size)
     if end_of_turn is not None and end_of_turn != ids.get("eos_token_id"):
@@ -137,7 +144,7 @@ def _count(fields: ConfigJson, key: str, default: int | None = None, *, at_most:
 
 
 def _short_float(value: float) -> float:
-    """The shortest decimal that is the same float32: GGUF stores 1e-05 as 9.999999747378752e-06."""
+    """Returns the shortest decimal number that is the same float32. GGUF stores 1e-05 as 9.999999747378752e-06."""
     return float(str(np.float32(value)))
 
 
@@ -189,7 +196,10 @@ def _token_ids(fields: ConfigJson, vocab_size: int) -> dict[str, int]:
 
 
 def _token_id(fields: ConfigJson, key: str, vocab_size: int) -> int | None:
-    """The token id in a field; None where it is absent, or beyond the vocabulary, as some files mark its absence."""
+    """Returns the token id in a field.
+
+    None if the field is absent, or the id is beyond the vocabulary: some files mark absence this way.
+    """
     if fields.get(key) is None:
         return None
     token_id = fields.count(key, at_least=0, at_most=_LARGEST_ID)

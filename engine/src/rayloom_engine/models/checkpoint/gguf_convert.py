@@ -1,4 +1,4 @@
-"""Converts a GGUF file into a Hugging Face folder of dequantised weights, config and tokenizer."""
+"""Converts a GGUF file into a Hugging Face folder with dequantised weights, config and tokenizer."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ _PIECE_VALUES = 8 * 1024 * 1024  # values dequantised in one call (32 MiB of flo
 
 
 def convert_gguf(source: Path, folder: Path, progress: Progress = no_progress) -> None:
-    """Writes config.json, generation_config.json, the tokenizer and model.safetensors into the existing `folder`.
+    """Writes config.json, generation_config.json, the tokenizer and model.safetensors into `folder`, which must exist.
 
-    Quantised weights become bfloat16; a file of float32, float16 or bfloat16 keeps its type. Memory stays at a few
-    pieces of 32 MiB. Raises ModelError for a file that is broken or not supported, before it writes any weight.
+    Quantised weights become bfloat16; float32, float16 and bfloat16 keep their type. The conversion needs only a few
+    pieces of 32 MiB in memory. Raises ModelError for a broken or unsupported file before it writes any weight.
     """
     with refuses_broken(source):
         config, fields, tensors = write_config(source, folder)
@@ -56,7 +56,7 @@ def convert_gguf(source: Path, folder: Path, progress: Progress = no_progress) -
         write_tokenizer(fields, folder)
 
     specs = [
-        TensorSpec(name=names[name], shape=tuple(reversed(tensor.sizes)))  # GGUF lists the fastest size first
+        TensorSpec(name=names[name], shape=tuple(reversed(tensor.sizes)))  # GGUF's first size is the fastest-varying
         for name, tensor in tensors.items()
     ]
     with (folder / "model.safetensors").open("wb") as file, SafetensorsWriter(file, specs, dtype) as writer:
@@ -103,7 +103,7 @@ def _divisors(tensor: GgufTensor, source: Path) -> np.ndarray[Any, np.dtype[np.f
 
 
 def _check_rows(tensor: GgufTensor, source: Path, config: dict[str, Any]) -> None:
-    """Raises ModelError for rows that are not a whole number of heads, because `_half_split` reorders whole heads."""
+    """Raises ModelError if the rows are not a whole number of heads: `_half_split` reorders whole heads."""
     num_rows = tensor.sizes[-1]
     if _interleaved_heads(tensor.name, config) and num_rows % config["head_dim"] != 0:
         raise ModelError(
@@ -126,14 +126,17 @@ def _hugging_face_name(name: str, source: Path) -> str:
 
 
 def _interleaved_heads(name: str, config: dict[str, Any]) -> bool:
-    """Returns whether the rows of each head are in GGUF's own order, as in q and k of the llama family."""
+    """Returns whether the rows of each head are in GGUF's order of pairs, see `_half_split`.
+
+    This is the case for q and k of the llama family.
+    """
     return config["model_type"] in ("llama", "mistral") and name.split(".")[-2] in ("attn_q", "attn_k")
 
 
 def _pieces(
     tensor: GgufTensor, source: Path, interleaved: bool, head_dim: int
 ) -> Iterator[np.ndarray[Any, np.dtype[np.float32]]]:
-    """The tensor's values, whole heads of rows at a time."""
+    """Yields the tensor's values in pieces of whole heads."""
     if len(tensor.sizes) == 1:
         values = _values(tensor, source)
         yield _half_split(values, head_dim) if interleaved else values
@@ -146,7 +149,7 @@ def _pieces(
 
 
 def _half_split(rows: np.ndarray[Any, Any], head_dim: int) -> np.ndarray[Any, Any]:
-    """The rows of each head, reordered from pairs (0, h, 1, h + 1, ...) to halves (0, 1, ..., h, h + 1, ...)."""
+    """Returns each head's rows, reordered from pairs (0, h, 1, h + 1, ...) to halves (0, 1, ..., h, h + 1, ...)."""
     by_head = rows.reshape(-1, head_dim // 2, 2, *rows.shape[1:])
     return by_head.swapaxes(1, 2).reshape(rows.shape)
 

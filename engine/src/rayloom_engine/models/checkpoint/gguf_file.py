@@ -1,9 +1,9 @@
-"""GgufFile: a file's metadata and tensors, read with a bound on work and memory that the file's own size sets.
+"""Reads a GGUF file's metadata and tensors. Work and memory are bounded by the size of the file.
 
 Layout (ggml-org/ggml, docs/gguf.md), little-endian: magic, version, number of tensors, number of metadata entries, the
-entries (name, type, value), the tensors' descriptions, then their data from the next multiple of the alignment on.
-A string is its length and its bytes; an array is its element type, its length and its elements. Every count comes from
-the file, so the reader compares it with the remaining bytes before a loop depends on it.
+entries (name, type, value), the tensors' descriptions, then, from the next multiple of the alignment, their data. A
+string is its length and its bytes; an array is its element type, its length and its elements. Counts come from the file
+and may be wrong, so the reader compares each with the remaining bytes before it loops.
 """
 
 from __future__ import annotations
@@ -23,13 +23,14 @@ from rayloom_engine.models.checkpoint.config_json import refuses_broken
 Kind: TypeAlias = gguf.GGMLQuantizationType
 
 _VERSIONS = (2, 3)
-_ALIGNMENT = 32  # of files without general.alignment
+_ALIGNMENT = 32  # alignment of files without general.alignment
 _MAX_HEADER_BYTES = 512 << 20
 _MAX_ENTRIES = 1 << 16
 _MAX_TENSORS = 1 << 16
-_MAX_ELEMENTS = 1 << 23  # of all arrays together; a tokenizer of 256,000 tokens has 1.3 million
+_MAX_ELEMENTS = 1 << 23  # in all arrays together; a tokenizer of 256,000 tokens has 1.3 million
 _MAX_DIMENSIONS = 2
-# The fewest bytes of an entry (empty name, type, a byte) and of a description (empty name, one size, type, offset).
+# The fewest bytes of a metadata entry (empty name, type, one byte) and of a tensor's description (empty name, one size,
+# type, offset).
 _ENTRY_BYTES = 8 + 4 + 1
 _DESCRIPTION_BYTES = 8 + 4 + 8 + 4 + 8
 _STRING = 8
@@ -52,9 +53,10 @@ _DATA_TYPES = {Kind.F16: "<f2", Kind.F32: "<f4", Kind.F64: "<f8"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GgufTensor:
-    """A tensor whose bytes are all in the file. `sizes` begin with the fastest dimension, unlike torch's and numpy's.
+    """A tensor whose data is completely in the file. `sizes` begin with the fastest-varying dimension, unlike in torch
+    and numpy.
 
-    `data` has the rows in its first dimension; a row has numbers, or bytes where the type is a quantised one.
+    The first dimension of `data` counts rows. A row holds numbers, or bytes if the type is quantised.
     """
 
     name: str
@@ -71,7 +73,10 @@ class GgufFile:
 
 
 def read_gguf(path: Path) -> GgufFile:
-    """The file's metadata and tensors; their data is mapped, not read. Raises ModelError naming file and field."""
+    """Returns the file's metadata and tensors. Tensor data is memory-mapped, not read.
+
+    Raises ModelError that names file and field.
+    """
     with refuses_broken(path):
         if path.stat().st_size == 0:
             raise ModelError(f"{path} is not a usable GGUF file: it is empty")
@@ -175,7 +180,7 @@ class _Reader:
             )
         dtype = _DATA_TYPES.get(kind, "<u1")
         data = self._data[start : start + num_bytes].view(dtype)
-        rows = sizes[1:]  # a vector is one row without a dimension of its own
+        rows = sizes[1:]  # a vector has one row and lacks the dimension for rows
         return GgufTensor(name=name, kind=kind, sizes=sizes, data=data.reshape(*rows, -1))
 
     def _check_count(self, of: str, count: int, limit: int, least_bytes: int) -> None:

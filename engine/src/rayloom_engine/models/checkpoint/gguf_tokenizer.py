@@ -1,7 +1,7 @@
-"""Rebuilds a GGUF file's tokenizer as Hugging Face's tokenizer.json and tokenizer_config.json.
+"""Rebuilds Hugging Face's tokenizer.json and tokenizer_config.json from a GGUF file.
 
-Only byte-level BPE (GGUF's tokenizer model "gpt2") is supported. The file holds no rule for splitting text before BPE,
-but only the name of a rule (`tokenizer.ggml.pre`), so each name needs its own rule here.
+Only byte-level BPE (GGUF's tokenizer model "gpt2") is supported. For splitting text before BPE, the file has only the
+name of a rule (`tokenizer.ggml.pre`), so each rule is written out here.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _MERGES = "tokenizer.ggml.merges"
 _CONTROL = 3
 _USER_DEFINED = 4
 
-# The splits of Llama 3 and Qwen2, which differ in the number of digits that stay together.
+# How Llama 3 and Qwen2 split text. They differ in how many digits stay together.
 _WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+"
 _REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _LLAMA3_SPLIT = rf"{_WORDS}|\p{{N}}{{1,3}}|{_REST}"
@@ -33,19 +33,19 @@ _QWEN2_SPLIT = rf"{_WORDS}|\p{{N}}|{_REST}"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Scheme:
-    """The rules behind a name in `tokenizer.ggml.pre`."""
+    """How to tokenise for a name in `tokenizer.ggml.pre`."""
 
     pre_tokenizer: pre_tokenizers.PreTokenizer
-    ignore_merges: bool = False  # a word that is a token as a whole is not split
+    ignore_merges: bool = False  # a word that is itself a token is not split further
     is_nfc: bool = False
-    adds_bos: bool = False  # for files without tokenizer.ggml.add_bos_token
+    adds_bos: bool = False  # applies if the file has no tokenizer.ggml.add_bos_token
 
 
 def write_tokenizer(fields: ConfigJson, folder: Path) -> None:
-    """Writes the tokenizer's two files into `folder`.
+    """Writes tokenizer.json and tokenizer_config.json into `folder`.
 
-    `fields` are the GGUF file's. A tokenizer.json beside the GGUF file has precedence. Raises ModelError for a kind of
-    tokenizer that cannot be rebuilt.
+    `fields`: those of the GGUF file. If a tokenizer.json lies next to the GGUF file, it is used instead. Raises
+    ModelError for a tokenizer that cannot be rebuilt.
     """
     beside = fields.path.parent / "tokenizer.json"
     if beside.is_file():
@@ -72,7 +72,7 @@ def _tokenizer(fields: ConfigJson) -> Tokenizer:
     tokens = fields.texts(_TOKENS)
     vocabulary = {token: token_id for token_id, token in enumerate(tokens)}
     try:
-        # The library raises a bare Exception for merges that do not fit the vocabulary.
+        # The library raises a bare Exception for merges that do not match the vocabulary.
         bpe = models.BPE(vocab=vocabulary, merges=_merges(fields), fuse_unk=False, ignore_merges=scheme.ignore_merges)
     except ModelError:
         raise
@@ -117,7 +117,7 @@ def _merges(fields: ConfigJson) -> list[tuple[str, str]]:
 
 
 def _token(fields: ConfigJson, role: str, tokens: list[str]) -> str | None:
-    """The token that a field names by its id; None without a usable id."""
+    """Returns the token whose id a field has; None without a usable id."""
     token_id = fields.get(f"tokenizer.ggml.{role}_token_id")
     is_id = isinstance(token_id, int) and not isinstance(token_id, bool) and 0 <= token_id < len(tokens)
     return tokens[token_id] if is_id else None
@@ -128,7 +128,7 @@ def _scheme(name: str) -> _Scheme | None:
     if name in ("default", "gpt-2"):
         return _Scheme(pre_tokenizer=byte_level)
     if name == "smollm":
-        # Digits are split one by one before GPT-2's split: "a  12" is a, two blanks, 1, 2.
+        # Split into single digits first, then as GPT-2 does: "a  12" becomes a, two blanks, 1, 2.
         digits = pre_tokenizers.Digits(individual_digits=True)
         return _Scheme(pre_tokenizer=pre_tokenizers.Sequence([digits, byte_level]))
     if name == "llama-bpe":

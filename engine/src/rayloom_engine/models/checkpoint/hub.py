@@ -1,4 +1,4 @@
-"""Models from the Hugging Face hub, through the hub library's own cache. No other module imports that library."""
+"""Models from the Hugging Face hub, through the hub library and its cache. No other module imports that library."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from rayloom_engine.models.checkpoint.progress import Progress
 CONFIG = ("config.json", "generation_config.json")
 NO_WEIGHTS = ("*.json", "*.jinja", "tokenizer*", "*.model", "vocab.txt", "merges.txt")
 EVERYTHING = ("*.safetensors", *NO_WEIGHTS)
-# Other formats of the same weights: some models keep these in folders, Mistral's models beside the others.
+# Other formats of the same weights. Some models keep these in subfolders, Mistral's models next to the usual files.
 _UNWANTED = ("*/*", "consolidated*.safetensors")
 
 
 def download(
     repository: str, revision: str | None, progress: Progress, wanted: Sequence[str] = EVERYTHING
 ) -> tuple[Path, str]:
-    """The folder and the commit of a hub model, fetched unless they are in the hub library's cache.
+    """Returns the folder and the commit of a hub model. Downloads it unless the hub library's cache has it.
 
-    `wanted` are patterns of file names. Safe to call from several processes at once, also where the cache is a shared
-    folder: the hub library locks each file. Raises ModelError for a model or revision that does not exist, that needs
-    an access token, or that cannot be reached.
+    `wanted`: patterns of file names. Several processes may call this at once, even if the cache is a shared folder,
+    because the hub library locks each file. Raises ModelError if the model or revision does not exist, needs an access
+    token, or cannot be reached.
     """
-    # Imported here, because the import takes half a second that the start of a local model need not pay.
+    # Imported here because the import takes half a second, which local models should not pay at start.
     from huggingface_hub import errors, snapshot_download
 
     name = f"hf://{repository}" + (f" at revision {revision}" if revision else "")
@@ -40,17 +40,17 @@ def download(
         )
     except errors.HFValidationError as error:
         raise ModelError(f"{name} is not a hub id; a hub id is ORG/NAME: {error}") from error
-    # The hub library's HTTPError is that of its HTTP client, which differs from version to version.
+    # HTTPError is the hub library's alias for its HTTP client's error; which client depends on the version.
     except (errors.LocalEntryNotFoundError, errors.HTTPError, ConnectionError) as error:
         raise _explained(name, error) from error
     except OSError as error:
         raise ModelError(f"{name} cannot be stored: {error}; set HF_HOME to a folder with room") from error
     path = Path(folder)
-    return path, path.name  # the cache names a snapshot's folder by its commit
+    return path, path.name  # in the cache, a snapshot's folder is named after its commit
 
 
 def _explained(name: str, error: Exception) -> ModelError:
-    """The error for the user of the model `name` after the hub refused a request or did not answer."""
+    """Returns the error to show for the model `name`, after the hub refused a request or did not answer."""
     from huggingface_hub import errors
 
     cause = error.__cause__ if isinstance(error, errors.LocalEntryNotFoundError) else error
@@ -65,7 +65,7 @@ def _explained(name: str, error: Exception) -> ModelError:
         return ModelError(
             f"{name} does not exist on the hub, or is private; check the name, or set HF_TOKEN to a token "
             f"that may read it",
-            # The hub answers 401 in both cases to clients without a token.
+            # The hub answers 401 in both cases if the client has no token.
             "NoAccess" if code == 401 else "NotFound",
         )
     if code in (401, 403):
@@ -79,16 +79,16 @@ def _explained(name: str, error: Exception) -> ModelError:
 
 
 def _first_line(error: Exception) -> str:
-    # Request ids are left out, so that repeated failures have equal messages.
+    # Leave out request ids, so that repeated failures have equal messages.
     lines = re.sub(r" *\(Request ID: [^)]*\)", "", str(error)).splitlines()
     return lines[0] if lines else type(error).__name__
 
 
 def _progress_bar(progress: Progress) -> Any:
-    """A class of the hub library's bar protocol that draws nothing and reports the bytes to `progress`.
+    """Returns a class of progress bar for the hub library. It draws nothing and reports the bytes to `progress`.
 
-    The library has two bars of bytes, received from the network and written to disk, with the same total. The bar that
-    is ahead counts, because otherwise the reported bytes would jump back and forth.
+    The library has two bars of bytes, one for receiving and one for writing to disk, with the same total. Only the bar
+    that is ahead is reported, because otherwise the number would jump back and forth.
     """
     from tqdm import tqdm
 
@@ -100,7 +100,7 @@ def _progress_bar(progress: Progress) -> Any:
             super().__init__(*args, **{**kwargs, "disable": True})
 
         def update(self, n: float | None = 1) -> bool | None:
-            # A disabled bar does not count.
+            # A disabled bar does not count by itself.
             self.n += n or 0
             nonlocal most
             if self.counts_bytes and self.n > most:

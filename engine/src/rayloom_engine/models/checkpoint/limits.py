@@ -1,7 +1,7 @@
-"""The largest model and the largest files that the engine reads.
+"""The largest sizes in a model, and the largest files, that the engine accepts.
 
-A model's files come from strangers. Code that loops over a size, or allocates memory for it, runs after a check against
-these numbers; the operator bounds the facts of an inspection by the same ones.
+A model's files come from strangers. Sizes in them are checked against these limits before code loops over them or
+allocates memory. The operator checks the facts of an inspection against the same limits.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ MAX_HEADS = 4096
 MAX_SIZE = 1 << 22  # hidden size, size of the feed-forward part, head size
 MAX_VOCAB = 1 << 24
 MAX_POSITIONS = 1 << 30  # context and windows, in tokens
-MAX_PARAMETERS = 1 << 50  # a thousand times the largest models; JSON's numbers are exact up to 2^53
+MAX_PARAMETERS = 1 << 50  # a thousand times the largest models; JSON numbers are exact up to 2^53
 
 MAX_ROPE_THETA = 1e15
 MAX_ROPE_FACTOR = 1e6
 MAX_NORM_EPS = 1.0
 MAX_EOS_IDS = 1024
 
-MAX_JSON_BYTES = 64 << 20  # the index of the weights is the longest: about 100 bytes a tensor
-MAX_NAME_BYTES = 255  # of a file, on every usual file system
+MAX_JSON_BYTES = 64 << 20  # the longest such file is the index of the weights, with about 100 bytes per tensor
+MAX_NAME_BYTES = 255  # bytes of a file name; every usual file system has this limit

@@ -6,14 +6,13 @@ from typing import Protocol
 
 
 class Progress(Protocol):
-    """A function that is called often, so it must be cheap.
+    """A callback that is called often, so it must be cheap.
 
-    `phase` is "resolve", "convert" or "load"; `done` and `total` count in `unit`. A `total` of 0 means that the
-    amount is not known.
+    `phase` is "resolve", "convert" or "load"; `done` and `total` count in `unit`. A `total` of 0 means unknown.
     """
 
     def __call__(self, phase: str, done: int, total: int, unit: str) -> None: ...
 
 
 def no_progress(phase: str, done: int, total: int, unit: str) -> None:
-    """Implements Progress for callers that need no report."""
+    """A Progress that does nothing."""

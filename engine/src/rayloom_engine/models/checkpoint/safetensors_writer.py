@@ -1,6 +1,6 @@
-"""SafetensorsWriter: writes a safetensors file piece by piece, so that no checkpoint is in memory as a whole.
+"""SafetensorsWriter: writes a safetensors file piece by piece, so that a checkpoint never has to fit into memory.
 
-Format: 8 bytes with the header's length, a JSON header {name: {dtype, shape, data_offsets}}, the tensors' bytes
+Format: 8 bytes with the header's length, a JSON header {name: {dtype, shape, data_offsets}}, then the tensors' bytes
 (https://github.com/huggingface/safetensors#format).
 """
 
@@ -26,10 +26,10 @@ class TensorSpec:
 
 
 class SafetensorsWriter:
-    """Takes the values of the announced tensors in order, row-major, in pieces of any size. A context manager."""
+    """Use as a context manager. Takes the tensors' values in the order of `specs`, row-major, in pieces of any size."""
 
     def __init__(self, file: IO[bytes], specs: Sequence[TensorSpec], dtype: str) -> None:
-        """`dtype` is one of DTYPE_NAMES and holds for all tensors."""
+        """`dtype`: one of DTYPE_NAMES, for all tensors."""
         self._file = file
         self._dtype = dtype
         self.num_bytes = sum(math.prod(spec.shape) for spec in specs) * _ELEMENT_BYTES[dtype]
@@ -41,11 +41,11 @@ class SafetensorsWriter:
             header[spec.name] = {"dtype": DTYPE_NAMES[dtype], "shape": list(spec.shape), "data_offsets": [offset, end]}
             offset = end
         text = json.dumps(header, separators=(",", ":")).encode()
-        text += b" " * (-len(text) % 8)  # the data must start at a multiple of 8
+        text += b" " * (-len(text) % 8)  # pad, because the data must start at a multiple of 8
         file.write(len(text).to_bytes(8, "little") + text)
 
     def write(self, values: np.ndarray[Any, np.dtype[np.float32]]) -> None:
-        """Appends float32 values, rounded to the nearest value of the file's type, ties to even."""
+        """Appends float32 values, rounded to the file's type: to the nearest value, ties to even."""
         if self._dtype == "bfloat16":
             data = _bfloat16_bits(values)
         else:
@@ -64,7 +64,10 @@ class SafetensorsWriter:
 
 
 def _bfloat16_bits(values: np.ndarray[Any, np.dtype[np.float32]]) -> np.ndarray[Any, Any]:
-    """The upper halves of the float32 values, rounded. Weights are finite, so a carry into infinity cannot happen."""
+    """Returns the upper 16 bits of the float32 values, rounded.
+
+    Weights are finite, so rounding cannot carry into infinity.
+    """
     bits = np.array(values, dtype=np.float32, order="C").view(np.uint32)
     bits += ((bits >> 16) & 1) + np.uint32(0x7FFF)
     return (bits >> 16).astype(np.uint16)

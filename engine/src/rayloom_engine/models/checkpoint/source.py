@@ -26,9 +26,10 @@ from rayloom_engine.models.checkpoint.progress import Progress, no_progress
 
 logger = logging.getLogger(__name__)
 
-# Part of every key in the cache: a converter with other output needs a higher version, so that it ignores old folders.
+# Part of every key in the cache. Raise it when the converter's output changes: then copies by older versions are
+# ignored.
 _CONVERTER_VERSION = 1
-_MAX_NAME = 100  # characters of a file's name in the name of its folder in the cache
+_MAX_NAME = 100  # at most this many characters of a file's name become part of the name of its cache folder
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
@@ -46,18 +47,19 @@ _BUILTINS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResolvedModel:
-    path: Path  # a folder in Hugging Face's form
+    path: Path  # a folder in Hugging Face's format
     source: str  # the name that the user gave
-    commit: str | None  # of a hub model; None for local models
+    commit: str | None  # commit of a hub model; None for a local model
 
 
 def resolve(
     model: str, revision: str | None = None, progress: Progress = no_progress, *, has_weights: bool = True
 ) -> ResolvedModel:
-    """The folder of a model, after a download or a conversion where one is needed.
+    """Returns the folder of a model. Downloads or converts the model first if needed.
 
-    Without `has_weights` no weights of a hub model are downloaded. Safe to call from several processes at once. Raises
-    ModelError when there is no such model or it cannot be read; the message names the models that exist, or the cure.
+    With `has_weights` False, the weights of a hub model are not downloaded. Several processes may call this at once.
+    Raises ModelError if the model does not exist or cannot be read. The message lists the models that exist, or says
+    what to do.
     """
     progress("resolve", 0, 1, "models")
     is_hub = model.startswith("hf://")
@@ -82,7 +84,10 @@ def resolve(
 
 
 def resolve_config(model: str, revision: str | None, scratch: Path) -> ResolvedModel:
-    """The model's folder with its configuration alone: downloads and converts no weights. May write to `scratch`."""
+    """Returns a folder with the model's configuration only: downloads and converts no weights.
+
+    May write to `scratch`.
+    """
     is_named = model.startswith(("hf://", "builtin://"))
     path = None if is_named else _local_path(model)
     if path is not None and path.is_file():
@@ -99,7 +104,7 @@ def resolve_config(model: str, revision: str | None, scratch: Path) -> ResolvedM
 
 
 def cache_folder(environ: Mapping[str, str]) -> Path:
-    """The folder of converted models: $RAYLOOM_CACHE, else $XDG_CACHE_HOME/rayloom, else ~/.cache/rayloom."""
+    """Returns the folder for converted models: $RAYLOOM_CACHE, else $XDG_CACHE_HOME/rayloom, else ~/.cache/rayloom."""
     if given := environ.get("RAYLOOM_CACHE"):
         return Path(given).expanduser()
     base = environ.get("XDG_CACHE_HOME")
@@ -107,14 +112,14 @@ def cache_folder(environ: Mapping[str, str]) -> Path:
 
 
 def _local_path(model: str) -> Path | None:
-    """The existing folder or GGUF file that `model` names; None when it can only be a hub id."""
+    """Returns the existing folder or GGUF file that `model` names; None if it can only be a hub id."""
     is_url = model.startswith("file://")
     try:
         path = Path(model.removeprefix("file://")).expanduser()
         is_folder = path.is_dir()
         is_file = path.is_file()
     except (OSError, ValueError, RuntimeError) as error:
-        # The name is too long, the folder may not be read, or the user has no home.
+        # The name is too long, the folder is not accessible, or the user has no home folder.
         raise ModelError(
             f"the model {word(model)} cannot be looked up: {getattr(error, 'strerror', None) or error}"
         ) from error
@@ -139,7 +144,7 @@ def _builtin_folder(name: str, progress: Progress) -> Path:
     builtin = _BUILTINS.get(name)
     if builtin is None:
         raise ModelError(f"there is no built-in model {shown(name)}; there is: {_builtin_names()}", "NotFound")
-    # find_spec does not import the package, which would import a whole other engine.
+    # find_spec does not import the package; importing it would load a second engine.
     spec = importlib.util.find_spec(builtin.package)
     path = Path(spec.origin).parent / builtin.file if spec is not None and spec.origin is not None else None
     if path is None or not path.is_file():
@@ -151,17 +156,17 @@ def _builtin_folder(name: str, progress: Progress) -> Path:
 
 
 def _converted(source: Path, name: str, identity: tuple[object, ...], progress: Progress) -> Path:
-    """The converted copy of a GGUF file in the cache; converts the file when there is no copy yet.
+    """Returns the converted copy of a GGUF file in the cache. Converts the file if there is no copy.
 
-    The copy appears under its name only when it is complete. A process converts while others wait for its lock. The
-    kernel releases the lock of a killed process, and the next process removes its partial folder.
+    The copy gets its name only when it is complete. One process converts while others wait for its lock. If it is
+    killed, the kernel releases the lock, and the next process removes the partial folder.
     """
     key = hashlib.sha256(repr((_CONVERTER_VERSION, *identity)).encode()).hexdigest()[:12]
     parent = cache_folder(os.environ) / "models"
     folder = parent / f"{name}-{key}"
     if folder.is_dir():
         return folder
-    # Imported here, because it loads numpy, which a start with a warm cache does not need.
+    # Imported here because it loads numpy, which is not needed if the cache has the copy.
     from rayloom_engine.models.checkpoint.gguf_convert import convert_gguf
 
     try:
