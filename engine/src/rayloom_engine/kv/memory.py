@@ -29,7 +29,7 @@ class SequenceBlocks:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvDemand:
-    """What settings and model require of the cache."""
+    """The requirements of settings and model for the cache."""
 
     block_bytes: int  # bytes of one block: keys and values, in all layers and heads of the rank
     sequence: SequenceBlocks

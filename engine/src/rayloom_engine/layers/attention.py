@@ -25,7 +25,7 @@ class AttentionStep:
     rotary_tables: RotaryTables
     plans: Mapping[int | None, AttentionPlan]  # window -> plan
     slot_mapping_T: torch.Tensor  # int64: each token's position in the cache, block id * block size + offset
-    cache: KvCache
+    cache: KvPages
 
 
 @dataclass(slots=True, kw_only=True)

@@ -71,7 +71,7 @@ class DecoderWeights:
 
 
 class CausalLM:
-    """Implements Model, for one stage of a decoder or a shard of it. Made by `models.loader.load_model`."""
+    """Implements RankModel, for one stage of a decoder or a shard of it. Made by `models.loader.load_model`."""
 
     def __init__(self, shape: ModelShape, part: ModelPart, kernels: KernelSet, weights: DecoderWeights) -> None:
         stage = part.stage

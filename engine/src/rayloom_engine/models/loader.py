@@ -32,7 +32,7 @@ _MAX_NAMES = 5  # names in one message
 class LoadedModel:
     """A model with its weights in place."""
 
-    model: Model
+    model: RankModel
     num_bytes_read: int  # bytes of weights read from files, in the files' types
 
 

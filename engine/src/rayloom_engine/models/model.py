@@ -1,4 +1,4 @@
-"""Model: what a rank's runner needs of the module that computes the rank's part of a model.
+"""RankModel: what a rank's runner needs of the module that computes the rank's part of a model.
 
 Legend: T tokens of the step, D model width, N rows whose logits are wanted, V vocabulary.
 """
@@ -19,7 +19,7 @@ from rayloom_engine.parallel.model_part import ModelPart
 from rayloom_engine.parallel.tensor_group import TensorGroup
 
 
-class Model(Protocol):
+class RankModel(Protocol):
     """A rank's part of a model. Its only state is its weights, so it can be kept when its runner is replaced."""
 
     @property

@@ -124,7 +124,7 @@ def plan_attention(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Form:
-    """What is the same for all sequences of a plan."""
+    """The values that all sequences of a plan share."""
 
     pages: torch.Tensor
     num_heads: int
